@@ -1,0 +1,3 @@
+//! Parses and calls.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! End-to-end tests: the built binaries driven from outside, and the stand-ins they need.

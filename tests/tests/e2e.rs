@@ -1,0 +1,6 @@
+//! End-to-end cases.
+
+fn main() {
+    let args = libtest_mimic::Arguments::from_args();
+    libtest_mimic::run(&args, Vec::new()).exit();
+}
