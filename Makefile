@@ -1,0 +1,73 @@
+# Wraps cargo and the scripts beside the code; nothing is decided here.
+# Variables given on the command line reach them all: make lab SCENARIO=link-flap
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# What the node programs are built for. Static (musl) is worth most of the start-up
+# time of the two programs that run once for each pod interface.
+TARGET ?= $(shell uname -m)-unknown-linux-musl
+# release, or quick: no whole-program optimisation, for trying things out.
+PROFILE ?= release
+# Where the programs are left, and where every test looks for them.
+BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
+PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam
+CARGO ?= cargo
+
+export RDMA_BIN_DIR := $(abspath $(BIN_DIR))
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: build
+build: ## the three node programs, static, into dist/ (PROFILE=quick: into target/bin-quick/)
+	@set -e; target=$(TARGET); \
+	has_std() { [ -d "$$(rustc --print target-libdir --target "$$1" 2>/dev/null)" ]; }; \
+	has_std "$$target" || rustup target add "$$target" || true; \
+	if ! has_std "$$target"; then \
+	  target=$$(rustc -vV | sed -n 's/^host: //p'); \
+	  echo "the Rust target $(TARGET) is not here and could not be added; building for $$target instead:" \
+	    "the programs start more slowly and are no good for an image" >&2; \
+	fi; \
+	$(CARGO) build --locked --profile $(PROFILE) --target "$$target" $(foreach p,$(PROGRAMS),--bin $(p)); \
+	install -D -m 0755 -t $(BIN_DIR) \
+	  $(foreach p,$(PROGRAMS),"$${CARGO_TARGET_DIR:-target}/$$target/$(PROFILE)/$(p)"); \
+	echo "programs for $$target in $(BIN_DIR)/"
+
+.PHONY: check
+check: ## format, lints, and dependencies where cargo-deny is installed
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; \
+	then echo $(CARGO) deny check bans licenses sources; $(CARGO) deny --locked check bans licenses sources; \
+	else echo "cargo-deny is not installed: dependencies were not checked"; fi
+
+.PHONY: test
+test: build ## everything that is tested, lab included; ends with N passed, N failed, N skipped
+	tests/all
+
+.PHONY: lab
+lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SCENARIO=name for one)
+	tests/lab/run $(SCENARIO)
+
+.PHONY: demo
+demo: build ## two pods talk RDMA, told step by step, in a virtual machine (HOST=1: on this machine)
+	HOST=$(HOST) tests/lab/demo
+
+.PHONY: bench bench-cni bench-ipam
+bench: bench-cni bench-ipam ## both of the following
+bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run
+	tests/bench/cni
+bench-ipam: build ## allocation beside host-local, at rising numbers of leases and writers
+	tests/bench/ipam
+
+.PHONY: image image-check
+image: build ## OCI image of the three programs, without a Docker daemon, as dist/image.tar
+	manifests/image/build
+image-check: ## unpack dist/image.tar and run what is in it
+	manifests/image/check
+
+.PHONY: manifests
+manifests: ## render every kustomization and check it against the Kubernetes schemas
+	manifests/check
