@@ -1,1 +1,16 @@
 //! End-to-end tests: the built binaries driven from outside, and the stand-ins they need.
+//!
+//! In reading order:
+//! - [`harness`]: cases, the needs they have of the machine, and how they are run and counted;
+//! - [`need`]: what a machine can or cannot do, looked at once;
+//! - [`bin_under_test`]: where the binaries are;
+//! - [`netns`]: throw-away network namespaces;
+//! - [`cni`]: calling a CNI plugin as a runtime does.
+
+#![forbid(unsafe_code)]
+
+pub mod bin_under_test;
+pub mod cni;
+pub mod harness;
+pub mod need;
+pub mod netns;

@@ -1,6 +1,17 @@
-//! End-to-end cases.
+//! End-to-end cases: the built binaries, driven from outside.
+#![allow(
+    clippy::allow_attributes,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "every line here is a test, which clippy cannot see without libtest's attributes"
+)]
 
-fn main() {
-    let args = libtest_mimic::Arguments::from_args();
-    libtest_mimic::run(&args, Vec::new()).exit();
+mod cases;
+
+fn main() -> std::process::ExitCode {
+    e2e::harness::run(cases::all())
 }

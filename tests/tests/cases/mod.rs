@@ -1,0 +1,23 @@
+//! The cases, one module per area and subject: `cni_*`, `ipam_*`, `dp_*`, `standin_*`.
+//!
+//! A module has a `pub(crate) const CASES: &[Case]`, made with
+//! `case!(function, Need, …)`; a case is a `fn() -> anyhow::Result<()>`.
+
+use e2e::harness::Case;
+
+/// Declares the modules and gathers their cases.
+macro_rules! modules {
+    ($($module:ident)*) => {
+        $(mod $module;)*
+
+        /// Every case there is.
+        pub(crate) fn all() -> impl Iterator<Item = Case> {
+            [$($module::CASES),*].into_iter().flatten().copied()
+        }
+    };
+}
+
+// One line each, in alphabetical order.
+modules! {
+    standin_netns
+}
