@@ -1,0 +1,366 @@
+//! The node's policy, `/etc/rdma-netdev/policy.json`: what root lets network
+//! configurations do here. Read by both CNI binaries and by the daemon.
+//!
+//! The CNI plugins run as root on input that a namespace's user may write, so
+//! which netdevs may be taken, which directories hold leases and where logs go
+//! stand in a file that only root can write. [`Policy::load`] insists on that:
+//! the file and the directory it lies in must belong to root (or to the user
+//! the program runs as, which cannot gain anything by it) and must not be
+//! writable for group or others. A link is followed only from such a directory
+//! and only into such a directory.
+//!
+//! A missing file means the defaults. A wrong one stops ADD and STATUS; DEL
+//! uses [`Policy::load_for_release`], which takes from a wrong file whatever
+//! can still be read, because an attachment must come down even then.
+//!
+//! Nothing here writes.
+
+mod error;
+mod read;
+mod selector;
+
+pub use error::PolicyError;
+pub use selector::{Candidate, Selector};
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
+/// A policy is a page of text; more is a mistake.
+const SIZE_LIMIT: u64 = 1 << 20;
+
+/// The node's policy. Every field has a default; see [`Policy::default`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// `node`: this node's name in leases and logs. See [`Policy::node_name`].
+    pub node: Option<String>,
+    /// `stateDir`: where attachments are journalled.
+    pub state_dir: PathBuf,
+    /// `stores`: the lease stores a network configuration may name.
+    pub stores: BTreeMap<String, Store>,
+    /// `ipam`: how addresses are chosen.
+    pub ipam: Ipam,
+    /// `allow`: which netdevs may be taken or used as a master.
+    pub allow: Allow,
+    /// `log`: where the CNI binaries log to; `None` is stderr.
+    pub log: Log,
+}
+
+/// A lease store of the policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Store {
+    /// `{"type": "file", "directory": ...}`: a directory, local or shared by nodes.
+    File {
+        /// Absolute path.
+        directory: PathBuf,
+    },
+}
+
+/// `ipam` of the policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ipam {
+    /// `profile`; `None` leaves it to the configuration's `type`.
+    pub profile: Option<Profile>,
+    /// `cooldown`: how long a freed address rests before it is given again.
+    pub cooldown: Duration,
+}
+
+/// How a range is read: as whereabouts does, or without its traps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Mistakes are refused, the gateway is never given to a pod, /31, /127
+    /// and single addresses are usable.
+    Strict,
+    /// As whereabouts, leniencies included.
+    Compatible,
+}
+
+/// `allow` of the policy: the default takes only netdevs of RDMA devices that
+/// carry neither the default route nor an address of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allow {
+    /// `nonRdma`: netdevs without an RDMA device are allowed too.
+    pub non_rdma: bool,
+    /// `uplinks`: netdevs with the default route or a node address are allowed too.
+    pub uplinks: bool,
+    /// `netdevs`: when present, only netdevs that one of these selects.
+    pub netdevs: Option<Vec<Selector>>,
+}
+
+/// `log` of the policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Log {
+    /// `file`: absolute path; `None` is stderr, which runtimes show for failures.
+    pub file: Option<PathBuf>,
+    /// `level`.
+    pub level: LogLevel,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Failures only.
+    Error,
+    /// And what an administrator should look at.
+    #[default]
+    Warn,
+    /// And every change of state.
+    Info,
+    /// And why.
+    Debug,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        let directory = PathBuf::from("/var/lib/rdma-ipam");
+        Self {
+            node: None,
+            state_dir: PathBuf::from("/var/lib/rdma-netdev"),
+            stores: BTreeMap::from([("default".to_owned(), Store::File { directory })]),
+            ipam: Ipam {
+                profile: None,
+                cooldown: Duration::from_secs(30),
+            },
+            allow: Allow::default(),
+            log: Log::default(),
+        }
+    }
+}
+
+impl Allow {
+    /// Whether the selectors, if there are any, admit `candidate`. The caller
+    /// checks `non_rdma` and `uplinks` itself: they need a look at the kernel.
+    #[must_use]
+    pub fn selects(&self, candidate: &Candidate<'_>) -> bool {
+        self.netdevs
+            .as_ref()
+            .is_none_or(|list| list.iter().any(|s| s.matches(candidate)))
+    }
+}
+
+impl Policy {
+    /// Reads the policy at `path`; a missing file means the defaults.
+    ///
+    /// # Errors
+    /// [`PolicyError`]: unreadable, not trusted, or not in order.
+    pub fn load(path: &Path) -> Result<Self, PolicyError> {
+        match read_trusted(path)? {
+            Some(text) => read::policy(path, &text),
+            None => Ok(Self::default()),
+        }
+    }
+
+    /// For DEL and GC: the policy as far as it can be read, and what is wrong
+    /// with it. A file that is not trusted counts as missing.
+    #[must_use]
+    pub fn load_for_release(path: &Path) -> (Self, Option<PolicyError>) {
+        match read_trusted(path) {
+            Ok(Some(text)) => match read::policy(path, &text) {
+                Ok(policy) => (policy, None),
+                Err(error) => (read::salvage(path, &text), Some(error)),
+            },
+            Ok(None) => (Self::default(), None),
+            Err(error) => (Self::default(), Some(error)),
+        }
+    }
+
+    /// The node's name: `node` of the policy, else `RDMA_NODE_NAME` (given by
+    /// `environment`), else the host name.
+    #[must_use]
+    pub fn node_name(&self, environment: Option<&str>) -> String {
+        if let Some(node) = &self.node {
+            return node.clone();
+        }
+        if let Some(node) = environment.filter(|node| !node.is_empty()) {
+            return node.to_owned();
+        }
+        nix::unistd::gethostname()
+            .ok()
+            .map(|name| name.to_string_lossy().into_owned())
+            .filter(|name| !name.is_empty())
+            .unwrap_or_else(|| "localhost".to_owned())
+    }
+}
+
+fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| PolicyError::Read { path, source }
+    };
+    // Without O_NONBLOCK a FIFO in the file's place would stop every attachment.
+    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        // A dangling link is a mistake, not a missing file.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.is_symlink() => {
+            return Ok(None);
+        }
+        Err(error) => return Err(failed(path)(error)),
+    };
+    let meta = file.metadata().map_err(failed(path))?;
+    let untrusted = |path: &Path, why| PolicyError::Untrusted {
+        path: path.to_owned(),
+        why,
+    };
+    if !meta.is_file() {
+        return Err(untrusted(path, "it is not a regular file"));
+    }
+    check_owner(&meta).map_err(|why| untrusted(path, why))?;
+    let mut directories = vec![parent(path)];
+    if path.is_symlink() {
+        let target = path.canonicalize().map_err(failed(path))?;
+        directories.push(parent(&target));
+    }
+    for directory in directories {
+        let meta = directory.metadata().map_err(failed(&directory))?;
+        check_owner(&meta).map_err(|why| untrusted(&directory, why))?;
+    }
+    let mut text = Vec::new();
+    let size = file
+        .take(SIZE_LIMIT + 1)
+        .read_to_end(&mut text)
+        .map_err(failed(path))?;
+    if u64::try_from(size).is_ok_and(|size| size > SIZE_LIMIT) {
+        return Err(untrusted(path, "it is larger than 1 MiB"));
+    }
+    Ok(Some(text))
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn check_owner(meta: &std::fs::Metadata) -> Result<(), &'static str> {
+    if meta.uid() != 0 && meta.uid() != nix::unistd::geteuid().as_raw() {
+        Err("it does not belong to root")
+    } else if meta.mode() & 0o022 != 0 {
+        Err("it is writable for group or others")
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn place(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("policy.json");
+        std::fs::write(&path, text).unwrap();
+        chmod(&path, 0o644);
+        (dir, path)
+    }
+
+    fn chmod(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_missing_file_means_the_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = Policy::load(&dir.path().join("policy.json")).unwrap();
+        assert_eq!(policy, Policy::default());
+        assert_eq!(policy.ipam.cooldown, Duration::from_secs(30));
+        assert!(!policy.allow.non_rdma && !policy.allow.uplinks);
+    }
+
+    #[test]
+    fn a_file_others_can_write_is_refused() {
+        for mode in [0o664, 0o646, 0o666] {
+            let (_dir, path) = place("{}");
+            chmod(&path, mode);
+            let error = Policy::load(&path).unwrap_err();
+            assert!(error.to_string().contains("writable"), "{error}");
+        }
+        let (dir, path) = place("{}");
+        chmod(dir.path(), 0o777);
+        assert!(matches!(
+            Policy::load(&path),
+            Err(PolicyError::Untrusted { .. })
+        ));
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_refused() {
+        let (_dir, path) = place(r#"{"stores": {"default": {"type": "file", "directory": "/"}}}"#);
+        // Needs root; without it the file cannot be given away and nothing is to be shown.
+        if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
+            let error = Policy::load(&path).unwrap_err();
+            assert!(
+                error.to_string().contains("does not belong to root"),
+                "{error}"
+            );
+            let (policy, why) = Policy::load_for_release(&path);
+            assert_eq!(policy, Policy::default(), "an untrusted file was believed");
+            assert!(why.is_some());
+        }
+    }
+
+    #[test]
+    fn a_link_is_followed_between_trusted_directories_only() {
+        let (_dir, target) = place(r#"{"node": "n1"}"#);
+        let here = tempfile::tempdir().unwrap();
+        let link = here.path().join("policy.json");
+        symlink(&target, &link).unwrap();
+        assert_eq!(Policy::load(&link).unwrap().node.as_deref(), Some("n1"));
+        chmod(target.parent().unwrap(), 0o777);
+        assert!(matches!(
+            Policy::load(&link),
+            Err(PolicyError::Untrusted { .. })
+        ));
+    }
+
+    #[test]
+    fn a_dangling_link_is_not_a_missing_file() {
+        let here = tempfile::tempdir().unwrap();
+        let link = here.path().join("policy.json");
+        symlink("/nonexistent/policy.json", &link).unwrap();
+        assert!(matches!(Policy::load(&link), Err(PolicyError::Read { .. })));
+    }
+
+    #[test]
+    fn a_fifo_or_directory_is_refused_without_waiting() {
+        let here = tempfile::tempdir().unwrap();
+        let fifo = here.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        assert!(matches!(
+            Policy::load(&fifo),
+            Err(PolicyError::Untrusted { .. })
+        ));
+        assert!(matches!(
+            Policy::load(here.path()),
+            Err(PolicyError::Untrusted { .. })
+        ));
+    }
+
+    #[test]
+    fn an_oversized_file_is_refused() {
+        let (_dir, path) = place(&" ".repeat((1 << 20) + 1));
+        assert!(matches!(
+            Policy::load(&path),
+            Err(PolicyError::Untrusted { .. })
+        ));
+    }
+
+    #[test]
+    fn the_node_is_named_by_file_then_environment_then_host() {
+        let named = Policy {
+            node: Some("a".into()),
+            ..Policy::default()
+        };
+        assert_eq!(named.node_name(Some("b")), "a");
+        assert_eq!(Policy::default().node_name(Some("b")), "b");
+        assert!(!Policy::default().node_name(Some("")).is_empty());
+        assert!(!Policy::default().node_name(None).is_empty());
+    }
+}

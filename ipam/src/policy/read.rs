@@ -1,0 +1,427 @@
+//! From the text of the policy file to [`Policy`]: strict, or salvaging.
+
+use super::{Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store};
+use crate::keys;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const KEYS: [&str; 7] = [
+    "version", "node", "stateDir", "stores", "ipam", "allow", "log",
+];
+const SELECTOR_KEYS: [&str; 7] = [
+    "ifNames",
+    "pciAddresses",
+    "vendors",
+    "deviceIDs",
+    "drivers",
+    "linkTypes",
+    "rdmaDevices",
+];
+
+/// The whole file, every key and value in order.
+pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
+    let reader = Reader { path };
+    let object = reader.object(text)?;
+    reader.known("", &object, &KEYS)?;
+    let mut policy = Policy::default();
+    for (key, value) in &object {
+        reader.key(&mut policy, key, value)?;
+    }
+    Ok(policy)
+}
+
+/// Each top-level key that is in order by itself, defaults for the rest.
+pub(super) fn salvage(path: &Path, text: &[u8]) -> Policy {
+    let reader = Reader { path };
+    let mut policy = Policy::default();
+    for (key, value) in reader.object(text).iter().flatten() {
+        // A wrong key leaves its default: that is what salvaging is.
+        let _ = reader.key(&mut policy, key, value);
+    }
+    policy
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+}
+
+impl Reader<'_> {
+    fn object(&self, text: &[u8]) -> Result<Map<String, Value>, PolicyError> {
+        serde_json::from_slice(text).map_err(|error| PolicyError::Syntax {
+            path: self.path.to_owned(),
+            why: error.to_string(),
+        })
+    }
+
+    fn key(&self, policy: &mut Policy, key: &str, value: &Value) -> Result<(), PolicyError> {
+        match key {
+            "version" if value.as_u64() == Some(1) => Ok(()),
+            "version" => Err(self.wrong(key, value, "this program reads version 1 only")),
+            "node" => self.node(value).map(|node| policy.node = Some(node)),
+            "stateDir" => self
+                .directory(key, value)
+                .map(|path| policy.state_dir = path),
+            "stores" => self.stores(value).map(|stores| policy.stores = stores),
+            "ipam" => self.ipam(value).map(|ipam| policy.ipam = ipam),
+            "allow" => self.allow(value).map(|allow| policy.allow = allow),
+            "log" => self.log(value).map(|log| policy.log = log),
+            // Refused by `known`; salvaging passes over it.
+            _ => Ok(()),
+        }
+    }
+
+    fn node(&self, value: &Value) -> Result<String, PolicyError> {
+        let fits = |name: &&str| {
+            (1..=253).contains(&name.len())
+                && name
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+        };
+        value
+            .as_str()
+            .filter(fits)
+            .map(str::to_owned)
+            .ok_or_else(|| {
+                self.wrong(
+                    "node",
+                    value,
+                    "must be a name of letters, digits, '-', '.' and '_'",
+                )
+            })
+    }
+
+    fn stores(&self, value: &Value) -> Result<BTreeMap<String, Store>, PolicyError> {
+        let mut stores = Policy::default().stores;
+        for (name, value) in self.map("stores", value)? {
+            let at = format!("stores.{name}");
+            let object = self.map(&at, value)?;
+            self.known(&at, object, &["type", "directory"])?;
+            match object.get("type") {
+                Some(kind) if kind == "file" => {}
+                other => {
+                    let kind = other.unwrap_or(&Value::Null);
+                    return Err(self.wrong(&format!("{at}.type"), kind, "must be \"file\""));
+                }
+            }
+            let directory = object.get("directory").unwrap_or(&Value::Null);
+            let directory = self.directory(&format!("{at}.directory"), directory)?;
+            stores.insert(name.clone(), Store::File { directory });
+        }
+        Ok(stores)
+    }
+
+    fn ipam(&self, value: &Value) -> Result<Ipam, PolicyError> {
+        let object = self.map("ipam", value)?;
+        self.known("ipam", object, &["profile", "cooldown"])?;
+        let mut ipam = Policy::default().ipam;
+        match object.get("profile") {
+            None => {}
+            Some(name) if name == "strict" => ipam.profile = Some(Profile::Strict),
+            Some(name) if name == "compatible" => ipam.profile = Some(Profile::Compatible),
+            Some(other) => {
+                let rule = "must be \"strict\" or \"compatible\"";
+                return Err(self.wrong("ipam.profile", other, rule));
+            }
+        }
+        if let Some(value) = object.get("cooldown") {
+            let rule = "must be a duration of at most a day, as in \"30s\", \"2m\" or \"0\"";
+            ipam.cooldown = value
+                .as_str()
+                .and_then(duration)
+                .filter(|d| *d <= Duration::from_secs(86_400))
+                .ok_or_else(|| self.wrong("ipam.cooldown", value, rule))?;
+        }
+        Ok(ipam)
+    }
+
+    fn allow(&self, value: &Value) -> Result<Allow, PolicyError> {
+        let object = self.map("allow", value)?;
+        self.known("allow", object, &["nonRdma", "uplinks", "netdevs"])?;
+        let flag = |key: &str| match object.get(key) {
+            None => Ok(false),
+            Some(Value::Bool(on)) => Ok(*on),
+            Some(other) => Err(self.wrong(&format!("allow.{key}"), other, "must be true or false")),
+        };
+        let netdevs = match object.get("netdevs") {
+            None => None,
+            Some(Value::Array(list)) => Some(
+                list.iter()
+                    .enumerate()
+                    .map(|(i, v)| self.selector(i, v))
+                    .collect::<Result<_, _>>()?,
+            ),
+            Some(other) => {
+                return Err(self.wrong("allow.netdevs", other, "must be a list of selectors"));
+            }
+        };
+        Ok(Allow {
+            non_rdma: flag("nonRdma")?,
+            uplinks: flag("uplinks")?,
+            netdevs,
+        })
+    }
+
+    fn selector(&self, index: usize, value: &Value) -> Result<Selector, PolicyError> {
+        let at = format!("allow.netdevs[{index}]");
+        let object = self.map(&at, value)?;
+        self.known(&at, object, &SELECTOR_KEYS)?;
+        let words = |key: &str| -> Result<Vec<String>, PolicyError> {
+            let rule = "must be a list of strings that are not empty";
+            let wrong = |value: &Value| self.wrong(&format!("{at}.{key}"), value, rule);
+            let Some(value) = object.get(key) else {
+                return Ok(Vec::new());
+            };
+            let list = value.as_array().filter(|list| !list.is_empty());
+            let word = |v: &Value| v.as_str().filter(|w| !w.is_empty()).map(str::to_owned);
+            list.ok_or_else(|| wrong(value))?
+                .iter()
+                .map(|v| word(v).ok_or_else(|| wrong(v)))
+                .collect()
+        };
+        let hex = |key: &str| -> Result<Vec<String>, PolicyError> {
+            let fold = |word: &String| word.trim_start_matches("0x").to_ascii_lowercase();
+            words(key).map(|list| list.iter().map(fold).collect())
+        };
+        let selector = Selector {
+            if_names: words("ifNames")?,
+            pci_addresses: words("pciAddresses")?,
+            vendors: hex("vendors")?,
+            device_ids: hex("deviceIDs")?,
+            drivers: words("drivers")?,
+            link_types: words("linkTypes")?,
+            rdma_devices: words("rdmaDevices")?,
+        };
+        if selector == Selector::default() {
+            return Err(self.wrong(&at, value, "a selector must ask for something"));
+        }
+        Ok(selector)
+    }
+
+    fn log(&self, value: &Value) -> Result<Log, PolicyError> {
+        let object = self.map("log", value)?;
+        self.known("log", object, &["file", "level"])?;
+        let file = match object.get("file") {
+            None => None,
+            Some(value) => Some(self.directory("log.file", value)?),
+        };
+        let level = match object.get("level").map(Value::as_str) {
+            None => LogLevel::default(),
+            Some(Some("error")) => LogLevel::Error,
+            Some(Some("warn")) => LogLevel::Warn,
+            Some(Some("info")) => LogLevel::Info,
+            Some(Some("debug")) => LogLevel::Debug,
+            Some(_) => {
+                let value = object.get("level").unwrap_or(&Value::Null);
+                let rule = "must be \"error\", \"warn\", \"info\" or \"debug\"";
+                return Err(self.wrong("log.level", value, rule));
+            }
+        };
+        Ok(Log { file, level })
+    }
+
+    /// An absolute path without `..`, so that what is written is what is used.
+    fn directory(&self, key: &str, value: &Value) -> Result<PathBuf, PolicyError> {
+        let plain = |path: &PathBuf| {
+            path.is_absolute()
+                && !path
+                    .components()
+                    .any(|c| c == std::path::Component::ParentDir)
+        };
+        value
+            .as_str()
+            .map(PathBuf::from)
+            .filter(plain)
+            .ok_or_else(|| self.wrong(key, value, "must be an absolute path without \"..\""))
+    }
+
+    fn map<'v>(&self, key: &str, value: &'v Value) -> Result<&'v Map<String, Value>, PolicyError> {
+        value
+            .as_object()
+            .ok_or_else(|| self.wrong(key, value, "must be an object"))
+    }
+
+    fn known(
+        &self,
+        at: &str,
+        object: &Map<String, Value>,
+        known: &[&'static str],
+    ) -> Result<(), PolicyError> {
+        let dot = if at.is_empty() { "" } else { "." };
+        match keys::unknown(object, known).into_iter().next() {
+            None => Ok(()),
+            Some((key, nearest)) => Err(PolicyError::UnknownKey {
+                path: self.path.to_owned(),
+                key: format!("{at}{dot}{key}"),
+                nearest,
+            }),
+        }
+    }
+
+    fn wrong(&self, key: &str, value: &Value, rule: &'static str) -> PolicyError {
+        let value = match value {
+            Value::Null => "absent or null".to_owned(),
+            value => value.to_string(),
+        };
+        PolicyError::Value {
+            path: self.path.to_owned(),
+            key: key.to_owned(),
+            value,
+            rule,
+        }
+    }
+}
+
+/// `0`, or a whole number with `ms`, `s`, `m` or `h`.
+fn duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => number.checked_mul(60).map(Duration::from_secs),
+        "h" => number.checked_mul(3600).map(Duration::from_secs),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Policy, PolicyError> {
+        policy(Path::new("/etc/rdma-netdev/policy.json"), text.as_bytes())
+    }
+
+    #[test]
+    fn every_key_arrives() {
+        let policy = parse(
+            r#"{
+              "version": 1, "node": "gpu-7", "stateDir": "/srv/state",
+              "stores": {"shared": {"type": "file", "directory": "/mnt/leases"}},
+              "ipam": {"profile": "compatible", "cooldown": "2m"},
+              "allow": {"nonRdma": true, "uplinks": true,
+                        "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
+              "log": {"file": "/var/log/rdma.log", "level": "debug"}
+            }"#,
+        )
+        .unwrap();
+        assert_eq!(policy.node.as_deref(), Some("gpu-7"));
+        assert_eq!(policy.state_dir, Path::new("/srv/state"));
+        let names: Vec<_> = policy.stores.keys().map(String::as_str).collect();
+        assert_eq!(names, ["default", "shared"]);
+        assert_eq!(policy.ipam.profile, Some(Profile::Compatible));
+        assert_eq!(policy.ipam.cooldown, Duration::from_secs(120));
+        assert!(policy.allow.non_rdma && policy.allow.uplinks);
+        let nic = super::super::Candidate {
+            if_name: "ens1",
+            vendor: Some("15b3"),
+            ..Default::default()
+        };
+        assert!(policy.allow.selects(&nic));
+        assert!(!policy.allow.selects(&super::super::Candidate {
+            if_name: "eth0",
+            ..nic
+        }));
+        assert_eq!(policy.log.level, LogLevel::Debug);
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_one_that_was_meant() {
+        for (text, key, meant) in [
+            (r#"{"statedir": "/x"}"#, "statedir", "stateDir"),
+            (
+                r#"{"ipam": {"cooldwon": "3s"}}"#,
+                "ipam.cooldwon",
+                "cooldown",
+            ),
+            (
+                r#"{"allow": {"nonRDMA": true}}"#,
+                "allow.nonRDMA",
+                "nonRdma",
+            ),
+            (
+                r#"{"allow": {"netdevs": [{"ifnames": ["a"]}]}}"#,
+                "allow.netdevs[0].ifnames",
+                "ifNames",
+            ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directroy": "/b"}}}"#,
+                "stores.a.directroy",
+                "directory",
+            ),
+        ] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(
+                message.contains(key) && message.contains(meant),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_rule() {
+        for (text, part) in [
+            (r#"{"version": 2}"#, "version 1 only"),
+            (r#"{"node": "a b"}"#, "node: must be a name"),
+            (r#"{"stateDir": "relative"}"#, "absolute path"),
+            (r#"{"stateDir": "/a/../b"}"#, "absolute path"),
+            (
+                r#"{"stores": {"a": {"type": "etcd"}}}"#,
+                "stores.a.type: must be \"file\", not \"etcd\"",
+            ),
+            (
+                r#"{"stores": {"a": {"type": "file"}}}"#,
+                "stores.a.directory",
+            ),
+            (r#"{"stores": []}"#, "must be an object"),
+            (r#"{"ipam": {"cooldown": "30"}}"#, "duration"),
+            (r#"{"ipam": {"cooldown": 30}}"#, "duration"),
+            (r#"{"ipam": {"cooldown": "99999h"}}"#, "duration"),
+            (
+                r#"{"ipam": {"profile": "lenient"}}"#,
+                "\"strict\" or \"compatible\"",
+            ),
+            (r#"{"allow": {"uplinks": "yes"}}"#, "true or false"),
+            (r#"{"allow": {"netdevs": [{}]}}"#, "must ask for something"),
+            (r#"{"allow": {"netdevs": [{"ifNames": []}]}}"#, "not empty"),
+            (r#"{"log": {"level": "loud"}}"#, "log.level"),
+            (r#"{"log": {"file": "x"}}"#, "absolute"),
+            ("[]", "expected a map"),
+            ("{", "EOF"),
+        ] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_file_still_tells_where_the_leases_are() {
+        let text = br#"{"stateDir": "/srv", "typo": 1, "ipam": {"cooldown": 3},
+            "stores": {"default": {"type": "file", "directory": "/mnt"}}}"#;
+        let policy = salvage(Path::new("p"), text);
+        assert_eq!(policy.state_dir, Path::new("/srv"));
+        assert_eq!(
+            policy.stores.get("default"),
+            Some(&Store::File {
+                directory: "/mnt".into()
+            })
+        );
+        assert_eq!(policy.ipam, Policy::default().ipam);
+        assert_eq!(salvage(Path::new("p"), b"garbage"), Policy::default());
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("250ms"), Some(Duration::from_millis(250)));
+        assert_eq!(duration("1h"), Some(Duration::from_secs(3600)));
+        for wrong in ["", "s", "-1s", "1d", "1.5s", "1 s", "99999999999999999999s"] {
+            assert_eq!(duration(wrong), None, "{wrong}");
+        }
+    }
+}
