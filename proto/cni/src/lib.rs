@@ -1,1 +1,31 @@
 //! What a container runtime and a CNI plugin say to each other, versions 0.1.0 to 1.1.0.
+//!
+//! Reading order:
+//! - [`version`]: the versions of the specification and which of them exist;
+//! - [`error`]: the error object and its codes;
+//! - [`env`]: the command, the container and the interface, from the environment;
+//! - [`section`]: one JSON object of a configuration, read as Go reads it;
+//! - [`config`]: the network configuration on stdin, and with it the whole [`Request`];
+//! - [`result`]: what ADD answers, in every version, and what `prevResult` says;
+//! - [`delegate`]: running another plugin, an IPAM above all, by the specification's rules;
+//! - [`serve`]: from the process' environment and stdin to one document on stdout.
+//!
+//! The crate knows no path and no socket: files are touched by [`delegate`] alone, where
+//! the runtime's `CNI_PATH` says.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod delegate;
+pub mod env;
+pub mod error;
+pub mod result;
+pub mod section;
+pub mod serve;
+pub mod version;
+
+pub use config::{NetworkConfig, Request};
+pub use env::{Args, AttachmentId, Command, ContainerId, Environment, IfName};
+pub use error::{Code, Error};
+pub use result::{Cidr, CniResult, Dns, Interface, IpConfig, Route};
+pub use section::Section;
+pub use version::Version;

@@ -1,0 +1,451 @@
+//! The network configuration on stdin, and the whole request.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    AttachmentId, Cidr, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName,
+    Section, Version, env::is_identifier,
+};
+
+/// The longest configuration that is read. A GC names every container of the network, which
+/// is the only way to become large.
+pub const MAX_BYTES: usize = 16 << 20;
+
+/// The keys every plugin shares, and the object with all others.
+#[derive(Clone, Debug)]
+pub struct NetworkConfig {
+    /// The version the answer is written in.
+    pub version: Version,
+    /// The network's name: letters, digits, `_`, `.`, `-`.
+    pub name: String,
+    /// `type`: the file name under which this plugin was called; may be empty.
+    pub kind: String,
+    object: Map<String, Value>,
+    raw: Vec<u8>,
+}
+
+impl NetworkConfig {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// Code 6 when it is not a JSON object or its version is none, code 1 for a version that
+    /// is not spoken, code 7 for a wrong name or a wrong type of a shared key.
+    pub fn parse(raw: &[u8]) -> Result<Self, Error> {
+        if raw.iter().all(u8::is_ascii_whitespace) {
+            return Err(
+                Error::new(Code::Decode, "network configuration on stdin is empty")
+                    .with_details("the runtime passes the configuration as JSON on stdin"),
+            );
+        }
+        let value: Value = serde_json::from_slice(raw).map_err(|e| {
+            Error::new(
+                Code::Decode,
+                format!("network configuration on stdin is not JSON: {e}"),
+            )
+        })?;
+        let Value::Object(object) = value else {
+            return Err(Error::new(
+                Code::Decode,
+                "network configuration on stdin is not a JSON object",
+            ));
+        };
+        let root = Section::root(&object);
+        let version = Version::parse(root.text("cniVersion")?.unwrap_or_default())?;
+        let name = match root.text("name")? {
+            None => {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    "name of the network is missing",
+                ));
+            }
+            Some(name) if is_identifier(name) => name.to_owned(),
+            Some(name) => {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!("name {name:?} is not a network name"),
+                )
+                .with_details(
+                    "it starts with a letter or digit and has letters, digits, '_', '.', '-'",
+                ));
+            }
+        };
+        let kind = root.text("type")?.unwrap_or_default().to_owned();
+        Ok(NetworkConfig {
+            version,
+            name,
+            kind,
+            object,
+            raw: raw.to_vec(),
+        })
+    }
+
+    /// The version of a configuration that may be wrong in every other way, for the error
+    /// about it; the newest where there is none to be read.
+    pub fn version_of(raw: &[u8]) -> Version {
+        serde_json::from_slice::<Map<String, Value>>(raw)
+            .ok()
+            .and_then(|object| {
+                let text = Section::root(&object)
+                    .text("cniVersion")
+                    .ok()?
+                    .unwrap_or_default();
+                Version::parse(text).ok()
+            })
+            .unwrap_or(Version::NEWEST)
+    }
+
+    /// The bytes as they were read, for a delegate.
+    pub fn raw(&self) -> &[u8] {
+        &self.raw
+    }
+
+    /// The whole object.
+    pub fn root(&self) -> Section<'_> {
+        Section::root(&self.object)
+    }
+
+    /// `ipam`; no keys when it is absent.
+    ///
+    /// # Errors
+    /// Code 7 when it is no object.
+    pub fn ipam(&self) -> Result<Section<'_>, Error> {
+        self.root().section("ipam")
+    }
+
+    /// `ipam.type`; none when there is no IPAM, which means no addresses.
+    ///
+    /// # Errors
+    /// Code 7 when it is no text, or when `ipam` has keys but no type.
+    pub fn ipam_type(&self) -> Result<Option<&str>, Error> {
+        let ipam = self.ipam()?;
+        match ipam.text("type")? {
+            None if !ipam.is_empty() => {
+                Err(
+                    Error::new(Code::InvalidConfig, "ipam.type is missing").with_details(
+                        "name an IPAM plugin, or leave ipam out for an interface without addresses",
+                    ),
+                )
+            }
+            kind => Ok(kind),
+        }
+    }
+
+    /// `runtimeConfig`: what the runtime adds for the capabilities the configuration names.
+    ///
+    /// # Errors
+    /// Code 7 when it is no object.
+    pub fn runtime_config(&self) -> Result<Section<'_>, Error> {
+        self.root().section("runtimeConfig")
+    }
+
+    /// `args.cni`: what the pod's annotation adds.
+    ///
+    /// # Errors
+    /// Code 7 when it is no object.
+    pub fn cni_args(&self) -> Result<Section<'_>, Error> {
+        self.root().section("args")?.section("cni")
+    }
+
+    /// `dns` of the configuration.
+    ///
+    /// # Errors
+    /// Code 7 naming the key that has a wrong type.
+    pub fn dns(&self) -> Result<Dns, Error> {
+        Dns::parse(&self.root().section("dns")?)
+    }
+
+    /// What the plugins before this one answered; none when this is the first.
+    ///
+    /// # Errors
+    /// Code 7 when there is one that cannot be read; see [`CniResult::parse`].
+    pub fn prev_result(&self) -> Result<Option<CniResult>, Error> {
+        self.root()
+            .value("prevResult")
+            .map(|value| CniResult::parse(value, Some(self.version)))
+            .transpose()
+            .map_err(|e| e.context("prevResult"))
+    }
+
+    /// The attachments GC must keep; none when the runtime did not say, in which case
+    /// nothing may be removed.
+    ///
+    /// Two keys are in the field: the specification's, and one that libcni wrote for a while
+    /// and still writes beside it. The first is believed.
+    ///
+    /// # Errors
+    /// Code 7 naming the element that is no attachment.
+    pub fn valid_attachments(&self) -> Result<Option<Vec<AttachmentId>>, Error> {
+        let root = self.root();
+        let Some(key) = ["cni.dev/valid-attachments", "cni.dev/attachments"]
+            .into_iter()
+            .find(|key| root.value(key).is_some())
+        else {
+            return Ok(None);
+        };
+        root.sections(key)?
+            .iter()
+            .map(|attachment| {
+                let invalid = |e: Error| Error {
+                    code: Code::InvalidConfig,
+                    ..e
+                };
+                Ok(AttachmentId {
+                    container_id: ContainerId::parse(attachment.require("containerID")?)
+                        .map_err(|e| invalid(e).context(attachment.path()))?,
+                    ifname: IfName::parse(attachment.require("ifname")?)
+                        .map_err(|reason| attachment.wrong("ifname", reason))?,
+                })
+            })
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+}
+
+/// One call by the runtime: environment and configuration.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Command, container, interface, namespace, `CNI_ARGS`, `CNI_PATH`.
+    pub env: Environment,
+    /// The configuration on stdin.
+    pub config: NetworkConfig,
+}
+
+impl Request {
+    /// The command.
+    pub fn command(&self) -> Command {
+        self.env.command
+    }
+
+    /// Container and interface.
+    ///
+    /// # Errors
+    /// Code 4 for a command that has none; [`Environment::read`] has refused ADD, DEL and
+    /// CHECK without them.
+    pub fn attachment(&self) -> Result<&AttachmentId, Error> {
+        self.env.attachment.as_ref().ok_or_else(|| {
+            Error::new(
+                Code::InvalidEnvironment,
+                format!(
+                    "{} has no container and interface",
+                    self.env.command.as_str()
+                ),
+            )
+        })
+    }
+
+    /// Refuses a command that the configuration's version does not have.
+    ///
+    /// # Errors
+    /// Code 1.
+    pub fn command_exists_in_version(&self) -> Result<(), Error> {
+        let since = match self.env.command {
+            Command::Check => Version::V0_4_0,
+            Command::Status | Command::Gc => Version::V1_1_0,
+            Command::Add | Command::Del | Command::Version => return Ok(()),
+        };
+        if self.config.version >= since {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::IncompatibleVersion,
+            format!(
+                "{} does not exist in cniVersion {}",
+                self.env.command.as_str(),
+                self.config.version.as_str()
+            ),
+        )
+        .with_details(format!("set cniVersion to {} or newer", since.as_str())))
+    }
+
+    /// The addresses the runtime or the pod asks for: `runtimeConfig.ips`, else
+    /// `args.cni.ips`, else `IP` of `CNI_ARGS`; each with or without prefix.
+    ///
+    /// # Errors
+    /// Code 7 (code 4 for `CNI_ARGS`) naming the element that is no address.
+    pub fn requested_ips(&self) -> Result<Vec<Cidr>, Error> {
+        for section in [self.config.runtime_config()?, self.config.cni_args()?] {
+            if let Some(texts) = section
+                .get::<Vec<&str>>("ips")?
+                .filter(|list| !list.is_empty())
+            {
+                return texts
+                    .into_iter()
+                    .map(|text| Cidr::parse_or_host(text).map_err(|e| section.wrong("ips", e)))
+                    .collect();
+            }
+        }
+        let Some(text) = self.env.args.get("IP") else {
+            return Ok(Vec::new());
+        };
+        text.split(',')
+            .map(|text| {
+                Cidr::parse_or_host(text)
+                    .map_err(|e| Error::new(Code::InvalidEnvironment, format!("CNI_ARGS IP: {e}")))
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Args;
+
+    fn parse(text: &str) -> Result<NetworkConfig, Error> {
+        NetworkConfig::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn wrong_documents_get_the_code_of_their_fault() {
+        for (text, code) in [
+            ("", Code::Decode),
+            (" \n", Code::Decode),
+            ("{", Code::Decode),
+            ("[]", Code::Decode),
+            (r#"{"name":"a"} {"name":"b"}"#, Code::Decode),
+            (r#"{"cniVersion":"x.y","name":"a"}"#, Code::Decode),
+            (
+                r#"{"cniVersion":"9.9.9","name":"a"}"#,
+                Code::IncompatibleVersion,
+            ),
+            (r#"{"cniVersion":1,"name":"a"}"#, Code::InvalidConfig),
+            (r#"{"cniVersion":"1.0.0"}"#, Code::InvalidConfig),
+            (r#"{"cniVersion":"1.0.0","name":""}"#, Code::InvalidConfig),
+            (
+                r#"{"cniVersion":"1.0.0","name":"-bad"}"#,
+                Code::InvalidConfig,
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"a/b"}"#,
+                Code::InvalidConfig,
+            ),
+        ] {
+            assert_eq!(parse(text).unwrap_err().code, code, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_version_means_the_first() {
+        assert_eq!(parse(r#"{"name":"a"}"#).unwrap().version, Version::V0_1_0);
+        assert_eq!(
+            NetworkConfig::version_of(br#"{"cniVersion":"0.4.0"}"#),
+            Version::V0_4_0
+        );
+        assert_eq!(NetworkConfig::version_of(b"nonsense"), Version::NEWEST);
+        assert_eq!(
+            NetworkConfig::version_of(br#"{"cniVersion":"7"}"#),
+            Version::NEWEST
+        );
+    }
+
+    #[test]
+    fn the_specifications_gc_key_is_believed_before_the_older_one() {
+        let one = |text: &str| parse(text).unwrap().valid_attachments();
+        assert_eq!(one(r#"{"name":"a"}"#), Ok(None));
+        assert_eq!(
+            one(r#"{"name":"a","cni.dev/valid-attachments":null}"#),
+            Ok(None)
+        );
+        assert_eq!(
+            one(r#"{"name":"a","cni.dev/attachments":[]}"#),
+            Ok(Some(vec![]))
+        );
+        let both = one(r#"{"name":"a","cni.dev/attachments":[],
+                "cni.dev/valid-attachments":[{"containerID":"c","ifname":"net1"}]}"#)
+        .unwrap()
+        .unwrap();
+        assert_eq!(both.len(), 1);
+        assert_eq!(both[0].to_string(), "net1 of container c");
+        for wrong in [
+            r#"{}"#,
+            r#"[1]"#,
+            r#"[{"containerID":"c"}]"#,
+            r#"[{"containerID":"-","ifname":"a"}]"#,
+        ] {
+            let text = format!(r#"{{"name":"a","cni.dev/valid-attachments":{wrong}}}"#);
+            assert_eq!(one(&text).unwrap_err().code, Code::InvalidConfig, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_ipam_without_type_is_refused_and_an_empty_one_means_none() {
+        let kind = |text: &str| {
+            parse(text)
+                .unwrap()
+                .ipam_type()
+                .map(|k| k.map(str::to_owned))
+        };
+        assert_eq!(kind(r#"{"name":"a"}"#), Ok(None));
+        assert_eq!(kind(r#"{"name":"a","ipam":{}}"#), Ok(None));
+        assert_eq!(
+            kind(r#"{"name":"a","IPAM":{"Type":"static"}}"#),
+            Ok(Some("static".into()))
+        );
+        assert!(kind(r#"{"name":"a","ipam":{"range":"10.0.0.0/8"}}"#).is_err());
+        assert!(kind(r#"{"name":"a","ipam":[]}"#).is_err());
+    }
+
+    fn request(command: Command, config: &str, args: &str) -> Request {
+        Request {
+            env: Environment {
+                command,
+                attachment: None,
+                netns: None,
+                args: Args::parse(args).unwrap(),
+                path: Vec::new(),
+                netns_override: false,
+            },
+            config: parse(config).unwrap(),
+        }
+    }
+    #[test]
+    fn commands_exist_since_their_version() {
+        for (command, version, exists) in [
+            (Command::Check, "0.3.1", false),
+            (Command::Check, "0.4.0", true),
+            (Command::Status, "1.0.0", false),
+            (Command::Gc, "1.0.0", false),
+            (Command::Gc, "1.1.0", true),
+            (Command::Del, "0.1.0", true),
+        ] {
+            let request = request(
+                command,
+                &format!(r#"{{"name":"a","cniVersion":"{version}"}}"#),
+                "",
+            );
+            assert_eq!(
+                request.command_exists_in_version().is_ok(),
+                exists,
+                "{command:?} {version}"
+            );
+        }
+    }
+
+    #[test]
+    fn requested_addresses_come_from_the_most_specific_place() {
+        let all = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.1/24","fd00::1"]},
+                      "args":{"cni":{"ips":["10.0.0.2"]}}}"#;
+        let ips = |config: &str, args: &str| {
+            request(Command::Add, config, args)
+                .requested_ips()
+                .map(|list| list.iter().map(Cidr::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            ips(all, "IP=10.0.0.3").unwrap(),
+            ["10.0.0.1/24", "fd00::1/128"]
+        );
+        let pod = r#"{"name":"a","args":{"cni":{"ips":["10.0.0.2"]}}}"#;
+        assert_eq!(ips(pod, "IP=10.0.0.3").unwrap(), ["10.0.0.2/32"]);
+        assert_eq!(
+            ips(r#"{"name":"a"}"#, "IP=10.0.0.3").unwrap(),
+            ["10.0.0.3/32"]
+        );
+        assert_eq!(ips(r#"{"name":"a"}"#, "").unwrap(), Vec::<String>::new());
+        assert_eq!(
+            ips(r#"{"name":"a"}"#, "IP=x").unwrap_err().code,
+            Code::InvalidEnvironment
+        );
+        let wrong = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.300"]}}"#;
+        assert_eq!(ips(wrong, "").unwrap_err().code, Code::InvalidConfig);
+    }
+}

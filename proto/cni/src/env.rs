@@ -1,0 +1,440 @@
+//! The runtime's environment variables: which command, for which container and interface.
+
+use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
+
+use crate::{Code, Error};
+
+/// What the runtime asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Attach a container, or adjust its attachment.
+    Add,
+    /// Undo ADD.
+    Del,
+    /// Compare an attachment with what ADD answered.
+    Check,
+    /// Say whether ADD can be served.
+    Status,
+    /// Remove everything but the attachments named.
+    Gc,
+    /// Say which versions are spoken.
+    Version,
+}
+
+impl Command {
+    /// As in `CNI_COMMAND`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Command::Add => "ADD",
+            Command::Del => "DEL",
+            Command::Check => "CHECK",
+            Command::Status => "STATUS",
+            Command::Gc => "GC",
+            Command::Version => "VERSION",
+        }
+    }
+
+    /// Whether it is about one container's interface.
+    pub fn has_attachment(self) -> bool {
+        matches!(self, Command::Add | Command::Del | Command::Check)
+    }
+}
+
+impl FromStr for Command {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        use Command::{Add, Check, Del, Gc, Status, Version};
+        [Add, Del, Check, Status, Gc, Version]
+            .into_iter()
+            .find(|command| command.as_str() == text)
+            .ok_or_else(|| {
+                Error::new(
+                    Code::InvalidEnvironment,
+                    format!("CNI_COMMAND {text:?} is not a command of the CNI specification"),
+                )
+                .with_details("expected ADD, DEL, CHECK, STATUS, GC or VERSION")
+            })
+    }
+}
+
+/// A container's identity as the runtime gives it: alphanumeric, then also `_`, `.`, `-`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContainerId(String);
+
+impl ContainerId {
+    /// Checks the specification's rule.
+    ///
+    /// # Errors
+    /// Code 4 naming the variable.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        if is_identifier(text) {
+            return Ok(ContainerId(text.to_owned()));
+        }
+        Err(Error::new(
+            Code::InvalidEnvironment,
+            format!("CNI_CONTAINERID {text:?} is not a container ID"),
+        )
+        .with_details("it starts with a letter or digit and has letters, digits, '_', '.', '-'"))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ContainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The rule shared by container IDs and network names.
+pub(crate) fn is_identifier(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+/// A network interface's name that the kernel takes as it is: `dev_valid_name()` in
+/// net/core/dev.c, and no `%`, which the kernel would expand.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IfName(String);
+
+impl IfName {
+    /// Checks the kernel's rule.
+    ///
+    /// # Errors
+    /// The reason, without the name.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        if text.is_empty() || text.len() > 15 {
+            return Err("an interface name has 1 to 15 bytes");
+        }
+        if matches!(text, "." | "..") {
+            return Err("'.' and '..' are no interface names");
+        }
+        if text
+            .chars()
+            .any(|c| c.is_whitespace() || matches!(c, '/' | ':' | '%' | '\0'))
+        {
+            return Err("an interface name has no '/', ':', '%' or white space");
+        }
+        Ok(IfName(text.to_owned()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for IfName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The specification's identity of an attachment within a network.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttachmentId {
+    /// The container.
+    pub container_id: ContainerId,
+    /// Its interface.
+    pub ifname: IfName,
+}
+
+impl fmt::Display for AttachmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of container {}", self.ifname, self.container_id)
+    }
+}
+
+/// `CNI_ARGS`: pairs of key and value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Args(Vec<(String, String)>);
+
+impl Args {
+    /// Reads `K=V;K2=V2`; keys have case here, other than in JSON.
+    ///
+    /// # Errors
+    /// Code 4 naming the pair that is none.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        text.split(';')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| match pair.split_once('=') {
+                Some((key, value)) if !key.is_empty() && !value.contains('=') => {
+                    Ok((key.to_owned(), value.to_owned()))
+                }
+                _ => Err(Error::new(
+                    Code::InvalidEnvironment,
+                    format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"),
+                )),
+            })
+            .collect::<Result<_, _>>()
+            .map(Args)
+    }
+
+    /// The value of a key; an empty one counts as absent, the last of several wins.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .rev()
+            .find(|(known, _)| known == key)
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
+    }
+
+    /// Refuses keys that are not known, unless `IgnoreUnknown` says not to.
+    ///
+    /// # Errors
+    /// Code 4 naming the keys, or an `IgnoreUnknown` that is no truth value.
+    pub fn allow_only(&self, known: &[&str]) -> Result<(), Error> {
+        if let Some(value) = self.get("IgnoreUnknown") {
+            match value.to_ascii_lowercase().as_str() {
+                "1" | "true" => return Ok(()),
+                "0" | "false" => {}
+                _ => {
+                    return Err(Error::new(
+                        Code::InvalidEnvironment,
+                        format!("CNI_ARGS: IgnoreUnknown={value} is neither true nor false"),
+                    ));
+                }
+            }
+        }
+        let unknown: Vec<&str> = self
+            .0
+            .iter()
+            .map(|(key, _)| key.as_str())
+            .filter(|key| *key != "IgnoreUnknown" && !known.contains(key))
+            .collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::InvalidEnvironment,
+            format!("CNI_ARGS: unknown keys {}", unknown.join(", ")),
+        )
+        .with_details("IgnoreUnknown=1 lets them pass"))
+    }
+}
+
+/// What the environment says, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// The command; VERSION is answered before an `Environment` is made.
+    pub command: Command,
+    /// Container and interface; there for ADD, DEL and CHECK, absent for STATUS and GC.
+    pub attachment: Option<AttachmentId>,
+    /// The namespace's path as given; there for ADD and CHECK, and for DEL unless the
+    /// runtime has none any more (an empty text counts as none).
+    pub netns: Option<String>,
+    /// The pairs of `CNI_ARGS`.
+    pub args: Args,
+    /// Where other plugins are looked for, in order.
+    pub path: Vec<PathBuf>,
+    /// `CNI_NETNS_OVERRIDE`: the plugin's own namespace may be the container's.
+    pub netns_override: bool,
+}
+
+impl Environment {
+    /// Reads what `command` needs through `get`, which is `std::env::var_os` but for tests.
+    ///
+    /// # Errors
+    /// Code 4: one error that names every variable that is missing, or the first that is
+    /// wrong.
+    pub fn read(
+        command: Command,
+        get: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Environment, Error> {
+        let text = |name: &str| -> Result<Option<String>, Error> {
+            let Some(value) = get(name).filter(|value| !value.is_empty()) else {
+                return Ok(None);
+            };
+            value.into_string().map(Some).map_err(|value| {
+                Error::new(
+                    Code::InvalidEnvironment,
+                    format!("{name} is not UTF-8: {}", value.display()),
+                )
+            })
+        };
+        let container_id = text("CNI_CONTAINERID")?;
+        let netns = text("CNI_NETNS")?;
+        let ifname = text("CNI_IFNAME")?;
+        let path = get("CNI_PATH").filter(|path| !path.is_empty());
+
+        let per_attachment = command.has_attachment();
+        let netns_needed = per_attachment && command != Command::Del;
+        let missing: Vec<&str> = [
+            ("CNI_CONTAINERID", per_attachment && container_id.is_none()),
+            ("CNI_NETNS", netns_needed && netns.is_none()),
+            ("CNI_IFNAME", per_attachment && ifname.is_none()),
+            ("CNI_PATH", path.is_none()),
+        ]
+        .into_iter()
+        .filter_map(|(name, missing)| missing.then_some(name))
+        .collect();
+        if !missing.is_empty() {
+            return Err(Error::new(
+                Code::InvalidEnvironment,
+                format!(
+                    "required environment variables missing: {}",
+                    missing.join(", ")
+                ),
+            )
+            .with_details(format!("{} needs them", command.as_str())));
+        }
+
+        let attachment = match (container_id, ifname) {
+            (Some(container_id), Some(ifname)) if per_attachment => Some(AttachmentId {
+                container_id: ContainerId::parse(&container_id)?,
+                ifname: IfName::parse(&ifname).map_err(|reason| {
+                    Error::new(
+                        Code::InvalidEnvironment,
+                        format!("CNI_IFNAME {ifname:?}: {reason}"),
+                    )
+                })?,
+            }),
+            _ => None,
+        };
+        Ok(Environment {
+            command,
+            attachment,
+            netns,
+            args: Args::parse(&text("CNI_ARGS")?.unwrap_or_default())?,
+            path: path
+                .map(|path| {
+                    std::env::split_paths(&path)
+                        .filter(|p| p.is_absolute())
+                        .collect()
+                })
+                .unwrap_or_default(),
+            netns_override: text("CNI_NETNS_OVERRIDE")?
+                .is_some_and(|value| value == "1" || value.eq_ignore_ascii_case("true")),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(command: Command, pairs: &[(&str, &str)]) -> Result<Environment, Error> {
+        Environment::read(command, |name| {
+            pairs
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    const FULL: [(&str, &str); 5] = [
+        ("CNI_CONTAINERID", "pod-1"),
+        ("CNI_NETNS", "/run/netns/pod-1"),
+        ("CNI_IFNAME", "net1"),
+        ("CNI_PATH", "/opt/cni/bin:/usr/lib/cni"),
+        ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAME=a"),
+    ];
+
+    #[test]
+    fn all_missing_variables_are_named_at_once() {
+        let error = read(Command::Add, &[("CNI_IFNAME", "net1")]).unwrap_err();
+        assert_eq!(error.code, Code::InvalidEnvironment);
+        for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_PATH"] {
+            assert!(error.msg.contains(name), "{}", error.msg);
+        }
+        assert!(!error.msg.contains("CNI_IFNAME"));
+    }
+
+    #[test]
+    fn each_command_needs_its_own_variables() {
+        for missing in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"] {
+            let rest: Vec<_> = FULL
+                .into_iter()
+                .filter(|(name, _)| *name != missing)
+                .collect();
+            for (command, fails) in [
+                (Command::Add, true),
+                (Command::Check, true),
+                (Command::Del, missing != "CNI_NETNS"),
+                (Command::Gc, missing == "CNI_PATH"),
+                (Command::Status, missing == "CNI_PATH"),
+            ] {
+                assert_eq!(
+                    read(command, &rest).is_err(),
+                    fails,
+                    "{command:?} without {missing}"
+                );
+            }
+        }
+        let env = read(Command::Gc, &FULL).unwrap();
+        assert_eq!(env.attachment, None);
+        let env = read(
+            Command::Del,
+            &[("CNI_NETNS", ""), FULL[0], FULL[2], FULL[3]],
+        )
+        .unwrap();
+        assert_eq!(env.netns, None);
+        assert_eq!(env.path.len(), 2);
+    }
+
+    #[test]
+    fn names_follow_the_specification_and_the_kernel() {
+        for id in ["-a", "a/b", "a b", ".", "a\u{e9}"] {
+            assert!(ContainerId::parse(id).is_err(), "{id}");
+        }
+        for id in ["a", "0.b-c_d", "4f"] {
+            assert!(ContainerId::parse(id).is_ok(), "{id}");
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a:b",
+            "a b",
+            "a\tb",
+            "1234567890123456",
+            "net%d",
+        ] {
+            assert!(IfName::parse(name).is_err(), "{name}");
+        }
+        for name in ["123456789012345", "eth0.100", "net1", "a-b_c"] {
+            assert!(IfName::parse(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn args_are_pairs_and_unknown_ones_need_leave() {
+        for text in ["A=B=C", "A", "=B"] {
+            assert_eq!(
+                Args::parse(text).unwrap_err().code,
+                Code::InvalidEnvironment,
+                "{text}"
+            );
+        }
+        let args = Args::parse("MAC=02:00:00:00:00:01;;IP=;X=1").unwrap();
+        assert_eq!(args.get("MAC"), Some("02:00:00:00:00:01"));
+        assert_eq!(args.get("IP"), None);
+        assert_eq!(args.get("mac"), None);
+        assert!(
+            args.allow_only(&["MAC", "IP"])
+                .unwrap_err()
+                .msg
+                .contains('X')
+        );
+        assert!(args.allow_only(&["MAC", "IP", "X"]).is_ok());
+        let leave = |text: &str| Args::parse(text).unwrap().allow_only(&[]);
+        assert!(leave("Y=1;IgnoreUnknown=true").is_ok());
+        assert!(leave("Y=1;IgnoreUnknown=0").is_err());
+        assert!(leave("Y=1;IgnoreUnknown=maybe").is_err());
+    }
+
+    #[test]
+    fn an_unknown_command_is_refused_by_name() {
+        let error = "FOO".parse::<Command>().unwrap_err();
+        assert_eq!(error.code, Code::InvalidEnvironment);
+        assert!(error.msg.contains("FOO"));
+        assert!("add".parse::<Command>().is_err());
+    }
+}

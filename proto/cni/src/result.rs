@@ -1,0 +1,684 @@
+//! What ADD answers, written and read in every version of the specification.
+//!
+//! | | 0.1.0, 0.2.0 | 0.3.0 to 0.4.0 | 1.0.0, 1.1.0 |
+//! |---|---|---|---|
+//! | addresses | `ip4`, `ip6`, one each | `ips` with `version` | `ips` |
+//! | routes | inside `ip4`, `ip6` | `dst`, `gw` | all fields |
+//! | interfaces | none | name, MAC, sandbox | and MTU, PCI address, socket |
+//!
+//! The fields that 1.1.0 added are written for 1.0.0 too, as the Go library does: runtimes
+//! that do not know them pass over them.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
+
+use serde_json::{Map, Value, json};
+
+use crate::{Code, Error, Section, Version};
+
+/// An address with its prefix length; host bits are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cidr {
+    /// The address.
+    pub addr: IpAddr,
+    /// The prefix length in bits.
+    pub prefix: u8,
+}
+
+impl Cidr {
+    /// An address with a prefix length that fits its family.
+    pub fn new(addr: IpAddr, prefix: u8) -> Option<Self> {
+        (prefix <= family_bits(addr)).then_some(Cidr { addr, prefix })
+    }
+
+    /// An address alone: /32 or /128.
+    pub fn host(addr: IpAddr) -> Self {
+        Cidr {
+            addr,
+            prefix: family_bits(addr),
+        }
+    }
+
+    /// Everything of a family.
+    pub fn default_route(v4: bool) -> Self {
+        let addr = if v4 {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            IpAddr::from(Ipv6Addr::UNSPECIFIED)
+        };
+        Cidr { addr, prefix: 0 }
+    }
+
+    /// Reads an address with or without prefix.
+    ///
+    /// # Errors
+    /// A text naming what was read.
+    pub fn parse_or_host(text: &str) -> Result<Self, String> {
+        match text.parse::<IpAddr>() {
+            Ok(addr) => Ok(Cidr::host(addr)),
+            Err(_) => text.parse(),
+        }
+    }
+
+    /// Whether it is everything of its family.
+    pub fn is_default_route(self) -> bool {
+        self.prefix == 0 && self.addr.is_unspecified()
+    }
+
+    /// The first address of the network: host bits cleared.
+    #[must_use]
+    pub fn network(self) -> Cidr {
+        let addr = match self.addr {
+            IpAddr::V4(addr) => {
+                let mask = u32::MAX
+                    .checked_shl(32 - u32::from(self.prefix))
+                    .unwrap_or(0);
+                IpAddr::from(Ipv4Addr::from_bits(addr.to_bits() & mask))
+            }
+            IpAddr::V6(addr) => {
+                let mask = u128::MAX
+                    .checked_shl(128 - u32::from(self.prefix))
+                    .unwrap_or(0);
+                IpAddr::from(Ipv6Addr::from_bits(addr.to_bits() & mask))
+            }
+        };
+        Cidr {
+            addr,
+            prefix: self.prefix,
+        }
+    }
+
+    /// Whether an address lies in the network.
+    pub fn contains(self, addr: IpAddr) -> bool {
+        addr.is_ipv4() == self.addr.is_ipv4()
+            && Cidr {
+                addr,
+                prefix: self.prefix,
+            }
+            .network()
+                == self.network()
+    }
+}
+
+fn family_bits(addr: IpAddr) -> u8 {
+    if addr.is_ipv4() { 32 } else { 128 }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not an address with prefix length");
+        let (addr, prefix) = text.split_once('/').ok_or_else(wrong)?;
+        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
+        if prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        prefix
+            .parse()
+            .ok()
+            .and_then(|prefix| Cidr::new(addr, prefix))
+            .ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.addr, self.prefix)
+    }
+}
+
+/// A network interface of a result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name in the namespace it is in.
+    pub name: String,
+    /// Its hardware address; none for devices without a netdev.
+    pub mac: Option<String>,
+    /// Its MTU in bytes.
+    pub mtu: Option<u32>,
+    /// The path of its namespace as the runtime gave it; none for the host's.
+    pub sandbox: Option<String>,
+    /// The socket of a vhost-user device.
+    pub socket_path: Option<String>,
+    /// The PCI address behind it.
+    pub pci_id: Option<String>,
+}
+
+/// An address of a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IpConfig {
+    /// The address with the prefix length of its network.
+    pub address: Cidr,
+    /// The gateway of that network.
+    pub gateway: Option<IpAddr>,
+    /// The interface that has it, as an index into the result's interfaces.
+    pub interface: Option<usize>,
+}
+
+/// A route of a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The destination.
+    pub dst: Cidr,
+    /// The next hop; without one, the gateway of the first address of the family.
+    pub gw: Option<IpAddr>,
+    /// The path MTU in bytes.
+    pub mtu: Option<u32>,
+    /// The TCP segment size to advertise, in bytes.
+    pub advmss: Option<u32>,
+    /// The metric.
+    pub priority: Option<u32>,
+    /// The routing table.
+    pub table: Option<u32>,
+    /// The scope as a number of rtnetlink (0 global, 253 link, 254 host).
+    pub scope: Option<u8>,
+}
+
+impl Route {
+    /// A route with only a destination and a next hop.
+    pub fn via(dst: Cidr, gw: Option<IpAddr>) -> Self {
+        Route {
+            dst,
+            gw,
+            mtu: None,
+            advmss: None,
+            priority: None,
+            table: None,
+            scope: None,
+        }
+    }
+
+    /// Reads one route.
+    ///
+    /// # Errors
+    /// Code 7 naming the key.
+    pub fn parse(section: &Section<'_>) -> Result<Self, Error> {
+        Ok(Route {
+            dst: parsed(section, "dst")?.ok_or_else(|| {
+                Error::new(
+                    Code::InvalidConfig,
+                    format!("{} is missing", section.path_of("dst")),
+                )
+            })?,
+            gw: parsed(section, "gw")?,
+            mtu: section.get("mtu")?,
+            advmss: section.get("advmss")?,
+            priority: section.get("priority")?,
+            table: section.get("table")?,
+            scope: section.get("scope")?,
+        })
+    }
+
+    fn to_json(&self, version: Version) -> Value {
+        let mut object = Map::new();
+        object.insert("dst".into(), json!(self.dst.to_string()));
+        put(&mut object, "gw", self.gw.map(|gw| gw.to_string()));
+        if version >= Version::V1_0_0 {
+            put(&mut object, "mtu", self.mtu);
+            put(&mut object, "advmss", self.advmss);
+            put(&mut object, "priority", self.priority);
+            put(&mut object, "table", self.table);
+            put(&mut object, "scope", self.scope);
+        }
+        Value::Object(object)
+    }
+}
+
+/// Name resolution of a result; the runtime decides what becomes of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dns {
+    /// Servers, by preference.
+    pub nameservers: Vec<String>,
+    /// The local domain.
+    pub domain: Option<String>,
+    /// Domains to search.
+    pub search: Vec<String>,
+    /// Options of the resolver.
+    pub options: Vec<String>,
+}
+
+impl Dns {
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Dns::default()
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Code 7 naming the key that has a wrong type.
+    pub fn parse(section: &Section<'_>) -> Result<Self, Error> {
+        Ok(Dns {
+            nameservers: section.get("nameservers")?.unwrap_or_default(),
+            domain: section.text("domain")?.map(str::to_owned),
+            search: section.get("search")?.unwrap_or_default(),
+            options: section.get("options")?.unwrap_or_default(),
+        })
+    }
+
+    fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        for (key, list) in [
+            ("nameservers", &self.nameservers),
+            ("search", &self.search),
+            ("options", &self.options),
+        ] {
+            if !list.is_empty() {
+                object.insert(key.into(), json!(list));
+            }
+        }
+        put(&mut object, "domain", self.domain.as_deref());
+        Value::Object(object)
+    }
+}
+
+/// The answer to ADD, whatever the version it came in or goes out as.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CniResult {
+    /// Interfaces, ours first where we made one.
+    pub interfaces: Vec<Interface>,
+    /// Addresses.
+    pub ips: Vec<IpConfig>,
+    /// Routes.
+    pub routes: Vec<Route>,
+    /// Name resolution.
+    pub dns: Dns,
+}
+
+impl CniResult {
+    /// Reads a result.
+    ///
+    /// `fallback` is the version of a result that names none; libcni has written such.
+    ///
+    /// # Errors
+    /// Codes 1 and 6 for its version, code 7 naming the key that is wrong or an address
+    /// whose interface does not exist.
+    pub fn parse(value: &Value, fallback: Option<Version>) -> Result<Self, Error> {
+        if value.is_null() {
+            return Ok(CniResult::default());
+        }
+        let root = Section::of(value, String::new())
+            .map_err(|_| Error::new(Code::Decode, "a result is a JSON object"))?;
+        let version = match (root.text("cniVersion")?, fallback) {
+            (None, Some(version)) => version,
+            (text, _) => Version::parse(text.unwrap_or_default())?,
+        };
+        let mut result = CniResult {
+            dns: Dns::parse(&root.section("dns")?)?,
+            ..Self::default()
+        };
+        if version < Version::V0_3_0 {
+            for family in ["ip4", "ip6"] {
+                let section = root.section(family)?;
+                if let Some(address) = parsed(&section, "ip")? {
+                    let gateway = parsed(&section, "gateway")?;
+                    result.ips.push(IpConfig {
+                        address,
+                        gateway,
+                        interface: None,
+                    });
+                }
+                for route in section.sections("routes")? {
+                    result.routes.push(Route::parse(&route)?);
+                }
+            }
+            return Ok(result);
+        }
+        for section in root.sections("interfaces")? {
+            result.interfaces.push(Interface {
+                name: section.text("name")?.unwrap_or_default().to_owned(),
+                mac: section.text("mac")?.map(str::to_owned),
+                mtu: section.get::<u32>("mtu")?.filter(|mtu| *mtu > 0),
+                sandbox: section.text("sandbox")?.map(str::to_owned),
+                socket_path: section.text("socketPath")?.map(str::to_owned),
+                pci_id: section.text("pciID")?.map(str::to_owned),
+            });
+        }
+        for section in root.sections("ips")? {
+            let address = parsed(&section, "address")?.ok_or_else(|| {
+                Error::new(
+                    Code::InvalidConfig,
+                    format!("{} is missing", section.path_of("address")),
+                )
+            })?;
+            result.ips.push(IpConfig {
+                address,
+                gateway: parsed(&section, "gateway")?,
+                interface: section.get("interface")?,
+            });
+        }
+        for section in root.sections("routes")? {
+            result.routes.push(Route::parse(&section)?);
+        }
+        Ok(result)
+    }
+
+    /// Checks that every address names an interface that is there.
+    ///
+    /// # Errors
+    /// Code 7 naming the address.
+    pub fn check_indexes(&self) -> Result<(), Error> {
+        for ip in &self.ips {
+            if let Some(index) = ip.interface
+                && index >= self.interfaces.len()
+            {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!(
+                        "address {} names interface {index} of a result with {} interfaces",
+                        ip.address,
+                        self.interfaces.len()
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the result can be said in a version.
+    ///
+    /// # Errors
+    /// Code 1 for a result without addresses before 0.3.0, which has no place for it.
+    pub fn fits(&self, version: Version) -> Result<(), Error> {
+        if version < Version::V0_3_0 && self.ips.is_empty() {
+            return Err(Error::new(
+                Code::IncompatibleVersion,
+                format!(
+                    "an interface without addresses cannot be reported in cniVersion {}",
+                    version.as_str()
+                ),
+            )
+            .with_details("set cniVersion to 0.3.0 or newer, or configure an IPAM"));
+        }
+        Ok(())
+    }
+
+    /// The document in a version.
+    ///
+    /// # Errors
+    /// As [`CniResult::fits`].
+    pub fn to_json(&self, version: Version) -> Result<Value, Error> {
+        self.fits(version)?;
+        let mut object = Map::new();
+        object.insert("cniVersion".into(), json!(version.as_str()));
+        if version < Version::V0_3_0 {
+            for (key, v4) in [("ip4", true), ("ip6", false)] {
+                let family = |addr: IpAddr| addr.is_ipv4() == v4;
+                let Some(ip) = self.ips.iter().find(|ip| family(ip.address.addr)) else {
+                    continue;
+                };
+                let mut section = Map::new();
+                section.insert("ip".into(), json!(ip.address.to_string()));
+                put(&mut section, "gateway", ip.gateway.map(|gw| gw.to_string()));
+                let routes: Vec<Value> = self
+                    .routes
+                    .iter()
+                    .filter(|route| family(route.dst.addr))
+                    .map(|route| route.to_json(version))
+                    .collect();
+                if !routes.is_empty() {
+                    section.insert("routes".into(), Value::Array(routes));
+                }
+                object.insert(key.into(), Value::Object(section));
+            }
+            object.insert("dns".into(), self.dns.to_json());
+            return Ok(Value::Object(object));
+        }
+        if !self.interfaces.is_empty() {
+            let list = self
+                .interfaces
+                .iter()
+                .map(|one| interface_to_json(one, version))
+                .collect();
+            object.insert("interfaces".into(), Value::Array(list));
+        }
+        if !self.ips.is_empty() {
+            let list = self
+                .ips
+                .iter()
+                .map(|one| ip_to_json(one, version))
+                .collect();
+            object.insert("ips".into(), Value::Array(list));
+        }
+        if !self.routes.is_empty() {
+            let list = self
+                .routes
+                .iter()
+                .map(|route| route.to_json(version))
+                .collect();
+            object.insert("routes".into(), Value::Array(list));
+        }
+        if !self.dns.is_empty() {
+            object.insert("dns".into(), self.dns.to_json());
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+fn interface_to_json(interface: &Interface, version: Version) -> Value {
+    let mut object = Map::new();
+    object.insert("name".into(), json!(interface.name));
+    put(&mut object, "mac", interface.mac.as_deref());
+    if version >= Version::V1_0_0 {
+        put(&mut object, "mtu", interface.mtu);
+    }
+    put(&mut object, "sandbox", interface.sandbox.as_deref());
+    if version >= Version::V1_0_0 {
+        put(&mut object, "socketPath", interface.socket_path.as_deref());
+        put(&mut object, "pciID", interface.pci_id.as_deref());
+    }
+    Value::Object(object)
+}
+
+fn ip_to_json(ip: &IpConfig, version: Version) -> Value {
+    let mut object = Map::new();
+    if version < Version::V1_0_0 {
+        object.insert(
+            "version".into(),
+            json!(if ip.address.addr.is_ipv4() { "4" } else { "6" }),
+        );
+    }
+    put(&mut object, "interface", ip.interface);
+    object.insert("address".into(), json!(ip.address.to_string()));
+    put(&mut object, "gateway", ip.gateway.map(|gw| gw.to_string()));
+    Value::Object(object)
+}
+
+fn put(object: &mut Map<String, Value>, key: &str, value: Option<impl Into<Value>>) {
+    if let Some(value) = value {
+        object.insert(key.to_owned(), value.into());
+    }
+}
+
+/// A text key parsed by `FromStr`; empty counts as absent.
+fn parsed<T: FromStr>(section: &Section<'_>, key: &str) -> Result<Option<T>, Error> {
+    section
+        .text(key)?
+        .map(|text| {
+            text.parse()
+                .map_err(|_| section.wrong(key, format_args!("{text:?} is not an address")))
+        })
+        .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn full() -> CniResult {
+        CniResult {
+            interfaces: vec![Interface {
+                name: "net1".into(),
+                mac: Some("02:00:00:00:00:01".into()),
+                mtu: Some(9000),
+                sandbox: Some("/run/netns/p".into()),
+                socket_path: None,
+                pci_id: Some("0000:3b:00.1".into()),
+            }],
+            ips: vec![
+                IpConfig {
+                    address: "10.1.0.5/16".parse().unwrap(),
+                    gateway: Some("10.1.0.1".parse().unwrap()),
+                    interface: Some(0),
+                },
+                IpConfig {
+                    address: "fd00::5/64".parse().unwrap(),
+                    gateway: None,
+                    interface: Some(0),
+                },
+            ],
+            routes: vec![Route {
+                mtu: Some(4200),
+                table: Some(100),
+                scope: Some(0),
+                ..Route::via(
+                    "10.0.0.0/8".parse().unwrap(),
+                    Some("10.1.0.1".parse().unwrap()),
+                )
+            }],
+            dns: Dns {
+                nameservers: vec!["10.0.0.53".into()],
+                ..Dns::default()
+            },
+        }
+    }
+
+    #[test]
+    fn each_version_has_its_own_shape() {
+        let at = |version| full().to_json(version).unwrap();
+        assert_eq!(
+            at(Version::V0_2_0),
+            json!({"cniVersion": "0.2.0",
+                "ip4": {"ip": "10.1.0.5/16", "gateway": "10.1.0.1",
+                        "routes": [{"dst": "10.0.0.0/8", "gw": "10.1.0.1"}]},
+                "ip6": {"ip": "fd00::5/64"},
+                "dns": {"nameservers": ["10.0.0.53"]}})
+        );
+        let old = at(Version::V0_4_0);
+        assert_eq!(old["ips"][0]["version"], "4");
+        assert_eq!(old["ips"][1]["version"], "6");
+        assert!(old["interfaces"][0].get("mtu").is_none());
+        assert!(old["routes"][0].get("table").is_none());
+        let new = at(Version::V1_1_0);
+        assert!(new["ips"][0].get("version").is_none());
+        assert_eq!(new["ips"][0]["interface"], 0);
+        assert_eq!(new["interfaces"][0]["mtu"], 9000);
+        assert_eq!(new["interfaces"][0]["pciID"], "0000:3b:00.1");
+        assert_eq!(new["routes"][0]["table"], 100);
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for version in [Version::V1_0_0, Version::V1_1_0] {
+            let read = CniResult::parse(&full().to_json(version).unwrap(), None).unwrap();
+            assert_eq!(read, full());
+        }
+        for version in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
+            let written = full().to_json(version).unwrap();
+            let read = CniResult::parse(&written, None).unwrap();
+            assert_eq!(read.to_json(version).unwrap(), written);
+            assert_eq!(read.ips, full().ips);
+        }
+        let written = full().to_json(Version::V0_1_0).unwrap();
+        let read = CniResult::parse(&written, None).unwrap();
+        assert_eq!(read.to_json(Version::V0_1_0).unwrap(), written);
+    }
+
+    #[test]
+    fn go_key_case_is_read() {
+        let value = json!({"CNIVersion": "1.0.0", "IPs": [{"Address": "10.0.0.1/24", "Interface": 0}],
+                           "Interfaces": [{"Name": "a", "Sandbox": "/n"}], "dns": null});
+        let read = CniResult::parse(&value, None).unwrap();
+        assert_eq!(read.ips[0].interface, Some(0));
+        assert_eq!(read.interfaces[0].name, "a");
+        assert_eq!(
+            CniResult::parse(&Value::Null, None).unwrap(),
+            CniResult::default()
+        );
+    }
+
+    #[test]
+    fn no_address_has_no_place_before_0_3() {
+        let l2 = CniResult {
+            interfaces: full().interfaces,
+            ..CniResult::default()
+        };
+        assert_eq!(
+            l2.to_json(Version::V0_2_0).unwrap_err().code,
+            Code::IncompatibleVersion
+        );
+        assert!(l2.to_json(Version::V0_3_0).unwrap().get("ips").is_none());
+    }
+
+    #[test]
+    fn an_address_on_no_interface_is_refused() {
+        let mut result = full();
+        assert!(result.check_indexes().is_ok());
+        result.ips[1].interface = Some(1);
+        assert!(
+            result
+                .check_indexes()
+                .unwrap_err()
+                .msg
+                .contains("fd00::5/64")
+        );
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let parse = |value: Value| CniResult::parse(&value, Some(Version::V1_0_0)).unwrap_err();
+        assert_eq!(
+            parse(json!({"ips": [{"address": "10.0.0.1"}]})).msg,
+            "ips[0].address: \"10.0.0.1\" is not an address"
+        );
+        assert_eq!(parse(json!({"ips": [{}]})).msg, "ips[0].address is missing");
+        assert_eq!(parse(json!([])).code, Code::Decode);
+        assert_eq!(
+            parse(json!({"cniVersion": "3.0.0"})).code,
+            Code::IncompatibleVersion
+        );
+    }
+
+    #[test]
+    fn prefixes_are_checked() {
+        for text in [
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/",
+            "10.0.0.0/+8",
+            "10.0.0.0",
+            "/8",
+            "a/8",
+        ] {
+            assert!(text.parse::<Cidr>().is_err(), "{text}");
+        }
+        assert!("0.0.0.0/0".parse::<Cidr>().unwrap().is_default_route());
+        let net: Cidr = "10.1.2.3/16".parse().unwrap();
+        assert_eq!(net.network().to_string(), "10.1.0.0/16");
+        assert!(net.contains("10.1.255.255".parse().unwrap()));
+        assert!(!net.contains("10.2.0.0".parse().unwrap()));
+        assert!(!net.contains("::1".parse().unwrap()));
+        assert_eq!(Cidr::parse_or_host("fd00::1").unwrap().prefix, 128);
+    }
+
+    proptest! {
+        #[test]
+        fn a_network_contains_its_own_address(bits in any::<u128>(), prefix in 0u8..=128, v4 in any::<bool>()) {
+            #[expect(clippy::cast_possible_truncation, reason = "any 32 bits are an address")]
+            let addr = if v4 { IpAddr::from(Ipv4Addr::from_bits(bits as u32)) } else { Ipv6Addr::from_bits(bits).into() };
+            if let Some(cidr) = Cidr::new(addr, prefix) {
+                prop_assert!(cidr.contains(addr));
+                prop_assert_eq!(cidr.network().network(), cidr.network());
+                prop_assert_eq!(cidr.to_string().parse::<Cidr>().unwrap(), cidr);
+            } else {
+                prop_assert!(v4 && prefix > 32);
+            }
+        }
+    }
+}

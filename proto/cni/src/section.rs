@@ -1,0 +1,240 @@
+//! One JSON object of a configuration, read as Go's decoder reads it.
+//!
+//! The runtimes, Multus and all peers of these plugins are written in Go. Its decoder
+//! matches keys without regard to case, takes the last of several, and leaves a field
+//! alone where the value is null; configurations in the field rely on that (libcni itself
+//! writes `CNIVersion` into a `prevResult`). A strict reader would silently miss those keys.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{Code, Error};
+
+/// A JSON object and where in the configuration it stands.
+#[derive(Clone, Debug)]
+pub struct Section<'a> {
+    path: String,
+    map: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Section<'a> {
+    /// The outermost object.
+    pub fn root(map: &'a Map<String, Value>) -> Self {
+        Section {
+            path: String::new(),
+            map: Some(map),
+        }
+    }
+
+    /// An object that is not there: every key is absent.
+    pub fn absent(path: &str) -> Self {
+        Section {
+            path: path.to_owned(),
+            map: None,
+        }
+    }
+
+    /// Where this object stands, as in `ipam.ranges[0]`; empty for the outermost.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The name of a key of this object in messages.
+    pub fn path_of(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    /// Whether the object has no key at all, or is not there.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_none_or(Map::is_empty)
+    }
+
+    /// The keys as written.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.map.into_iter().flat_map(Map::keys).map(String::as_str)
+    }
+
+    /// The value of a key; null counts as absent.
+    pub fn value(&self, key: &str) -> Option<&'a Value> {
+        self.map?
+            .iter()
+            .rev()
+            .find(|(written, value)| !value.is_null() && folds_to(written, key))
+            .map(|(_, value)| value)
+    }
+
+    /// The value of a key as a type.
+    ///
+    /// # Errors
+    /// Code 7 naming the key when the value has another type.
+    pub fn get<T: Deserialize<'a>>(&self, key: &str) -> Result<Option<T>, Error> {
+        self.value(key)
+            .map(T::deserialize)
+            .transpose()
+            .map_err(|e| self.wrong(key, e))
+    }
+
+    /// A key that must be there.
+    ///
+    /// # Errors
+    /// Code 7 naming the key when it is absent or has another type.
+    pub fn require<T: Deserialize<'a>>(&self, key: &str) -> Result<T, Error> {
+        self.get(key)?.ok_or_else(|| {
+            Error::new(
+                Code::InvalidConfig,
+                format!("{} is missing", self.path_of(key)),
+            )
+        })
+    }
+
+    /// A text; an empty one counts as absent, as it does for the Go plugins.
+    ///
+    /// # Errors
+    /// Code 7 naming the key when the value is no text.
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, Error> {
+        Ok(self.get::<&str>(key)?.filter(|text| !text.is_empty()))
+    }
+
+    /// The object under a key; an absent one has no keys.
+    ///
+    /// # Errors
+    /// Code 7 naming the key when the value is no object.
+    pub fn section(&self, key: &str) -> Result<Section<'a>, Error> {
+        let path = self.path_of(key);
+        match self.value(key) {
+            None => Ok(Section { path, map: None }),
+            Some(value) => Section::of(value, path),
+        }
+    }
+
+    /// The objects of a list under a key; an absent list is empty.
+    ///
+    /// # Errors
+    /// Code 7 naming the key or the element that has another type.
+    pub fn sections(&self, key: &str) -> Result<Vec<Section<'a>>, Error> {
+        let path = self.path_of(key);
+        let Some(value) = self.value(key) else {
+            return Ok(Vec::new());
+        };
+        let list = value
+            .as_array()
+            .ok_or_else(|| wrong_kind(&path, "a list", value))?;
+        list.iter()
+            .enumerate()
+            .filter(|(_, element)| !element.is_null())
+            .map(|(index, element)| Section::of(element, format!("{path}[{index}]")))
+            .collect()
+    }
+
+    /// A value as an object, standing at a path.
+    ///
+    /// # Errors
+    /// Code 7 naming the path when the value is no object.
+    pub fn of(value: &'a Value, path: String) -> Result<Section<'a>, Error> {
+        match value.as_object() {
+            Some(map) => Ok(Section {
+                path,
+                map: Some(map),
+            }),
+            None => Err(wrong_kind(&path, "an object", value)),
+        }
+    }
+
+    /// Code 7 for a key of this object, with the reason.
+    pub fn wrong(&self, key: &str, reason: impl std::fmt::Display) -> Error {
+        Error::new(
+            Code::InvalidConfig,
+            format!("{}: {reason}", self.path_of(key)),
+        )
+    }
+}
+
+fn wrong_kind(path: &str, expected: &str, value: &Value) -> Error {
+    let found = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    Error::new(
+        Code::InvalidConfig,
+        format!("{path}: expected {expected}, found {found}"),
+    )
+}
+
+/// Whether a key as written means a known key, by the rule of Go's `encoding/json`: ASCII
+/// letters without case, and the two letters beyond ASCII that fold into it.
+fn folds_to(written: &str, known: &str) -> bool {
+    written == known || written.chars().map(fold).eq(known.chars().map(fold))
+}
+
+fn fold(letter: char) -> char {
+    match letter {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        other => other.to_ascii_lowercase(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_match_as_in_go() {
+        let value =
+            json!({"CNIVersion": "1.0.0", "prevresult": {"IPs": []}, "mTu": 9000, "\u{212a}ey": 1});
+        let root = Section::root(value.as_object().unwrap());
+        assert_eq!(root.text("cniVersion").unwrap(), Some("1.0.0"));
+        assert_eq!(root.get::<u32>("mtu").unwrap(), Some(9000));
+        assert_eq!(root.get::<u32>("key").unwrap(), Some(1));
+        assert!(root.section("prevResult").unwrap().value("ips").is_some());
+        assert!(root.value("name").is_none());
+    }
+
+    #[test]
+    fn the_last_key_wins_and_null_is_absent() {
+        let value =
+            json!({"Mode": "vepa", "mode": "bridge", "MODE": null, "mac": null, "ipam": null});
+        let root = Section::root(value.as_object().unwrap());
+        assert_eq!(root.text("mode").unwrap(), Some("bridge"));
+        assert_eq!(root.text("mac").unwrap(), None);
+        assert!(root.section("ipam").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_wrong_type_is_named_with_its_place() {
+        let value =
+            json!({"ipam": {"ranges": [[], {"a": 1}, 3]}, "mtu": "x", "name": 5, "master": ""});
+        let root = Section::root(value.as_object().unwrap());
+        assert!(
+            root.get::<u32>("mtu")
+                .unwrap_err()
+                .msg
+                .starts_with("mtu: invalid type")
+        );
+        assert!(root.text("name").unwrap_err().msg.starts_with("name: "));
+        let ipam = root.section("ipam").unwrap();
+        assert_eq!(
+            ipam.sections("ranges").unwrap_err().msg,
+            "ipam.ranges[0]: expected an object, found a list"
+        );
+        assert_eq!(
+            root.section("mtu").unwrap_err().msg,
+            "mtu: expected an object, found a text"
+        );
+        assert_eq!(
+            ipam.require::<String>("type").unwrap_err().msg,
+            "ipam.type is missing"
+        );
+        assert_eq!(root.text("master").unwrap(), None);
+    }
+}

@@ -1,0 +1,132 @@
+//! The versions of the CNI specification.
+
+use serde_json::{Value, json};
+
+use crate::{Code, Error};
+
+/// A version these plugins speak; ordered by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// 0.1.0
+    V0_1_0,
+    /// 0.2.0
+    V0_2_0,
+    /// 0.3.0: several addresses and interfaces
+    V0_3_0,
+    /// 0.3.1
+    V0_3_1,
+    /// 0.4.0: CHECK
+    V0_4_0,
+    /// 1.0.0
+    V1_0_0,
+    /// 1.1.0: STATUS, GC, MTU and PCI address of interfaces
+    V1_1_0,
+}
+
+impl Version {
+    /// All of them, oldest first. Membership is exact: there is no 0.3.2.
+    pub const ALL: [Version; 7] = [
+        Version::V0_1_0,
+        Version::V0_2_0,
+        Version::V0_3_0,
+        Version::V0_3_1,
+        Version::V0_4_0,
+        Version::V1_0_0,
+        Version::V1_1_0,
+    ];
+
+    /// The newest.
+    pub const NEWEST: Version = Version::V1_1_0;
+
+    /// As written in `cniVersion`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Version::V0_1_0 => "0.1.0",
+            Version::V0_2_0 => "0.2.0",
+            Version::V0_3_0 => "0.3.0",
+            Version::V0_3_1 => "0.3.1",
+            Version::V0_4_0 => "0.4.0",
+            Version::V1_0_0 => "1.0.0",
+            Version::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// Reads `cniVersion`; an empty text means 0.1.0, as the specification says of a
+    /// missing key.
+    ///
+    /// # Errors
+    /// Code 6 when it is no version at all, code 1 when it is one that is not spoken here.
+    pub fn parse(text: &str) -> Result<Version, Error> {
+        if text.is_empty() {
+            return Ok(Version::V0_1_0);
+        }
+        if let Some(version) = Version::ALL
+            .into_iter()
+            .find(|known| known.as_str() == text)
+        {
+            return Ok(version);
+        }
+        let fields = text.split('.');
+        let numeric = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_digit());
+        if fields.clone().count() <= 3 && fields.clone().all(numeric) {
+            return Err(Error::new(
+                Code::IncompatibleVersion,
+                format!("cniVersion {text} is not supported"),
+            )
+            .with_details(format!(
+                "configuration asks for {text}, this plugin speaks {}",
+                spoken()
+            )));
+        }
+        Err(Error::new(
+            Code::Decode,
+            format!("cniVersion {text:?} is not a version"),
+        )
+        .with_details(format!("this plugin speaks {}", spoken())))
+    }
+
+    /// The answer to VERSION.
+    pub fn document() -> Value {
+        json!({
+            "cniVersion": Version::NEWEST.as_str(),
+            "supportedVersions": Version::ALL.map(Version::as_str),
+        })
+    }
+}
+
+/// All versions in one line, for messages.
+pub fn spoken() -> String {
+    Version::ALL.map(Version::as_str).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn membership_is_exact() {
+        for version in Version::ALL {
+            assert_eq!(Version::parse(version.as_str()), Ok(version));
+        }
+        assert_eq!(Version::parse(""), Ok(Version::V0_1_0));
+        for (text, code) in [
+            ("9.9.9", Code::IncompatibleVersion),
+            ("0.3.2", Code::IncompatibleVersion),
+            ("1.1", Code::IncompatibleVersion),
+            ("x.y", Code::Decode),
+            ("1.0.0.0", Code::Decode),
+            ("1..0", Code::Decode),
+            (" 1.0.0", Code::Decode),
+        ] {
+            let error = Version::parse(text).unwrap_err();
+            assert_eq!(error.code, code, "{text}");
+            assert!(error.details.contains("1.1.0"), "{text}");
+        }
+        assert!(
+            Version::parse("9.9.9")
+                .unwrap_err()
+                .details
+                .contains("9.9.9")
+        );
+    }
+}
