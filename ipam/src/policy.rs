@@ -155,6 +155,15 @@ impl Policy {
         }
     }
 
+    /// The policy that `text` states; `path` is where it comes from, for messages. For text
+    /// that is not yet in its place, whose trust is therefore the caller's concern.
+    ///
+    /// # Errors
+    /// [`PolicyError`]: not in order.
+    pub fn parse(path: &Path, text: &[u8]) -> Result<Self, PolicyError> {
+        read::policy(path, text)
+    }
+
     /// For DEL and GC: the policy as far as it can be read, and what is wrong
     /// with it. A file that is not trusted counts as missing.
     #[must_use]

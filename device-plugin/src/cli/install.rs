@@ -1,0 +1,84 @@
+//! `rdma-device-plugin install`: the init container's work, told line by line.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use crate::install::{self, CNI_PROGRAMS, Outcome};
+use anyhow::Context;
+
+/// Installs the CNI programs, and the node's policy where one is given.
+#[derive(Debug, clap::Args)]
+pub struct Install {
+    /// Directory that holds rdma-netdev and rdma-ipam [default: that of this program]
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+    /// The node's CNI directory, as this container sees it
+    #[arg(long, value_name = "DIR", default_value = "/host/opt/cni/bin")]
+    to: PathBuf,
+    /// Node policy to install; without it the node's own stays as it is
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// The node's policy file, as this container sees it
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/host/etc/rdma-netdev/policy.json"
+    )]
+    policy_to: PathBuf,
+    /// The node's name in the cluster, written into the policy unless that names one
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    node: Option<String>,
+}
+
+impl Install {
+    /// Installs everything that was asked for, and says on `out` what changed.
+    ///
+    /// # Errors
+    /// The first file that could not be installed, and why; those before it are in place, and
+    /// running it again does the rest.
+    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        // The policy first: a program must not run a moment without the rules meant for it.
+        if let Some(policy) = &self.policy {
+            let node = self.node.as_deref().filter(|name| !name.is_empty());
+            let outcome = install::policy(policy, &self.policy_to, node)?;
+            writeln!(
+                out,
+                "{}: {}",
+                self.policy_to.display(),
+                told(&outcome, None)
+            )?;
+        }
+        let from = match &self.from {
+            Some(from) => from.clone(),
+            None => std::env::current_exe()
+                .context("find this program's own directory; name it with --from")?
+                .parent()
+                .map(PathBuf::from)
+                .unwrap_or_default(),
+        };
+        for name in CNI_PROGRAMS {
+            let outcome = install::program(&from.join(name), &self.to)?;
+            let new = Some(env!("CARGO_PKG_VERSION"));
+            writeln!(
+                out,
+                "{}: {}",
+                self.to.join(name).display(),
+                told(&outcome, new)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn told(outcome: &Outcome, new: Option<&str>) -> String {
+    let (what, old) = match outcome {
+        Outcome::Unchanged => return "already as it should be".to_owned(),
+        Outcome::Installed => ("installed", None),
+        Outcome::Replaced { version } => ("replaced", version.as_ref()),
+    };
+    let old = old.map(|old| format!(" version {old}")).unwrap_or_default();
+    let new = new
+        .map(|new| format!(", now version {new}"))
+        .unwrap_or_default();
+    format!("{what}{old}{new}")
+}

@@ -1,0 +1,361 @@
+//! Puts the CNI programs and the node's policy where the node's runtime finds them: what the
+//! DaemonSet's init container does, in an image that has no shell.
+//!
+//! A runtime may start a program, or a program read the policy, at any moment, so a file is
+//! never written in place. It is written beside its place under a name nobody asks for
+//! (`.rdma-netdev.new`), synced, proved, renamed over the old one, and the directory synced.
+//! Dying anywhere before the rename leaves what was there; a left-over is overwritten by the
+//! next run. Two installers of one directory (an old and a new pod during a roll-out) take
+//! turns by a lock on the directory, which the kernel drops when its holder dies.
+//!
+//! The proof of a program is that it runs here and answers `VERSION`: an image of another
+//! architecture, or a directory mounted `noexec`, never replaces a working program. An older
+//! version may replace a newer one, because rolling a DaemonSet back must work.
+
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use ipam::policy::{Policy, PolicyError};
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::Value;
+
+/// The programs that a container runtime executes.
+pub const CNI_PROGRAMS: [&str; 2] = ["rdma-netdev", "rdma-ipam"];
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const ANSWER_POLL: Duration = Duration::from_millis(2);
+
+/// What became of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The same content was there already; nothing was written.
+    Unchanged,
+    /// There was none.
+    Installed,
+    /// Another one was there.
+    Replaced {
+        /// What that one said its version was, when it could say.
+        version: Option<String>,
+    },
+}
+
+/// Why nothing was installed. What was there before still is.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// A call to the kernel failed.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was attempted.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The new program does not run on this node.
+    #[error("{} does not run on this node: {why}; the image may be of another architecture", program.display())]
+    DoesNotRun {
+        /// The program as it lies in the image.
+        program: PathBuf,
+        /// How that showed.
+        why: String,
+    },
+    /// The policy is not in order, or lies where others could change it.
+    #[error("{source}; {}", source.remedy())]
+    Policy {
+        /// Which rule it breaks.
+        source: PolicyError,
+    },
+}
+
+impl InstallError {
+    fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { what, path, source }
+    }
+}
+
+/// Installs the program at `source` into `directory`, under the same name.
+///
+/// # Errors
+/// [`InstallError`]; the directory is as it was.
+pub fn program(source: &Path, directory: &Path) -> Result<Outcome, InstallError> {
+    let content = std::fs::read(source).map_err(InstallError::io("read", source))?;
+    let target = directory.join(source.file_name().unwrap_or_default());
+    let _turn = take_turn(directory)?;
+    let before = present(&target);
+    if before.as_ref() == Some(&content) && executable(&target) {
+        return Ok(Outcome::Unchanged);
+    }
+    let replaced = before.map(|_| Outcome::Replaced {
+        version: version_of(&target),
+    });
+    place(&content, 0o755, &target, |beside| {
+        answers_version(beside).map_err(|why| InstallError::DoesNotRun {
+            program: source.to_owned(),
+            why,
+        })
+    })?;
+    Ok(replaced.unwrap_or(Outcome::Installed))
+}
+
+/// Installs the policy at `source` as `target`, with `node` as its `node` unless it names one.
+///
+/// The programs on the node and the daemon in its pod must mean the same by "this node", or one
+/// would take the other's leases for a stranger's; the host name is no substitute, for a node's
+/// name in the cluster may differ from it.
+///
+/// # Errors
+/// [`InstallError`]; the policy in force is as it was.
+pub fn policy(source: &Path, target: &Path, node: Option<&str>) -> Result<Outcome, InstallError> {
+    let mut text = std::fs::read(source).map_err(InstallError::io("read", source))?;
+    check_policy(source, &text)?;
+    if let (Some(node), Ok(Value::Object(mut keys))) = (node, serde_json::from_slice(&text)) {
+        keys.entry("node").or_insert_with(|| node.into());
+        text = format!("{:#}\n", Value::Object(keys)).into_bytes();
+        check_policy(source, &text)?;
+    }
+    let directory = target.parent().unwrap_or(Path::new("/"));
+    let _turn = take_turn(directory)?;
+    let before = present(target);
+    if before.as_ref() == Some(&text) {
+        return Ok(Outcome::Unchanged);
+    }
+    place(&text, 0o644, target, |beside| {
+        // Once more where it will lie: whether others could write there counts too.
+        let trusted = Policy::load(beside);
+        trusted
+            .map(drop)
+            .map_err(|source| InstallError::Policy { source })
+    })?;
+    let replaced = Outcome::Replaced { version: None };
+    Ok(before.map_or(Outcome::Installed, |_| replaced))
+}
+
+fn check_policy(source: &Path, text: &[u8]) -> Result<(), InstallError> {
+    Policy::parse(source, text)
+        .map(drop)
+        .map_err(|source| InstallError::Policy { source })
+}
+
+fn take_turn(directory: &Path) -> Result<Flock<File>, InstallError> {
+    let opened = File::open(directory).map_err(InstallError::io("open", directory))?;
+    Flock::lock(opened, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| InstallError::io("lock", directory)(errno.into()))
+}
+
+/// What lies at `path`; a link, or anything else that is no file, is replaced unread.
+fn present(path: &Path) -> Option<Vec<u8>> {
+    let meta = path.symlink_metadata().ok()?;
+    if meta.is_file() {
+        std::fs::read(path).ok()
+    } else {
+        Some(Vec::new())
+    }
+}
+
+fn executable(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|meta| meta.permissions().mode() & 0o7777 == 0o755)
+}
+
+/// Writes `content` beside `target`, has it proved there, and gives it `target`'s name.
+fn place(
+    content: &[u8],
+    mode: u32,
+    target: &Path,
+    prove: impl FnOnce(&Path) -> Result<(), InstallError>,
+) -> Result<(), InstallError> {
+    let directory = target.parent().unwrap_or(Path::new("/"));
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let beside = directory.join(format!(".{name}.new"));
+    let put = || {
+        write_synced(&beside, content, mode).map_err(InstallError::io("write", &beside))?;
+        prove(&beside)?;
+        std::fs::rename(&beside, target).map_err(InstallError::io("rename to", target))?;
+        File::open(directory)
+            .and_then(|opened| opened.sync_all())
+            .map_err(InstallError::io("sync", directory))
+    };
+    put().inspect_err(|_| {
+        // The first error is the one to tell; a left-over does no harm.
+        let _ = std::fs::remove_file(&beside);
+    })
+}
+
+fn write_synced(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)?;
+    file.write_all(content)?;
+    // Whatever the umask took away.
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()
+}
+
+/// Asks `program` for the CNI versions it speaks.
+fn answers_version(program: &Path) -> Result<(), String> {
+    let mut asked = Command::new(program);
+    asked.env_clear().env("CNI_COMMAND", "VERSION");
+    let (status, answer) = ask(&mut asked, br#"{"cniVersion":"1.0.0"}"#)?;
+    if !status.success() {
+        return Err(format!(
+            "asked for its CNI versions, it ended with {status}"
+        ));
+    }
+    let answer: Option<Value> = serde_json::from_slice(&answer).ok();
+    match answer.as_ref().and_then(|a| a.get("supportedVersions")) {
+        Some(Value::Array(versions)) if !versions.is_empty() => Ok(()),
+        _ => Err("asked for its CNI versions, it answered something else".to_owned()),
+    }
+}
+
+/// What an installed program calls its version, for the log.
+fn version_of(program: &Path) -> Option<String> {
+    if !program.symlink_metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut asked = Command::new(program);
+    asked.env_clear().arg("--version");
+    let (status, answer) = ask(&mut asked, b"").ok()?;
+    let line = String::from_utf8(answer).ok()?;
+    let version = line.lines().next()?.rsplit(' ').next()?;
+    let sound = status.success() && version.starts_with(|c: char| c.is_ascii_digit());
+    sound.then(|| version.to_owned())
+}
+
+/// Runs a program that is expected to answer at once, and at most 64 KiB.
+fn ask(command: &mut Command, input: &[u8]) -> Result<(ExitStatus, Vec<u8>), String> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that answers without reading is fine: its answer is what counts.
+        let _ = stdin.write_all(input);
+    }
+    let deadline = Instant::now() + ANSWER_LIMIT;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(ANSWER_POLL),
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    };
+    let mut answer = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        // The child is gone; what it wrote waits in the pipe.
+        let _ = stdout.take(64 << 10).read_to_end(&mut answer);
+    }
+    Ok((status, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Node {
+        _dir: tempfile::TempDir,
+        source: PathBuf,
+        target: PathBuf,
+    }
+
+    fn node(policy_given: &str) -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, etc) = (dir.path().join("given.json"), dir.path().join("etc"));
+        std::fs::write(&source, policy_given).unwrap();
+        std::fs::create_dir(&etc).unwrap();
+        Node {
+            source,
+            target: etc.join("policy.json"),
+            _dir: dir,
+        }
+    }
+
+    #[test]
+    fn the_policy_says_which_node_it_is_on() {
+        let n = node(r#"{"version": 1, "allow": {"uplinks": true}}"#);
+        let first = policy(&n.source, &n.target, Some("gpu-17")).unwrap();
+        assert_eq!(first, Outcome::Installed);
+        let installed = Policy::load(&n.target).unwrap();
+        assert_eq!(installed.node.as_deref(), Some("gpu-17"));
+        assert!(installed.allow.uplinks);
+
+        let again = policy(&n.source, &n.target, Some("gpu-17")).unwrap();
+        assert_eq!(again, Outcome::Unchanged);
+        let renamed = policy(&n.source, &n.target, Some("gpu-18")).unwrap();
+        assert_eq!(renamed, Outcome::Replaced { version: None });
+    }
+
+    #[test]
+    fn a_policy_that_names_its_node_is_believed() {
+        let n = node(r#"{"node": "rack-3"}"#);
+        policy(&n.source, &n.target, Some("gpu-17")).unwrap();
+        let installed = Policy::load(&n.target).unwrap();
+        assert_eq!(installed.node.as_deref(), Some("rack-3"));
+    }
+
+    #[test]
+    fn a_wrong_policy_never_takes_the_place_of_a_right_one() {
+        let n = node(r#"{"version": 1}"#);
+        policy(&n.source, &n.target, None).unwrap();
+        let before = std::fs::read(&n.target).unwrap();
+        for wrong in ["", "[]", r#"{"versoin": 1}"#, r#"{"version": 2}"#] {
+            std::fs::write(&n.source, wrong).unwrap();
+            let error = policy(&n.source, &n.target, Some("gpu-17")).unwrap_err();
+            assert!(error.to_string().contains("given.json"), "{error}");
+            assert_eq!(std::fs::read(&n.target).unwrap(), before);
+        }
+        let left: Vec<_> = std::fs::read_dir(n.target.parent().unwrap())
+            .unwrap()
+            .collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[test]
+    fn a_policy_is_refused_where_others_could_change_it() {
+        let n = node(r#"{"version": 1}"#);
+        let etc = n.target.parent().unwrap();
+        std::fs::set_permissions(etc, Permissions::from_mode(0o777)).unwrap();
+        let error = policy(&n.source, &n.target, None).unwrap_err();
+        assert!(error.to_string().contains("not trusted"), "{error}");
+        assert!(!n.target.exists());
+    }
+
+    #[test]
+    fn a_left_over_of_a_killed_run_is_no_obstacle() {
+        let n = node(r#"{"version": 1}"#);
+        let beside = n.target.with_file_name(".policy.json.new");
+        std::fs::write(&beside, "{\"ver").unwrap();
+        policy(&n.source, &n.target, None).unwrap();
+        assert!(!beside.exists());
+    }
+
+    #[test]
+    fn a_link_in_the_place_is_replaced_and_its_target_left_alone() {
+        let n = node(r#"{"version": 1}"#);
+        let elsewhere = n.source.with_file_name("precious");
+        std::fs::write(&elsewhere, "precious").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &n.target).unwrap();
+        policy(&n.source, &n.target, None).unwrap();
+        assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), "precious");
+        assert!(n.target.symlink_metadata().unwrap().is_file());
+    }
+}
