@@ -1,1 +1,38 @@
-//! Which RDMA hardware a Linux host has: sysfs, character devices, ports, GIDs, PCI, RDMA netlink; looks, never changes.
+//! Which RDMA hardware a Linux host has: sysfs, character devices, ports, GIDs, PCI, RDMA
+//! netlink; looks, never changes.
+//!
+//! - [`host`]: the roots everything is read from
+//! - [`inventory`]: all of it, one value
+//! - [`lookup`]: one object and its neighbours, fast
+//! - [`rdma`], [`port`], [`gid`], [`chardev`]: RDMA devices outward from `/sys/class/infiniband`
+//! - [`netdev`], [`pci`], [`address`]: what they stand on
+//! - [`unit`]: the names of what a node offers, shared by both plugins
+//! - [`nldev`]: RDMA netlink
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod chardev;
+pub mod gid;
+pub mod host;
+pub mod inventory;
+pub mod lookup;
+pub mod netdev;
+pub mod nldev;
+mod parent;
+pub mod pci;
+pub mod port;
+pub mod rdma;
+pub mod unit;
+
+pub use address::{Guid, MacAddress};
+pub use chardev::{CharDevice, DeviceNumber};
+pub use gid::{Gid, GidEntry, GidType};
+pub use host::{Error, Host, Result};
+pub use inventory::{Inventory, inventory};
+pub use netdev::Netdev;
+pub use nldev::NetnsMode;
+pub use pci::{PciAddress, PciFunction};
+pub use port::{LinkLayer, Port, PortState};
+pub use rdma::{PortId, RdmaDevice};
+pub use unit::{HcaId, UnitId};

@@ -1,0 +1,197 @@
+//! GUIDs and link-layer addresses: the hardware's own names.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+/// A 64-bit InfiniBand GUID (EUI-64).
+///
+/// Displayed as sysfs prints it: `5054:00ff:fe00:0001`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Guid(pub u64);
+
+impl Guid {
+    /// True for the GUID that means "none", as of a VF whose GUID has not been set.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g, h, i] = self.0.to_be_bytes();
+        write!(
+            f,
+            "{a:02x}{b:02x}:{c:02x}{d:02x}:{e:02x}{g:02x}:{h:02x}{i:02x}"
+        )
+    }
+}
+
+/// The text is not an address of the kind asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {expected}")]
+pub struct ParseError {
+    /// The text as given.
+    pub text: String,
+    /// What would have been right, with an example.
+    pub expected: &'static str,
+}
+
+impl FromStr for Guid {
+    type Err = ParseError;
+
+    /// Reads the four-group form of sysfs.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let error = || ParseError {
+            text: text.to_owned(),
+            expected: "a GUID such as 5054:00ff:fe00:0001",
+        };
+        let mut value = 0_u64;
+        let mut groups = 0;
+        for group in text.split(':') {
+            groups += 1;
+            if groups > 4 || group.len() != 4 || !group.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(error());
+            }
+            value = (value << 16) | u64::from_str_radix(group, 16).map_err(|_| error())?;
+        }
+        if groups == 4 {
+            Ok(Self(value))
+        } else {
+            Err(error())
+        }
+    }
+}
+
+impl Serialize for Guid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A netdev's link-layer address: 6 bytes on Ethernet, 20 on IPoIB, none on some virtual links.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(Vec<u8>);
+
+impl MacAddress {
+    /// The address with these bytes.
+    #[must_use]
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes in transmission order.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The port GUID inside an IPoIB address (its last eight bytes; RFC 4391 section 9.1.1).
+    #[must_use]
+    pub fn port_guid(&self) -> Option<Guid> {
+        if self.0.len() != 20 {
+            return None;
+        }
+        let bytes: [u8; 8] = self.0.get(12..)?.try_into().ok()?;
+        Some(Guid(u64::from_be_bytes(bytes)))
+    }
+
+    /// True if every byte is zero, as of the loopback device.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.0.iter().all(|&b| b == 0)
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            write!(f, "{}{byte:02x}", if i == 0 { "" } else { ":" })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = ParseError;
+
+    /// Reads colon-separated bytes, up to the kernel's limit of 32 (`MAX_ADDR_LEN`).
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let error = || ParseError {
+            text: text.to_owned(),
+            expected: "a link-layer address such as 52:54:00:00:00:01",
+        };
+        let mut bytes = Vec::with_capacity(6);
+        for byte in text.split(':') {
+            if bytes.len() == 32 || byte.len() != 2 || !byte.bytes().all(|b| b.is_ascii_hexdigit())
+            {
+                return Err(error());
+            }
+            bytes.push(u8::from_str_radix(byte, 16).map_err(|_| error())?);
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl Serialize for MacAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_guid_reads_back_as_written(value: u64) {
+            prop_assert_eq!(Guid(value).to_string().parse::<Guid>(), Ok(Guid(value)));
+        }
+
+        #[test]
+        fn a_mac_reads_back_as_written(bytes in prop::collection::vec(any::<u8>(), 1..=32)) {
+            let mac = MacAddress::new(bytes);
+            prop_assert_eq!(mac.to_string().parse::<MacAddress>(), Ok(mac));
+        }
+
+        #[test]
+        fn no_text_makes_the_readers_panic(text in "\\PC*") {
+            let _ = text.parse::<Guid>();
+            let _ = text.parse::<MacAddress>();
+        }
+    }
+
+    #[test]
+    fn wrong_forms_are_refused() {
+        for text in [
+            "",
+            "5054:00ff:fe00",
+            "5054:00ff:fe00:0001:0001",
+            "5054:00ff:fe00:001",
+            "+054:00ff:fe00:0001",
+        ] {
+            assert!(text.parse::<Guid>().is_err(), "{text}");
+        }
+        for text in [
+            "",
+            "52:54:0:0:0:1",
+            "52-54-00-00-00-01",
+            "52:54:00:00:00:01:",
+            "+1:54",
+        ] {
+            assert!(text.parse::<MacAddress>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_ipoib_address_ends_in_the_port_guid() {
+        let text = "00:00:10:49:fe:80:00:00:00:00:00:00:b8:59:9f:03:00:aa:bb:cc";
+        let mac: MacAddress = text.parse().unwrap();
+        assert_eq!(mac.port_guid(), Some(Guid(0xb859_9f03_00aa_bbcc)));
+        assert_eq!(MacAddress::new([0; 6]).port_guid(), None);
+    }
+}

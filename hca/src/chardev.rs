@@ -1,0 +1,269 @@
+//! Character devices of the RDMA stack: `uverbs`, `umad`, `issm`, `ucm`, and `rdma_cm`.
+//!
+//! sysfs tells which node belongs to which RDMA device (`ibdev`, `port`) and its number (`dev`).
+//! Numbers are read each time: `rdma_cm` has a dynamic minor, and the others are handed out
+//! lowest-free whenever a device is registered, which a move between network namespaces does.
+
+use std::fmt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use crate::host::{self, Host, Result};
+
+/// A device number, displayed as `major:minor`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct DeviceNumber {
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+}
+
+impl fmt::Display for DeviceNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+impl FromStr for DeviceNumber {
+    type Err = crate::address::ParseError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let number = |digits: &str| {
+            digits
+                .bytes()
+                .all(|b| b.is_ascii_digit())
+                .then(|| digits.parse().ok())
+                .flatten()
+        };
+        text.split_once(':')
+            .and_then(|(major, minor)| {
+                Some(Self {
+                    major: number(major)?,
+                    minor: number(minor)?,
+                })
+            })
+            .ok_or_else(|| crate::address::ParseError {
+                text: text.to_owned(),
+                expected: "a device number such as 231:192",
+            })
+    }
+}
+
+/// A character device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CharDevice {
+    /// The kernel's name, such as `uverbs0`; the node is `infiniband/<name>` below the device
+    /// directory (the kernel's own choice, which udev and devtmpfs follow).
+    pub name: String,
+    /// The node below [`Host::dev`].
+    pub path: PathBuf,
+    /// Its number.
+    pub number: DeviceNumber,
+}
+
+/// Whether a device node can be handed to a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Node {
+    /// There, a character device, with the right number.
+    Ready,
+    /// Not there, or not a character device: neither devtmpfs nor udev made it.
+    Missing,
+    /// There, but it is another device by now.
+    Stale {
+        /// The number found.
+        found: DeviceNumber,
+    },
+}
+
+impl CharDevice {
+    /// The node's name below any device directory: `infiniband/uverbs0`.
+    #[must_use]
+    pub fn dev_name(&self) -> String {
+        format!("infiniband/{}", self.name)
+    }
+
+    /// Looks at the node itself.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        match std::fs::metadata(&self.path) {
+            Ok(meta) if meta.file_type().is_char_device() => {
+                let found = number_of(meta.rdev());
+                if found == self.number {
+                    Node::Ready
+                } else {
+                    Node::Stale { found }
+                }
+            }
+            _ => Node::Missing,
+        }
+    }
+}
+
+/// Splits a `dev_t` as user space sees it.
+pub(crate) fn number_of(device: u64) -> DeviceNumber {
+    // Both parts fit: the kernel has 12 bits of major, 20 of minor.
+    DeviceNumber {
+        major: libc::major(device),
+        minor: libc::minor(device),
+    }
+}
+
+/// The character devices of one RDMA device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct CharDevices {
+    /// The verbs node; `None` if `ib_uverbs` is not loaded.
+    pub uverbs: Option<CharDevice>,
+    /// Management datagram nodes with their port numbers; empty without `ib_umad`, and for
+    /// devices without MAD support (iWARP).
+    pub umad: Vec<(u32, CharDevice)>,
+    /// Subnet-manager nodes with their port numbers; newer kernels have none on Ethernet ports.
+    pub issm: Vec<(u32, CharDevice)>,
+    /// The old connection-manager node; gone since Linux 5.16.
+    pub ucm: Option<CharDevice>,
+}
+
+impl CharDevices {
+    /// All of them, verbs first.
+    pub fn iter(&self) -> impl Iterator<Item = &CharDevice> {
+        self.uverbs
+            .iter()
+            .chain(self.umad.iter().map(|(_, d)| d))
+            .chain(self.issm.iter().map(|(_, d)| d))
+            .chain(self.ucm.iter())
+    }
+}
+
+/// The character devices of `rdma_device`. They are children of its parent like itself; those
+/// of a soft device are found in the class directory.
+pub(crate) fn of_device(
+    host: &Host,
+    rdma_device: &str,
+    parent: Option<&Path>,
+) -> Result<CharDevices> {
+    let place = |class: &str| match parent {
+        Some(directory) => directory.join(class),
+        None => host.class(class),
+    };
+    let mut devices = CharDevices::default();
+    for (owner, device, _) in entries(host, &place("infiniband_verbs"))? {
+        if owner == rdma_device {
+            devices.uverbs = Some(device);
+        }
+    }
+    for (owner, device, port) in entries(host, &place("infiniband_mad"))? {
+        if owner != rdma_device {
+            continue;
+        }
+        let nodes = if device.name.starts_with("issm") {
+            &mut devices.issm
+        } else {
+            &mut devices.umad
+        };
+        nodes.push((port.unwrap_or(1), device));
+    }
+    for (owner, device, _) in entries(host, &place("infiniband_cm"))? {
+        if owner == rdma_device {
+            devices.ucm = Some(device);
+        }
+    }
+    Ok(devices)
+}
+
+/// All devices of a class directory: owner (`ibdev`), device, port.
+pub(crate) fn entries(
+    host: &Host,
+    directory: &Path,
+) -> Result<Vec<(String, CharDevice, Option<u32>)>> {
+    let mut entries = Vec::new();
+    for name in host::names(directory)? {
+        let entry = directory.join(&name);
+        // Also skips `abi_version`, a file of the class itself.
+        let (Some(owner), Some(number)) = (
+            host::attribute(&entry, "ibdev")?,
+            host::parsed(&entry, "dev")?,
+        ) else {
+            continue;
+        };
+        let port = host::parsed(&entry, "port")?;
+        entries.push((owner, char_device(host, name, number), port));
+    }
+    Ok(entries)
+}
+
+/// The connection manager's node, `rdma_cm`; `None` if `rdma_ucm` is not loaded.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub fn rdma_cm(host: &Host) -> Result<Option<CharDevice>> {
+    let directory = host.class("misc").join("rdma_cm");
+    Ok(host::parsed(&directory, "dev")?.map(|number| char_device(host, "rdma_cm".into(), number)))
+}
+
+fn char_device(host: &Host, name: String, number: DeviceNumber) -> CharDevice {
+    CharDevice {
+        path: host.dev.join("infiniband").join(&name),
+        name,
+        number,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_as_the_kernel_writes_them() {
+        assert_eq!(
+            "231:192".parse(),
+            Ok(DeviceNumber {
+                major: 231,
+                minor: 192
+            })
+        );
+        for text in ["", "231", "231:", ":1", "+1:2", "1:2:3", "-1:0"] {
+            assert!(text.parse::<DeviceNumber>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_dev_t_splits_into_its_number() {
+        assert_eq!(
+            number_of(libc::makedev(231, 192)),
+            DeviceNumber {
+                major: 231,
+                minor: 192
+            }
+        );
+        assert_eq!(
+            number_of(libc::makedev(10, 260)),
+            DeviceNumber {
+                major: 10,
+                minor: 260
+            }
+        );
+    }
+
+    #[test]
+    fn a_node_that_is_another_device_is_not_ready() {
+        let mut device = CharDevice {
+            name: "null".into(),
+            path: "/dev/null".into(),
+            number: DeviceNumber { major: 1, minor: 3 },
+        };
+        assert_eq!(device.node(), Node::Ready);
+        device.number.minor = 5;
+        assert_eq!(
+            device.node(),
+            Node::Stale {
+                found: DeviceNumber { major: 1, minor: 3 }
+            }
+        );
+        device.path = "/dev/nonexistent".into();
+        assert_eq!(device.node(), Node::Missing);
+    }
+}

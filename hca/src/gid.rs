@@ -1,0 +1,228 @@
+//! GIDs and a port's GID table.
+//!
+//! A port has a table of up to 1024 slots, most of them empty: an empty slot reads as the zero
+//! GID (or `EINVAL` on old kernels), and its `gid_attrs` answer `EINVAL`. The kernel fills the
+//! lowest free slot (drivers/infiniband/core/cache.c), so tables are dense at the front and
+//! sparse only where entries were removed.
+//!
+//! Two ways to read follow from that. [`table`], for the inventory, stops after
+//! [`EMPTY_RUN`] empty slots in a row: eight HCAs with a few addresses each cost some hundred
+//! reads, not 24,000. [`find_roce_v2`], for one address of one port, reads every slot until it
+//! matches, so it also finds an entry left behind a gap.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+use crate::address::ParseError;
+use crate::host::{self, Host, Result};
+use crate::rdma::PortId;
+
+/// Empty slots in a row after which [`table`] takes the rest of a table to be empty. More than
+/// one pod's entries (v1 and v2 of a link-local and a few addresses) can leave when it ends.
+pub const EMPTY_RUN: usize = 64;
+
+/// A 128-bit GID. Displayed as sysfs does: eight groups of four digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// True for the content of an empty slot.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self.0 == [0; 16]
+    }
+
+    /// True for a GID under the link-local prefix `fe80::/64`, which is not routable by RoCE v2.
+    #[must_use]
+    pub fn is_link_local(self) -> bool {
+        self.0.starts_with(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0])
+    }
+
+    /// The IP address this GID stands for on RoCE; an IPv4-mapped GID gives an IPv4 address.
+    #[must_use]
+    pub fn ip(self) -> IpAddr {
+        Ipv6Addr::from(self.0).to_canonical()
+    }
+}
+
+impl From<IpAddr> for Gid {
+    /// The RoCE GID of an address; IPv4 is mapped to `::ffff:a.b.c.d`.
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(ip) => Self(ip.to_ipv6_mapped().octets()),
+            IpAddr::V6(ip) => Self(ip.octets()),
+        }
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, group) in Ipv6Addr::from(self.0).segments().iter().enumerate() {
+            write!(f, "{}{group:04x}", if i == 0 { "" } else { ":" })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Gid {
+    type Err = ParseError;
+
+    /// Reads sysfs' form; any other spelling of an IPv6 address is taken too.
+    fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
+        text.parse::<Ipv6Addr>()
+            .map(|ip| Self(ip.octets()))
+            .map_err(|_| ParseError {
+                text: text.to_owned(),
+                expected: "a GID such as fe80:0000:0000:0000:5054:00ff:fe00:0001",
+            })
+    }
+}
+
+impl Serialize for Gid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// What a GID can be used for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum GidType {
+    /// InfiniBand, or RoCE v1 on Ethernet: sysfs says `IB/RoCE v1` for both.
+    #[serde(rename = "IB/RoCE v1")]
+    IbOrRoceV1,
+    /// RoCE v2 (UDP, routable).
+    #[serde(rename = "RoCE v2")]
+    RoceV2,
+    /// Another name, of a kernel newer than this program.
+    #[serde(untagged)]
+    Other(String),
+}
+
+impl GidType {
+    fn parse(text: String) -> Self {
+        match text.as_str() {
+            "IB/RoCE v1" => Self::IbOrRoceV1,
+            "RoCE v2" => Self::RoceV2,
+            _ => Self::Other(text),
+        }
+    }
+}
+
+impl fmt::Display for GidType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::IbOrRoceV1 => "IB/RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+            Self::Other(name) => name,
+        })
+    }
+}
+
+/// One filled slot of a GID table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GidEntry {
+    /// Slot number: the GID index that verbs programs ask for.
+    pub index: u32,
+    /// The GID.
+    pub gid: Gid,
+    /// Its type; `None` where the kernel does not say.
+    #[serde(rename = "type")]
+    pub kind: Option<GidType>,
+    /// The netdev it belongs to, by its name in its own network namespace: a pod's macvlan child
+    /// shows up as `net1` here. `None` on InfiniBand and iWARP.
+    pub netdev: Option<String>,
+}
+
+/// A GID table as far as it was read.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct GidTable {
+    /// Slots in the table, filled or not.
+    pub slots: usize,
+    /// The filled ones, in order of index.
+    pub entries: Vec<GidEntry>,
+}
+
+/// Reads the table of the port whose directory is `port`, up to [`EMPTY_RUN`] empty slots.
+pub(crate) fn table(port: &Path) -> Result<GidTable> {
+    let slots = slots(port)?;
+    let mut table = GidTable {
+        slots: slots.len(),
+        entries: Vec::new(),
+    };
+    let mut empty = 0;
+    for index in slots {
+        match entry(port, index)? {
+            Some(entry) => {
+                empty = 0;
+                table.entries.push(entry);
+            }
+            None => empty += 1,
+        }
+        if empty == EMPTY_RUN {
+            break;
+        }
+    }
+    Ok(table)
+}
+
+/// Finds the RoCE v2 entry of an IP address in a port's table, however sparse that is.
+///
+/// `netdev` narrows it to entries of that netdev, which matters where two of them carry the same
+/// address. A new address appears in the table a moment after it was set: asking again is the
+/// caller's business.
+///
+/// # Errors
+/// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
+/// cannot be read.
+pub fn find_roce_v2(
+    host: &Host,
+    port: &PortId,
+    ip: IpAddr,
+    netdev: Option<&str>,
+) -> Result<Option<GidEntry>> {
+    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let directory = directory.join("ports").join(port.port.to_string());
+    let wanted = Gid::from(ip);
+    for index in slots(&directory)? {
+        if gid(&directory, index)? != Some(wanted) {
+            continue;
+        }
+        if let Some(entry) = entry(&directory, index)?
+            && entry.kind == Some(GidType::RoceV2)
+            && (netdev.is_none() || entry.netdev.as_deref() == netdev)
+        {
+            return Ok(Some(entry));
+        }
+    }
+    Ok(None)
+}
+
+/// Slot numbers of the table, in order.
+fn slots(port: &Path) -> Result<Vec<u32>> {
+    let mut slots: Vec<u32> = host::unsorted_names(&port.join("gids"))?
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .collect();
+    slots.sort_unstable();
+    Ok(slots)
+}
+
+fn gid(port: &Path, index: u32) -> Result<Option<Gid>> {
+    Ok(host::parsed::<Gid>(port, &format!("gids/{index}"))?.filter(|gid| !gid.is_zero()))
+}
+
+fn entry(port: &Path, index: u32) -> Result<Option<GidEntry>> {
+    let Some(gid) = gid(port, index)? else {
+        return Ok(None);
+    };
+    Ok(Some(GidEntry {
+        index,
+        gid,
+        kind: host::attribute(port, &format!("gid_attrs/types/{index}"))?.map(GidType::parse),
+        netdev: host::attribute(port, &format!("gid_attrs/ndevs/{index}"))?,
+    }))
+}

@@ -1,0 +1,325 @@
+//! The roots of the host under inspection, and the few ways this crate reads below them.
+//!
+//! Every path starts at a root of [`Host`], so a test can stand on a tree of files and a
+//! daemon in a container on `/host`. Reading follows three rules:
+//!
+//! - An attribute the kernel does not offer for this object is `None`, not an error: sysfs
+//!   answers `ENOENT` for attributes a driver lacks, `EINVAL` for `speed` of a NIC that is down
+//!   and for the attributes of an empty GID slot, `ENODEV` while a device is being removed.
+//! - Anything else (`EMFILE`, `EACCES`, a root that is not there) is an [`Error`]: taking it for
+//!   "no such device" would make healthy hardware vanish.
+//! - Names that come from configuration are checked to be one path component before they are
+//!   joined to a root.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+
+/// Where this host's kernel file systems are.
+///
+/// ```
+/// let host = hca::Host::at("/host");
+/// assert_eq!(host.sys, std::path::Path::new("/host/sys"));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// The sysfs mount, usually `/sys`.
+    pub sys: PathBuf,
+    /// The device directory, usually `/dev`.
+    pub dev: PathBuf,
+    /// The proc mount, usually `/proc`.
+    pub proc: PathBuf,
+}
+
+/// Why the host could not be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file, link or directory is there but cannot be read.
+    #[error("read {path}: {source}")]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The object asked for does not exist on this host, or not in this network namespace.
+    #[error("{kind} {name} does not exist on this host ({path} is missing)")]
+    Missing {
+        /// Kind of object, such as `netdev` or `PCI device`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The name cannot be that of any kernel object.
+    #[error("{name:?} is not a valid name of a {kind}: a single path component is needed")]
+    BadName {
+        /// Kind of object.
+        kind: &'static str,
+        /// The name as given.
+        name: String,
+    },
+}
+
+impl Error {
+    /// True when the object asked for is simply not there.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+}
+
+/// Result of looking at the host.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Host {
+    /// The running system: `/sys`, `/dev`, `/proc`.
+    #[must_use]
+    pub fn live() -> Self {
+        Self::at("/")
+    }
+
+    /// The system whose root directory is `prefix`, such as `/host` in a container.
+    #[must_use]
+    pub fn at(prefix: impl AsRef<Path>) -> Self {
+        let prefix = prefix.as_ref();
+        Self {
+            sys: prefix.join("sys"),
+            dev: prefix.join("dev"),
+            proc: prefix.join("proc"),
+        }
+    }
+
+    /// `<sys>/class/<class>`.
+    pub(crate) fn class(&self, class: &str) -> PathBuf {
+        self.sys.join("class").join(class)
+    }
+
+    /// The real directory of `<sys>/class/<class>/<name>`; `Missing` if there is none.
+    pub(crate) fn class_entry(
+        &self,
+        kind: &'static str,
+        class: &str,
+        name: &str,
+    ) -> Result<PathBuf> {
+        self.entry(kind, &self.class(class), name)
+    }
+
+    /// The real directory of `<sys>/bus/<bus>/devices/<name>`; `Missing` if there is none.
+    pub(crate) fn bus_entry(&self, kind: &'static str, bus: &str, name: &str) -> Result<PathBuf> {
+        self.entry(kind, &self.sys.join("bus").join(bus).join("devices"), name)
+    }
+
+    fn entry(&self, kind: &'static str, directory: &Path, name: &str) -> Result<PathBuf> {
+        if !is_component(name) {
+            return Err(Error::BadName {
+                kind,
+                name: name.to_owned(),
+            });
+        }
+        let path = directory.join(name);
+        match real(&path)? {
+            Some(real) => Ok(real),
+            None => Err(Error::Missing {
+                kind,
+                name: name.to_owned(),
+                path,
+            }),
+        }
+    }
+}
+
+/// True for a name that is exactly one normal path component.
+fn is_component(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!(components.next(), Some(Component::Normal(c)) if c == name)
+        && components.next().is_none()
+}
+
+/// True for errors by which sysfs says "this object has no such attribute (any more)".
+fn means_absent(error: &io::Error) -> bool {
+    let Some(code) = error.raw_os_error() else {
+        return false;
+    };
+    matches!(
+        Errno::from_raw(code),
+        Errno::ENOENT
+            | Errno::ENOTDIR
+            | Errno::EINVAL
+            | Errno::ENODEV
+            | Errno::ENXIO
+            | Errno::ENODATA
+            | Errno::EOPNOTSUPP
+            // A device in its error state, for instance a NIC after a fatal firmware event.
+            | Errno::EIO
+    )
+}
+
+fn absent_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if means_absent(&error) => Ok(None),
+        Err(source) => Err(Error::Read {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// The attribute's text without surrounding white space; `None` if absent or empty.
+pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> {
+    let path = directory.join(name);
+    let text = absent_is_none(&path, fs::read(&path))?;
+    Ok(text
+        .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
+        .filter(|text| !text.is_empty()))
+}
+
+/// An attribute that is a number or another type with a text form; `None` also if it does not parse.
+pub(crate) fn parsed<T: std::str::FromStr>(directory: &Path, name: &str) -> Result<Option<T>> {
+    Ok(attribute(directory, name)?.and_then(|text| text.parse().ok()))
+}
+
+/// An attribute in hexadecimal with or without `0x`; `None` also if it does not parse.
+pub(crate) fn hexadecimal(directory: &Path, name: &str) -> Result<Option<u32>> {
+    Ok(attribute(directory, name)?.and_then(|text| {
+        let digits = text.strip_prefix("0x").unwrap_or(&text);
+        u32::from_str_radix(digits, 16).ok()
+    }))
+}
+
+/// Names in a directory in their natural order; empty if there is no such directory.
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
+    let mut names = unsorted_names(directory)?;
+    names.sort_by_cached_key(|name| natural_key(name));
+    Ok(names)
+}
+
+/// Names in a directory as the kernel lists them; empty if there is no such directory.
+pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
+    let Some(entries) = absent_is_none(directory, fs::read_dir(directory))? else {
+        return Ok(Vec::new());
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let Some(entry) = absent_is_none(directory, entry)? else {
+            break;
+        };
+        // Kernel names are ASCII; a name that is not UTF-8 cannot be one of them.
+        if let Ok(name) = entry.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// A sort key by which names are ordered as people count: digit runs compare as numbers, so
+/// `mlx5_2` precedes `mlx5_10`.
+pub(crate) fn natural_key(name: &str) -> (Vec<(String, u128)>, String) {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let (text, tail) = split_where(rest, |c| c.is_ascii_digit());
+        let (digits, tail) = split_where(tail, |c| !c.is_ascii_digit());
+        parts.push((text.to_owned(), digits.parse().unwrap_or(u128::MAX)));
+        rest = tail;
+    }
+    (parts, name.to_owned())
+}
+
+fn split_where(text: &str, at: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(at).unwrap_or(text.len()))
+}
+
+/// The last component of a symbolic link's target; `None` if there is no such link.
+pub(crate) fn link_name(directory: &Path, name: &str) -> Result<Option<String>> {
+    let path = directory.join(name);
+    let target = absent_is_none(&path, fs::read_link(&path))?;
+    Ok(target.and_then(|t| t.file_name().and_then(|n| n.to_str()).map(str::to_owned)))
+}
+
+/// The path with every link resolved; `None` if it leads nowhere.
+pub(crate) fn real(path: &Path) -> Result<Option<PathBuf>> {
+    absent_is_none(path, fs::canonicalize(path))
+}
+
+/// True if the directory (still) exists.
+pub(crate) fn exists(path: &Path) -> Result<bool> {
+    Ok(absent_is_none(path, fs::metadata(path))?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_path_in_it_is_refused() {
+        let host = Host::at("/nonexistent");
+        for name in ["", ".", "..", "../net", "a/b", "/etc", "a/", "./a"] {
+            let error = host.class_entry("netdev", "net", name).unwrap_err();
+            assert!(matches!(error, Error::BadName { .. }), "{name:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_object_is_named_with_the_place_it_was_looked_for() {
+        let error = Host::at("/nonexistent")
+            .class_entry("netdev", "net", "ens1")
+            .unwrap_err();
+        assert!(error.is_missing());
+        assert_eq!(
+            error.to_string(),
+            "netdev ens1 does not exist on this host (/nonexistent/sys/class/net/ens1 is missing)"
+        );
+    }
+
+    #[test]
+    fn errors_of_the_process_are_not_taken_for_absent_hardware() {
+        for errno in [
+            Errno::EMFILE,
+            Errno::ENFILE,
+            Errno::ENOMEM,
+            Errno::EACCES,
+            Errno::ELOOP,
+        ] {
+            assert!(!means_absent(&io::Error::from(errno)), "{errno}");
+        }
+        for errno in [
+            Errno::ENOENT,
+            Errno::EINVAL,
+            Errno::ENODEV,
+            Errno::EOPNOTSUPP,
+        ] {
+            assert!(means_absent(&io::Error::from(errno)), "{errno}");
+        }
+    }
+
+    #[test]
+    fn names_are_ordered_as_people_count() {
+        let mut names = vec![
+            "mlx5_10",
+            "mlx5_2",
+            "mlx5_bond_0",
+            "ib1",
+            "ib0",
+            "eth01",
+            "eth1",
+        ];
+        names.sort_by_key(|name| natural_key(name));
+        assert_eq!(
+            names,
+            [
+                "eth01",
+                "eth1",
+                "ib0",
+                "ib1",
+                "mlx5_2",
+                "mlx5_10",
+                "mlx5_bond_0"
+            ]
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! Everything at once: the inventory of a host.
+//!
+//! The walk starts at `/sys/class/infiniband` and goes outward to ports, character devices,
+//! netdevs and PCI functions, so that devices without a netdev, without a PCI function or
+//! without either are seen like all others. A device that goes away during the walk is left
+//! out; the next walk sees the host without it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::address::MacAddress;
+use crate::chardev::{self, CharDevice};
+use crate::host::{self, Host, Result};
+use crate::netdev::{self, Netdev};
+use crate::nldev::{self, NetnsMode};
+use crate::parent::Parent;
+use crate::pci::PciAddress;
+use crate::rdma::{self, PortId, RdmaDevice};
+
+/// What RDMA hardware a host has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Inventory {
+    /// RDMA devices visible in this network namespace, in natural order of name.
+    pub rdma_devices: Vec<RdmaDevice>,
+    /// RDMA devices that exist but are in another network namespace (exclusive mode).
+    pub elsewhere: Vec<Elsewhere>,
+    /// Netdevs on hardware, and every netdev that a GID table or a bond connects to one.
+    pub netdevs: Vec<Netdev>,
+    /// The connection manager's node; `None` if `rdma_ucm` is not loaded.
+    pub rdma_cm: Option<CharDevice>,
+    /// How the RDMA subsystem treats network namespaces; `None` if it is not loaded.
+    pub netns_mode: Option<NetnsMode>,
+}
+
+/// An RDMA device of another network namespace, known by its verbs node: the class
+/// `infiniband_verbs` is not divided by namespaces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Elsewhere {
+    /// Its name.
+    pub rdma_device: String,
+    /// Its verbs node.
+    pub uverbs: CharDevice,
+    /// PCI function it stands on.
+    pub pci: Option<PciAddress>,
+    /// Auxiliary device it stands on.
+    pub auxiliary: Option<String>,
+}
+
+/// Looks at the whole host.
+///
+/// A host without the RDMA stack has an empty inventory; that is no error.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read: the previous inventory is then better than a
+/// partial one. [`host::Error::Missing`] if there is no sysfs at `host.sys` at all.
+pub fn inventory(host: &Host) -> Result<Inventory> {
+    if !host::exists(&host.class(""))? {
+        return Err(host::Error::Missing {
+            kind: "sysfs mount",
+            name: host.sys.display().to_string(),
+            path: host.class(""),
+        });
+    }
+    let rdma_devices = each(&host.class("infiniband"), |name| rdma::read(host, name))?;
+    let netdevs = netdevs(host, &rdma_devices)?;
+    Ok(Inventory {
+        elsewhere: elsewhere(host, &rdma_devices)?,
+        netdevs,
+        rdma_cm: chardev::rdma_cm(host)?,
+        netns_mode: nldev::netns_mode(host)?,
+        rdma_devices,
+    })
+}
+
+/// Reads each entry of a class; one that is gone by the time it is read is left out.
+fn each<T>(class: &Path, read: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+    let mut found = Vec::new();
+    for name in host::names(class)? {
+        match read(&name) {
+            Err(error) if error.is_missing() => {}
+            result => found.push(result?),
+        }
+    }
+    Ok(found)
+}
+
+fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
+    let of_rdma: BTreeSet<&str> = rdma_devices
+        .iter()
+        .flat_map(|device| &device.ports)
+        .flat_map(|port| {
+            let of_gids = port
+                .gids
+                .entries
+                .iter()
+                .filter_map(|entry| entry.netdev.as_deref());
+            port.netdev.as_deref().into_iter().chain(of_gids)
+        })
+        .collect();
+    let class = host.class("net");
+    let mut names = Vec::new();
+    for name in host::names(&class)? {
+        if of_rdma.contains(name.as_str())
+            || host::link_name(&class.join(&name), "device")?.is_some()
+        {
+            names.push(name);
+        }
+    }
+    let mut netdevs: Vec<Netdev> = Vec::new();
+    while let Some(name) = names.pop() {
+        if netdevs.iter().any(|known| known.name == name) {
+            continue;
+        }
+        match netdev::read(host, &name) {
+            Err(error) if error.is_missing() => {}
+            result => {
+                let netdev = result?;
+                names.extend(netdev.master.clone());
+                netdevs.push(netdev);
+            }
+        }
+    }
+    netdevs.sort_by_cached_key(|netdev| host::natural_key(&netdev.name));
+    Ok(netdevs)
+}
+
+fn elsewhere(host: &Host, here: &[RdmaDevice]) -> Result<Vec<Elsewhere>> {
+    let class = host.class("infiniband_verbs");
+    let mut found = Vec::new();
+    for (rdma_device, uverbs, _) in chardev::entries(host, &class)? {
+        if here.iter().any(|device| device.name == rdma_device) {
+            continue;
+        }
+        let parent = match host::real(&class.join(&uverbs.name))? {
+            Some(directory) => Parent::of(host, &directory)?,
+            None => continue,
+        };
+        found.push(Elsewhere {
+            rdma_device,
+            uverbs,
+            auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
+            pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
+        });
+    }
+    Ok(found)
+}
+
+impl Inventory {
+    /// The RDMA device of this name.
+    #[must_use]
+    pub fn rdma_device(&self, name: &str) -> Option<&RdmaDevice> {
+        self.rdma_devices.iter().find(|device| device.name == name)
+    }
+
+    /// The netdev of this name.
+    #[must_use]
+    pub fn netdev(&self, name: &str) -> Option<&Netdev> {
+        self.netdevs.iter().find(|netdev| netdev.name == name)
+    }
+
+    /// RDMA devices that stand directly on a PCI function, its sub-functions left out.
+    pub fn rdma_on_pci(&self, address: PciAddress) -> impl Iterator<Item = &RdmaDevice> {
+        self.rdma_devices.iter().filter(move |device| {
+            device.subfunction_name().is_none()
+                && device
+                    .pci
+                    .as_ref()
+                    .is_some_and(|pci| pci.address == address)
+        })
+    }
+
+    /// RDMA devices on an auxiliary device.
+    pub fn rdma_on_auxiliary(&self, name: &str) -> impl Iterator<Item = &RdmaDevice> {
+        self.rdma_devices
+            .iter()
+            .filter(move |d| d.auxiliary.as_deref() == Some(name))
+    }
+
+    /// Netdevs on a PCI function, its sub-functions left out.
+    pub fn netdevs_on_pci(&self, address: PciAddress) -> impl Iterator<Item = &Netdev> {
+        self.netdevs.iter().filter(move |netdev| {
+            netdev.pci == Some(address)
+                && !netdev
+                    .auxiliary
+                    .as_deref()
+                    .is_some_and(crate::parent::is_subfunction)
+        })
+    }
+
+    /// Netdevs with this link-layer address, current or permanent.
+    pub fn netdevs_by_mac(&self, mac: &MacAddress) -> impl Iterator<Item = &Netdev> {
+        self.netdevs.iter().filter(move |netdev| {
+            netdev.mac.as_ref() == Some(mac) || netdev.permanent_mac.as_ref() == Some(mac)
+        })
+    }
+
+    /// RDMA ports whose own netdev this is.
+    pub fn ports_of_netdev(&self, name: &str) -> impl Iterator<Item = PortId> {
+        self.rdma_devices.iter().flat_map(move |device| {
+            device
+                .ports
+                .iter()
+                .filter(move |port| port.netdev.as_deref() == Some(name))
+                .map(|port| PortId {
+                    device: device.name.clone(),
+                    port: port.number,
+                })
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! The hardware a class device (netdev, RDMA device, char device) stands on.
+//!
+//! `/sys/class/net/X/device` and `/sys/class/infiniband/X/device` lead to the parent, which is
+//! not always the PCI function itself: virtio NICs hang one level below theirs, sub-functions
+//! stand on an auxiliary device, soft devices have no parent at all.
+
+use std::path::{Path, PathBuf};
+
+use crate::host::{self, Host, Result};
+use crate::pci::PciAddress;
+
+/// A class device's parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parent {
+    /// Real directory of the immediate parent.
+    pub(crate) directory: PathBuf,
+    /// Name of the auxiliary device, if the immediate parent is one (`mlx5_core.sf.4`).
+    pub(crate) auxiliary: Option<String>,
+    /// The PCI function at or above the parent, with its directory.
+    pub(crate) pci: Option<(PciAddress, PathBuf)>,
+}
+
+impl Parent {
+    /// The parent of the class device in `directory`; `None` for soft devices.
+    pub(crate) fn of(host: &Host, directory: &Path) -> Result<Option<Self>> {
+        match host::real(&directory.join("device"))? {
+            Some(parent) => Ok(Some(Self::at(host, parent)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Describes a directory that is known to be a parent.
+    pub(crate) fn at(host: &Host, directory: PathBuf) -> Result<Self> {
+        let auxiliary = match subsystem(&directory)?.as_deref() {
+            Some("auxiliary") => file_name(&directory),
+            _ => None,
+        };
+        // Climb to the first directory of the PCI bus; /sys/devices is the end of the tree.
+        let top = host.sys.join("devices");
+        let mut pci = None;
+        for ancestor in directory
+            .ancestors()
+            .take_while(|a| **a != top && a.parent().is_some())
+        {
+            if subsystem(ancestor)?.as_deref() == Some("pci") {
+                pci = file_name(ancestor)
+                    .and_then(|name| name.parse().ok())
+                    .map(|address| (address, ancestor.to_owned()));
+                break;
+            }
+        }
+        Ok(Self {
+            directory,
+            auxiliary,
+            pci,
+        })
+    }
+
+    /// The driver of the immediate parent, or where that is a bus device without one's own
+    /// hardware (virtio), still that: it is what made the class device.
+    pub(crate) fn driver(&self) -> Result<Option<String>> {
+        host::link_name(&self.directory, "driver")
+    }
+
+    /// Directories whose class devices belong to the same hardware as this parent's, nearest
+    /// first: the parent itself, and unless it is a sub-function its PCI function. A
+    /// sub-function is a NIC of its own; the function above it is another one's.
+    pub(crate) fn hardware(&self) -> Vec<&Path> {
+        let mut directories = vec![self.directory.as_path()];
+        let own_nic = self.auxiliary.as_deref().is_some_and(is_subfunction);
+        if let Some((_, pci)) = &self.pci
+            && !own_nic
+            && *pci != self.directory
+        {
+            directories.push(pci);
+        }
+        directories
+    }
+
+    /// Netdevs on this hardware: those of the parent, and of its virtio children, the one bus
+    /// that stands between a PCI function and its netdev. In order of name.
+    pub(crate) fn netdevs(&self) -> Result<Vec<String>> {
+        for directory in self.hardware() {
+            let mut found = host::names(&directory.join("net"))?;
+            for child in host::names(directory)?
+                .iter()
+                .filter(|n| n.starts_with("virtio"))
+            {
+                found.extend(host::names(&directory.join(child).join("net"))?);
+            }
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// RDMA devices on this hardware, in order of name.
+    pub(crate) fn rdma_devices(&self) -> Result<Vec<String>> {
+        for directory in self.hardware() {
+            let found = host::names(&directory.join("infiniband"))?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// True for the auxiliary name of a sub-function, `<driver>.sf.<number>`. Other auxiliary
+/// devices (`mlx5_core.eth.0`, `ice.roce.0`) are facets of one function.
+pub(crate) fn is_subfunction(auxiliary: &str) -> bool {
+    let mut parts = auxiliary.rsplit('.');
+    parts
+        .next()
+        .is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
+        && parts.next() == Some("sf")
+}
+
+/// The bus or class a sysfs device directory belongs to.
+fn subsystem(directory: &Path) -> Result<Option<String>> {
+    host::link_name(directory, "subsystem")
+}
+
+fn file_name(path: &Path) -> Option<String> {
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .map(str::to_owned)
+}

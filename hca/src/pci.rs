@@ -1,0 +1,346 @@
+//! PCI functions: identity, place in the tree, SR-IOV.
+//!
+//! Facts come from sysfs alone: no pci.ids, no configuration space. The chain of bridges above a
+//! function is the real path of its directory, so it costs no further reads.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::address::ParseError;
+use crate::host::{self, Host, Result};
+
+/// A PCI function's address, `domain:bus:device.function`.
+///
+/// Displayed as the kernel does (`%04x:%02x:%02x.%d`); domains above `ffff` exist (Intel VMD) and
+/// simply have more digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// PCI domain (segment).
+    pub domain: u32,
+    /// Bus number.
+    pub bus: u8,
+    /// Device (slot) number, 0 to 31.
+    pub device: u8,
+    /// Function number, 0 to 7.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:04x}:{:02x}:{:02x}.{}",
+            self.domain, self.bus, self.device, self.function
+        )
+    }
+}
+
+impl FromStr for PciAddress {
+    type Err = ParseError;
+
+    /// Reads the full form only: an address without its domain names a different function on
+    /// another machine.
+    fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
+        parse_address(text).ok_or_else(|| ParseError {
+            text: text.to_owned(),
+            expected: "a PCI address such as 0000:3b:00.0",
+        })
+    }
+}
+
+fn parse_address(text: &str) -> Option<PciAddress> {
+    let hex = |digits: &str, widths: std::ops::RangeInclusive<usize>| {
+        (widths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit()))
+            .then(|| u32::from_str_radix(digits, 16).ok())
+            .flatten()
+    };
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    let domain_value = hex(domain, 4..=8)?;
+    // `00000:` would be a second spelling of `0000:`.
+    if domain.len() > 4 && domain.starts_with('0') {
+        return None;
+    }
+    Some(PciAddress {
+        domain: domain_value,
+        bus: u8::try_from(hex(bus, 2..=2)?).ok()?,
+        device: u8::try_from(hex(device, 2..=2)?).ok().filter(|&d| d < 32)?,
+        function: u8::try_from(hex(function, 1..=1)?)
+            .ok()
+            .filter(|&f| f < 8)?,
+    })
+}
+
+impl Serialize for PciAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PciAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
+    }
+}
+
+/// One PCI function as the kernel sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PciFunction {
+    /// Its address.
+    pub address: PciAddress,
+    /// Vendor ID, for instance `0x15b3`.
+    pub vendor: u16,
+    /// Device ID, for instance `0x1021`.
+    pub device: u16,
+    /// Subsystem vendor and device IDs, where the function has them.
+    pub subsystem: Option<(u16, u16)>,
+    /// Class code: base class, sub-class, programming interface (24 bits; `0x020000` Ethernet,
+    /// `0x020700` InfiniBand).
+    pub class: u32,
+    /// The bound driver, such as `mlx5_core` or `vfio-pci`; `None` if unbound.
+    pub driver: Option<String>,
+    /// NUMA node; `None` where the firmware does not say (the kernel's -1).
+    pub numa_node: Option<u32>,
+    /// CPUs near this function, as the kernel's list (`0-55,112-167`).
+    pub local_cpus: Option<String>,
+    /// IOMMU group number; `None` without an IOMMU.
+    pub iommu_group: Option<u32>,
+    /// What it is in SR-IOV terms.
+    pub sriov: Sriov,
+    /// Name of the root complex, such as `pci0000:20`.
+    pub root: Option<String>,
+    /// Bridges from the root port down to the function itself, which is the last element.
+    pub chain: Vec<PciAddress>,
+}
+
+impl PciFunction {
+    /// True for a virtual function.
+    #[must_use]
+    pub fn is_vf(&self) -> bool {
+        matches!(self.sriov, Sriov::Virtual { .. })
+    }
+
+    /// The physical function behind this one: itself, or for a VF its PF.
+    #[must_use]
+    pub fn physical(&self) -> PciAddress {
+        match self.sriov {
+            Sriov::Virtual { physical, .. } => physical,
+            _ => self.address,
+        }
+    }
+}
+
+/// A function's part in SR-IOV.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "role", rename_all = "camelCase")]
+pub enum Sriov {
+    /// Neither a VF nor able to have any.
+    None,
+    /// A physical function that can have VFs.
+    Physical {
+        /// VFs the hardware allows.
+        total: u32,
+        /// VFs in being now, by VF index. Shorter than the index range if a VF was detached.
+        functions: Vec<(u32, PciAddress)>,
+    },
+    /// A virtual function.
+    Virtual {
+        /// Its physical function.
+        physical: PciAddress,
+        /// Its VF index there (`ip link set PF vf INDEX`); `None` if the PF is not visible,
+        /// as for a VF passed into a virtual machine.
+        index: Option<u32>,
+    },
+}
+
+/// Reads one PCI function.
+///
+/// # Errors
+/// [`host::Error::Missing`] if there is no such function; [`host::Error::Read`] if sysfs cannot
+/// be read.
+pub fn read(host: &Host, address: PciAddress) -> Result<PciFunction> {
+    let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
+    read_at(&directory, address)
+}
+
+/// Reads the function whose real sysfs directory is `directory`.
+pub(crate) fn read_at(directory: &Path, address: PciAddress) -> Result<PciFunction> {
+    let id = |name| -> Result<Option<u16>> {
+        Ok(host::hexadecimal(directory, name)?.and_then(|id| u16::try_from(id).ok()))
+    };
+    let subsystem = match (id("subsystem_vendor")?, id("subsystem_device")?) {
+        (Some(vendor), Some(device)) => Some((vendor, device)),
+        _ => None,
+    };
+    let (root, chain) = place(directory);
+    Ok(PciFunction {
+        address,
+        vendor: id("vendor")?.unwrap_or_default(),
+        device: id("device")?.unwrap_or_default(),
+        subsystem,
+        class: host::hexadecimal(directory, "class")?.unwrap_or_default(),
+        driver: host::link_name(directory, "driver")?,
+        // -1 means "not told"; it does not parse as u32.
+        numa_node: host::parsed(directory, "numa_node")?,
+        local_cpus: host::attribute(directory, "local_cpulist")?,
+        iommu_group: host::link_name(directory, "iommu_group")?.and_then(|g| g.parse().ok()),
+        sriov: sriov(directory, address)?,
+        root,
+        chain,
+    })
+}
+
+fn sriov(directory: &Path, address: PciAddress) -> Result<Sriov> {
+    if let Some(physical) = linked_function(directory, "physfn")? {
+        let index = match host::real(&directory.join("physfn"))? {
+            Some(pf) => virtual_functions(&pf)?
+                .into_iter()
+                .find_map(|(index, vf)| (vf == address).then_some(index)),
+            None => None,
+        };
+        return Ok(Sriov::Virtual { physical, index });
+    }
+    match host::parsed(directory, "sriov_totalvfs")? {
+        None | Some(0) => Ok(Sriov::None),
+        Some(total) => Ok(Sriov::Physical {
+            total,
+            functions: virtual_functions(directory)?,
+        }),
+    }
+}
+
+/// The PF's VFs by their `virtfn<index>` links, in order of index.
+fn virtual_functions(pf: &Path) -> Result<Vec<(u32, PciAddress)>> {
+    let mut functions = Vec::new();
+    for name in host::names(pf)? {
+        let Some(index) = name.strip_prefix("virtfn").and_then(|i| i.parse().ok()) else {
+            continue;
+        };
+        if let Some(vf) = linked_function(pf, &name)? {
+            functions.push((index, vf));
+        }
+    }
+    Ok(functions)
+}
+
+fn linked_function(directory: &Path, link: &str) -> Result<Option<PciAddress>> {
+    Ok(host::link_name(directory, link)?.and_then(|name| name.parse().ok()))
+}
+
+/// Splits the real path into the last PCI root and the addresses below it.
+///
+/// There may be platform, ACPI or Hyper-V components before the root, and VMD puts a root of its
+/// own below another PCI function, so the last one counts.
+fn place(directory: &Path) -> (Option<String>, Vec<PciAddress>) {
+    let mut root = None;
+    let mut chain = Vec::new();
+    for component in directory.iter().filter_map(|c| c.to_str()) {
+        if is_root(component) {
+            root = Some(component.to_owned());
+            chain.clear();
+        } else if let Ok(address) = component.parse() {
+            chain.push(address);
+        }
+    }
+    (root, chain)
+}
+
+/// True for `pci<domain>:<bus>`.
+fn is_root(component: &str) -> bool {
+    let Some((domain, bus)) = component
+        .strip_prefix("pci")
+        .and_then(|r| r.split_once(':'))
+    else {
+        return false;
+    };
+    domain.len() >= 4
+        && bus.len() == 2
+        && domain
+            .bytes()
+            .chain(bus.bytes())
+            .all(|b| b.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address(text: &str) -> PciAddress {
+        text.parse().unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_reads_back_as_written(domain: u32, bus: u8, device in 0_u8..32, function in 0_u8..8) {
+            let address = PciAddress { domain, bus, device, function };
+            prop_assert_eq!(address.to_string().parse(), Ok(address));
+        }
+
+        #[test]
+        fn what_is_accepted_is_the_kernels_spelling_but_for_case(text in "[0-9a-fA-F]{0,9}:[0-9a-fA-F]{1,3}:[0-9a-fA-F]{1,3}[.][0-9a-f]{1,2}") {
+            if let Ok(address) = text.parse::<PciAddress>() {
+                prop_assert_eq!(address.to_string(), text.to_lowercase());
+            }
+        }
+
+        #[test]
+        fn no_text_makes_the_reader_panic(text in "\\PC*") {
+            let _ = text.parse::<PciAddress>();
+        }
+    }
+
+    #[test]
+    fn wrong_addresses_are_refused_with_an_example() {
+        for text in [
+            "",
+            "3b:00.0",
+            "0000:3b:00",
+            "0000:3b:20.0",
+            "0000:3b:00.8",
+            "0000:+b:00.0",
+            "00000:3b:00.0",
+        ] {
+            let error = text.parse::<PciAddress>().unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .ends_with("is not a PCI address such as 0000:3b:00.0"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_chain_starts_below_the_last_root() {
+        let (root, chain) = place(Path::new(
+            "/sys/devices/pci0000:20/0000:20:00.0/0000:21:00.0/0000:22:01.0/0000:24:00.0",
+        ));
+        assert_eq!(root.as_deref(), Some("pci0000:20"));
+        assert_eq!(
+            chain,
+            [
+                "0000:20:00.0",
+                "0000:21:00.0",
+                "0000:22:01.0",
+                "0000:24:00.0"
+            ]
+            .map(address)
+        );
+
+        let vmd = "/sys/devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:06.0/10000:e1:00.0";
+        let (root, chain) = place(Path::new(vmd));
+        assert_eq!(root.as_deref(), Some("pci10000:e0"));
+        assert_eq!(chain, ["10000:e0:06.0", "10000:e1:00.0"].map(address));
+
+        let vmbus = "/sys/devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00/47505500-0001-0000-\
+                     3130-444531334632/pci0101:00/0101:00:00.0";
+        assert_eq!(place(Path::new(vmbus)).1, [address("0101:00:00.0")]);
+    }
+}

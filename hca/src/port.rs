@@ -1,0 +1,364 @@
+//! Ports of an RDMA device.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+use crate::address::ParseError;
+use crate::gid::{self, GidTable};
+use crate::host::{self, Result};
+
+/// One port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Port {
+    /// Port number as verbs counts, from 1.
+    pub number: u32,
+    /// Logical state.
+    pub state: PortState,
+    /// Physical state.
+    pub phys_state: PhysState,
+    /// Signalling rate; `None` if the driver does not tell.
+    pub rate: Option<Rate>,
+    /// What the port is configured for.
+    pub link_layer: LinkLayer,
+    /// Local identifier given by the subnet manager; 0 on Ethernet.
+    pub lid: u32,
+    /// Subnet manager's LID; 0 without one.
+    pub sm_lid: u32,
+    /// Path MTU in bytes that RDMA traffic of this port can use. sysfs does not tell it: on
+    /// Ethernet it follows from the netdev's MTU as in the kernel ([`roce_mtu`]), on InfiniBand
+    /// it is `None`.
+    pub active_mtu: Option<u32>,
+    /// Filled slots of the GID table.
+    pub gids: GidTable,
+    /// Filled slots of the partition table: index and key. The key's high bit is full membership.
+    pub pkeys: Vec<(u32, u16)>,
+    /// The netdev of this port: the Ethernet netdev for RoCE and iWARP, the parent IPoIB netdev
+    /// for InfiniBand. `None` if there is none, or if it is in another network namespace.
+    pub netdev: Option<String>,
+}
+
+impl Port {
+    /// True if the port can carry traffic now.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.state == PortState::Active
+    }
+}
+
+/// Logical state of a port (IBA 14.2.5.6; sysfs `state`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PortState {
+    /// No link.
+    Down,
+    /// Link up, waiting for a subnet manager.
+    Init,
+    /// Configured, not yet activated by the subnet manager.
+    Armed,
+    /// Usable.
+    Active,
+    /// Active, link lost a moment ago.
+    ActiveDefer,
+    /// The driver reports none, or one unknown to this program.
+    Unknown,
+}
+
+impl PortState {
+    fn parse(text: &str) -> Self {
+        match leading_number(text) {
+            Some(1) => Self::Down,
+            Some(2) => Self::Init,
+            Some(3) => Self::Armed,
+            Some(4) => Self::Active,
+            Some(5) => Self::ActiveDefer,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Down => "DOWN",
+            Self::Init => "INIT",
+            Self::Armed => "ARMED",
+            Self::Active => "ACTIVE",
+            Self::ActiveDefer => "ACTIVE_DEFER",
+            Self::Unknown => "UNKNOWN",
+        })
+    }
+}
+
+/// Physical state of a port (sysfs `phys_state`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PhysState {
+    /// Asleep.
+    Sleep,
+    /// Up without a carrier.
+    Polling,
+    /// Administratively down.
+    Disabled,
+    /// Training.
+    PortConfigurationTraining,
+    /// Carrier present.
+    LinkUp,
+    /// Recovering from errors.
+    LinkErrorRecovery,
+    /// Physical test.
+    PhyTest,
+    /// The driver reports none, or one unknown to this program.
+    Unknown,
+}
+
+impl PhysState {
+    fn parse(text: &str) -> Self {
+        match leading_number(text) {
+            Some(1) => Self::Sleep,
+            Some(2) => Self::Polling,
+            Some(3) => Self::Disabled,
+            Some(4) => Self::PortConfigurationTraining,
+            Some(5) => Self::LinkUp,
+            Some(6) => Self::LinkErrorRecovery,
+            Some(7) => Self::PhyTest,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for PhysState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Sleep => "Sleep",
+            Self::Polling => "Polling",
+            Self::Disabled => "Disabled",
+            Self::PortConfigurationTraining => "PortConfigurationTraining",
+            Self::LinkUp => "LinkUp",
+            Self::LinkErrorRecovery => "LinkErrorRecovery",
+            Self::PhyTest => "Phy Test",
+            Self::Unknown => "Unknown",
+        })
+    }
+}
+
+/// The number before the colon of `4: ACTIVE`.
+fn leading_number(text: &str) -> Option<u8> {
+    text.split(':')
+        .next()
+        .and_then(|number| number.trim().parse().ok())
+}
+
+/// What kind of network a port speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum LinkLayer {
+    /// RoCE or iWARP.
+    Ethernet,
+    /// Native InfiniBand.
+    InfiniBand,
+    /// Neither, or not told.
+    Unknown,
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ethernet => "Ethernet",
+            Self::InfiniBand => "InfiniBand",
+            Self::Unknown => "Unknown",
+        })
+    }
+}
+
+/// A port's rate, as in `100 Gb/sec (4X EDR)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rate {
+    /// Megabits a second.
+    pub mbps: u32,
+    /// Width and generation, such as `4X EDR`, where the kernel adds them.
+    pub signalling: Option<String>,
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.mbps / 1000)?;
+        match self.mbps % 1000 {
+            0 => {}
+            rest => write!(f, ".{}", format!("{rest:03}").trim_end_matches('0'))?,
+        }
+        f.write_str(" Gb/sec")?;
+        self.signalling
+            .as_ref()
+            .map_or(Ok(()), |s| write!(f, " ({s})"))
+    }
+}
+
+impl FromStr for Rate {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
+        parse_rate(text).ok_or_else(|| ParseError {
+            text: text.to_owned(),
+            expected: "a rate such as 100 Gb/sec (4X EDR)",
+        })
+    }
+}
+
+fn parse_rate(text: &str) -> Option<Rate> {
+    let (number, rest) = text.split_once(" Gb/sec")?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) || fraction.len() > 3 {
+        return None;
+    }
+    let thousandths: u32 = format!("{fraction:0<3}").parse().ok()?;
+    let mbps = whole
+        .parse::<u32>()
+        .ok()?
+        .checked_mul(1000)?
+        .checked_add(thousandths)?;
+    let signalling = match rest.trim() {
+        "" => None,
+        rest => Some(rest.strip_prefix('(')?.strip_suffix(')')?.to_owned()),
+    };
+    Some(Rate { mbps, signalling })
+}
+
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Reads port `number` in `directory`, all but its netdev and what follows from that.
+pub(crate) fn read(directory: &Path, number: u32) -> Result<Port> {
+    let text = |name| host::attribute(directory, name);
+    let state = text("state")?.map_or(PortState::Unknown, |s| PortState::parse(&s));
+    let phys_state = text("phys_state")?.map_or(PhysState::Unknown, |s| PhysState::parse(&s));
+    Ok(Port {
+        number,
+        state,
+        phys_state,
+        rate: host::parsed(directory, "rate")?,
+        link_layer: link_layer(directory)?,
+        lid: host::hexadecimal(directory, "lid")?.unwrap_or(0),
+        sm_lid: host::hexadecimal(directory, "sm_lid")?.unwrap_or(0),
+        active_mtu: None,
+        gids: gid::table(directory)?,
+        pkeys: pkeys(directory)?,
+        netdev: None,
+    })
+}
+
+pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
+    Ok(match host::attribute(port, "link_layer")?.as_deref() {
+        Some("Ethernet") => LinkLayer::Ethernet,
+        Some("InfiniBand") => LinkLayer::InfiniBand,
+        _ => LinkLayer::Unknown,
+    })
+}
+
+/// Partition keys; like GIDs they fill the table from the front, so the same rule ends the walk.
+fn pkeys(port: &Path) -> Result<Vec<(u32, u16)>> {
+    let mut pkeys = Vec::new();
+    let mut empty = 0;
+    for name in host::names(&port.join("pkeys"))? {
+        let key = host::hexadecimal(&port.join("pkeys"), &name)?.unwrap_or(0);
+        match (name.parse(), u16::try_from(key)) {
+            (Ok(index), Ok(key)) if key != 0 => {
+                empty = 0;
+                pkeys.push((index, key));
+            }
+            _ => empty += 1,
+        }
+        if empty == gid::EMPTY_RUN {
+            break;
+        }
+    }
+    Ok(pkeys)
+}
+
+/// The RDMA path MTU, in bytes, that an Ethernet MTU leaves room for; `None` below 256.
+///
+/// The kernel takes the room of the headers a packet may need (GRH 40, UDP 8, BTH 12, XRC 4,
+/// atomic 28, ICRC 4) and rounds down to a step (`iboe_get_mtu` in `include/rdma/ib_addr.h`).
+#[must_use]
+pub fn roce_mtu(netdev_mtu: u32) -> Option<u32> {
+    const HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+    let room = netdev_mtu.saturating_sub(HEADERS);
+    [4096, 2048, 1024, 512, 256]
+        .into_iter()
+        .find(|&step| step <= room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_rate_reads_back_as_written(mbps in 0_u32..2_000_000, signalling in prop::option::of("[0-9]{1,2}X [A-Z]{3}")) {
+            let rate = Rate { mbps, signalling };
+            prop_assert_eq!(rate.to_string().parse(), Ok(rate));
+        }
+
+        #[test]
+        fn no_text_makes_the_reader_panic(text in "\\PC*") {
+            let _ = text.parse::<Rate>();
+            let _ = (PortState::parse(&text), PhysState::parse(&text));
+        }
+    }
+
+    #[test]
+    fn rates_of_real_kernels_are_understood() {
+        for (text, mbps, signalling) in [
+            ("100 Gb/sec (4X EDR)", 100_000, Some("4X EDR")),
+            ("2.5 Gb/sec (1X SDR)", 2500, Some("1X SDR")),
+            ("2.5 Gb/sec", 2500, None),
+            ("400 Gb/sec (4X NDR)", 400_000, Some("4X NDR")),
+        ] {
+            let rate: Rate = text.parse().unwrap();
+            assert_eq!(
+                (rate.mbps, rate.signalling.as_deref()),
+                (mbps, signalling),
+                "{text}"
+            );
+        }
+        for text in [
+            "",
+            "Gb/sec",
+            "x Gb/sec",
+            "1.2345 Gb/sec",
+            "-1 Gb/sec",
+            "4294968 Gb/sec",
+        ] {
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn states_are_taken_from_their_number() {
+        assert_eq!(PortState::parse("4: ACTIVE"), PortState::Active);
+        assert_eq!(PortState::parse("1: DOWN"), PortState::Down);
+        assert_eq!(PortState::parse("0: NOP"), PortState::Unknown);
+        assert_eq!(PhysState::parse("5: LinkUp"), PhysState::LinkUp);
+        assert_eq!(PhysState::parse("2: Polling"), PhysState::Polling);
+        assert_eq!(PhysState::parse(""), PhysState::Unknown);
+    }
+
+    #[test]
+    fn the_path_mtu_leaves_room_for_headers() {
+        for (mtu, expected) in [
+            (9000, Some(4096)),
+            (4192, Some(4096)),
+            (4191, Some(2048)),
+            (1500, Some(1024)),
+            (100, None),
+        ] {
+            assert_eq!(roce_mtu(mtu), expected, "{mtu}");
+        }
+    }
+}

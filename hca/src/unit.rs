@@ -1,0 +1,456 @@
+//! Names of the units that a node offers: what the kubelet calls a device ID.
+//!
+//! A unit's name must be unique over all resources of a node and must survive a restart, a
+//! reboot and a renamed netdev, so it is made of the hardware's address and never of a name the
+//! kernel hands out in order of arrival. It travels from the device plugin through the kubelet's
+//! checkpoint and Multus to the network plugin, which reads it back here.
+//!
+//! | pool | form | example |
+//! |---|---|---|
+//! | exclusive | `<hca>` | `0000:3b:00.0`, `mlx5_core.sf.4`, `guid-505400fffe000001` |
+//! | shared | `<hca>_<pool>_<slot>` | `0000:3b:00.0_3e71787e_17` |
+//! | shared, all HCAs to each unit | `pool_<pool>_<slot>` | `pool_3e71787e_17` |
+//!
+//! `<pool>` is eight hexadecimal digits made from the resource name ([`PoolTag`]). A name has at
+//! most 63 characters of `[A-Za-z0-9_.:-]`. Each name reads back as one unit only: auxiliary
+//! names end in `.<digits>`, so none of them looks like a shared unit.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::address::Guid;
+use crate::pci::PciAddress;
+use crate::rdma::RdmaDevice;
+
+/// The longest name of a unit, in bytes.
+pub const MAX_LENGTH: usize = 63;
+
+/// What an HCA is called, whatever its netdev or RDMA device is named today.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HcaId {
+    /// A PCI function.
+    Pci(PciAddress),
+    /// An auxiliary device: a sub-function.
+    Auxiliary(AuxiliaryName),
+    /// A device with neither, by its node GUID.
+    NodeGuid(Guid),
+}
+
+/// Name of a device on the auxiliary bus, `<module>.<kind>.<number>`, such as `mlx5_core.sf.4`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AuxiliaryName(String);
+
+impl AuxiliaryName {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for AuxiliaryName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut parts = text.split('.');
+        let word = |part: Option<&str>| {
+            part.is_some_and(|p| {
+                !p.is_empty()
+                    && p.bytes()
+                        .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+            })
+        };
+        let fits = word(parts.next())
+            && word(parts.next())
+            && parts.next().and_then(canonical_number).is_some()
+            && parts.next().is_none()
+            && text.len() <= MAX_LENGTH;
+        if fits {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(Error::Form {
+                text: text.to_owned(),
+            })
+        }
+    }
+}
+
+/// Eight digits that stand for a resource name inside a unit's name.
+///
+/// They are FNV-1a, 64 bits folded to 32: the same on every build and machine, and with the few
+/// resources of a node as good as unique. A configuration reader compares the tags of its pools
+/// and refuses two that are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolTag(u32);
+
+impl PoolTag {
+    /// The tag of a full resource name such as `rdma/hca_shared_devices_a`.
+    #[must_use]
+    pub fn of(resource: &str) -> Self {
+        let hash = resource
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        let folded = (hash >> 32) ^ (hash & 0xffff_ffff);
+        #[expect(clippy::cast_possible_truncation, reason = "folded to 32 bits above")]
+        Self(folded as u32)
+    }
+}
+
+impl fmt::Display for PoolTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+/// A unit: what one count of a resource stands for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UnitId {
+    /// A whole HCA.
+    Exclusive(HcaId),
+    /// One of many shares of an HCA.
+    Shared {
+        /// The HCA.
+        hca: HcaId,
+        /// The pool it is offered in.
+        pool: PoolTag,
+        /// Which share, from 0.
+        slot: u32,
+    },
+    /// One of many shares of all HCAs of a pool together.
+    Pool {
+        /// The pool.
+        pool: PoolTag,
+        /// Which share, from 0.
+        slot: u32,
+    },
+}
+
+impl UnitId {
+    /// The HCA it names; `None` for a share of a whole pool.
+    #[must_use]
+    pub fn hca(&self) -> Option<&HcaId> {
+        match self {
+            Self::Exclusive(hca) | Self::Shared { hca, .. } => Some(hca),
+            Self::Pool { .. } => None,
+        }
+    }
+}
+
+/// Why a text names no unit, or a unit has no name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The text has none of the forms.
+    #[error(
+        "{text:?} names no unit: expected a PCI address (0000:3b:00.0), an auxiliary device \
+         (mlx5_core.sf.4), guid-<16 digits>, <hca>_<pool>_<slot> or pool_<pool>_<slot>"
+    )]
+    Form {
+        /// The text as given.
+        text: String,
+    },
+    /// The name would be too long for the kubelet's and the container runtimes' use of it.
+    #[error("unit {text:?} has {} characters, more than {MAX_LENGTH}", text.len())]
+    TooLong {
+        /// The name.
+        text: String,
+    },
+    /// The device has nothing that stays the same over a reboot.
+    #[error(
+        "RDMA device {device} has neither a PCI function, nor an auxiliary device, nor a node \
+         GUID: it cannot be offered"
+    )]
+    NoIdentity {
+        /// Name of the RDMA device.
+        device: String,
+    },
+}
+
+impl HcaId {
+    /// The identity of an RDMA device: its sub-function, else its PCI function, else its GUID.
+    ///
+    /// Two RDMA devices can have the same: they then stand on one piece of hardware and can only
+    /// be given away together.
+    ///
+    /// # Errors
+    /// [`Error::NoIdentity`] for a soft device without a GUID; [`Error::Form`] for an auxiliary
+    /// name that is not of the kernel's form.
+    pub fn of(device: &RdmaDevice) -> Result<Self, Error> {
+        if let Some(name) = device.subfunction_name() {
+            return name.parse().map(Self::Auxiliary);
+        }
+        if let Some(pci) = &device.pci {
+            return Ok(Self::Pci(pci.address));
+        }
+        if let Some(name) = &device.auxiliary {
+            return name.parse().map(Self::Auxiliary);
+        }
+        device
+            .node_guid
+            .map(Self::NodeGuid)
+            .ok_or_else(|| Error::NoIdentity {
+                device: device.name.clone(),
+            })
+    }
+}
+
+impl fmt::Display for HcaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pci(address) => address.fmt(f),
+            Self::Auxiliary(name) => f.write_str(&name.0),
+            Self::NodeGuid(guid) => write!(f, "guid-{:016x}", guid.0),
+        }
+    }
+}
+
+impl FromStr for HcaId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let error = || Error::Form {
+            text: text.to_owned(),
+        };
+        if let Some(digits) = text.strip_prefix("guid-") {
+            let guid = lower_hex(digits, 16).ok_or_else(error)?;
+            return Ok(Self::NodeGuid(Guid(guid)));
+        }
+        if let Ok(address) = text.parse::<PciAddress>() {
+            // One unit, one name: capitals would be a second spelling.
+            return if address.to_string() == text {
+                Ok(Self::Pci(address))
+            } else {
+                Err(error())
+            };
+        }
+        text.parse().map(Self::Auxiliary)
+    }
+}
+
+impl fmt::Display for UnitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exclusive(hca) => hca.fmt(f),
+            Self::Shared { hca, pool, slot } => write!(f, "{hca}_{pool}_{slot}"),
+            Self::Pool { pool, slot } => write!(f, "pool_{pool}_{slot}"),
+        }
+    }
+}
+
+impl UnitId {
+    /// The name, if it is short enough to be one.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] for a share of an auxiliary device with a very long name.
+    pub fn name(&self) -> Result<String, Error> {
+        let text = self.to_string();
+        if text.len() <= MAX_LENGTH {
+            Ok(text)
+        } else {
+            Err(Error::TooLong { text })
+        }
+    }
+}
+
+impl FromStr for UnitId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if text.len() > MAX_LENGTH {
+            return Err(Error::TooLong {
+                text: text.to_owned(),
+            });
+        }
+        if let Some((rest, pool, slot)) = split_share(text) {
+            return if rest == "pool" {
+                Ok(Self::Pool { pool, slot })
+            } else {
+                let hca = rest.parse().map_err(|_| Error::Form {
+                    text: text.to_owned(),
+                })?;
+                Ok(Self::Shared { hca, pool, slot })
+            };
+        }
+        text.parse().map(Self::Exclusive)
+    }
+}
+
+/// Splits `<rest>_<pool>_<slot>`.
+fn split_share(text: &str) -> Option<(&str, PoolTag, u32)> {
+    let (rest, slot) = text.rsplit_once('_')?;
+    let (rest, pool) = rest.rsplit_once('_')?;
+    let pool = u32::try_from(lower_hex(pool, 8)?).ok()?;
+    Some((rest, PoolTag(pool), canonical_number(slot)?))
+}
+
+/// Exactly `width` lower-case hexadecimal digits.
+fn lower_hex(digits: &str, width: usize) -> Option<u64> {
+    let fits = digits.len() == width
+        && digits
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// A decimal number without sign or leading zeros.
+fn canonical_number(digits: &str) -> Option<u32> {
+    let value: u32 = digits.parse().ok()?;
+    (value.to_string() == digits).then_some(value)
+}
+
+impl Serialize for UnitId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for UnitId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hca() -> impl Strategy<Value = HcaId> {
+        prop_oneof![
+            (any::<u32>(), any::<u8>(), 0_u8..32, 0_u8..8).prop_map(
+                |(domain, bus, device, function)| HcaId::Pci(PciAddress {
+                    domain,
+                    bus,
+                    device,
+                    function
+                })
+            ),
+            "[a-z0-9_]{1,12}[.][a-z]{1,5}[.](0|[1-9][0-9]{0,5})"
+                .prop_map(|name| HcaId::Auxiliary(name.parse().unwrap())),
+            any::<u64>().prop_map(|guid| HcaId::NodeGuid(Guid(guid))),
+        ]
+    }
+
+    fn unit() -> impl Strategy<Value = UnitId> {
+        let pool = "[a-z./_]{1,30}".prop_map(|name| PoolTag::of(&name));
+        prop_oneof![
+            hca().prop_map(UnitId::Exclusive),
+            (hca(), pool.clone(), any::<u32>()).prop_map(|(hca, pool, slot)| UnitId::Shared {
+                hca,
+                pool,
+                slot
+            }),
+            (pool, any::<u32>()).prop_map(|(pool, slot)| UnitId::Pool { pool, slot }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_unit_reads_back_as_named(unit in unit()) {
+            prop_assert_eq!(unit.name().unwrap().parse(), Ok(unit));
+        }
+
+        #[test]
+        fn a_name_is_short_and_of_harmless_characters(unit in unit()) {
+            let name = unit.name().unwrap();
+            prop_assert!(name.len() <= MAX_LENGTH, "{}", name);
+            prop_assert!(
+                name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b)),
+                "{}", name
+            );
+        }
+
+        #[test]
+        fn a_text_that_is_accepted_is_the_only_spelling(text in "(guid-)?[0-9a-fA-F]{1,4}[:._0-9a-f]{0,30}") {
+            if let Ok(unit) = text.parse::<UnitId>() {
+                prop_assert_eq!(unit.to_string(), text);
+            }
+        }
+
+        #[test]
+        fn no_text_makes_the_reader_panic(text in "\\PC*") {
+            let _ = text.parse::<UnitId>();
+        }
+    }
+
+    #[test]
+    fn the_three_forms_are_told_apart() {
+        let pool = PoolTag::of("rdma/hca_shared_devices_a");
+        let pci: PciAddress = "0000:3b:00.0".parse().unwrap();
+        for (text, expected) in [
+            (
+                "0000:3b:00.0".to_owned(),
+                UnitId::Exclusive(HcaId::Pci(pci)),
+            ),
+            (
+                "mlx5_core.sf.4".to_owned(),
+                UnitId::Exclusive(HcaId::Auxiliary("mlx5_core.sf.4".parse().unwrap())),
+            ),
+            (
+                "guid-505400fffe000001".to_owned(),
+                UnitId::Exclusive(HcaId::NodeGuid(Guid(0x5054_00ff_fe00_0001))),
+            ),
+            (
+                format!("0000:3b:00.0_{pool}_17"),
+                UnitId::Shared {
+                    hca: HcaId::Pci(pci),
+                    pool,
+                    slot: 17,
+                },
+            ),
+            (format!("pool_{pool}_0"), UnitId::Pool { pool, slot: 0 }),
+        ] {
+            assert_eq!(text.parse::<UnitId>(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_other_things_are_refused() {
+        for text in [
+            "",
+            "mlx5_0",
+            "ens1f0",
+            "3b:00.0",
+            "0000:3B:00.0",
+            "pool_0badcafe_01",
+            "pool_0BADCAFE_1",
+            "pool_0badcafe_",
+            "guid-5054",
+            "mlx5_core.sf",
+            "mlx5_core.sf.x",
+            "a/b.sf.1",
+            "../x.sf.1",
+            "0000:3b:00.0_0badcafe_-1",
+            "_0badcafe_1",
+        ] {
+            assert!(text.parse::<UnitId>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_pools_tag_is_the_same_on_every_build() {
+        // A changed tag would rename all units of a node under running pods.
+        assert_eq!(
+            PoolTag::of("rdma/hca_shared_devices_a").to_string(),
+            "3e71787e"
+        );
+        assert_ne!(PoolTag::of("rdma/a"), PoolTag::of("rdma/b"));
+    }
+
+    #[test]
+    fn a_name_that_got_too_long_is_an_error_not_a_cut() {
+        let long = format!("{}.sf.4", "m".repeat(50));
+        let hca = HcaId::Auxiliary(long.parse().unwrap());
+        let unit = UnitId::Shared {
+            hca,
+            pool: PoolTag::of("x"),
+            slot: 1,
+        };
+        assert!(matches!(unit.name(), Err(Error::TooLong { .. })));
+    }
+}
