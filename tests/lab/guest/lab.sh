@@ -1,0 +1,178 @@
+# What a scenario can call. Sourced by guest/scenario; the scenario itself is bash under
+# `set -Eeuo pipefail`. Results go to the runner over the second serial line, one line each.
+
+lab_send() { printf '%s\n' "$*" >/dev/ttyS1; }
+
+# The first line of a text, so that a result stays one line.
+lab_line() { head -n 1 <<<"$*" | tr -d '\r'; }
+
+lab_diag() { while IFS= read -r line; do lab_send "diag $line"; done; }
+
+lab_unexpected() {
+	lab_send "not ok ran to its end"
+	lab_send "diag $3:$4: exit status $1 of: $(lab_line "$2")"
+	tail -n 15 "$LAB_OUT/log" | lab_diag
+}
+
+# --- results -------------------------------------------------------------------------------
+
+# pass DESCRIPTION / fail DESCRIPTION [LINE…]: one result.
+pass() { lab_send "ok $1"; echo "--- ok: $1"; }
+fail() {
+	lab_send "not ok $1"
+	echo "--- NOT OK: $1"
+	shift
+	[ $# = 0 ] || printf '%s\n' "$@" | lab_diag
+}
+
+# skip DESCRIPTION REASON: not tried, by name and with the reason.
+skip() { lab_send "skip $1 # $2"; echo "--- skipped: $1: $2"; }
+
+# check DESCRIPTION COMMAND…: passes if the command succeeds; its output is kept in the log,
+# and shown if it fails.
+check() {
+	local what=$1 out rc=0
+	shift
+	out=$("$@" 2>&1) || rc=$?
+	echo "\$ $*"
+	[ -z "$out" ] || printf '%s\n' "$out"
+	if [ "$rc" = 0 ]; then pass "$what"; else fail "$what" "exit status $rc of: $*" "$out"; fi
+}
+
+# refuses DESCRIPTION PATTERN COMMAND…: passes if the command fails and says PATTERN (an
+# extended regular expression).
+refuses() {
+	local what=$1 pattern=$2 out rc=0
+	shift 2
+	out=$("$@" 2>&1) || rc=$?
+	echo "\$ $*"
+	printf '%s\n' "$out"
+	if [ "$rc" != 0 ] && grep -Eq -- "$pattern" <<<"$out"; then pass "$what"; else
+		fail "$what" "expected a failure that says /$pattern/, got exit status $rc of: $*" "$out"
+	fi
+}
+
+# equal DESCRIPTION WANTED HAVE: passes if both texts are the same; shows the difference.
+equal() {
+	if [ "$2" = "$3" ]; then pass "$1"; else
+		fail "$1" "$(diff --label wanted --label have -U 2 <(printf '%s\n' "$2") <(printf '%s\n' "$3") || true)"
+	fi
+}
+
+# contains DESCRIPTION PATTERN TEXT: passes if the text matches the extended regular expression.
+contains() {
+	if grep -Eq -- "$2" <<<"$3"; then pass "$1"; else fail "$1" "no match of /$2/ in:" "$3"; fi
+}
+
+# --- what a person who watches is told -----------------------------------------------------
+
+tell() { lab_send "tell $*"; }
+# show COMMAND…: runs it and tells its output, indented.
+show() { "$@" 2>&1 | while IFS= read -r line; do lab_send "tell   $line"; done; }
+
+# --- waiting, the other guest, the machine -------------------------------------------------
+
+# wait_for SECONDS COMMAND…: until it succeeds; fails when the time is over.
+wait_for() {
+	local end=$((SECONDS + $1))
+	shift
+	until "$@" >/dev/null 2>&1; do
+		[ $SECONDS -lt $end ] || { echo "waited in vain for: $*" >&2; return 1; }
+		sleep 0.2
+	done
+}
+
+# meet NAME: waits until all guests of the scenario have come to the same point.
+meet() {
+	: >"/lab/sync/$1.$LAB_GUEST"
+	wait_for "${2:-120}" eval '[ "$(ls /lab/sync | grep -c "^'"$1"'\.[0-9]*$")" = '"$(cat /lab/guests)"' ]'
+}
+
+lab_asked=0
+# machine COMMAND…: a command of QEMU's monitor for this guest's machine (set_link, device_del,
+# device_add, …); prints the answer, fails if QEMU complains.
+machine() {
+	local answer=/lab/sync/answer.$LAB_GUEST.$BASHPID.$((++lab_asked))
+	lab_send "machine ${answer##*/} $*"
+	wait_for 60 test -e "$answer"
+	cat "$answer"
+	# HMP commands that succeed are silent.
+	[ ! -s "$answer" ] || [ "$1" = info ]
+}
+
+# --- RDMA ----------------------------------------------------------------------------------
+
+# load_rdma: the modules that user space needs; nothing loads them by itself in a guest.
+load_rdma() { modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad; }
+
+# make_hca NETDEV [HCA]: puts a soft RoCE HCA on a netdev (default name: rxe and the netdev's
+# number), and waits until its port is active and the NIC's own address is settled.
+make_hca() {
+	local hca=${2:-rxe${1##*[!0-9]}}
+	load_rdma
+	ip link set "$1" up
+	wait_for 20 grep -q 1 "/sys/class/net/$1/carrier"
+	rdma link add "$hca" type rxe netdev "$1"
+	wait_for 20 grep -q ACTIVE "/sys/class/infiniband/$hca/ports/1/state"
+	wait_for 20 settled "$1"
+}
+
+# settled NETDEV: no address of it is still being checked for duplicates.
+settled() { [ -z "$(ip -6 addr show dev "$1" tentative)" ]; }
+
+# gids HCA: the used entries of its GID table: index, GID, type, netdev.
+gids() {
+	local port=/sys/class/infiniband/$1/ports/1 path gid
+	grep -rsv '^0000:0000:0000:0000:0000:0000:0000:0000$' "$port/gids" | sort -t / -k 9n |
+		while IFS=: read -r path gid; do
+			path=${path##*/}
+			printf '%s %s %s %s\n' "$path" "$gid" "$(<"$port/gid_attrs/types/$path")" \
+				"$(cat "$port/gid_attrs/ndevs/$path" 2>/dev/null || echo -)"
+		done
+}
+
+# gid_index HCA IPV4: the index of an address in the HCA's GID table.
+gid_index() {
+	local gid
+	# shellcheck disable=SC2046 # four numbers
+	gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' $(tr . ' ' <<<"$2"))
+	gids "$1" | awk -v gid="$gid" '!found && $2 == gid { print $1; found = 1 } END { exit !found }'
+}
+
+# host_state: all that must be as before when the pods are gone: links, addresses, routes,
+# rules, neighbours that someone set, HCAs and their GID tables.
+host_state() {
+	local hca
+	ip -o link show | sed 's/ qlen [0-9]*//'
+	ip -o addr show | sed 's/valid_lft.*//'
+	ip route show table all | sort
+	ip -6 route show table all | grep -v ' table local ' | sort
+	ip rule show
+	ip neigh show nud permanent
+	rdma link show
+	for hca in /sys/class/infiniband/*; do
+		[ -e "$hca" ] || continue
+		gids "${hca##*/}" | sed "s/^/${hca##*/} gid /"
+	done
+}
+
+# --- pods ----------------------------------------------------------------------------------
+
+# start_containerd: with the pods' image imported and our CNI directory; ready when it returns.
+start_containerd() {
+	mount -t tmpfs containerd /var/lib/containerd
+	mkdir -p /etc/containerd /etc/cni/net.d /opt/cni/bin
+	cat >/etc/containerd/config.toml <<-'CONFIG'
+		version = 2
+		[plugins."io.containerd.grpc.v1.cri"]
+		  sandbox_image = "localhost/rdma-lab/pod:latest"
+		  [plugins."io.containerd.grpc.v1.cri".cni]
+		    bin_dir = "/opt/cni/bin"
+		    conf_dir = "/etc/cni/net.d"
+		  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+		    runtime_type = "io.containerd.runc.v2"
+	CONFIG
+	containerd --log-level warn >"$LAB_OUT/containerd.log" 2>&1 &
+	wait_for 60 ctr version
+	ctr --namespace k8s.io image import /lab/image.tar >/dev/null
+}

@@ -1,0 +1,1 @@
+"""The lab's machines: scenarios, guests under QEMU, results."""

@@ -1,0 +1,238 @@
+"""One scenario from its share to its results."""
+
+import fcntl
+import os
+import pathlib
+import re
+import select
+import shutil
+import subprocess
+import time
+
+from . import machine
+from .guest import Guest, GuestDied
+from .report import Report, Result
+from .scenario import Scenario
+
+LAB = pathlib.Path(__file__).resolve().parent.parent
+BOOT_SECONDS = 90
+CONSOLE_LINES = 12
+
+
+class CannotStart(Exception):
+    """Something the scenario needs is not here; the message says what to do."""
+
+
+class Skipped(Exception):
+    """This machine cannot run the scenario; the message says why."""
+
+
+def has_kvm() -> bool:
+    """Whether guests can run on the processor itself. A /dev/kvm alone proves nothing: where the
+    processor shows no virtualisation, it cannot run an unmodified kernel."""
+    flags = pathlib.Path("/proc/cpuinfo").read_text()
+    return os.access("/dev/kvm", os.R_OK | os.W_OK) and bool(re.search(r"\b(vmx|svm)\b", flags))
+
+
+def qemu_version() -> tuple[int, ...]:
+    """The version of the QEMU on the path."""
+    shown = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(part) for part in re.search(r"version (\d+(?:\.\d+)*)", shown)[1].split("."))
+
+
+def find_binary(name: str, places: list[pathlib.Path]) -> pathlib.Path:
+    """A binary under test: the first of the places that has it."""
+    for place in places:
+        if (place / name).is_file():
+            return place / name
+    raise CannotStart(
+        f"no {name} in {', '.join(map(str, places))}: build it (make build), or name the folder in RDMA_BIN_DIR"
+    )
+
+
+class Play:
+    """A scenario being played. `directory` holds its share, its logs and what it leaves."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        cache: dict[str, pathlib.Path],
+        places: list[pathlib.Path],
+        directory: pathlib.Path,
+        report: Report,
+        patience: float,
+        tell=None,
+    ) -> None:
+        self.scenario = scenario
+        self.cache = cache
+        self.places = places
+        self.directory = directory
+        self.report = report
+        self.patience = patience
+        self.tell = tell
+        self.results: list[Result] = []
+        self.guests: list[Guest] = []
+        self.done: dict[int, int] = {}
+        self.booted: dict[int, float] = {}
+
+    def prepare(self) -> None:
+        """Makes the share. Fails before anything is booted if something is missing."""
+        if self.scenario.qemu and (have := qemu_version()) < self.scenario.qemu:
+            wanted, version = (".".join(map(str, v)) for v in (self.scenario.qemu, have))
+            raise Skipped(f"needs QEMU {wanted} or newer, this machine has {version}")
+        found = [find_binary(name, self.places) for name in self.scenario.binaries]
+        shutil.rmtree(self.directory, ignore_errors=True)
+        share = self.directory / "share"
+        (share / "sync").mkdir(parents=True)
+        for place in ("bin", "out"):
+            (share / place).mkdir()
+        shutil.copytree(LAB / "guest", share / "guest")
+        shutil.copy(self.scenario.path, share / "scenario.sh")
+        (share / "guests").write_text(f"{self.scenario.guests}\n")
+        for binary in found:
+            shutil.copy(binary, share / "bin")
+        if self.scenario.image:
+            shutil.copy(self.cache["image"] / "image.tar", share / "image.tar")
+
+    def boot(self, shell: bool) -> None:
+        """Starts the guests and waits until each has its root."""
+        kvm = has_kvm()
+        for number in range(1, self.scenario.guests + 1):
+            command = machine.command(self.scenario, number, self.cache, self.directory, kvm, shell)
+            self.guests.append(Guest(number, command, self.directory, shell))
+        self.follow(BOOT_SECONDS * self.patience, lambda: len(self.booted) == len(self.guests))
+
+    def follow(self, seconds: float | None, finished) -> None:
+        """Takes in what the guests report until `finished`, or fails."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not finished():
+            if end and time.monotonic() > end:
+                raise TimeoutError(f"not finished after {seconds:.0f} s")
+            dead = [guest for guest in self.guests if not guest.alive() and guest.number not in self.done]
+            select.select([guest.control for guest in self.guests if guest.alive()], [], [], 0.2)
+            for guest in self.guests:
+                for line in guest.lines():
+                    self.take(guest, line)
+            for guest in dead:
+                if guest.number not in self.done:
+                    raise GuestDied(f"guest {guest.number} ended by itself")
+
+    def take(self, guest: Guest, line: str) -> None:
+        """One line of a guest."""
+        word, _, rest = line.partition(" ")
+        match word:
+            case "boot":
+                self.booted[guest.number] = float(rest)
+            case "done":
+                self.done[guest.number] = int(rest)
+            case "ok":
+                self.result(guest, rest, "passed")
+            case "not":
+                self.result(guest, rest.removeprefix("ok "), "failed")
+            case "skip":
+                what, _, reason = rest.partition(" # ")
+                self.result(guest, what, "skipped", reason)
+            case "diag":
+                self.detail(rest)
+            case "tell":
+                if self.tell:
+                    self.tell(rest)
+            case "machine":
+                answer, _, command = rest.partition(" ")
+                path = self.directory / "share" / "sync" / answer
+                path.with_suffix(".new").write_text(guest.monitor_command(command))
+                path.with_suffix(".new").rename(path)
+            case _:
+                self.result(guest, "speaks to the runner as agreed", "failed")
+                self.detail(line)
+
+    def result(self, guest: Guest, what: str, outcome: str, reason: str = "") -> None:
+        """Notes a result."""
+        if self.scenario.guests > 1:
+            what = f"node{guest.number}: {what}"
+        self.shown()
+        self.results.append(Result(self.scenario.name, what, outcome, reason))
+        if outcome == "passed":
+            self.shown()
+
+    def detail(self, line: str) -> None:
+        """A remark on the last result."""
+        if self.results:
+            self.results[-1].details.append(line)
+
+    _shown = 0
+
+    def shown(self) -> None:
+        """Prints, when results are printed as they come, those that are complete."""
+        while self.report.live and self._shown < len(self.results):
+            result = self.results[self._shown]
+            self._shown += 1
+            self.report.show(result, len(self.report.results) + self._shown)
+
+    def console(self) -> list[str]:
+        """The last lines of the guests' consoles."""
+        lines = []
+        for log in sorted(self.directory.glob("console-*.log")):
+            tail = log.read_text(errors="replace").splitlines()[-CONSOLE_LINES:]
+            lines += [f"{log.name}: {line}" for line in tail]
+        return lines
+
+    def broken(self, what: str, why: str) -> None:
+        """A failure that the guests did not report themselves."""
+        self.results.append(Result(self.scenario.name, what, "failed", details=[why, *self.console()]))
+
+    def end(self) -> None:
+        """Ends the guests."""
+        for guest in self.guests:
+            guest.end()
+        self.guests = []
+        self.booted = {}
+
+    def run(self, shell: bool = False) -> None:
+        """Plays the scenario; the results go into the report."""
+        started = time.monotonic()
+        locks = [os.open(path, os.O_RDONLY) for path in self.cache.values()]
+        try:
+            for lock in locks:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            self._run(shell)
+        except Skipped as why:
+            self.results.append(Result(self.scenario.name, "whole scenario", "skipped", str(why)))
+        except CannotStart as why:
+            self.broken("can start", str(why))
+        finally:
+            self.end()
+            for lock in locks:
+                os.close(lock)
+        self.shown()
+        remark = f"{self.scenario.name}: {time.monotonic() - started:.1f} s"
+        if self.directory.is_dir():
+            for leftover in ("bin", "image.tar"):
+                path = self.directory / "share" / leftover
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            remark += f", logs in {self.directory}"
+        self.report.add(self.results, remark)
+
+    def _run(self, shell: bool) -> None:
+        self.prepare()
+        for attempt in (1, 2):
+            try:
+                self.boot(shell)
+                break
+            except (GuestDied, TimeoutError) as why:
+                if attempt == 2:
+                    self.broken("boots", str(why))
+                    return
+                print(f"# {self.scenario.name}: boot failed ({why}), once more", flush=True)
+                self.end()
+        seconds = None if shell else self.scenario.timeout * self.patience
+        try:
+            self.follow(seconds, lambda: len(self.done) == len(self.guests))
+        except (GuestDied, TimeoutError) as why:
+            self.broken("ran to its end", str(why))
+            return
+        failed = any(result.outcome == "failed" for result in self.results)
+        if any(self.done.values()) and not failed:
+            self.broken("ran to its end", f"exit status {self.done}")
+        if not self.results and not shell:
+            self.broken("tries something", "the scenario reported no result")
