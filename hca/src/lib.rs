@@ -8,6 +8,8 @@
 //! - [`netdev`], [`pci`], [`address`]: what they stand on
 //! - [`unit`]: the names of what a node offers, shared by both plugins
 //! - [`nldev`]: RDMA netlink
+//!
+//! The feature `test-tree` adds `tree`, which lays a host out of files for tests.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +25,8 @@ mod parent;
 pub mod pci;
 pub mod port;
 pub mod rdma;
+#[cfg(any(test, feature = "test-tree"))]
+pub mod tree;
 pub mod unit;
 
 pub use address::{Guid, MacAddress};
