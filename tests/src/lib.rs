@@ -5,12 +5,14 @@
 //! - [`need`]: what a machine can or cannot do, looked at once;
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
-//! - [`cni`]: calling a CNI plugin as a runtime does.
+//! - [`cni`]: calling a CNI plugin as a runtime does;
+//! - [`kubelet`]: the kubelet's side of devices, as strict as a real one.
 
 #![forbid(unsafe_code)]
 
 pub mod bin_under_test;
 pub mod cni;
 pub mod harness;
+pub mod kubelet;
 pub mod need;
 pub mod netns;

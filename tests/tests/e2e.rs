@@ -11,6 +11,7 @@
 )]
 
 mod cases;
+mod plugin;
 
 fn main() -> std::process::ExitCode {
     e2e::harness::run(cases::all())

@@ -19,5 +19,6 @@ macro_rules! modules {
 
 // One line each, in alphabetical order.
 modules! {
+    standin_kubelet
     standin_netns
 }

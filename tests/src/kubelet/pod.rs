@@ -1,0 +1,483 @@
+//! Pod manifests, as far as the stand-in can honour them.
+//!
+//! A field that is not here is refused by name: a test that passed because a
+//! field was overlooked would prove nothing.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A Pod object.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Pod {
+    /// `v1`.
+    pub api_version: String,
+    /// `Pod`.
+    pub kind: String,
+    /// Who it is.
+    pub metadata: Metadata,
+    /// What it runs.
+    pub spec: Spec,
+}
+
+/// A Pod's metadata.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Metadata {
+    /// Name, a DNS subdomain.
+    pub name: String,
+    /// Namespace; `default` unless named.
+    #[serde(default = "default_namespace")]
+    pub namespace: String,
+    /// Given by the API server; the stand-in fills it in.
+    #[serde(default)]
+    pub uid: String,
+    /// Labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations; `k8s.v1.cni.cncf.io/networks` among them.
+    #[serde(default)]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A Pod's spec.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Spec {
+    /// Run in order before the others, each to its end (unless it restarts always).
+    #[serde(default)]
+    pub init_containers: Vec<Container>,
+    /// Run together.
+    pub containers: Vec<Container>,
+    /// Directories for containers to mount.
+    #[serde(default)]
+    pub volumes: Vec<Volume>,
+    /// In the host's network namespace: no CNI at all.
+    #[serde(default)]
+    pub host_network: bool,
+    /// In the host's IPC namespace.
+    #[serde(default, rename = "hostIPC")]
+    pub host_ipc: bool,
+    /// Host name inside; the pod's name unless given.
+    #[serde(default)]
+    pub hostname: Option<String>,
+    /// Honoured only as `Never`: the stand-in restarts a container when told to.
+    #[serde(default)]
+    pub restart_policy: Option<String>,
+    /// Seconds between asking and killing.
+    #[serde(default)]
+    pub termination_grace_period_seconds: Option<i64>,
+    /// For the scheduler, of which there is none here; every pod runs on this node.
+    #[serde(default)]
+    pub affinity: Option<Value>,
+    /// As `affinity`.
+    #[serde(default)]
+    pub node_selector: Option<Value>,
+    /// As `affinity`.
+    #[serde(default)]
+    pub tolerations: Option<Value>,
+}
+
+/// One container of a Pod.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Container {
+    /// Name, unique in the pod.
+    pub name: String,
+    /// Image reference; must be present in the runtime, nothing is pulled.
+    #[serde(default)]
+    pub image: String,
+    /// Any policy but `Always` can be honoured without pulling.
+    #[serde(default)]
+    pub image_pull_policy: Option<String>,
+    /// Replaces the image's entry point.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Replaces the image's arguments.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Working directory.
+    #[serde(default)]
+    pub working_dir: Option<String>,
+    /// Environment; plain values only.
+    #[serde(default)]
+    pub env: Vec<EnvVar>,
+    /// What it asks for.
+    #[serde(default)]
+    pub resources: Resources,
+    /// Capabilities and privilege.
+    #[serde(default)]
+    pub security_context: SecurityContext,
+    /// Volumes it sees.
+    #[serde(default)]
+    pub volume_mounts: Vec<VolumeMount>,
+    /// `Always` makes an init container a sidecar.
+    #[serde(default)]
+    pub restart_policy: Option<String>,
+}
+
+/// An environment variable.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvVar {
+    /// Name.
+    pub name: String,
+    /// Value.
+    #[serde(default)]
+    pub value: String,
+}
+
+/// Limits and requests by resource name.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resources {
+    /// The most it may use; for extended resources, what it gets.
+    #[serde(default)]
+    pub limits: BTreeMap<String, Value>,
+    /// What it is promised; for extended resources equal to the limit.
+    #[serde(default)]
+    pub requests: BTreeMap<String, Value>,
+}
+
+/// A container's security context.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecurityContext {
+    /// All capabilities and all devices.
+    #[serde(default)]
+    pub privileged: bool,
+    /// Capabilities beside the runtime's own.
+    #[serde(default)]
+    pub capabilities: Capabilities,
+}
+
+/// Capabilities to add to and drop from the runtime's own, without `CAP_`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capabilities {
+    /// To add.
+    #[serde(default)]
+    pub add: Vec<String>,
+    /// To drop.
+    #[serde(default)]
+    pub drop: Vec<String>,
+}
+
+/// A directory or file of the host.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Volume {
+    /// Name by which containers mount it.
+    pub name: String,
+    /// Where on the host; the only kind of volume there is here.
+    pub host_path: HostPath,
+}
+
+/// A path of the host.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostPath {
+    /// The path.
+    pub path: String,
+    /// `Directory`, `File`, ...; not checked.
+    #[serde(default)]
+    pub r#type: Option<String>,
+}
+
+/// Where a container sees a volume.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VolumeMount {
+    /// The volume.
+    pub name: String,
+    /// The path inside.
+    pub mount_path: String,
+    /// Not writable.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+fn default_namespace() -> String {
+    "default".to_owned()
+}
+
+impl Pod {
+    /// The Pods of a manifest, each with a UID of its own; objects of other kinds are passed over.
+    ///
+    /// # Errors
+    /// Not YAML, a field the stand-in cannot honour, or requests the API server would refuse.
+    pub fn from_manifest(text: &str) -> Result<Vec<Self>> {
+        let mut pods = Vec::new();
+        for document in serde_yaml_ng::Deserializer::from_str(text) {
+            let object = Value::deserialize(document).context("read the manifest as YAML")?;
+            if object.get("kind").and_then(Value::as_str) != Some("Pod") {
+                continue;
+            }
+            let name = object
+                .pointer("/metadata/name")
+                .and_then(Value::as_str)
+                .unwrap_or("?");
+            let context = format!("read pod {name}");
+            let mut pod: Self = serde_json::from_value(object).context(context)?;
+            if pod.metadata.uid.is_empty() {
+                pod.metadata.uid = new_uid()?;
+            }
+            pod.check()?;
+            pods.push(pod);
+        }
+        Ok(pods)
+    }
+
+    /// A pod of one container with these limits, for tests of the kubelet alone.
+    ///
+    /// # Errors
+    /// No UID could be made.
+    pub fn with_limits(name: &str, limits: &[(&str, u64)]) -> Result<Self> {
+        let container = Container::with_limits("main", limits);
+        Self::of_containers(name, Vec::new(), vec![container])
+    }
+
+    /// A pod of these containers.
+    ///
+    /// # Errors
+    /// No UID could be made.
+    pub fn of_containers(
+        name: &str,
+        init_containers: Vec<Container>,
+        containers: Vec<Container>,
+    ) -> Result<Self> {
+        Ok(Self {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            metadata: Metadata {
+                name: name.to_owned(),
+                namespace: default_namespace(),
+                uid: new_uid()?,
+                ..Metadata::default()
+            },
+            spec: Spec {
+                init_containers,
+                containers,
+                ..Spec::default()
+            },
+        })
+    }
+
+    /// `namespace/name`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.metadata.namespace, self.metadata.name)
+    }
+
+    /// How much of each extended resource the scheduler counts for the pod: the
+    /// sum of what runs together, or the largest init container if that is more.
+    #[must_use]
+    pub fn requests(&self) -> BTreeMap<String, u64> {
+        let mut together: BTreeMap<String, u64> = BTreeMap::new();
+        let mut largest: BTreeMap<String, u64> = BTreeMap::new();
+        let sidecars = self
+            .spec
+            .init_containers
+            .iter()
+            .filter(|init| init.is_sidecar());
+        for container in self.spec.containers.iter().chain(sidecars) {
+            for (resource, count) in container.extended_limits() {
+                *together.entry(resource).or_default() += count;
+            }
+        }
+        for init in self
+            .spec
+            .init_containers
+            .iter()
+            .filter(|init| !init.is_sidecar())
+        {
+            for (resource, count) in init.extended_limits() {
+                let entry = largest.entry(resource).or_default();
+                *entry = count.max(*entry);
+            }
+        }
+        for (resource, count) in largest {
+            let entry = together.entry(resource).or_default();
+            *entry = count.max(*entry);
+        }
+        together
+    }
+
+    /// What the API server would refuse, or the stand-in cannot do.
+    fn check(&self) -> Result<()> {
+        let pod = self.full_name();
+        if self.spec.containers.is_empty() {
+            bail!("pod {pod} has no container");
+        }
+        if let Some(policy) = &self.spec.restart_policy
+            && !["Always", "OnFailure", "Never"].contains(&policy.as_str())
+        {
+            bail!("pod {pod}: restartPolicy {policy} is none of Always, OnFailure, Never");
+        }
+        for container in self
+            .spec
+            .init_containers
+            .iter()
+            .chain(&self.spec.containers)
+        {
+            let what = format!("pod {pod}, container {}", container.name);
+            let limits = &container.resources.limits;
+            for (resource, amount) in limits.iter().filter(|(name, _)| name.contains('/')) {
+                if whole(amount).is_none() {
+                    bail!("{what}: {resource} must be a whole number, not {amount}");
+                }
+            }
+            for (resource, amount) in &container.resources.requests {
+                if !resource.contains('/') {
+                    continue;
+                }
+                match limits.get(resource).and_then(whole) {
+                    Some(limit) if Some(limit) == whole(amount) => {}
+                    Some(limit) => bail!(
+                        "{what}: {resource} requests {amount} but limits {limit}; \
+                         an extended resource cannot be overcommitted"
+                    ),
+                    None => bail!("{what}: {resource} is requested, but has no limit"),
+                }
+            }
+            if container.image_pull_policy.as_deref() == Some("Always") {
+                bail!(
+                    "{what}: imagePullPolicy Always: nothing is pulled here; import the image and use IfNotPresent"
+                );
+            }
+            for mount in &container.volume_mounts {
+                if !self
+                    .spec
+                    .volumes
+                    .iter()
+                    .any(|volume| volume.name == mount.name)
+                {
+                    bail!("{what}: there is no volume {}", mount.name);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Container {
+    /// A container with these limits.
+    #[must_use]
+    pub fn with_limits(name: &str, limits: &[(&str, u64)]) -> Self {
+        let limits = limits
+            .iter()
+            .map(|&(resource, count)| (resource.to_owned(), count.into()));
+        Self {
+            name: name.to_owned(),
+            resources: Resources {
+                limits: limits.collect(),
+                requests: BTreeMap::new(),
+            },
+            ..Self::default()
+        }
+    }
+
+    /// True for an init container that keeps running beside the others.
+    #[must_use]
+    pub fn is_sidecar(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+
+    /// Limits of extended resources. For those, limits are what counts.
+    pub fn extended_limits(&self) -> impl Iterator<Item = (String, u64)> {
+        let limits = self
+            .resources
+            .limits
+            .iter()
+            .filter(|(name, _)| name.contains('/'));
+        limits.filter_map(|(name, amount)| Some((name.clone(), whole(amount)?)))
+    }
+}
+
+/// A whole number, written as one or as a string.
+fn whole(amount: &Value) -> Option<u64> {
+    amount.as_u64().or_else(|| amount.as_str()?.parse().ok())
+}
+
+fn new_uid() -> Result<String> {
+    let path = "/proc/sys/kernel/random/uuid";
+    let uid = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    Ok(uid.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = r#"
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: net}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: one
+  annotations: {k8s.v1.cni.cncf.io/networks: net}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: main
+    image: image
+    command: [sleep, infinity]
+    securityContext: {capabilities: {add: [IPC_LOCK]}}
+    resources: {limits: {rdma/hca: "1", memory: 1Gi}, requests: {rdma/hca: 1}}
+"#;
+
+    #[test]
+    fn reads_the_pods_of_a_manifest_and_passes_over_other_kinds() {
+        let pods = Pod::from_manifest(MANIFEST).unwrap();
+        assert_eq!(pods.len(), 1);
+        assert_eq!(pods[0].full_name(), "default/one");
+        assert_eq!(pods[0].requests(), [("rdma/hca".to_owned(), 1)].into());
+        assert_eq!(pods[0].metadata.uid.len(), 36);
+    }
+
+    #[test]
+    fn names_what_it_cannot_honour() {
+        for (from, to, word) in [
+            ("restartPolicy: Never", "dnsPolicy: None", "dnsPolicy"),
+            ("restartPolicy: Never", "restartPolicy: Once", "Once"),
+            ("{rdma/hca: 1}", "{rdma/hca: 2}", "overcommitted"),
+            ("{rdma/hca: 1}", "{rdma/other: 2}", "no limit"),
+            ("rdma/hca: \"1\"", "rdma/hca: \"1k\"", "whole number"),
+            ("image: image", "imagePullPolicy: Always", "Always"),
+            (
+                "image: image",
+                "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
+                "no volume shm",
+            ),
+        ] {
+            let error = format!(
+                "{:#}",
+                Pod::from_manifest(&MANIFEST.replace(from, to)).unwrap_err()
+            );
+            assert!(error.contains(word), "{to}: {error}");
+        }
+    }
+
+    #[test]
+    fn counts_what_runs_together_or_the_largest_init_container() {
+        let mut sidecar = Container::with_limits("sidecar", &[("rdma/a", 1)]);
+        sidecar.restart_policy = Some("Always".to_owned());
+        let init = vec![
+            Container::with_limits("init", &[("rdma/a", 1), ("rdma/b", 5)]),
+            sidecar,
+        ];
+        let app = vec![
+            Container::with_limits("one", &[("rdma/a", 2), ("rdma/b", 1)]),
+            Container::with_limits("two", &[("rdma/b", 1)]),
+        ];
+        let pod = Pod::of_containers("pod", init, app).unwrap();
+        let expected = [("rdma/a".to_owned(), 3), ("rdma/b".to_owned(), 5)];
+        assert_eq!(pod.requests(), expected.into());
+    }
+}
