@@ -165,7 +165,7 @@ start_containerd() {
 	cat >/etc/containerd/config.toml <<-'CONFIG'
 		version = 2
 		[plugins."io.containerd.grpc.v1.cri"]
-		  sandbox_image = "localhost/rdma-lab/pod:latest"
+		  sandbox_image = "localhost/rdma-tools:1"
 		  [plugins."io.containerd.grpc.v1.cri".cni]
 		    bin_dir = "/opt/cni/bin"
 		    conf_dir = "/etc/cni/net.d"

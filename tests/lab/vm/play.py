@@ -10,17 +10,15 @@ import subprocess
 import time
 
 from . import machine
+from .binaries import Binaries, CannotStart
 from .guest import Guest, GuestDied
 from .report import Report, Result
 from .scenario import Scenario
 
 LAB = pathlib.Path(__file__).resolve().parent.parent
+ROOT = LAB.parent.parent
 BOOT_SECONDS = 90
 CONSOLE_LINES = 12
-
-
-class CannotStart(Exception):
-    """Something the scenario needs is not here; the message says what to do."""
 
 
 class Skipped(Exception):
@@ -40,16 +38,6 @@ def qemu_version() -> tuple[int, ...]:
     return tuple(int(part) for part in re.search(r"version (\d+(?:\.\d+)*)", shown)[1].split("."))
 
 
-def find_binary(name: str, places: list[pathlib.Path]) -> pathlib.Path:
-    """A binary under test: the first of the places that has it."""
-    for place in places:
-        if (place / name).is_file():
-            return place / name
-    raise CannotStart(
-        f"no {name} in {', '.join(map(str, places))}: build it (make build), or name the folder in RDMA_BIN_DIR"
-    )
-
-
 class Play:
     """A scenario being played. `directory` holds its share, its logs and what it leaves."""
 
@@ -57,7 +45,7 @@ class Play:
         self,
         scenario: Scenario,
         cache: dict[str, pathlib.Path],
-        places: list[pathlib.Path],
+        binaries: Binaries,
         directory: pathlib.Path,
         report: Report,
         patience: float,
@@ -65,7 +53,7 @@ class Play:
     ) -> None:
         self.scenario = scenario
         self.cache = cache
-        self.places = places
+        self.binaries = binaries
         self.directory = directory
         self.report = report
         self.patience = patience
@@ -80,13 +68,15 @@ class Play:
         if self.scenario.qemu and (have := qemu_version()) < self.scenario.qemu:
             wanted, version = (".".join(map(str, v)) for v in (self.scenario.qemu, have))
             raise Skipped(f"needs QEMU {wanted} or newer, this machine has {version}")
-        found = [find_binary(name, self.places) for name in self.scenario.binaries]
+        found = [self.binaries.product(name) for name in self.scenario.binaries]
+        found += [self.binaries.standin(name) for name in self.scenario.standins]
         shutil.rmtree(self.directory, ignore_errors=True)
         share = self.directory / "share"
         (share / "sync").mkdir(parents=True)
         for place in ("bin", "out"):
             (share / place).mkdir()
         shutil.copytree(LAB / "guest", share / "guest")
+        shutil.copytree(ROOT / "manifests", share / "manifests")
         shutil.copy(self.scenario.path, share / "scenario.sh")
         (share / "guests").write_text(f"{self.scenario.guests}\n")
         for binary in found:

@@ -38,6 +38,8 @@ class Scenario:
     image: bool = False
     # Binaries under test that it calls.
     binaries: tuple[str, ...] = ()
+    # Of the test crate's own programs, those it calls.
+    standins: tuple[str, ...] = ()
     # Oldest QEMU it works with.
     qemu: tuple[int, ...] = ()
     # Further arguments of QEMU, and of the guest's kernel.
@@ -54,7 +56,7 @@ def _value(key: str, text: str):
             return (int(nodes), int(switches), int(nics))
         case "image":
             return {"yes": True, "no": False}[text]
-        case "binaries":
+        case "binaries" | "standins":
             return tuple(text.split(","))
         case "qemu":
             return tuple(int(part) for part in text.split("."))
