@@ -36,12 +36,14 @@ build: ## the three node programs, static, into dist/ (PROFILE=quick: into targe
 	echo "programs for $$target in $(BIN_DIR)/"
 
 .PHONY: check
-check: ## format, lints, and dependencies where cargo-deny is installed
+check: ## format and lints; dependencies and scripts where cargo-deny and shellcheck are installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	@if $(CARGO) deny --version >/dev/null 2>&1; \
-	then echo $(CARGO) deny check bans licenses sources; $(CARGO) deny --locked check bans licenses sources; \
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --locked check bans licenses sources; \
 	else echo "cargo-deny is not installed: dependencies were not checked"; fi
+	@if command -v shellcheck >/dev/null; then \
+	  git ls-files -z | xargs -0 grep -lIE '^#!/bin/(ba)?sh' | xargs shellcheck --severity=warning --exclude=SC1090; \
+	else echo "shellcheck is not installed: scripts were not checked"; fi
 
 .PHONY: test
 test: build ## everything that is tested, lab included; ends with N passed, N failed, N skipped

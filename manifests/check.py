@@ -1,0 +1,172 @@
+"""Checks every kustomization below manifests/; see manifests/check, which starts this.
+
+Four questions, each with its own function: does it render, do the Kubernetes schemas accept it,
+do the objects agree among themselves, and do our programs accept the configuration in it.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import yaml
+
+MANIFESTS = Path("manifests")
+PROGRAMS = Path(os.environ["RDMA_BIN_DIR"])
+# The oldest and the newest that the schemas know; what both accept is accepted between.
+VERSIONS = [kubernetes_validate.utils.all_versions()[0], kubernetes_validate.latest_version()]
+# Kinds of others, which the schemas do not know; checked below by what reads them.
+FOREIGN = {
+    "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
+    "SecurityContextConstraints": "security.openshift.io/v1",
+    "MPIJob": "kubeflow.org/v2beta1",
+}
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+
+
+def renderer():
+    if shutil.which("kustomize"):
+        return ["kustomize", "build"]
+    if shutil.which("kubectl"):
+        told = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True, check=False)
+        found = re.search(r"Kustomize Version: v(\d+)", told.stdout)
+        if found and int(found[1]) >= 5:
+            return ["kubectl", "kustomize"]
+    sys.exit("neither kustomize nor kubectl (with kustomize 5 or later inside) is installed: nothing can be "
+             "rendered; Debian has it as the package kustomize, from release 13 on")
+
+
+def render(command, directory):
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return [], [f"does not render: {done.stderr.strip()}"]
+    warnings = [f"renders with a warning: {line}" for line in done.stderr.splitlines() if line.strip()]
+    return [document for document in yaml.safe_load_all(done.stdout) if document], warnings
+
+
+def name_of(document):
+    return f"{document['kind']} {document['metadata']['name']}"
+
+
+def against_schemas(documents):
+    for document in documents:
+        if FOREIGN.get(document["kind"]) == document["apiVersion"]:
+            continue
+        for version in VERSIONS:
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                where = ".".join(str(step) for step in error.path)
+                yield f"{name_of(document)}: Kubernetes {version} refuses {where}: {error.message}"
+            except kubernetes_validate.SchemaNotFoundError as error:
+                yield f"{name_of(document)}: {error.message}"
+
+
+def pod_specs(value):
+    """Each pod, or pod template, in a document of any kind: (metadata, spec)."""
+    if isinstance(value, list):
+        for item in value:
+            yield from pod_specs(item)
+    elif isinstance(value, dict):
+        spec = value.get("spec")
+        if isinstance(spec, dict) and "containers" in spec:
+            yield value.get("metadata", {}), spec
+        for item in value.values():
+            yield from pod_specs(item)
+
+
+def agreement(documents):
+    networks = {d["metadata"]["name"]: d["metadata"].get("annotations", {}).get(RESOURCE)
+                for d in documents if d["kind"] == "NetworkAttachmentDefinition"}
+    config_maps = {d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}
+    with open("Cargo.toml", "rb") as file:
+        version = tomllib.load(file)["workspace"]["package"]["version"]
+    for document in documents:
+        for metadata, spec in pod_specs(document):
+            containers = spec["containers"] + spec.get("initContainers", [])
+            volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+            mounted = {mount["name"] for c in containers for mount in c.get("volumeMounts", [])}
+            for name in mounted ^ set(volumes):
+                what = "is not mounted" if name in volumes else "is mounted and is no volume"
+                yield f"{name_of(document)}: {name} {what}"
+            for volume in volumes.values():
+                config_map = volume.get("configMap", {}).get("name")
+                if config_map and config_map not in config_maps:
+                    yield f"{name_of(document)}: ConfigMap {config_map} is not among the objects"
+            for container in containers:
+                if container["image"].startswith("localhost/rdma-device-plugin:"):
+                    if not container["image"].endswith(f":{version}"):
+                        yield f"{name_of(document)}: image {container['image']}, but this is version {version}"
+                    if container["args"][0] == "run" and not spec.get("hostNetwork"):
+                        yield f"{name_of(document)}: the daemon outside the node's network sees no netdev"
+            yield from (f"{name_of(document)}: {text}" for text in asks(metadata, containers, networks))
+
+
+def asks(metadata, containers, networks):
+    """A network that comes with a device is only attached where a device was asked for."""
+    wanted = metadata.get("annotations", {}).get(NETWORKS, "")
+    wanted = [entry["name"] for entry in json.loads(wanted)] if wanted.startswith("[") else \
+        [re.sub(r"^.*/|@.*$", "", entry.strip()) for entry in wanted.split(",") if entry.strip()]
+    for network in wanted:
+        if network not in networks:
+            yield f"network {network} is not among the objects"
+            continue
+        resource = networks[network]
+        units = sum(int(c.get("resources", {}).get("limits", {}).get(resource, 0)) for c in containers)
+        sharing = sum(networks[other] == resource for other in wanted if other in networks)
+        if resource and units < sharing:
+            yield f"{sharing} networks with a device of {resource}, but {units} asked for"
+
+
+def accepted(documents, scratch):
+    """Each configuration by the program that will read it."""
+    def refused(what, program, *arguments, env=None, stdin=""):
+        done = subprocess.run([PROGRAMS / program, *arguments], input=stdin, env=env, timeout=60,
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            yield f"{what}: {program} refuses it: {(done.stderr or done.stdout).strip()}"
+
+    for document in documents:
+        data = document.get("data", {}) if document["kind"] == "ConfigMap" else {}
+        if "config" in data:
+            file = scratch / "config"
+            file.write_text(data["config"])
+            yield from refused(f"{name_of(document)}, config", "rdma-device-plugin", "validate", "--config-file", file)
+        if "policy.json" in data:
+            given = scratch / "policy.json"
+            given.write_text(data["policy.json"])
+            for directory in ["etc", "bin"]:
+                (scratch / directory).mkdir(exist_ok=True)
+            yield from refused(f"{name_of(document)}, policy.json", "rdma-device-plugin", "install",
+                               f"--policy={given}", f"--policy-to={scratch}/etc/policy.json", f"--to={scratch}/bin")
+
+
+def main():
+    command = renderer()
+    missing = [p for p in ("rdma-device-plugin", "rdma-netdev", "rdma-ipam") if not (PROGRAMS / p).exists()]
+    if missing:
+        sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
+    wrong = 0
+    for kustomization in sorted(MANIFESTS.rglob("kustomization.yaml")):
+        directory = kustomization.parent
+        documents, problems = render(command, directory)
+        with tempfile.TemporaryDirectory() as scratch:
+            for question in (against_schemas, agreement, lambda d, s=Path(scratch): accepted(d, s)):
+                problems.extend(question(documents))
+        told = "; ".join(name_of(document) for document in documents)
+        print(f"{'ok' if not problems else 'WRONG'}  {directory}: {told}")
+        for problem in problems:
+            print(f"    {problem}")
+        wrong += bool(problems)
+    print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)}")
+    sys.exit(1 if wrong else 0)
+
+
+main()
