@@ -11,12 +11,14 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::address::MacAddress;
+use crate::association::{self, Claim};
 use crate::chardev::{self, CharDevice};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::nldev::{self, NetnsMode};
-use crate::parent::Parent;
+use crate::parent::{self, Parent};
 use crate::pci::PciAddress;
+use crate::port::Port;
 use crate::rdma::{self, PortId, RdmaDevice};
 
 /// What RDMA hardware a host has.
@@ -102,9 +104,7 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
     let class = host.class("net");
     let mut names = Vec::new();
     for name in host::names(&class)? {
-        if of_rdma.contains(name.as_str())
-            || host::link_name(&class.join(&name), "device")?.is_some()
-        {
+        if of_rdma.contains(name.as_str()) || host::exists(&class.join(&name).join("device"))? {
             names.push(name);
         }
     }
@@ -185,7 +185,7 @@ impl Inventory {
                 && !netdev
                     .auxiliary
                     .as_deref()
-                    .is_some_and(crate::parent::is_subfunction)
+                    .is_some_and(parent::is_subfunction)
         })
     }
 
@@ -196,17 +196,97 @@ impl Inventory {
         })
     }
 
-    /// RDMA ports whose own netdev this is.
-    pub fn ports_of_netdev(&self, name: &str) -> impl Iterator<Item = PortId> {
+    /// The RDMA ports through which a netdev's traffic can go; empty if it is not RDMA-capable.
+    ///
+    /// The same answer as [`crate::lookup::ports_of_netdev`], from what is known already: ports
+    /// of the netdev's own hardware, else those of the netdevs below it, else of the RDMA devices
+    /// that claim it.
+    #[must_use]
+    pub fn ports_of_netdev(&self, name: &str) -> Vec<PortId> {
+        let mut ports = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        self.collect_ports(name, &mut seen, &mut ports);
+        ports.into_iter().collect()
+    }
+
+    fn collect_ports<'a>(
+        &'a self,
+        name: &'a str,
+        seen: &mut BTreeSet<&'a str>,
+        ports: &mut BTreeSet<PortId>,
+    ) {
+        let Some(netdev) = self.netdev(name) else {
+            return;
+        };
+        if !seen.insert(name) {
+            return;
+        }
+        let before = ports.len();
+        ports.extend(self.ports_where(|device, port| {
+            shares_hardware(device, netdev)
+                && if device.soft_parent.is_some() {
+                    association::claims(claim(device, port), netdev)
+                } else {
+                    let single = device.ports.len() == 1;
+                    association::serves(netdev, port.number, port.link_layer, single)
+                }
+        }));
+        if ports.len() == before {
+            for lower in &netdev.lowers {
+                self.collect_ports(lower, seen, ports);
+            }
+        }
+        if ports.len() == before {
+            ports.extend(self.ports_where(|device, port| {
+                let on_own_hardware = device.soft_parent.is_none()
+                    && self.netdevs.iter().any(|other| {
+                        shares_hardware(device, other)
+                            && !other.is_representor()
+                            && !other.is_child()
+                    });
+                !on_own_hardware && association::claims(claim(device, port), netdev)
+            }));
+        }
+    }
+
+    fn ports_where(
+        &self,
+        wanted: impl Fn(&RdmaDevice, &Port) -> bool,
+    ) -> impl Iterator<Item = PortId> {
         self.rdma_devices.iter().flat_map(move |device| {
-            device
+            let ports: Vec<PortId> = device
                 .ports
                 .iter()
-                .filter(move |port| port.netdev.as_deref() == Some(name))
+                .filter(|port| wanted(device, port))
                 .map(|port| PortId {
                     device: device.name.clone(),
                     port: port.number,
                 })
+                .collect();
+            ports
         })
+    }
+}
+
+fn claim<'a>(device: &'a RdmaDevice, port: &'a Port) -> Claim<'a> {
+    Claim {
+        soft_parent: device.soft_parent.as_deref(),
+        node_guid: device.node_guid,
+        link_layer: port.link_layer,
+        gids: &port.gids,
+    }
+}
+
+/// True if both stand on one sub-function, or on one PCI function itself.
+fn shares_hardware(device: &RdmaDevice, netdev: &Netdev) -> bool {
+    let subfunction = netdev
+        .auxiliary
+        .as_deref()
+        .filter(|name| parent::is_subfunction(name));
+    match (device.subfunction_name(), subfunction) {
+        (None, None) => {
+            netdev.pci.is_some() && device.pci.as_ref().map(|pci| pci.address) == netdev.pci
+        }
+        (device, netdev) => device == netdev,
     }
 }

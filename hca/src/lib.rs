@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod association;
 pub mod chardev;
 pub mod gid;
 pub mod host;

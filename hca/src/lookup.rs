@@ -5,10 +5,13 @@
 //! exception is stated at [`ports_of_netdev`].
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use serde::Serialize;
 
 use crate::address::MacAddress;
+use crate::association::{self, Claim};
+use crate::gid;
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
@@ -19,7 +22,7 @@ use crate::rdma::{self, PortId};
 /// What stands on a piece of hardware.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Occupants {
-    /// Netdevs, representors and IPoIB children left out, in order of name.
+    /// Netdevs, representors and IPoIB children left out, in order of interface index.
     pub netdevs: Vec<Netdev>,
     /// Names of RDMA devices, in order.
     pub rdma_devices: Vec<String>,
@@ -45,10 +48,11 @@ pub fn on_auxiliary(host: &Host, name: &str) -> Result<Occupants> {
 }
 
 fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
+    let netdevs = rdma::siblings(host, Some(parent))?;
     let mut rdma_devices = parent.rdma_devices()?;
     if rdma_devices.is_empty() {
-        // Soft RoCE on a NIC: the device is not below the NIC, but says which netdev it is on.
-        for netdev in rdma::siblings(host, Some(parent))? {
+        // Soft RoCE is not below the NIC, but says which netdev it is on.
+        for netdev in &netdevs {
             rdma_devices.extend(
                 parentless(host, &netdev.name)?
                     .into_iter()
@@ -57,7 +61,7 @@ fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
         }
     }
     Ok(Occupants {
-        netdevs: rdma::siblings(host, Some(parent))?,
+        netdevs,
         rdma_devices,
     })
 }
@@ -91,19 +95,15 @@ fn collect_ports(host: &Host, name: &str, depth: u32, ports: &mut BTreeSet<PortI
             return Ok(());
         }
     }
-    if depth > 0 {
-        let before = ports.len();
+    let before = ports.len();
+    if let Some(depth) = depth.checked_sub(1) {
         for lower in netdev::lowers(&directory)? {
-            match collect_ports(host, &lower, depth - 1, ports) {
-                Err(error) if error.is_missing() => {}
-                result => result?,
-            }
-        }
-        if ports.len() > before {
-            return Ok(());
+            present(collect_ports(host, &lower, depth, ports))?;
         }
     }
-    ports.extend(parentless(host, name)?);
+    if ports.len() == before {
+        ports.extend(parentless(host, name)?);
+    }
     Ok(())
 }
 
@@ -114,20 +114,20 @@ fn hardware_ports(host: &Host, parent: &Parent, name: &str) -> Result<Vec<PortId
         return Ok(Vec::new());
     }
     let netdev = netdev::read(host, name)?;
-    if netdev.is_representor() {
-        return Ok(Vec::new());
-    }
     let mut ports = Vec::new();
     for device in devices {
-        let directory = match host.class_entry("RDMA device", "infiniband", &device) {
-            Err(error) if error.is_missing() => continue,
-            directory => directory?,
+        let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
+        else {
+            continue;
         };
+        if rdma::soft_parent(&directory)?.is_some() {
+            ports.extend(claimed_ports(&directory, &device, &netdev)?);
+            continue;
+        }
         let numbers = rdma::port_numbers(&directory)?;
         for number in &numbers {
             let link_layer = port::link_layer(&directory.join("ports").join(number.to_string()))?;
-            let same_port = numbers.len() == 1 || netdev.dev_port + 1 == *number;
-            if same_port && rdma::fits(&netdev, link_layer) {
+            if association::serves(&netdev, *number, link_layer, numbers.len() == 1) {
                 ports.push(PortId {
                     device: device.clone(),
                     port: *number,
@@ -138,41 +138,57 @@ fn hardware_ports(host: &Host, parent: &Parent, name: &str) -> Result<Vec<PortId
     Ok(ports)
 }
 
-/// Ports of RDMA devices without netdevs on their own hardware that name this netdev.
-fn parentless(host: &Host, netdev: &str) -> Result<Vec<PortId>> {
+/// Ports of RDMA devices without netdevs on their own hardware that claim this netdev.
+fn parentless(host: &Host, name: &str) -> Result<Vec<PortId>> {
+    let netdev = netdev::read(host, name)?;
     let mut ports = Vec::new();
     for device in host::names(&host.class("infiniband"))? {
-        let directory = match host.class_entry("RDMA device", "infiniband", &device) {
-            Err(error) if error.is_missing() => continue,
-            directory => directory?,
+        let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
+        else {
+            continue;
         };
-        if let Some(soft) = host::attribute(&directory, "parent")? {
-            if soft == netdev {
-                ports.push(PortId { device, port: 1 });
-            }
-            continue;
-        }
-        if let Some(parent) = Parent::of(host, &directory)?
-            && !parent.netdevs()?.is_empty()
-        {
-            continue;
-        }
-        for number in rdma::port_numbers(&directory)? {
-            let port = directory.join("ports").join(number.to_string());
-            let table = crate::gid::table(&port)?;
-            if table
-                .entries
-                .iter()
-                .any(|entry| entry.netdev.as_deref() == Some(netdev))
-            {
-                ports.push(PortId {
-                    device: device.clone(),
-                    port: number,
-                });
-            }
+        let on_own_hardware = rdma::soft_parent(&directory)?.is_none()
+            && !rdma::siblings(host, Parent::of(host, &directory)?.as_ref())?.is_empty();
+        if !on_own_hardware {
+            ports.extend(claimed_ports(&directory, &device, &netdev)?);
         }
     }
     Ok(ports)
+}
+
+fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<PortId>> {
+    let soft_parent = rdma::soft_parent(directory)?;
+    if soft_parent
+        .as_ref()
+        .is_some_and(|parent| *parent != netdev.name)
+    {
+        return Ok(Vec::new());
+    }
+    let mut ports = Vec::new();
+    for number in rdma::port_numbers(directory)? {
+        let port = directory.join("ports").join(number.to_string());
+        let claim = Claim {
+            soft_parent: soft_parent.as_deref(),
+            node_guid: host::parsed(directory, "node_guid")?,
+            link_layer: port::link_layer(&port)?,
+            gids: &gid::table(&port)?,
+        };
+        if association::claims(claim, netdev) {
+            ports.push(PortId {
+                device: device.to_owned(),
+                port: number,
+            });
+        }
+    }
+    Ok(ports)
+}
+
+/// Takes an object that went away meanwhile for `None`.
+fn present<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(error) if error.is_missing() => Ok(None),
+        result => result.map(Some),
+    }
 }
 
 /// Netdevs with this link-layer address, current or permanent, in order of name. Several can
@@ -183,9 +199,8 @@ fn parentless(host: &Host, netdev: &str) -> Result<Vec<PortId>> {
 pub fn netdevs_by_mac(host: &Host, mac: &MacAddress) -> Result<Vec<Netdev>> {
     let mut found = Vec::new();
     for name in host::names(&host.class("net"))? {
-        let netdev = match netdev::read(host, &name) {
-            Err(error) if error.is_missing() => continue,
-            netdev => netdev?,
+        let Some(netdev) = present(netdev::read(host, &name))? else {
+            continue;
         };
         if netdev.mac.as_ref() == Some(mac) || netdev.permanent_mac.as_ref() == Some(mac) {
             found.push(netdev);

@@ -174,8 +174,3 @@ pub(crate) fn lowers(directory: &Path) -> Result<Vec<String>> {
         .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
         .collect())
 }
-
-/// The MTU alone; `None` if the netdev is not in this network namespace.
-pub(crate) fn mtu(host: &Host, name: &str) -> Result<Option<u32>> {
-    host::parsed(&host.class("net").join(name), "mtu")
-}

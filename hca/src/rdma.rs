@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::address::Guid;
+use crate::association::{self, Claim};
 use crate::chardev::{self, CharDevices};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
@@ -49,7 +50,8 @@ pub struct RdmaDevice {
     pub board_id: Option<String>,
     /// Chip, such as `MT4129`; some drivers do not tell.
     pub hca_type: Option<String>,
-    /// The driver behind it: that of its parent (`mlx5_core`), or `rdma_rxe` for soft RoCE.
+    /// The driver behind it: that of its parent (`mlx5_core`), or `rdma_rxe` for soft RoCE, which
+    /// may borrow its netdev's parent.
     pub driver: Option<String>,
     /// PCI function it stands on; `None` for soft devices. For a sub-function, the PCI function
     /// that the sub-function is part of.
@@ -58,6 +60,8 @@ pub struct RdmaDevice {
     pub auxiliary: Option<String>,
     /// The number an administrator gave a sub-function (`devlink port add ... sfnum N`).
     pub subfunction: Option<u32>,
+    /// For soft RoCE, the netdev it stands on, by its name in its own network namespace.
+    pub soft_parent: Option<String>,
     /// Ports, in order of number.
     pub ports: Vec<Port>,
     /// Character devices.
@@ -79,8 +83,7 @@ impl RdmaDevice {
     /// True for a device without hardware of its own, such as soft RoCE.
     #[must_use]
     pub fn is_soft(&self) -> bool {
-        self.driver.as_deref() == Some(SOFT_ROCE)
-            || (self.pci.is_none() && self.auxiliary.is_none())
+        self.soft_parent.is_some() || (self.pci.is_none() && self.auxiliary.is_none())
     }
 
     /// Name of the sub-function it stands on, if it does.
@@ -145,6 +148,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         Ok(host::parsed(&directory, attribute)?.filter(|guid: &Guid| !guid.is_zero()))
     };
     let auxiliary = parent.as_ref().and_then(|p| p.auxiliary.clone());
+    let soft_parent = soft_parent(&directory)?;
     let mut device = RdmaDevice {
         name: name.to_owned(),
         node_guid: guid("node_guid")?,
@@ -154,7 +158,12 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         firmware: text("fw_ver")?,
         board_id: text("board_id")?,
         hca_type: text("hca_type")?,
-        driver: driver(&directory, parent.as_ref())?,
+        driver: match &parent {
+            _ if soft_parent.is_some() => Some(SOFT_ROCE.to_owned()),
+            Some(parent) => parent.driver()?,
+            None => None,
+        },
+        soft_parent,
         pci: match parent.as_ref().and_then(|p| p.pci.as_ref()) {
             Some((address, directory)) => Some(pci::read_at(directory, *address)?),
             None => None,
@@ -173,22 +182,16 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
             parent.as_ref().map(|p| p.directory.as_path()),
         )?,
     };
-    assign_netdevs(host, &directory, parent.as_ref(), &mut device.ports)?;
+    assign_netdevs(host, parent.as_ref(), &mut device)?;
     // All attributes of a device that went away meanwhile are absent: that is no device.
     host.class_entry("RDMA device", "infiniband", name)?;
     Ok(device)
 }
 
-fn driver(directory: &Path, parent: Option<&Parent>) -> Result<Option<String>> {
-    // Only soft RoCE has an attribute that names the netdev below it
-    // (drivers/infiniband/sw/rxe/rxe_verbs.c); it may borrow its netdev's parent.
-    if host::attribute(directory, "parent")?.is_some() {
-        return Ok(Some(SOFT_ROCE.to_owned()));
-    }
-    match parent {
-        Some(parent) => parent.driver(),
-        None => Ok(None),
-    }
+/// The netdev that soft RoCE names as its own, the one driver with such an attribute
+/// (`drivers/infiniband/sw/rxe/rxe_verbs.c`).
+pub(crate) fn soft_parent(directory: &Path) -> Result<Option<String>> {
+    host::attribute(directory, "parent")
 }
 
 /// Port numbers of the device in `directory`.
@@ -206,48 +209,57 @@ fn ports(directory: &Path) -> Result<Vec<Port>> {
         .collect()
 }
 
-fn assign_netdevs(
-    host: &Host,
-    directory: &Path,
-    parent: Option<&Parent>,
-    ports: &mut [Port],
-) -> Result<()> {
-    let netdevs = siblings(host, parent)?;
-    let soft_parent = host::attribute(directory, "parent")?;
-    let single = ports.len() == 1;
-    for port in ports {
-        let of_gids = || {
-            port.gids
-                .entries
-                .iter()
-                .find_map(|entry| entry.netdev.clone())
-        };
-        let own = if soft_parent.is_some() {
-            soft_parent.clone()
-        } else {
-            choose(
-                &netdevs,
-                port.number,
-                port.link_layer,
-                single,
-                of_gids().as_deref(),
-            )
-            .map(|netdev| netdev.name.clone())
-        };
-        port.netdev = own.or_else(of_gids);
-        if port.link_layer == LinkLayer::Ethernet
-            && let Some(name) = &port.netdev
-        {
-            port.active_mtu = match netdevs.iter().find(|n| n.name == *name) {
-                Some(netdev) => port::roce_mtu(netdev.mtu),
-                None => netdev::mtu(host, name)?.and_then(port::roce_mtu),
+/// Finds the netdev of each port, and the path MTU that follows from it.
+fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice) -> Result<()> {
+    let siblings = siblings(host, parent)?;
+    let single_port = device.ports.len() == 1;
+    for port in &mut device.ports {
+        let netdev = if device.soft_parent.is_some() || siblings.is_empty() {
+            let claim = Claim {
+                soft_parent: device.soft_parent.as_deref(),
+                node_guid: device.node_guid,
+                link_layer: port.link_layer,
+                gids: &port.gids,
             };
+            claimed(host, claim)?
+        } else {
+            let mut own = siblings.iter().filter(|netdev| {
+                association::serves(netdev, port.number, port.link_layer, single_port)
+            });
+            own.next().cloned()
+        };
+        if let Some(netdev) = netdev {
+            if port.link_layer == LinkLayer::Ethernet {
+                port.active_mtu = port::roce_mtu(netdev.mtu);
+            }
+            port.netdev = Some(netdev.name);
         }
     }
     Ok(())
 }
 
-/// Netdevs on the same hardware that can be a port's own: neither representors nor children.
+/// The netdev of this network namespace that a port without netdevs on its hardware claims.
+fn claimed(host: &Host, claim: Claim<'_>) -> Result<Option<Netdev>> {
+    let names: Vec<String> = if claim.is_anonymous() {
+        host::names(&host.class("net"))?
+    } else {
+        let mut names: Vec<String> = claim.names().map(str::to_owned).collect();
+        names.dedup();
+        names
+    };
+    for name in names {
+        match netdev::read(host, &name) {
+            Ok(netdev) if association::claims(claim, &netdev) => return Ok(Some(netdev)),
+            Ok(_) => {}
+            Err(error) if error.is_missing() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Netdevs on the same hardware that can be a port's own, neither representors nor children, in
+/// order of interface index: the first is the one the driver made first.
 pub(crate) fn siblings(host: &Host, parent: Option<&Parent>) -> Result<Vec<Netdev>> {
     let Some(parent) = parent else {
         return Ok(Vec::new());
@@ -257,53 +269,11 @@ pub(crate) fn siblings(host: &Host, parent: Option<&Parent>) -> Result<Vec<Netde
         match netdev::read(host, &name) {
             Ok(netdev) if !netdev.is_representor() && !netdev.is_child() => netdevs.push(netdev),
             Ok(_) => {}
-            // Listed below the device, yet not in this network namespace or gone meanwhile.
+            // Gone meanwhile.
             Err(error) if error.is_missing() => {}
             Err(error) => return Err(error),
         }
     }
+    netdevs.sort_by_key(|netdev| netdev.ifindex);
     Ok(netdevs)
-}
-
-/// Which of a device's netdevs belongs to a port.
-///
-/// The link layers must agree. Among several, `dev_port` decides (mlx4 and IPoIB number their
-/// netdevs so), then the netdev that the GID table names, then the first.
-fn choose<'a>(
-    netdevs: &'a [Netdev],
-    port: u32,
-    link_layer: LinkLayer,
-    single_port: bool,
-    in_gids: Option<&str>,
-) -> Option<&'a Netdev> {
-    let fitting: Vec<&Netdev> = netdevs
-        .iter()
-        .filter(|netdev| fits(netdev, link_layer))
-        .collect();
-    let by_port: Vec<&Netdev> = fitting
-        .iter()
-        .copied()
-        .filter(|n| Some(n.dev_port) == port.checked_sub(1))
-        .collect();
-    // With one port the number says nothing: the second function of a dual-port card has one
-    // port, number 1, and some drivers give its netdev dev_port 1.
-    let candidates = if single_port && by_port.is_empty() {
-        fitting
-    } else {
-        by_port
-    };
-    candidates
-        .iter()
-        .find(|n| Some(n.name.as_str()) == in_gids)
-        .or_else(|| candidates.first())
-        .copied()
-}
-
-/// True if a netdev of this kind can be that of a port with this link layer.
-pub(crate) fn fits(netdev: &Netdev, link_layer: LinkLayer) -> bool {
-    match link_layer {
-        LinkLayer::InfiniBand => netdev.is_ipoib(),
-        LinkLayer::Ethernet => netdev.link_type == netdev::link_type::ETHERNET,
-        LinkLayer::Unknown => true,
-    }
 }

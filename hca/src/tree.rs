@@ -287,7 +287,9 @@ impl Tree {
             .components()
             .zip(target.components())
             .take_while(|(a, b)| a == b)
-            .count();
+            .count()
+            // As the kernel writes them: a link always ends in the target's name.
+            .min(target.components().count() - 1);
         let mut relative = PathBuf::new();
         for _ in shared..from.components().count() {
             relative.push("..");
