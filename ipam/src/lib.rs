@@ -2,8 +2,15 @@
 //! store; library and the CNI IPAM plugin `rdma-ipam`.
 //!
 //! - [`policy`]: what root lets network configurations do on this node
+//! - [`range`]: which addresses a configured range may give
+//! - [`config`]: the `ipam` object of a network configuration
+//! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]
 
+pub mod config;
 mod keys;
+pub mod plugin;
 pub mod policy;
+pub mod range;
+pub mod slice;

@@ -6,8 +6,7 @@
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
-//! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
-//! - [`node`]: kubelet and container runtime together, for whole pods.
+//! - [`kubelet`]: the kubelet's side of devices, as strict as a real one.
 
 #![forbid(unsafe_code)]
 
@@ -17,4 +16,3 @@ pub mod harness;
 pub mod kubelet;
 pub mod need;
 pub mod netns;
-pub mod node;

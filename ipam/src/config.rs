@@ -1,0 +1,588 @@
+//! The `ipam` object of a network configuration: whereabouts' keys, with its
+//! meaning, plus `store`.
+//!
+//! Pure. `compatible` reads as whereabouts does, `strict` refuses what cannot
+//! be meant, an unknown key by name with the nearest known one. Keys that steer
+//! whereabouts' own datastore, election and log are accepted and ignored: leases
+//! are where the node's policy says. DEL needs none of this but the store's name.
+
+mod request;
+
+pub use request::{Requested, Source};
+
+use crate::keys;
+use crate::policy::{Policy, Profile};
+use crate::range::{self, Range, Spec};
+use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section, Version};
+use std::net::IpAddr;
+
+/// Keys that mean something here.
+const KEYS: [&str; 14] = [
+    "type",
+    "store",
+    "range",
+    "range_start",
+    "range_end",
+    "exclude",
+    "ipRanges",
+    "gateway",
+    "routes",
+    "dns",
+    "addresses",
+    "network_name",
+    "enable_overlapping_ranges",
+    "node_slice_size",
+];
+/// Keys of whereabouts that mean nothing here.
+const IGNORED: [&str; 17] = [
+    "log_file",
+    "log_level",
+    "leader_lease_duration",
+    "leader_renew_deadline",
+    "leader_retry_period",
+    "configuration_path",
+    "kubernetes",
+    "sleep_for_race",
+    "reconciler_cron_expression",
+    "datastore",
+    "etcd_host",
+    "etcd_username",
+    "etcd_password",
+    "etcd_key_file",
+    "etcd_cert_file",
+    "etcd_ca_cert_file",
+    "fast_ipam",
+];
+const RANGE_KEYS: [&str; 4] = ["range", "range_start", "range_end", "exclude"];
+
+/// The store a configuration uses unless it names another.
+pub const DEFAULT_STORE: &str = "default";
+
+/// What an `ipam` object asks for, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The profile it was read in.
+    pub profile: Profile,
+    /// `store`: which of the policy's stores holds the leases.
+    pub store: String,
+    /// One address is given from each, in this order.
+    pub ranges: Vec<Range>,
+    /// `network_name`: apart from other names, the same address may be leased again.
+    pub network_name: Option<String>,
+    /// `enable_overlapping_ranges`: an address is leased once in all ranges of
+    /// the network name, not once in each.
+    pub overlapping: bool,
+    /// `node_slice_size`: prefix length of the part of the range each node has.
+    pub slice: Option<u8>,
+    /// `gateway`.
+    pub gateway: Option<IpAddr>,
+    /// `addresses`: the same for every pod, and not leased.
+    pub fixed: Vec<IpConfig>,
+    /// `routes`.
+    pub routes: Vec<Route>,
+    /// `dns`.
+    pub dns: Dns,
+    /// Keys that were ignored.
+    pub ignored: Vec<String>,
+}
+
+/// The name of the store a configuration uses, however wrong the rest of it is.
+#[must_use]
+pub fn store_name(config: &NetworkConfig) -> String {
+    config
+        .ipam()
+        .ok()
+        .and_then(|ipam| ipam.text("store").ok().flatten().map(str::to_owned))
+        .unwrap_or_else(|| DEFAULT_STORE.to_owned())
+}
+
+/// The profile a configuration is read in: the policy's, else by the name the
+/// IPAM was called by.
+///
+/// # Errors
+/// Code 7 when `ipam.type` is missing or not ours.
+pub fn profile(config: &NetworkConfig, policy: &Policy) -> Result<Profile, Error> {
+    let by_type = match config.ipam_type()? {
+        Some("rdma-ipam") => Profile::Strict,
+        Some("whereabouts") => Profile::Compatible,
+        Some(other) => {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!("ipam.type: {other:?} is another plugin"),
+            )
+            .with_details("this is rdma-ipam, which also answers to whereabouts"));
+        }
+        None => return Err(Error::new(Code::InvalidConfig, "ipam.type is missing")),
+    };
+    Ok(policy.ipam.profile.unwrap_or(by_type))
+}
+
+impl Config {
+    /// Reads the `ipam` object. `flat` is whereabouts' flat file, whose values
+    /// stand in for what the object leaves out.
+    ///
+    /// # Errors
+    /// Code 7 for a wrong value, naming key, value and rule; code 2 for an
+    /// unknown key in the strict profile.
+    pub fn read(
+        config: &NetworkConfig,
+        flat: &Section<'_>,
+        policy: &Policy,
+    ) -> Result<Self, Error> {
+        let profile = profile(config, policy)?;
+        let ipam = config.ipam()?;
+        let strict = profile == Profile::Strict;
+        if strict {
+            refuse_unknown(&ipam, &[&KEYS[..], &IGNORED[..]].concat())?;
+        }
+        let keys = Merged { ipam: &ipam, flat };
+        let gateway = match keys.text("gateway")? {
+            None => None,
+            Some((section, text)) => Some(range::address(text).ok_or_else(|| {
+                section.wrong("gateway", format_args!("{text:?} is not an address"))
+            })?),
+        };
+        let (fixed, routes) = (fixed(&keys)?, routes(&keys)?);
+        let read = Self {
+            profile,
+            store: store_name(config),
+            ranges: ranges(&keys, gateway, profile)?,
+            network_name: network_name(&keys)?,
+            overlapping: overlapping(&keys, strict)?,
+            slice: slice(&keys, strict)?,
+            gateway,
+            fixed,
+            routes,
+            dns: Dns::parse(&keys.section("dns")?)?,
+            ignored: ignored(&ipam),
+        };
+        read.check(config.version, &ipam)?;
+        Ok(read)
+    }
+
+    /// The gateway that goes with an address: the one value there is, but in
+    /// the strict profile not for an address of the other family.
+    #[must_use]
+    pub fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
+        self.gateway.filter(|gateway| {
+            self.profile == Profile::Compatible || gateway.is_ipv4() == address.is_ipv4()
+        })
+    }
+
+    fn check(&self, version: Version, ipam: &Section<'_>) -> Result<(), Error> {
+        if self.profile == Profile::Strict && self.ranges.is_empty() {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!("{}: neither range nor ipRanges", ipam.path()),
+            )
+            .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
+        }
+        if let Some(length) = self.slice {
+            for range in &self.ranges {
+                crate::slice::check(range.subnet(), length)
+                    .map_err(|reason| ipam.wrong("node_slice_size", reason))?;
+            }
+        }
+        let v4 = self.families().filter(|v4| *v4).count();
+        let v6 = self.families().filter(|v4| !*v4).count();
+        if version < Version::V0_3_0 && (v4 > 1 || v6 > 1) {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "{}: cniVersion {} has one address of each family, this gives {v4} of IPv4 and {v6} of IPv6",
+                    ipam.path(),
+                    version.as_str()
+                ),
+            )
+            .with_details("set cniVersion to 0.3.0 or newer"));
+        }
+        Ok(())
+    }
+
+    fn families(&self) -> impl Iterator<Item = bool> {
+        let ranges = self.ranges.iter().map(|range| range.subnet().is_ipv4());
+        ranges.chain(self.fixed.iter().map(|ip| ip.address.addr.is_ipv4()))
+    }
+}
+
+/// A key of the object, or of the flat file where the object leaves it out.
+struct Merged<'s, 'a> {
+    ipam: &'s Section<'a>,
+    flat: &'s Section<'a>,
+}
+
+impl<'a> Merged<'_, 'a> {
+    fn text(&self, key: &str) -> Result<Option<(&Section<'a>, &'a str)>, Error> {
+        for section in [self.ipam, self.flat] {
+            if let Some(text) = section.text(key)? {
+                return Ok(Some((section, text)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn sections(&self, key: &str) -> Result<Vec<Section<'a>>, Error> {
+        let inline = self.ipam.sections(key)?;
+        if inline.is_empty() {
+            self.flat.sections(key)
+        } else {
+            Ok(inline)
+        }
+    }
+
+    fn section(&self, key: &str) -> Result<Section<'a>, Error> {
+        let inline = self.ipam.section(key)?;
+        if inline.is_empty() {
+            self.flat.section(key)
+        } else {
+            Ok(inline)
+        }
+    }
+}
+
+fn ranges(
+    keys: &Merged<'_, '_>,
+    gateway: Option<IpAddr>,
+    profile: Profile,
+) -> Result<Vec<Range>, Error> {
+    let strict = profile == Profile::Strict;
+    let mut ranges = Vec::new();
+    if let Some((section, text)) = keys.text("range")? {
+        ranges.push(one_range(section, text, gateway, profile)?);
+    } else if strict
+        && let Some(key) = RANGE_KEYS
+            .into_iter()
+            .find(|k| keys.ipam.value(k).is_some())
+    {
+        return Err(keys.ipam.wrong(
+            key,
+            "stands without range; in ipRanges each entry has its own",
+        ));
+    }
+    for section in keys.sections("ipRanges")? {
+        if strict {
+            refuse_unknown(&section, &RANGE_KEYS)?;
+        }
+        match section.text("range")? {
+            Some(text) => ranges.push(one_range(&section, text, gateway, profile)?),
+            None if strict => {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!("{} is missing", section.path_of("range")),
+                ));
+            }
+            None => {}
+        }
+    }
+    Ok(ranges)
+}
+
+fn one_range(
+    section: &Section<'_>,
+    range: &str,
+    gateway: Option<IpAddr>,
+    profile: Profile,
+) -> Result<Range, Error> {
+    let exclude: Vec<&str> = section.get("exclude")?.unwrap_or_default();
+    let start = section.text("range_start")?;
+    let end = section.text("range_end")?;
+    let spec = Spec {
+        range,
+        start,
+        end,
+        exclude: &exclude,
+        gateway,
+    };
+    Range::new(&spec, profile)
+        .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()).context(section.path()))
+}
+
+fn network_name(keys: &Merged<'_, '_>) -> Result<Option<String>, Error> {
+    let Some((section, name)) = keys.text("network_name")? else {
+        return Ok(None);
+    };
+    let mut bytes = name.bytes();
+    // It names a directory and, for whereabouts, a Kubernetes object.
+    let fits = name.len() <= 63
+        && bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    if !fits {
+        let rule =
+            "is no network name: a letter or digit, then at most 62 letters, digits, '-', '_', '.'";
+        return Err(section.wrong("network_name", format_args!("{name:?} {rule}")));
+    }
+    Ok(Some(name.to_owned()))
+}
+
+fn overlapping(keys: &Merged<'_, '_>, strict: bool) -> Result<bool, Error> {
+    const KEY: &str = "enable_overlapping_ranges";
+    Ok(match keys.ipam.get(KEY)? {
+        Some(inline) => inline,
+        // whereabouts lets the flat file's word fall under the table.
+        None if strict => keys.flat.get(KEY)?.unwrap_or(true),
+        None => true,
+    })
+}
+
+fn slice(keys: &Merged<'_, '_>, strict: bool) -> Result<Option<u8>, Error> {
+    let Some((section, text)) = keys.text("node_slice_size")? else {
+        return Ok(None);
+    };
+    match text.strip_prefix('/').unwrap_or(text).parse() {
+        Ok(length) if length <= 128 => Ok(Some(length)),
+        _ => {
+            let rule = if strict {
+                "is no prefix length, as in \"/26\""
+            } else {
+                "cuts no slices"
+            };
+            Err(section.wrong("node_slice_size", format_args!("{text:?} {rule}")))
+        }
+    }
+}
+
+fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
+    keys.sections("addresses")?
+        .iter()
+        .map(|section| {
+            let text: &str = section.require("address")?;
+            let address: Cidr = text
+                .parse()
+                .map_err(|e: String| section.wrong("address", e))?;
+            let gateway = match section.text("gateway")? {
+                None => None,
+                Some(text) => Some(range::address(text).ok_or_else(|| {
+                    section.wrong("gateway", format_args!("{text:?} is not an address"))
+                })?),
+            };
+            Ok(IpConfig {
+                address,
+                gateway,
+                interface: None,
+            })
+        })
+        .collect()
+}
+
+fn routes(keys: &Merged<'_, '_>) -> Result<Vec<Route>, Error> {
+    keys.sections("routes")?.iter().map(Route::parse).collect()
+}
+
+fn ignored(ipam: &Section<'_>) -> Vec<String> {
+    let known = |key: &&str| IGNORED.iter().any(|known| known.eq_ignore_ascii_case(key));
+    ipam.keys().filter(known).map(str::to_owned).collect()
+}
+
+fn refuse_unknown(section: &Section<'_>, known: &[&'static str]) -> Result<(), Error> {
+    let Some(key) = section
+        .keys()
+        .find(|key| !known.iter().any(|k| k.eq_ignore_ascii_case(key)))
+    else {
+        return Ok(());
+    };
+    let value = section
+        .value(key)
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let error = Error::new(
+        Code::UnsupportedField,
+        format!("{}: unknown key, value {value:.80}", section.path_of(key)),
+    );
+    Err(match keys::nearest(key, known) {
+        Some(nearest) => error.with_details(format!("did you mean {nearest:?}?")),
+        None => error.with_details(format!("known keys: {}", known.join(", "))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read_with(ipam: &Value, flat: &Value) -> Result<Config, Error> {
+        let text = json!({"cniVersion": "1.0.0", "name": "rail", "ipam": ipam}).to_string();
+        let config = NetworkConfig::parse(text.as_bytes()).unwrap();
+        Config::read(
+            &config,
+            &Section::root(flat.as_object().unwrap()),
+            &Policy::default(),
+        )
+    }
+
+    fn strict(mut ipam: Value) -> Result<Config, Error> {
+        ipam["type"] = json!("rdma-ipam");
+        read_with(&ipam, &json!({}))
+    }
+
+    fn lenient(mut ipam: Value) -> Result<Config, Error> {
+        ipam["type"] = json!("whereabouts");
+        read_with(&ipam, &json!({}))
+    }
+
+    #[test]
+    fn the_type_chooses_the_profile_unless_the_policy_does() {
+        let range = json!({"range": "10.0.0.0/24"});
+        assert_eq!(strict(range.clone()).unwrap().profile, Profile::Strict);
+        assert_eq!(lenient(range).unwrap().profile, Profile::Compatible);
+        let text = json!({"name": "a", "ipam": {"type": "whereabouts"}}).to_string();
+        let config = NetworkConfig::parse(text.as_bytes()).unwrap();
+        let mut policy = Policy::default();
+        policy.ipam.profile = Some(Profile::Strict);
+        assert_eq!(profile(&config, &policy), Ok(Profile::Strict));
+        assert!(read_with(&json!({"type": "host-local"}), &json!({})).is_err());
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_one_that_was_meant() {
+        let error = strict(json!({"range": "10.0.0.0/24", "excludes": []})).unwrap_err();
+        assert_eq!(error.code, Code::UnsupportedField);
+        assert_eq!(error.details, "did you mean \"exclude\"?");
+        let ranges = json!([{"range": "10.0.0.0/24", "rnage_end": "10.0.0.7"}]);
+        let error = strict(json!({"ipRanges": ranges})).unwrap_err();
+        assert_eq!(
+            error.msg,
+            "ipam.ipRanges[0].rnage_end: unknown key, value \"10.0.0.7\""
+        );
+        assert!(lenient(json!({"range": "10.0.0.0/24", "excludes": []})).is_ok());
+    }
+
+    #[test]
+    fn keys_of_the_datastore_are_ignored_by_name() {
+        let config = strict(json!({
+            "range": "10.0.0.0/24", "leader_lease_duration": 1500, "log_file": "/etc/passwd",
+            "kubernetes": {"kubeconfig": "/x"},
+        }))
+        .unwrap();
+        assert_eq!(
+            config.ignored,
+            ["leader_lease_duration", "log_file", "kubernetes"]
+        );
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_key_value_and_rule() {
+        for (ipam, part) in [
+            (json!({}), "neither range nor ipRanges"),
+            (
+                json!({"range": "10.0.0.0"}),
+                "ipam: range: \"10.0.0.0\" is not a CIDR",
+            ),
+            (json!({"range": 5}), "ipam.range"),
+            (
+                json!({"range": "10.0.0.0/24", "exclude": "10.0.0.1"}),
+                "ipam.exclude",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "exclude": ["x"]}),
+                "ipam: exclude[0]: \"x\"",
+            ),
+            (
+                json!({"exclude": ["10.0.0.1"], "ipRanges": [{"range": "10.0.0.0/24"}]}),
+                "stands without range",
+            ),
+            (
+                json!({"ipRanges": [{}]}),
+                "ipam.ipRanges[0].range is missing",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "gateway": "foo"}),
+                "ipam.gateway: \"foo\"",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "network_name": "../etc"}),
+                "is no network name",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "node_slice_size": "x"}),
+                "ipam.node_slice_size",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "node_slice_size": "/20"}),
+                "ipam.node_slice_size",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "enable_overlapping_ranges": "no"}),
+                "enable_overlapping",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "routes": [{"gw": "10.0.0.1"}]}),
+                "ipam.routes[0].dst",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "addresses": [{"address": "10.0.0.1"}]}),
+                "addresses[0].address",
+            ),
+        ] {
+            let error = strict(ipam.clone()).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig, "{ipam}");
+            assert!(error.msg.contains(part), "{ipam}: {}", error.msg);
+        }
+    }
+
+    #[test]
+    fn the_flat_file_fills_what_is_left_out() {
+        let flat = json!({"gateway": "10.9.9.9", "enable_overlapping_ranges": false, "range": "10.1.0.0/24"});
+        let read = |kind: &str, mut ipam: Value| {
+            ipam["type"] = json!(kind);
+            read_with(&ipam, &flat).unwrap()
+        };
+        let config = read("whereabouts", json!({"range": "10.0.0.0/24"}));
+        assert_eq!(config.gateway, Some("10.9.9.9".parse().unwrap()));
+        assert_eq!(config.ranges[0].subnet().to_string(), "10.0.0.0/24");
+        assert!(
+            config.overlapping,
+            "the compatible profile heeds the flat file here"
+        );
+        let config = read("rdma-ipam", json!({"gateway": "10.0.0.1"}));
+        assert_eq!(config.ranges[0].subnet().to_string(), "10.1.0.0/24");
+        assert!(!config.overlapping);
+    }
+
+    #[test]
+    fn an_old_version_has_one_address_of_each_family() {
+        for (ranges, ok) in [
+            (
+                json!([{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]),
+                true,
+            ),
+            (
+                json!([{"range": "10.0.0.0/24"}, {"range": "10.1.0.0/24"}]),
+                false,
+            ),
+        ] {
+            let text = json!({"cniVersion": "0.2.0", "name": "a",
+                "ipam": {"type": "rdma-ipam", "ipRanges": ranges}});
+            let config = NetworkConfig::parse(text.to_string().as_bytes()).unwrap();
+            let read = Config::read(&config, &Section::absent(""), &Policy::default());
+            assert_eq!(read.is_ok(), ok);
+        }
+    }
+
+    #[test]
+    fn a_gateway_serves_its_own_family_when_strict() {
+        let dual = json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}],
+            "gateway": "10.0.0.1"});
+        let six = "fd00::1".parse().unwrap();
+        assert_eq!(strict(dual.clone()).unwrap().gateway_for(six), None);
+        assert!(lenient(dual).unwrap().gateway_for(six).is_some());
+    }
+
+    #[test]
+    fn the_store_is_known_whatever_else_is_wrong() {
+        for (text, store) in [
+            (
+                r#"{"name":"a","ipam":{"store":"shared","range":7}}"#,
+                "shared",
+            ),
+            (r#"{"name":"a","ipam":{"store":7}}"#, DEFAULT_STORE),
+            (r#"{"name":"a","ipam":[]}"#, DEFAULT_STORE),
+            (r#"{"name":"a"}"#, DEFAULT_STORE),
+        ] {
+            assert_eq!(
+                store_name(&NetworkConfig::parse(text.as_bytes()).unwrap()),
+                store,
+                "{text}"
+            );
+        }
+    }
+}

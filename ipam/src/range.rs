@@ -1,0 +1,554 @@
+//! What a configured range means: which addresses it may give.
+//!
+//! Pure arithmetic on 128 bits for both families; nothing is enumerated, so a
+//! /8 of IPv6 costs what a /29 of IPv4 costs. The rules are whereabouts', read
+//! in one of two [`Profile`]s: `Compatible` keeps its leniencies (a bound that
+//! makes no sense is passed over), `Strict` refuses what cannot be meant and
+//! makes /31 (RFC 3021), /127 (RFC 6164) and single addresses usable.
+
+mod parse;
+mod span;
+
+pub use span::Span;
+
+use crate::policy::Profile;
+use ipnetwork::IpNetwork;
+use std::net::IpAddr;
+
+pub(crate) use parse::{address, with_length};
+
+/// An address and the prefix length written with it, if one was.
+pub type IpAddrWithLength = (IpAddr, Option<u8>);
+
+/// A range as it stands in a configuration.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spec<'a> {
+    /// `net/len` or `start-end/len`.
+    pub range: &'a str,
+    /// `range_start`.
+    pub start: Option<&'a str>,
+    /// `range_end`.
+    pub end: Option<&'a str>,
+    /// `exclude`: addresses, CIDRs and, in the strict profile, `start-end`.
+    pub exclude: &'a [&'a str],
+    /// The gateway, which the strict profile never gives out.
+    pub gateway: Option<IpAddr>,
+}
+
+/// A range that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Range {
+    subnet: IpNetwork,
+    window: Span,
+    spans: Vec<Span>,
+}
+
+/// Why a range cannot be used. `key` is relative to the object the range stands in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    /// A text is no address, CIDR or pair of addresses.
+    #[error("{key}: {value:?} is not {expected}")]
+    Syntax {
+        /// Key within the range's object.
+        key: String,
+        /// The text.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// `start-end/len`: the start does not lie in the end's network.
+    #[error("range: {start} does not lie in {subnet}, the network of {end}")]
+    StartOutside {
+        /// The first address.
+        start: IpAddr,
+        /// The last address.
+        end: IpAddr,
+        /// The end's network.
+        subnet: IpNetwork,
+    },
+    /// A network without room between its first and last address.
+    #[error("range: {0} has no address between its first and its last")]
+    TooSmall(IpNetwork),
+    /// A bound, exclusion or slice of the other family, or elsewhere.
+    #[error("{key}: {value:?} does not lie in {subnet}")]
+    Outside {
+        /// Key within the range's object.
+        key: String,
+        /// The text.
+        value: String,
+        /// The range's network.
+        subnet: IpNetwork,
+    },
+    /// The end comes before the start.
+    #[error("range_end: {end} comes before {start}, where the range starts")]
+    Inverted {
+        /// The first address.
+        start: IpAddr,
+        /// The last address.
+        end: IpAddr,
+    },
+    /// Exclusions and gateway leave nothing.
+    #[error("exclude: exclusions and gateway leave no address of {0}")]
+    Empty(IpNetwork),
+}
+
+impl Range {
+    /// Reads a range by the rules of `profile`.
+    ///
+    /// # Errors
+    /// [`RangeError`] naming key, value and rule.
+    pub fn new(spec: &Spec<'_>, profile: Profile) -> Result<Self, RangeError> {
+        let strict = profile == Profile::Strict;
+        let (subnet, bounds) = parse::range(spec.range)?;
+        let window = match usable(subnet) {
+            Some(window) => window,
+            None if strict => Span::of(subnet),
+            None => return Err(RangeError::TooSmall(subnet)),
+        };
+        let bounds = match bounds {
+            // The dash form replaces explicit bounds, as in whereabouts.
+            Some((start, end)) => (Some(start), Some(end)),
+            None => (
+                bound("range_start", spec.start, subnet, strict)?,
+                bound("range_end", spec.end, subnet, strict)?,
+            ),
+        };
+        let window = clip(window, bounds, strict)?;
+        let mut taken = Vec::new();
+        for (index, text) in spec.exclude.iter().enumerate() {
+            taken.extend(exclusion(index, text, subnet, strict)?);
+        }
+        if let Some(gateway) = spec
+            .gateway
+            .filter(|gateway| strict && subnet.contains(*gateway))
+        {
+            taken.push(Span::single(bits(gateway)));
+        }
+        let spans = span::without(window, taken);
+        if strict && spans.is_empty() {
+            return Err(RangeError::Empty(subnet));
+        }
+        Ok(Self {
+            subnet,
+            window,
+            spans,
+        })
+    }
+
+    /// The same range cut down to `slice`, a part of its network: its first and
+    /// last address are not given out either, as whereabouts does it.
+    #[must_use]
+    pub fn slice(&self, slice: IpNetwork) -> Self {
+        let part = usable(slice).unwrap_or_else(|| Span::of(slice));
+        let cut = |span: &Span| span.intersection(part);
+        let window = cut(&self.window).unwrap_or(part);
+        Self {
+            subnet: self.subnet,
+            window,
+            spans: self.spans.iter().filter_map(cut).collect(),
+        }
+    }
+
+    /// The network, host bits zero. Its prefix length goes into the result.
+    #[must_use]
+    pub fn subnet(&self) -> IpNetwork {
+        self.subnet
+    }
+
+    /// First and last address that could be given if nothing were excluded.
+    #[must_use]
+    pub fn window(&self) -> (IpAddr, IpAddr) {
+        let v4 = self.subnet.is_ipv4();
+        (
+            from_bits(v4, self.window.first),
+            from_bits(v4, self.window.last),
+        )
+    }
+
+    /// The addresses that may be given, ascending and disjoint.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Whether `address` lies between first and last, excluded or not.
+    #[must_use]
+    pub fn window_contains(&self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.subnet.is_ipv4() && self.window.contains(bits(address))
+    }
+
+    /// Whether `address` may be given on explicit request: any host address of
+    /// the network. Exclusions and bounds fence off what is given unasked.
+    #[must_use]
+    pub fn may_be_requested(&self, address: IpAddr) -> bool {
+        let window = usable(self.subnet).unwrap_or_else(|| Span::of(self.subnet));
+        self.subnet.contains(address) && window.contains(bits(address))
+    }
+
+    /// How many addresses may be given; `u128::MAX` stands for that or more.
+    #[must_use]
+    pub fn size(&self) -> u128 {
+        self.spans
+            .iter()
+            .fold(0, |sum: u128, span| sum.saturating_add(span.size()))
+    }
+}
+
+/// The number an address is.
+pub(crate) fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+/// The address a number is.
+pub(crate) fn from_bits(v4: bool, bits: u128) -> IpAddr {
+    match u32::try_from(bits) {
+        Ok(bits) if v4 => IpAddr::V4(bits.into()),
+        _ => IpAddr::V6(bits.into()),
+    }
+}
+
+/// All but the first and last address, in both families, as whereabouts has it.
+fn usable(subnet: IpNetwork) -> Option<Span> {
+    let whole = Span::of(subnet);
+    (whole.last - whole.first >= 3).then(|| Span {
+        first: whole.first + 1,
+        last: whole.last - 1,
+    })
+}
+
+fn bound(
+    key: &str,
+    text: Option<&str>,
+    subnet: IpNetwork,
+    strict: bool,
+) -> Result<Option<IpAddr>, RangeError> {
+    let Some(text) = text else { return Ok(None) };
+    let parsed = parse::address(text).filter(|address| subnet.contains(*address));
+    if !strict {
+        return Ok(parsed);
+    }
+    let value = text.to_owned();
+    match parse::address(text) {
+        None => Err(RangeError::Syntax {
+            key: key.to_owned(),
+            value,
+            expected: "an address",
+        }),
+        Some(_) if parsed.is_none() => Err(RangeError::Outside {
+            key: key.to_owned(),
+            value,
+            subnet,
+        }),
+        Some(_) => Ok(parsed),
+    }
+}
+
+/// Applies the bounds. Strictly, the first and last address of the network
+/// stand for the ones beside them and an end before the start is refused;
+/// leniently, a bound that does not fit is no bound.
+fn clip(
+    window: Span,
+    (start, end): (Option<IpAddr>, Option<IpAddr>),
+    strict: bool,
+) -> Result<Span, RangeError> {
+    if strict {
+        if let (Some(start), Some(end)) = (start, end)
+            && end < start
+        {
+            return Err(RangeError::Inverted { start, end });
+        }
+        let clamp = |address: IpAddr| bits(address).clamp(window.first, window.last);
+        let (first, last) = (start.map(clamp), end.map(clamp));
+        return Ok(Span {
+            first: first.unwrap_or(window.first),
+            last: last.unwrap_or(window.last),
+        });
+    }
+    let inside = |address: IpAddr| Some(bits(address)).filter(|bits| window.contains(*bits));
+    let first = start.and_then(inside).unwrap_or(window.first);
+    let last = end
+        .and_then(inside)
+        .filter(|last| *last >= first)
+        .unwrap_or(window.last);
+    Ok(Span { first, last })
+}
+
+fn exclusion(
+    index: usize,
+    text: &str,
+    subnet: IpNetwork,
+    strict: bool,
+) -> Result<Option<Span>, RangeError> {
+    let key = format!("exclude[{index}]");
+    let Some((v4, span)) = parse::exclusion(text, strict) else {
+        let expected = if strict {
+            "an address, a CIDR or a pair start-end"
+        } else {
+            "an address or a CIDR"
+        };
+        return Err(RangeError::Syntax {
+            key,
+            value: text.to_owned(),
+            expected,
+        });
+    };
+    if v4 == subnet.is_ipv4() && span.intersection(Span::of(subnet)).is_some() {
+        return Ok(Some(span));
+    }
+    if strict {
+        return Err(RangeError::Outside {
+            key,
+            value: text.to_owned(),
+            subnet,
+        });
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn strict(spec: &Spec<'_>) -> Result<Range, RangeError> {
+        Range::new(spec, Profile::Strict)
+    }
+
+    fn lenient(spec: &Spec<'_>) -> Result<Range, RangeError> {
+        Range::new(spec, Profile::Compatible)
+    }
+
+    fn window(range: &Range) -> (String, String) {
+        let (first, last) = range.window();
+        (first.to_string(), last.to_string())
+    }
+
+    #[test]
+    fn first_and_last_address_of_both_families_are_kept_back() {
+        for (text, first, last) in [
+            ("192.168.21.100/30", "192.168.21.101", "192.168.21.102"),
+            ("10.0.0.0/23", "10.0.0.1", "10.0.1.254"),
+            ("0.0.0.0/0", "0.0.0.1", "255.255.255.254"),
+            ("2001:db8::/126", "2001:db8::1", "2001:db8::2"),
+            ("::/0", "::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe"),
+        ] {
+            let spec = Spec {
+                range: text,
+                ..Spec::default()
+            };
+            for range in [strict(&spec).unwrap(), lenient(&spec).unwrap()] {
+                assert_eq!(
+                    window(&range),
+                    (first.to_owned(), last.to_owned()),
+                    "{text}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn point_to_point_and_single_addresses_are_usable_when_strict() {
+        for (text, size) in [
+            ("10.0.0.4/31", 2),
+            ("10.0.0.4/32", 1),
+            ("fd00::4/127", 2),
+            ("fd00::4/128", 1),
+        ] {
+            let spec = Spec {
+                range: text,
+                ..Spec::default()
+            };
+            assert_eq!(strict(&spec).unwrap().size(), size, "{text}");
+            assert!(
+                matches!(lenient(&spec), Err(RangeError::TooSmall(_))),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn senseless_bounds_are_refused_or_passed_over() {
+        let net = Spec {
+            range: "10.0.0.0/24",
+            ..Spec::default()
+        };
+        for (start, end) in [
+            (Some("10.0.1.5"), None),
+            (Some("fd00::5"), None),
+            (Some("five"), None),
+            (None, Some("9.255.255.255")),
+            (None, Some("")),
+        ] {
+            let spec = Spec { start, end, ..net };
+            assert!(strict(&spec).is_err(), "{start:?} {end:?}");
+            assert_eq!(window(&lenient(&spec).unwrap()).0, "10.0.0.1");
+            assert_eq!(window(&lenient(&spec).unwrap()).1, "10.0.0.254");
+        }
+        let inverted = Spec {
+            start: Some("10.0.0.9"),
+            end: Some("10.0.0.4"),
+            ..net
+        };
+        assert!(matches!(
+            strict(&inverted),
+            Err(RangeError::Inverted { .. })
+        ));
+        assert_eq!(
+            window(&lenient(&inverted).unwrap()),
+            ("10.0.0.9".into(), "10.0.0.254".into())
+        );
+    }
+
+    #[test]
+    fn bounds_on_the_edge_stand_for_their_neighbours() {
+        let edge = Spec {
+            range: "10.0.0.0/24",
+            start: Some("10.0.0.0"),
+            end: Some("10.0.0.255"),
+            ..Spec::default()
+        };
+        assert_eq!(
+            window(&strict(&edge).unwrap()),
+            ("10.0.0.1".into(), "10.0.0.254".into())
+        );
+        let top = Spec {
+            start: Some("10.0.0.255"),
+            end: None,
+            ..edge
+        };
+        assert_eq!(strict(&top).unwrap().size(), 1);
+    }
+
+    #[test]
+    fn the_dash_form_bounds_the_network_of_its_end() {
+        let spec = Spec {
+            range: "10.0.0.5-10.0.0.9/24",
+            start: Some("10.0.0.77"),
+            ..Spec::default()
+        };
+        let range = strict(&spec).unwrap();
+        assert_eq!(range.subnet().to_string(), "10.0.0.0/24");
+        assert_eq!(window(&range), ("10.0.0.5".into(), "10.0.0.9".into()));
+        let spec = Spec {
+            range: "10.0.0.5-10.0.1.9/28",
+            ..Spec::default()
+        };
+        assert!(matches!(
+            lenient(&spec),
+            Err(RangeError::StartOutside { .. })
+        ));
+        let spec = Spec {
+            range: "10.0.0.9-10.0.0.5/24",
+            ..Spec::default()
+        };
+        assert!(matches!(strict(&spec), Err(RangeError::Inverted { .. })));
+    }
+
+    #[test]
+    fn exclusions_and_gateway_are_cut_out() {
+        let exclude = ["10.0.0.0/30", "10.0.0.9", "10.0.0.6-10.0.0.7"];
+        let spec = Spec {
+            range: "10.0.0.0/28",
+            exclude: &exclude,
+            gateway: Some(ip("10.0.0.4")),
+            ..Spec::default()
+        };
+        let range = strict(&spec).unwrap();
+        let given: Vec<u128> = range
+            .spans()
+            .iter()
+            .flat_map(|s| s.first..=s.last)
+            .collect();
+        let base = bits(ip("10.0.0.0"));
+        assert_eq!(given, [5, 8, 10, 11, 12, 13, 14].map(|n| base + n));
+        let message = lenient(&spec).unwrap_err().to_string();
+        assert!(
+            message.contains("exclude[2]") && message.contains("10.0.0.6-"),
+            "{message}"
+        );
+        let spec = Spec {
+            exclude: &exclude[..2],
+            ..spec
+        };
+        assert!(
+            lenient(&spec)
+                .unwrap()
+                .spans()
+                .iter()
+                .any(|s| s.contains(base + 4))
+        );
+    }
+
+    #[test]
+    fn exclusions_elsewhere_are_refused_when_strict() {
+        for elsewhere in ["10.1.0.0/24", "fd00::/64"] {
+            let exclude = [elsewhere];
+            let spec = Spec {
+                range: "10.0.0.0/24",
+                exclude: &exclude,
+                ..Spec::default()
+            };
+            assert!(
+                matches!(strict(&spec), Err(RangeError::Outside { .. })),
+                "{elsewhere}"
+            );
+            assert_eq!(lenient(&spec).unwrap().size(), 254);
+        }
+    }
+
+    #[test]
+    fn a_range_that_can_give_nothing_is_refused_when_strict() {
+        let exclude = ["10.0.0.0/24"];
+        let spec = Spec {
+            range: "10.0.0.0/24",
+            exclude: &exclude,
+            ..Spec::default()
+        };
+        assert!(matches!(strict(&spec), Err(RangeError::Empty(_))));
+        assert_eq!(lenient(&spec).unwrap().size(), 0);
+    }
+
+    #[test]
+    fn any_host_address_may_be_requested() {
+        let exclude = ["10.0.0.64/26"];
+        let spec = Spec {
+            range: "10.0.0.0/24",
+            start: Some("10.0.0.128"),
+            exclude: &exclude,
+            ..Spec::default()
+        };
+        let range = strict(&spec).unwrap();
+        for (address, may) in [
+            ("10.0.0.1", true),
+            ("10.0.0.70", true),
+            ("10.0.0.0", false),
+            ("10.0.0.255", false),
+            ("10.0.1.1", false),
+            ("fd00::1", false),
+        ] {
+            assert_eq!(range.may_be_requested(ip(address)), may, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_slice_keeps_exclusions_and_the_subnet() {
+        let exclude = ["10.0.0.65"];
+        let spec = Spec {
+            range: "10.0.0.0/24",
+            exclude: &exclude,
+            ..Spec::default()
+        };
+        let slice = strict(&spec)
+            .unwrap()
+            .slice("10.0.0.64/26".parse().unwrap());
+        assert_eq!(window(&slice), ("10.0.0.65".into(), "10.0.0.126".into()));
+        assert_eq!(slice.size(), 61);
+        assert_eq!(slice.subnet().prefix(), 24);
+    }
+}
