@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What a scenario can call. Sourced by guest/scenario; the scenario itself is bash under
 # `set -Eeuo pipefail`. Results go to the runner over the second serial line, one line each.
 
@@ -84,8 +85,14 @@ wait_for() {
 
 # meet NAME: waits until all guests of the scenario have come to the same point.
 meet() {
-	: >"/lab/sync/$1.$LAB_GUEST"
-	wait_for "${2:-120}" eval '[ "$(ls /lab/sync | grep -c "^'"$1"'\.[0-9]*$")" = '"$(cat /lab/guests)"' ]'
+	: >"/lab/sync/met.$1.$LAB_GUEST"
+	wait_for 120 lab_all_met "$1"
+}
+lab_all_met() {
+	local guest
+	for guest in $(seq "$(</lab/guests)"); do
+		[ -e "/lab/sync/met.$1.$guest" ] || return 1
+	done
 }
 
 lab_asked=0
@@ -134,7 +141,7 @@ gids() {
 # gid_index HCA IPV4: the index of an address in the HCA's GID table.
 gid_index() {
 	local gid
-	# shellcheck disable=SC2046 # four numbers
+	# shellcheck disable=SC2046,SC2183 # four numbers
 	gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' $(tr . ' ' <<<"$2"))
 	gids "$1" | awk -v gid="$gid" '!found && $2 == gid { print $1; found = 1 } END { exit !found }'
 }

@@ -1,5 +1,6 @@
 # The lab itself: soft RoCE behaves as hardware, in pods on a shared HCA and moved with its NIC
 # lab: nics=2 memory=768
+# shellcheck shell=bash
 
 make_hca eth0
 make_hca eth1
