@@ -135,10 +135,10 @@ def accepted(documents, scratch):
 
     for document in documents:
         data = document.get("data", {}) if document["kind"] == "ConfigMap" else {}
-        if "config" in data:
-            file = scratch / "config"
-            file.write_text(data["config"])
-            yield from refused(f"{name_of(document)}, config", "rdma-device-plugin", "validate", "--config-file", file)
+        if "config.yaml" in data:
+            file = scratch / "config.yaml"
+            file.write_text(data["config.yaml"])
+            yield from refused(f"{name_of(document)}, config.yaml", "rdma-device-plugin", "validate", "--config-file", file)
         if "policy.json" in data:
             given = scratch / "policy.json"
             given.write_text(data["policy.json"])

@@ -6,7 +6,8 @@
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
-//! - [`kubelet`]: the kubelet's side of devices, as strict as a real one.
+//! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
+//! - [`node`]: kubelet and container runtime together, for whole pods.
 
 #![forbid(unsafe_code)]
 
@@ -16,3 +17,4 @@ pub mod harness;
 pub mod kubelet;
 pub mod need;
 pub mod netns;
+pub mod node;

@@ -183,3 +183,32 @@ start_containerd() {
 	wait_for 60 ctr version
 	ctr --namespace k8s.io image import /lab/image.tar >/dev/null
 }
+
+# --- CNI -----------------------------------------------------------------------------------
+
+# cni PLUGIN COMMAND CONTAINER NETNS INTERFACE CONFIGURATION: calls a CNI plugin as a runtime
+# does; NETNS is a name below /run/netns. Its answer, result or error, is on stdout.
+cni() {
+	CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$4 CNI_IFNAME=$5 CNI_PATH=/lab/bin \
+		"$1" <<<"$6"
+}
+
+# --- a store that nodes share --------------------------------------------------------------
+
+# serve_store DIRECTORY CLIENTS: exports a file system in memory by NFS, versions 3 and 4.
+# DIRECTORY is `/` to clients of version 4.
+serve_store() {
+	modprobe -a sunrpc nfsd
+	mkdir -p "$1" /var/lib/nfs/{v4recovery,sm,sm.bak,rpc_pipefs} /run/rpcbind
+	mount -t tmpfs store "$1"
+	touch /var/lib/nfs/{etab,rmtab,xtab,state}
+	echo "$1 $2(rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure)" >/etc/exports
+	mount -t nfsd nfsd /proc/fs/nfsd
+	rpcbind
+	rpc.statd
+	exportfs -ra
+	# The usual grace time after a start, in which no lock is given, is a minute and a half.
+	rpc.nfsd --grace-time 10 --lease-time 10 4
+	rpc.mountd
+	wait_for 30 rpcinfo -t localhost nfs 4
+}
