@@ -6,6 +6,7 @@
 //! - [`lookup`]: one object and its neighbours, fast
 //! - [`rdma`], [`port`], [`gid`], [`chardev`]: RDMA devices outward from `/sys/class/infiniband`
 //! - [`netdev`], [`pci`], [`address`]: what they stand on
+//! - [`topology`]: GPUs and NICs, distances, and the choice of NICs for GPUs
 //! - [`unit`]: the names of what a node offers, shared by both plugins
 //! - [`nldev`]: RDMA netlink
 //!
@@ -26,6 +27,7 @@ mod parent;
 pub mod pci;
 pub mod port;
 pub mod rdma;
+pub mod topology;
 #[cfg(any(test, feature = "test-tree"))]
 pub mod tree;
 pub mod unit;

@@ -24,6 +24,8 @@
     reason = "support for tests: a tree that cannot be laid must stop the test"
 )]
 
+pub mod machine;
+
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};

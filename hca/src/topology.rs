@@ -1,0 +1,28 @@
+//! Where GPUs and NICs sit, how far they are from each other, and which NICs to take for which
+//! GPUs.
+//!
+//! - [`distance`]: the classes of `nvidia-smi topo -m`, from places in the PCI tree
+//! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is looked at
+//! - [`machine`]: all of it, one value
+//! - [`pairing`]: GPU–NIC pairs told from outside, where a hypervisor hides the tree
+//! - [`choose`]: NICs for GPUs, a pure function
+
+mod assign;
+pub mod choose;
+pub mod distance;
+pub mod gpu;
+pub mod link;
+pub mod machine;
+pub mod nic;
+pub mod numa;
+pub mod pairing;
+pub mod rail;
+
+pub use choose::{Choice, Pair, Refusal, Wish, choose};
+pub use distance::{Class, Distance, Place};
+pub use gpu::Gpu;
+pub use link::{Lanes, PcieLink};
+pub use machine::Machine;
+pub use nic::{Nic, Wanted};
+pub use numa::{Numa, NumaNode};
+pub use rail::Rail;

@@ -1,0 +1,283 @@
+//! Which NICs to give to a pod, for the GPUs it has.
+//!
+//! The task: from the NICs that may be given, take a number of them so that each GPU has one as
+//! near as possible, and so that as much as possible stays whole for the pods to come. Sets are
+//! compared by these costs, the first that differs decides:
+//!
+//! With GPUs: the worst class of a GPU to the NIC that serves it; the sum of those classes; for
+//! NICs beyond the GPUs the sum of distances to their nearest GPU; damage; the differences
+//! between rail and GPU numbers; the lowest rails.
+//!
+//! Without GPUs: NUMA nodes touched; switches touched; damage; the lowest rails.
+//!
+//! Damage is 10 for each wholly free NUMA node and 1 for each wholly free switch or card that
+//! becomes partly used. With fewer NICs than GPUs each NIC serves its share, rounded up.
+//!
+//! All sets are tried while there are at most 20,000; interchangeable NICs (VFs of one physical
+//! function) count once. Beyond that a greedy set is improved by exchanging NICs until
+//! no single exchange helps. Either way the answer depends on the input alone.
+
+mod sets;
+mod task;
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use self::task::Task;
+use super::distance::{Class, Distance};
+use super::machine::Machine;
+use crate::pci::PciAddress;
+
+/// What is asked for. GPUs and NICs are positions in [`Machine::gpus`] and [`Machine::nics`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// NICs in all.
+    pub count: usize,
+    /// GPUs of the pod; none if they are not known.
+    pub gpus: BTreeSet<usize>,
+    /// NICs that have to be among the chosen (the kubelet's `must_include`).
+    pub include: BTreeSet<usize>,
+    /// NICs that another pod has.
+    pub taken: BTreeSet<usize>,
+    /// NICs that cannot be given for another reason: unhealthy, or not of the pool.
+    pub barred: BTreeSet<usize>,
+    /// NUMA nodes to stay inside; none for no such wish.
+    pub numa: Option<BTreeSet<u32>>,
+    /// Let two pods have a port each of one card.
+    pub share_cards: bool,
+    /// Refuse rather than give a GPU a NIC that is beyond `PXB` and farther than it need be on
+    /// this machine.
+    pub strict: bool,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Choice {
+    /// The NICs, by rail.
+    pub nics: Vec<usize>,
+    /// Which NIC serves each GPU, by GPU.
+    pub pairs: Vec<Pair>,
+    /// The worst class among the pairs.
+    pub worst: Option<Class>,
+}
+
+/// A GPU and the NIC that serves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pair {
+    /// The GPU.
+    pub gpu: usize,
+    /// The NIC.
+    pub nic: usize,
+    /// How far they are apart.
+    pub distance: Distance,
+    /// The nearest NIC of the machine, free or not, is not nearer than this; or this one is
+    /// near enough that it does not matter.
+    pub aligned: bool,
+}
+
+impl Choice {
+    /// Share of GPUs whose NIC they reach without a host bridge, from 0 to 1; `None` without GPUs.
+    #[must_use]
+    pub fn peer_to_peer(&self) -> Option<f64> {
+        let near = self
+            .pairs
+            .iter()
+            .filter(|pair| pair.distance.class.is_peer_to_peer())
+            .count();
+        let of = |n| u32::try_from(n).map(f64::from).ok();
+        if self.pairs.is_empty() {
+            None
+        } else {
+            Some(of(near)? / of(self.pairs.len())?)
+        }
+    }
+}
+
+/// Why no NICs can be chosen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There are not enough.
+    #[error(
+        "{wanted} NICs are wanted, {usable} can be given: of {all}, {taken} are taken, {barred} \
+         are unhealthy or of another pool, {half_taken} share a card with a taken one, {elsewhere} \
+         are on other NUMA nodes"
+    )]
+    TooFew {
+        /// NICs wanted.
+        wanted: usize,
+        /// NICs that could be given.
+        usable: usize,
+        /// All NICs of the machine.
+        all: usize,
+        /// Held by other pods.
+        taken: usize,
+        /// Unhealthy, or not of the pool.
+        barred: usize,
+        /// Free, but a port of their card is held by another pod.
+        half_taken: usize,
+        /// Free, but outside of the NUMA nodes wished for.
+        elsewhere: usize,
+    },
+    /// More NICs have to be included than are wanted.
+    #[error("{included} NICs have to be included, but only {wanted} are wanted")]
+    TooManyIncluded {
+        /// NICs to be included.
+        included: usize,
+        /// NICs wanted.
+        wanted: usize,
+    },
+    /// A NIC that has to be included cannot be given.
+    #[error("{nic} has to be included, but it is taken or unhealthy")]
+    Included {
+        /// Name of the NIC.
+        nic: String,
+    },
+    /// A position is beyond the machine's lists.
+    #[error("there is no {kind} {index}: this machine has {count}")]
+    NoSuch {
+        /// `GPU` or `NIC`.
+        kind: &'static str,
+        /// The position asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The best that is free is too far, and that was not wanted.
+    #[error(
+        "the nearest free NIC for GPU {gpu} is {nic} at {distance}, where {nearest} can be had on \
+         this machine"
+    )]
+    TooFar {
+        /// Ordinal of the GPU.
+        gpu: u32,
+        /// Name of the NIC.
+        nic: String,
+        /// Their distance.
+        distance: Distance,
+        /// The nearest any NIC is to that GPU.
+        nearest: Class,
+    },
+}
+
+/// Chooses NICs.
+///
+/// # Errors
+/// A [`Refusal`] says which of the wishes cannot be met.
+pub fn choose(machine: &Machine, wish: &Wish) -> Result<Choice, Refusal> {
+    check(machine, wish)?;
+    let usable = usable(machine, wish)?;
+    let task = Task::new(machine, wish, usable);
+    let set = task.best();
+    let pairs = task.pairs(&set);
+    if wish.strict {
+        refuse_far(machine, &pairs)?;
+    }
+    let mut nics = set;
+    nics.sort_by_key(|nic| rail_order(machine, *nic));
+    let worst = pairs.iter().map(|pair| pair.distance.class).max();
+    Ok(Choice { nics, pairs, worst })
+}
+
+fn check(machine: &Machine, wish: &Wish) -> Result<(), Refusal> {
+    let gpus = machine.gpus.len();
+    if let Some(index) = wish.gpus.iter().find(|gpu| **gpu >= gpus) {
+        return Err(Refusal::NoSuch {
+            kind: "GPU",
+            index: *index,
+            count: gpus,
+        });
+    }
+    let nics = machine.nics.len();
+    let mut named = wish.include.iter().chain(&wish.taken).chain(&wish.barred);
+    if let Some(index) = named.find(|nic| **nic >= nics) {
+        return Err(Refusal::NoSuch {
+            kind: "NIC",
+            index: *index,
+            count: nics,
+        });
+    }
+    if wish.include.len() > wish.count {
+        return Err(Refusal::TooManyIncluded {
+            included: wish.include.len(),
+            wanted: wish.count,
+        });
+    }
+    let mut not_free = wish
+        .include
+        .iter()
+        .filter(|n| wish.taken.contains(n) || wish.barred.contains(n));
+    match not_free.next().and_then(|nic| machine.nics.get(*nic)) {
+        Some(nic) => Err(Refusal::Included { nic: nic.title() }),
+        None => Ok(()),
+    }
+}
+
+/// NICs that may be given, by rail.
+fn usable(machine: &Machine, wish: &Wish) -> Result<Vec<usize>, Refusal> {
+    let half_taken: BTreeSet<PciAddress> = wish
+        .taken
+        .iter()
+        .filter_map(|nic| machine.nics.get(*nic)?.card)
+        .collect();
+    let mut usable = Vec::new();
+    let (mut taken, mut barred, mut half, mut elsewhere) = (0, 0, 0, 0);
+    for (index, nic) in machine.nics.iter().enumerate() {
+        let outside = wish
+            .numa
+            .as_ref()
+            .is_some_and(|nodes| nic.place.numa.is_none_or(|node| !nodes.contains(&node)));
+        if wish.taken.contains(&index) {
+            taken += 1;
+        } else if wish.barred.contains(&index) {
+            barred += 1;
+        } else if wish.include.contains(&index) {
+            usable.push(index);
+        } else if !wish.share_cards && nic.card.is_some_and(|card| half_taken.contains(&card)) {
+            half += 1;
+        } else if outside {
+            elsewhere += 1;
+        } else {
+            usable.push(index);
+        }
+    }
+    if usable.len() < wish.count {
+        return Err(Refusal::TooFew {
+            wanted: wish.count,
+            usable: usable.len(),
+            all: machine.nics.len(),
+            taken,
+            barred,
+            half_taken: half,
+            elsewhere,
+        });
+    }
+    usable.sort_by_key(|nic| rail_order(machine, *nic));
+    Ok(usable)
+}
+
+fn rail_order(machine: &Machine, nic: usize) -> (u32, Option<PciAddress>, usize) {
+    let known = machine.nics.get(nic);
+    (
+        known.map_or(u32::MAX, |nic| nic.rail.number),
+        known.map(|nic| nic.place.address),
+        nic,
+    )
+}
+
+fn refuse_far(machine: &Machine, pairs: &[Pair]) -> Result<(), Refusal> {
+    let Some(pair) = pairs.iter().find(|pair| !pair.aligned) else {
+        return Ok(());
+    };
+    let (Some(gpu), Some(nic)) = (machine.gpus.get(pair.gpu), machine.nics.get(pair.nic)) else {
+        return Ok(());
+    };
+    Err(Refusal::TooFar {
+        gpu: gpu.ordinal,
+        nic: nic.title(),
+        distance: pair.distance,
+        nearest: machine.nearest(gpu).unwrap_or(Class::Sys),
+    })
+}

@@ -1,0 +1,406 @@
+//! What a set of NICs costs, and the set that costs least.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::sets::{self, Group};
+use super::{Pair, Wish};
+use crate::pci::PciAddress;
+use crate::topology::assign::{self, Edge};
+use crate::topology::distance::{Class, Distance};
+use crate::topology::machine::Machine;
+use crate::topology::nic::Nic;
+
+/// The costs of a set, most important first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    numbers: [u32; 5],
+    /// Positions among the usable NICs, ascending: lowest rails first.
+    order: Vec<usize>,
+}
+
+/// A wish with everything that its evaluation needs looked up once.
+pub(super) struct Task<'a> {
+    machine: &'a Machine,
+    wish: &'a Wish,
+    /// NICs that may be given, by rail.
+    usable: Vec<usize>,
+    /// The wish's GPUs (rows) to the machine's NICs (columns).
+    distances: Vec<Vec<Distance>>,
+    /// What becomes less useful when a part of it is used: NICs of it, and what that costs.
+    wholes: Vec<Whole>,
+}
+
+/// A NUMA node, switch or card, all of whose NICs are free.
+struct Whole {
+    nics: BTreeSet<usize>,
+    damage: u32,
+}
+
+impl<'a> Task<'a> {
+    pub(super) fn new(machine: &'a Machine, wish: &'a Wish, usable: Vec<usize>) -> Self {
+        let gpus = wish.gpus.iter().filter_map(|gpu| machine.gpus.get(*gpu));
+        let distances = gpus
+            .map(|gpu| {
+                let to = |nic: &Nic| machine.distance(&gpu.place, &nic.place);
+                machine.nics.iter().map(to).collect()
+            })
+            .collect();
+        Self {
+            machine,
+            wish,
+            usable,
+            distances,
+            wholes: wholes(machine, wish),
+        }
+    }
+
+    pub(super) fn best(&self) -> Vec<usize> {
+        let groups = self.groups();
+        let count = self.wish.count;
+        if sets::number_of_sets(&groups, count) <= sets::MOST_SETS {
+            let mut best: Option<(Cost, Vec<usize>)> = None;
+            sets::each_set(&groups, count, &mut Vec::new(), &mut |set| {
+                let cost = self.cost(set);
+                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                    best = Some((cost, set.to_vec()));
+                }
+            });
+            best.map(|(_, set)| set).unwrap_or_default()
+        } else {
+            self.search()
+        }
+    }
+
+    /// NICs in groups of interchangeable ones, those to be included first.
+    fn groups(&self) -> Vec<Group> {
+        let mut groups: BTreeMap<_, Group> = BTreeMap::new();
+        for nic in &self.usable {
+            let Some(known) = self.machine.nics.get(*nic) else {
+                continue;
+            };
+            let column: Vec<_> = self
+                .distances
+                .iter()
+                .map(|row| row.get(*nic).copied())
+                .collect();
+            let key = (
+                known.rail.number,
+                known.place.switch(),
+                known.place.numa,
+                known.card.map(|_| *nic),
+                column,
+            );
+            let group = groups.entry(key).or_default();
+            let included = self.wish.include.contains(nic);
+            group.forced += usize::from(included);
+            group.nics.push((!included, *nic));
+        }
+        groups
+            .into_values()
+            .map(|mut group| {
+                // Stable: by rail within the included and within the rest.
+                group.nics.sort_by_key(|(rest, _)| *rest);
+                group
+            })
+            .collect()
+    }
+
+    /// A good set where there are too many to try: grow the cheapest, then exchange.
+    fn search(&self) -> Vec<usize> {
+        let mut set: Vec<usize> = self.wish.include.iter().copied().collect();
+        while set.len() < self.wish.count {
+            let next = self
+                .usable
+                .iter()
+                .filter(|nic| !set.contains(nic))
+                .min_by_key(|nic| self.cost(&[set.as_slice(), &[**nic]].concat()));
+            match next {
+                Some(nic) => set.push(*nic),
+                None => break,
+            }
+        }
+        let mut cost = self.cost(&set);
+        while let Some((less, better)) = self.exchange(&set, &cost) {
+            (cost, set) = (less, better);
+        }
+        set
+    }
+
+    /// The best set that differs in one NIC, if it is cheaper.
+    fn exchange(&self, set: &[usize], cost: &Cost) -> Option<(Cost, Vec<usize>)> {
+        let mut best: Option<(Cost, Vec<usize>)> = None;
+        for (position, out) in set.iter().enumerate() {
+            if self.wish.include.contains(out) {
+                continue;
+            }
+            for candidate in self.usable.iter().filter(|nic| !set.contains(nic)) {
+                let mut other = set.to_vec();
+                if let Some(slot) = other.get_mut(position) {
+                    *slot = *candidate;
+                }
+                let price = self.cost(&other);
+                if price < *best.as_ref().map_or(cost, |(least, _)| least) {
+                    best = Some((price, other));
+                }
+            }
+        }
+        best
+    }
+
+    fn cost(&self, set: &[usize]) -> Cost {
+        let mut order: Vec<usize> = set
+            .iter()
+            .filter_map(|nic| self.usable.iter().position(|u| u == nic))
+            .collect();
+        order.sort_unstable();
+        let damage = self.damage(set);
+        if self.distances.is_empty() {
+            return Cost {
+                numbers: [self.nodes(set), self.switches(set), damage, 0, 0],
+                order,
+            };
+        }
+        let pairs = self.pairs(set);
+        let worst = pairs
+            .iter()
+            .map(|p| p.distance.class.rank())
+            .max()
+            .unwrap_or_default();
+        let sum = pairs
+            .iter()
+            .map(|p| u32::from(p.distance.class.rank()))
+            .sum();
+        let surplus = set
+            .iter()
+            .filter(|nic| pairs.iter().all(|pair| pair.nic != **nic))
+            .map(|nic| u32::from(self.nearest_gpu(*nic).rank()))
+            .sum();
+        let mismatch = pairs.iter().map(|p| self.mismatch(p.gpu, p.nic)).sum();
+        Cost {
+            numbers: [u32::from(worst), sum, surplus, damage, mismatch],
+            order,
+        }
+    }
+
+    /// Serves each GPU from this set.
+    pub(super) fn pairs(&self, set: &[usize]) -> Vec<Pair> {
+        let gpus = self.distances.len();
+        if gpus == 0 || set.is_empty() {
+            return Vec::new();
+        }
+        // With fewer NICs than GPUs each NIC has as many places as its share.
+        let share = gpus.div_ceil(set.len());
+        let places: Vec<usize> = set
+            .iter()
+            .flat_map(|nic| std::iter::repeat_n(*nic, share))
+            .collect();
+        let edge = |gpu: usize, row: &[Distance], nic: usize| Edge {
+            class: row.get(nic).map_or(Class::Sys, |distance| distance.class),
+            nearest: self.nearest_gpu(nic),
+            mismatch: self.mismatch(gpu, nic),
+        };
+        let rows: Vec<Vec<Edge>> = self
+            .wish
+            .gpus
+            .iter()
+            .zip(&self.distances)
+            .map(|(gpu, row)| places.iter().map(|nic| edge(*gpu, row, *nic)).collect())
+            .collect();
+        let assigned = assign::assign(&rows);
+        self.wish
+            .gpus
+            .iter()
+            .zip(&self.distances)
+            .zip(assigned)
+            .filter_map(|((gpu, row), place)| {
+                let nic = *places.get(place)?;
+                let distance = *row.get(nic)?;
+                let nearest = row.iter().map(|distance| distance.class).min()?;
+                let aligned = distance.class.is_peer_to_peer() || distance.class <= nearest;
+                Some(Pair {
+                    gpu: *gpu,
+                    nic,
+                    distance,
+                    aligned,
+                })
+            })
+            .collect()
+    }
+
+    fn nearest_gpu(&self, nic: usize) -> Class {
+        self.distances
+            .iter()
+            .filter_map(|row| row.get(nic))
+            .map(|distance| distance.class)
+            .min()
+            .unwrap_or(Class::Sys)
+    }
+
+    fn mismatch(&self, gpu: usize, nic: usize) -> u32 {
+        let ordinal = self.machine.gpus.get(gpu).map_or(0, |gpu| gpu.ordinal);
+        self.machine
+            .nics
+            .get(nic)
+            .map_or(0, |nic| nic.rail.number.abs_diff(ordinal).min(1_000))
+    }
+
+    fn damage(&self, set: &[usize]) -> u32 {
+        let broken = self.wholes.iter().filter(|whole| {
+            let used = set.iter().filter(|nic| whole.nics.contains(nic)).count();
+            used > 0 && used < whole.nics.len()
+        });
+        broken.map(|whole| whole.damage).sum()
+    }
+
+    fn nodes(&self, set: &[usize]) -> u32 {
+        self.distinct(set, |nic| nic.place.numa)
+    }
+
+    fn switches(&self, set: &[usize]) -> u32 {
+        self.distinct(set, |nic| nic.place.switch())
+    }
+
+    fn distinct<K: Ord>(&self, set: &[usize], key: impl Fn(&Nic) -> K) -> u32 {
+        let nics = set.iter().filter_map(|nic| self.machine.nics.get(*nic));
+        u32::try_from(nics.map(key).collect::<BTreeSet<K>>().len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// NUMA nodes, switches and cards with several NICs of the pool, none of them given away.
+fn wholes(machine: &Machine, wish: &Wish) -> Vec<Whole> {
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    enum Key {
+        Numa(Option<u32>),
+        Switch(String),
+        Card(PciAddress),
+    }
+    let mut parts: BTreeMap<Key, BTreeSet<usize>> = BTreeMap::new();
+    for (index, nic) in machine.nics.iter().enumerate() {
+        if wish.barred.contains(&index) {
+            continue;
+        }
+        let mut add = |key| parts.entry(key).or_default().insert(index);
+        add(Key::Numa(nic.place.numa));
+        add(Key::Switch(nic.place.switch()));
+        if let Some(card) = nic.card {
+            add(Key::Card(card));
+        }
+    }
+    parts
+        .into_iter()
+        .filter(|(_, nics)| nics.len() > 1 && nics.is_disjoint(&wish.taken))
+        .map(|(key, nics)| Whole {
+            nics,
+            damage: if matches!(key, Key::Numa(_)) { 10 } else { 1 },
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::choose::{choose, usable};
+    use crate::tree::{PciSpec, Tree, machine};
+
+    fn look(lay: impl Fn(&Tree)) -> Machine {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        lay(&tree);
+        let inventory = crate::inventory(&tree.host()).unwrap();
+        Machine::look(
+            &tree.host(),
+            &inventory,
+            &crate::topology::Wanted::default(),
+        )
+        .unwrap()
+    }
+
+    fn task<'a>(machine: &'a Machine, wish: &'a Wish) -> Task<'a> {
+        Task::new(machine, wish, usable(machine, wish).unwrap())
+    }
+
+    /// Large machines get the guided search: it has to find what trying everything finds.
+    #[test]
+    fn the_guided_search_is_as_good_as_trying_everything() {
+        for lay in [
+            machine::a4,
+            machine::p4d,
+            machine::one_gpu_in_four_near_a_nic,
+        ] {
+            let machine = look(lay);
+            for mask in (0_u32..1 << machine.gpus.len()).step_by(5) {
+                let mut gpus = (0..machine.gpus.len())
+                    .filter(|gpu| mask & 1 << gpu != 0)
+                    .collect();
+                for count in 1..=machine.nics.len() {
+                    let wish = Wish {
+                        count,
+                        gpus,
+                        ..Wish::default()
+                    };
+                    let task = task(&machine, &wish);
+                    let (tried, guided) = (task.best(), task.search());
+                    assert_eq!(task.cost(&tried), task.cost(&guided), "{wish:?}");
+                    gpus = wish.gpus;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn virtual_functions_of_one_card_are_tried_once() {
+        let machine = look(|tree| {
+            machine::a4(tree);
+            for (number, bus) in ["91", "98", "c6", "cd"].into_iter().enumerate() {
+                let pf = format!("0000:{bus}:00.0");
+                let real = std::fs::canonicalize(tree.path(format!("/sys/bus/pci/devices/{pf}")));
+                let above = real.unwrap().parent().unwrap().to_owned();
+                let above = above
+                    .strip_prefix(tree.path("/sys/devices"))
+                    .unwrap()
+                    .to_owned();
+                for index in 0..32 {
+                    let address = format!("0000:{bus}:{:02x}.{}", 1 + index / 8, index % 8);
+                    let spec = PciSpec {
+                        address: &address,
+                        above: above.to_str().unwrap(),
+                        numa_node: i32::from(number >= 2),
+                        ..PciSpec::MLX5
+                    };
+                    tree.vf(&pf, index, &spec);
+                    let on = crate::tree::On::Pci(&address);
+                    let name = format!("mlx5_{}", 10 + u32::try_from(number).unwrap() * 32 + index);
+                    tree.rdma(&crate::tree::RdmaSpec {
+                        name: &name,
+                        on,
+                        ..Default::default()
+                    });
+                }
+            }
+        });
+        assert_eq!(machine.nics.len(), 8 + 4 * 32);
+        let physical = (0..machine.nics.len()).filter(|nic| !machine.nics[*nic].is_slice());
+        let wish = Wish {
+            count: 4,
+            gpus: [0, 2, 4, 6].into(),
+            barred: physical.collect(),
+            ..Wish::default()
+        };
+        let task = task(&machine, &wish);
+        let groups = task.groups();
+        assert_eq!(groups.len(), 4);
+        assert_eq!(sets::number_of_sets(&groups, 4), 35);
+        let choice = choose(&machine, &wish).unwrap();
+        assert_eq!(choice.worst, Some(Class::Pix));
+        let buses: Vec<u8> = choice
+            .nics
+            .iter()
+            .map(|nic| machine.nics[*nic].place.address.bus)
+            .collect();
+        assert_eq!(buses, [0x91, 0x98, 0xc6, 0xcd], "one VF of each card");
+        assert!(choice.nics.iter().all(|nic| {
+            let address = machine.nics[*nic].place.address;
+            (address.device, address.function) == (1, 0)
+        }));
+    }
+}

@@ -1,0 +1,339 @@
+//! How far two PCI functions are from each other, in the words of `nvidia-smi topo -m`.
+//!
+//! The class says which parts of the machine a peer-to-peer transfer crosses. It follows from
+//! the two functions' places in the PCI tree and from the NUMA layout alone; nothing is measured.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::numa::Numa;
+use crate::pci::{PciAddress, PciFunction};
+
+/// What lies between two PCI functions, nearest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// The function itself.
+    X,
+    /// At most one PCIe switch, or two functions of one card.
+    Pix,
+    /// Several PCIe switches, but no host bridge.
+    Pxb,
+    /// A host bridge: the CPU forwards between two of its root ports.
+    Phb,
+    /// The link between host bridges of one NUMA node.
+    Node,
+    /// The link between NUMA nodes of one CPU package (sub-NUMA clustering, NPS). `nvidia-smi`
+    /// has no word for it and says `SYS`, and so does [`Class::label`].
+    Sock,
+    /// The link between CPU packages.
+    Sys,
+}
+
+impl Class {
+    /// All classes, nearest first.
+    pub const ALL: [Self; 7] = [
+        Self::X,
+        Self::Pix,
+        Self::Pxb,
+        Self::Phb,
+        Self::Node,
+        Self::Sock,
+        Self::Sys,
+    ];
+
+    /// The distance as a number from 0 (`X`) to 6 (`SYS`), to be summed over pairs.
+    #[must_use]
+    pub fn rank(self) -> u8 {
+        match self {
+            Self::X => 0,
+            Self::Pix => 1,
+            Self::Pxb => 2,
+            Self::Phb => 3,
+            Self::Node => 4,
+            Self::Sock => 5,
+            Self::Sys => 6,
+        }
+    }
+
+    /// The word of `nvidia-smi topo -m`.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::X => "X",
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sock | Self::Sys => "SYS",
+        }
+    }
+
+    /// The exact name: like the label, but with `SOCK` apart from `SYS`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        if self == Self::Sock {
+            "SOCK"
+        } else {
+            self.label()
+        }
+    }
+
+    /// True if traffic stays below the host bridge. Up to here NCCL lets the NIC read GPU memory
+    /// by default (`NCCL_NET_GDR_LEVEL`); beyond, it copies through host memory.
+    #[must_use]
+    pub fn is_peer_to_peer(self) -> bool {
+        self <= Self::Pxb
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.label())
+    }
+}
+
+impl Serialize for Class {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// A class and how sure it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Distance {
+    /// The class.
+    pub class: Class,
+    /// True if the firmware does not say which NUMA node a function belongs to, so that the
+    /// class is the cautious guess.
+    pub assumed: bool,
+}
+
+impl Distance {
+    /// A class that is certain.
+    #[must_use]
+    pub fn sure(class: Class) -> Self {
+        Self {
+            class,
+            assumed: false,
+        }
+    }
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.assumed {
+            f.pad(&format!("{}?", self.class.label()))
+        } else {
+            f.pad(self.class.label())
+        }
+    }
+}
+
+/// Where a function sits: all that its distance to others depends on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// The function.
+    pub address: PciAddress,
+    /// The root complex it hangs below, such as `pci0000:20`; `None` if sysfs does not tell.
+    pub root: Option<String>,
+    /// Bridges from the root port down, then the function itself as last element.
+    pub chain: Vec<PciAddress>,
+    /// NUMA node; `None` where the firmware does not say.
+    pub numa: Option<u32>,
+}
+
+impl Place {
+    /// The place of a function that sysfs described.
+    #[must_use]
+    pub fn of(function: &PciFunction) -> Self {
+        Self {
+            address: function.address,
+            root: function.root.clone(),
+            chain: function.chain.clone(),
+            numa: function.numa_node,
+        }
+    }
+
+    /// Name of what the function shares with its `PIX` neighbours: the upstream port of its
+    /// switch, the root port above a lone card, or the root complex of a function without any
+    /// bridge above it (a flat virtual machine).
+    #[must_use]
+    pub fn switch(&self) -> String {
+        match self.chain.as_slice() {
+            [.., switch, _, _] | [switch, _] => switch.to_string(),
+            _ => self
+                .root
+                .clone()
+                .unwrap_or_else(|| self.address.to_string()),
+        }
+    }
+}
+
+/// Classifies the path between two functions.
+#[must_use]
+pub fn distance(a: &Place, b: &Place, numa: &Numa) -> Distance {
+    if a.address == b.address {
+        return Distance::sure(Class::X);
+    }
+    if same_card(a.address, b.address) {
+        return Distance::sure(Class::Pix);
+    }
+    if a.root.is_some() && a.root == b.root {
+        return Distance::sure(below_one_root(&a.chain, &b.chain));
+    }
+    match (a.numa, b.numa) {
+        (Some(x), Some(y)) if x == y => Distance::sure(Class::Node),
+        (Some(x), Some(y)) if numa.same_package(x, y) => Distance::sure(Class::Sock),
+        (Some(_), Some(_)) => Distance::sure(Class::Sys),
+        // One node for all: nobody had anything to tell.
+        _ if numa.nodes.len() <= 1 => Distance::sure(Class::Node),
+        _ => Distance {
+            class: Class::Sys,
+            assumed: true,
+        },
+    }
+}
+
+/// True for two functions of one device, such as the ports of a dual-port card.
+#[must_use]
+pub fn same_card(a: PciAddress, b: PciAddress) -> bool {
+    (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
+}
+
+fn below_one_root(a: &[PciAddress], b: &[PciAddress]) -> Class {
+    let common = a.iter().zip(b).take_while(|(x, y)| x == y).count();
+    if common == 0 {
+        return Class::Phb;
+    }
+    // Below a switch's upstream port come its downstream port and the device: two members.
+    // One member means a device right below a shared bridge. More means another switch.
+    if a.len().max(b.len()) - common <= 2 {
+        Class::Pix
+    } else {
+        Class::Pxb
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A function below these bridges, given by their bus numbers.
+    fn place(root: &str, chain: &[&str], numa: i32) -> Place {
+        let chain: Vec<PciAddress> = chain.iter().map(|a| a.parse().unwrap()).collect();
+        Place {
+            address: *chain.last().unwrap(),
+            root: Some(root.to_owned()),
+            chain,
+            numa: u32::try_from(numa).ok(),
+        }
+    }
+
+    fn class(a: &Place, b: &Place, numa: &Numa) -> Class {
+        let forth = distance(a, b, numa);
+        assert_eq!(forth, distance(b, a, numa), "a distance has no direction");
+        assert!(!forth.assumed);
+        forth.class
+    }
+
+    #[test]
+    fn functions_of_one_card_are_pix_whatever_is_above_them() {
+        let a = place("pci0000:00", &["0000:00:01.0", "0000:3b:00.0"], 0);
+        let b = place("pci0000:00", &["0000:00:01.0", "0000:3b:00.1"], 0);
+        assert_eq!(class(&a, &b, &Numa::default()), Class::Pix);
+        assert_eq!(class(&a, &a, &Numa::default()), Class::X);
+        let flat = place("pci0000:00", &["0000:00:05.0"], 0);
+        let function = place("pci0000:00", &["0000:00:05.1"], 0);
+        assert_eq!(class(&flat, &function, &Numa::default()), Class::Pix);
+    }
+
+    #[test]
+    fn one_switch_is_pix_two_are_pxb() {
+        let (port, up) = ("0000:20:00.0", "0000:21:00.0");
+        let gpu = place("pci0000:20", &[port, up, "0000:22:00.0", "0000:23:00.0"], 0);
+        let nic = place("pci0000:20", &[port, up, "0000:22:01.0", "0000:24:00.0"], 0);
+        assert_eq!(class(&gpu, &nic, &Numa::default()), Class::Pix);
+        let behind = [
+            "0000:22:02.0",
+            "0000:25:00.0",
+            "0000:26:00.0",
+            "0000:27:00.0",
+        ];
+        let far = place("pci0000:20", &[[port, up].as_slice(), &behind].concat(), 0);
+        assert_eq!(class(&gpu, &far, &Numa::default()), Class::Pxb);
+    }
+
+    #[test]
+    fn a_vf_on_another_device_number_is_pix_with_its_pf() {
+        let pf = place("pci0000:3a", &["0000:3a:00.0", "0000:3b:00.0"], 0);
+        let vf = place("pci0000:3a", &["0000:3a:00.0", "0000:3b:01.2"], 0);
+        assert_eq!(class(&pf, &vf, &Numa::default()), Class::Pix);
+    }
+
+    #[test]
+    fn root_ports_of_one_complex_are_phb() {
+        let a = place("pci0000:00", &["0000:00:01.0", "0000:01:00.0"], 0);
+        let b = place("pci0000:00", &["0000:00:02.0", "0000:02:00.0"], 0);
+        assert_eq!(class(&a, &b, &Numa::default()), Class::Phb);
+        // A flat virtual machine has no ports at all.
+        let c = place("pci0000:10", &["0000:10:1c.0"], 0);
+        let d = place("pci0000:10", &["0000:10:1b.0"], 0);
+        assert_eq!(class(&c, &d, &Numa::default()), Class::Phb);
+    }
+
+    #[test]
+    fn different_roots_are_told_apart_by_numa_and_package() {
+        let at = |root: &str, bus: &str, numa| place(root, &[bus], numa);
+        let near = at("pci0001:00", "0001:00:00.0", 0);
+        let same = at("pci0002:00", "0002:00:00.0", 0);
+        let other = at("pci0003:00", "0003:00:00.0", 1);
+        let quadrants = Numa::for_test(&[(0, 0), (1, 0), (2, 1), (3, 1)]);
+        let sockets = Numa::for_test(&[(0, 0), (1, 1)]);
+        assert_eq!(class(&near, &same, &sockets), Class::Node);
+        assert_eq!(class(&near, &other, &sockets), Class::Sys);
+        assert_eq!(class(&near, &other, &quadrants), Class::Sock);
+    }
+
+    #[test]
+    fn an_unknown_numa_node_is_only_a_guess_where_there_are_several() {
+        let a = place("pci0001:00", &["0001:00:00.0"], -1);
+        let b = place("pci0002:00", &["0002:00:00.0"], 0);
+        let one = Numa::for_test(&[(0, 0)]);
+        assert_eq!(distance(&a, &b, &one), Distance::sure(Class::Node));
+        let two = Numa::for_test(&[(0, 0), (1, 1)]);
+        let guess = distance(&a, &b, &two);
+        assert_eq!(
+            guess,
+            Distance {
+                class: Class::Sys,
+                assumed: true
+            }
+        );
+        assert_eq!(guess.to_string(), "SYS?");
+    }
+
+    #[test]
+    fn functions_without_a_known_root_do_not_count_as_neighbours() {
+        let mut a = place("pci0000:00", &["0000:01:00.0"], 0);
+        let mut b = place("pci0000:00", &["0000:02:00.0"], 0);
+        (a.root, b.root) = (None, None);
+        assert_eq!(
+            class(&a, &b, &Numa::for_test(&[(0, 0), (1, 1)])),
+            Class::Node
+        );
+    }
+
+    #[test]
+    fn the_switch_is_what_pix_neighbours_share() {
+        let chain = [
+            "0000:20:00.0",
+            "0000:21:00.0",
+            "0000:22:00.0",
+            "0000:23:00.0",
+        ];
+        assert_eq!(place("pci0000:20", &chain, 0).switch(), "0000:21:00.0");
+        assert_eq!(place("pci0000:20", &chain[..2], 0).switch(), "0000:20:00.0");
+        assert_eq!(place("pci0000:20", &chain[..1], 0).switch(), "pci0000:20");
+    }
+}

@@ -1,0 +1,265 @@
+//! GPUs and other accelerators, found by PCI class and vendor: no driver library is asked.
+
+use serde::Serialize;
+
+use super::distance::Place;
+use super::link::PcieLink;
+use crate::host::{self, Host, Result};
+use crate::pci::{self, PciAddress, PciFunction};
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gpu {
+    /// Position in order of PCI address: the index that `nvidia-smi` and CUDA (with
+    /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`) use.
+    pub ordinal: u32,
+    /// Where it sits.
+    pub place: Place,
+    /// PCI vendor ID.
+    pub vendor: u16,
+    /// PCI device ID.
+    pub device: u16,
+    /// The bound driver, such as `nvidia` or `vfio-pci`.
+    pub driver: Option<String>,
+    /// Product name, where the driver says it without being asked by its own library.
+    pub model: Option<String>,
+    /// The vendor's unique name of it (`GPU-…`), which is what NVIDIA's device plugin hands to
+    /// the kubelet.
+    pub uuid: Option<String>,
+    /// Its PCIe link.
+    pub link: PcieLink,
+}
+
+impl Gpu {
+    /// Product name, or vendor and device ID where the driver does not say.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match (&self.model, vendor(self.vendor)) {
+            (Some(model), _) => model.clone(),
+            (None, Some(vendor)) => format!("{vendor} {:04x}", self.device),
+            (None, None) => format!("{:04x}:{:04x}", self.vendor, self.device),
+        }
+    }
+}
+
+/// Vendors of accelerators. A display controller of anybody else is a board's management
+/// graphics or a hypervisor's.
+const VENDORS: [(u16, &str); 6] = [
+    (0x10de, "NVIDIA"),
+    (0x1002, "AMD"),
+    (0x8086, "Intel"),
+    (0x1da3, "Habana"),
+    (0x1ed5, "Moore Threads"),
+    (0x19e5, "Huawei"),
+];
+
+fn vendor(id: u16) -> Option<&'static str> {
+    VENDORS
+        .iter()
+        .find(|(v, _)| *v == id)
+        .map(|(_, name)| *name)
+}
+
+/// True if a PCI function is a GPU in its own right.
+///
+/// Class codes: display controllers (`03`) of an accelerator vendor, 3D controllers (`0302`: no
+/// screen attached) of any, processing accelerators (`12`) of an accelerator vendor. Left out are
+/// Intel's integrated graphics, which always is device 2 of the first bus, and virtual functions
+/// whose physical function is here too: they are slices of a GPU that is listed already. A VF
+/// passed into a virtual machine has no physical function there, and counts.
+#[must_use]
+pub fn is_gpu(function: &PciFunction) -> bool {
+    let known = vendor(function.vendor).is_some();
+    let accelerator = match function.class >> 16 {
+        0x03 => known || function.class >> 8 == 0x0302,
+        0x12 => known,
+        _ => false,
+    };
+    let address = function.address;
+    let integrated =
+        function.vendor == 0x8086 && (address.domain, address.bus, address.device) == (0, 0, 2);
+    accelerator && !integrated && !function.is_vf()
+}
+
+/// All GPUs, in order of PCI address.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub fn look(host: &Host) -> Result<Vec<Gpu>> {
+    let mut functions = Vec::new();
+    for address in addresses(host)? {
+        let directory = host.bus_entry("PCI device", "pci", &address.to_string());
+        let directory = match directory {
+            Err(error) if error.is_missing() => continue,
+            directory => directory?,
+        };
+        // The class alone first: a node may have thousands of virtual functions.
+        let class = host::hexadecimal(&directory, "class")?.unwrap_or_default();
+        if !matches!(class >> 16, 0x03 | 0x12) {
+            continue;
+        }
+        let function = pci::read_at(&directory, address)?;
+        if is_gpu(&function) {
+            functions.push((function, PcieLink::read(&directory)?));
+        }
+    }
+    functions.sort_by_key(|(function, _)| function.address);
+    functions
+        .into_iter()
+        .zip(0..)
+        .map(|((function, link), ordinal)| {
+            let (model, uuid) = told_by_nvidia(host, function.address)?;
+            Ok(Gpu {
+                ordinal,
+                place: Place::of(&function),
+                vendor: function.vendor,
+                device: function.device,
+                driver: function.driver,
+                model,
+                uuid,
+                link,
+            })
+        })
+        .collect()
+}
+
+/// Every PCI function's address.
+pub(super) fn addresses(host: &Host) -> Result<Vec<PciAddress>> {
+    let names = host::names(&host.sys.join("bus/pci/devices"))?;
+    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+/// Model and UUID from `/proc/driver/nvidia/gpus/<address>/information`.
+fn told_by_nvidia(host: &Host, address: PciAddress) -> Result<(Option<String>, Option<String>)> {
+    let directory = host
+        .proc
+        .join("driver/nvidia/gpus")
+        .join(address.to_string());
+    let text = host::attribute(&directory, "information")?.unwrap_or_default();
+    Ok((line(&text, "Model"), line(&text, "GPU UUID")))
+}
+
+/// The value of a `Key: value` line.
+fn line(text: &str, key: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(k, _)| k.trim() == key)
+        .map(|(_, value)| value.trim().to_owned())
+        .filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::Sriov;
+
+    fn function(address: &str, vendor: u16, class: u32, sriov: Sriov) -> PciFunction {
+        PciFunction {
+            address: address.parse().unwrap(),
+            vendor,
+            device: 0x2901,
+            subsystem: None,
+            class,
+            driver: None,
+            numa_node: None,
+            local_cpus: None,
+            iommu_group: None,
+            sriov,
+            root: None,
+            chain: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn accelerators_are_told_from_other_display_controllers() {
+        let cases = [
+            (
+                "0000:8f:00.0",
+                0x10de,
+                0x03_02_00,
+                true,
+                "a data-centre GPU",
+            ),
+            (
+                "0000:8f:00.0",
+                0x10de,
+                0x03_00_00,
+                true,
+                "a GPU with screens",
+            ),
+            ("0000:8f:00.0", 0x1002, 0x03_80_00, true, "an AMD Instinct"),
+            (
+                "0000:8f:00.0",
+                0x1002,
+                0x12_00_00,
+                true,
+                "a newer AMD Instinct",
+            ),
+            ("0000:8f:00.0", 0x1da3, 0x12_00_00, true, "a Gaudi"),
+            (
+                "0000:8f:00.0",
+                0x8086,
+                0x03_80_00,
+                true,
+                "an Intel data-centre GPU",
+            ),
+            (
+                "0000:00:02.0",
+                0x8086,
+                0x03_00_00,
+                false,
+                "Intel's integrated graphics",
+            ),
+            (
+                "0000:02:00.0",
+                0x1a03,
+                0x03_00_00,
+                false,
+                "a BMC's graphics",
+            ),
+            (
+                "0000:00:01.0",
+                0x1234,
+                0x03_00_00,
+                false,
+                "a hypervisor's graphics",
+            ),
+            ("0000:8f:00.0", 0x10de, 0x06_80_00, false, "an NVSwitch"),
+            ("0000:8f:00.1", 0x10de, 0x04_03_00, false, "a GPU's sound"),
+            ("0000:8f:00.0", 0x15b3, 0x02_00_00, false, "a NIC"),
+            ("0000:8f:00.0", 0x10ee, 0x12_00_00, false, "an FPGA card"),
+        ];
+        for (address, vendor, class, expected, what) in cases {
+            assert_eq!(
+                is_gpu(&function(address, vendor, class, Sriov::None)),
+                expected,
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
+    fn slices_of_a_listed_gpu_are_not_gpus() {
+        let physical = "0000:8f:00.0".parse().unwrap();
+        let vf = Sriov::Virtual {
+            physical,
+            index: Some(0),
+        };
+        assert!(!is_gpu(&function("0000:8f:00.4", 0x10de, 0x03_02_00, vf)));
+        let pf = Sriov::Physical {
+            total: 16,
+            functions: Vec::new(),
+        };
+        assert!(is_gpu(&function("0000:8f:00.0", 0x10de, 0x03_02_00, pf)));
+    }
+
+    #[test]
+    fn the_nvidia_driver_tells_model_and_uuid() {
+        let text =
+            "Model: \t\t NVIDIA B200\nIRQ:   \t\t 430\nGPU UUID: \t GPU-1f2e\nBus Type: \t PCIe";
+        assert_eq!(line(text, "Model").as_deref(), Some("NVIDIA B200"));
+        assert_eq!(line(text, "GPU UUID").as_deref(), Some("GPU-1f2e"));
+        assert_eq!(line(text, "Firmware"), None);
+    }
+}

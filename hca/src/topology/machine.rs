@@ -1,0 +1,72 @@
+//! A node's GPUs and NICs with the distances between them.
+
+use serde::Serialize;
+
+use super::distance::{self, Class, Distance, Place};
+use super::gpu::{self, Gpu};
+use super::nic::{self, Nic, Nics, Wanted};
+use super::numa::Numa;
+use crate::host::{Host, Result};
+use crate::inventory::Inventory;
+
+/// All that the choice of NICs and the picture of a node need.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Machine {
+    /// GPUs in order of PCI address.
+    pub gpus: Vec<Gpu>,
+    /// NICs in order of PCI address.
+    pub nics: Vec<Nic>,
+    /// RDMA devices that are nowhere in the PCI tree.
+    pub unplaced: Vec<String>,
+    /// NUMA nodes.
+    pub numa: Numa,
+}
+
+impl Machine {
+    /// Looks at a node whose inventory was taken.
+    ///
+    /// # Errors
+    /// [`crate::host::Error::Read`] if sysfs cannot be read.
+    pub fn look(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
+        let Nics { placed, unplaced } = nic::look(host, inventory, wanted)?;
+        Ok(Self {
+            gpus: gpu::look(host)?,
+            nics: placed,
+            unplaced,
+            numa: Numa::look(host)?,
+        })
+    }
+
+    /// The distance between two places of this machine.
+    #[must_use]
+    pub fn distance(&self, a: &Place, b: &Place) -> Distance {
+        distance::distance(a, b, &self.numa)
+    }
+
+    /// The nearest that any NIC is to this GPU: what can be had at all on this machine. Some
+    /// have nothing nearer than `PHB` or `NODE`, and lose nothing by it.
+    #[must_use]
+    pub fn nearest(&self, gpu: &Gpu) -> Option<Class> {
+        self.nics
+            .iter()
+            .map(|nic| self.distance(&gpu.place, &nic.place).class)
+            .min()
+    }
+
+    /// True if each function has a root complex of its own, as hypervisors present passed-through
+    /// devices: the tree then tells nothing about switches, and an override is worth having.
+    #[must_use]
+    pub fn hides_switches(&self) -> bool {
+        let places: Vec<&Place> = self
+            .gpus
+            .iter()
+            .map(|g| &g.place)
+            .chain(self.nics.iter().map(|n| &n.place))
+            .collect();
+        let alone = |place: &&Place| {
+            place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
+        };
+        self.gpus.len() > 1 && !self.nics.is_empty() && places.iter().all(alone)
+    }
+}

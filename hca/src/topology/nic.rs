@@ -1,0 +1,243 @@
+//! NICs: pieces of hardware that RDMA devices (or, when asked for, netdevs alone) stand on.
+
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer};
+
+use super::distance::Place;
+use super::gpu;
+use super::link::PcieLink;
+use super::rail::{self, Clues, Rail};
+use crate::host::{self, Host, Result};
+use crate::inventory::Inventory;
+use crate::pci::{self, PciAddress, PciFunction, Sriov};
+use crate::port::LinkLayer;
+use crate::rdma::RdmaDevice;
+use crate::unit::HcaId;
+
+/// A NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Nic {
+    /// Its identity: that of the unit it is offered as.
+    #[serde(serialize_with = "displayed")]
+    pub hca: HcaId,
+    /// Where it sits.
+    pub place: Place,
+    /// Its physical function: its own address but for a VF.
+    pub physical: PciAddress,
+    /// The card that is worth giving to one pod as a whole: address of its first function.
+    /// `None` for VFs and sub-functions, which are made to be given to many.
+    pub card: Option<PciAddress>,
+    /// VFs it has now.
+    pub virtual_functions: u32,
+    /// RDMA devices on it; empty for a NIC without RDMA.
+    pub rdma_devices: Vec<String>,
+    /// Netdevs on it that are in the host's namespace.
+    pub netdevs: Vec<String>,
+    /// Link layer of its ports.
+    pub link_layer: LinkLayer,
+    /// Rate of all its active ports together, in Mb/s; `None` while none is active.
+    pub rate_mbps: Option<u64>,
+    /// Its PCIe link.
+    pub link: PcieLink,
+    /// Its rail.
+    pub rail: Rail,
+}
+
+impl Nic {
+    /// What people call it: RDMA device, else netdev, else address.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let name = self.rdma_devices.first().or(self.netdevs.first());
+        name.cloned().unwrap_or_else(|| self.hca.to_string())
+    }
+
+    /// True for a VF whose physical function is on this host, and for a sub-function.
+    #[must_use]
+    pub fn is_slice(&self) -> bool {
+        self.card.is_none()
+    }
+}
+
+fn displayed<S: Serializer>(hca: &HcaId, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(hca)
+}
+
+/// NICs in order of PCI address, and the RDMA devices that stand on no PCI function.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nics {
+    /// Those with a place in the PCI tree.
+    pub placed: Vec<Nic>,
+    /// RDMA devices without one, such as soft RoCE on a bridge.
+    pub unplaced: Vec<String>,
+}
+
+/// What to look for.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// Also NICs without RDMA.
+    pub without_rdma: bool,
+    /// Rails by physical function, where the administrator numbers them.
+    pub rails: BTreeMap<PciAddress, u32>,
+}
+
+/// All NICs.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub fn look(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics> {
+    let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
+    let mut unplaced = Vec::new();
+    for device in &inventory.rdma_devices {
+        let Some(function) = function_of(host, inventory, device)? else {
+            unplaced.push(device.name.clone());
+            continue;
+        };
+        // Soft RoCE on a NIC is that NIC; its own identity would be its GUID.
+        let hca = match device.subfunction_name().and_then(|name| name.parse().ok()) {
+            Some(name) => HcaId::Auxiliary(name),
+            None => HcaId::Pci(function.address),
+        };
+        let entry = found
+            .entry((function.address, hca))
+            .or_insert_with(|| Found::new(function));
+        entry.add(device);
+    }
+    if wanted.without_rdma {
+        for function in network_functions(host)? {
+            let key = (function.address, HcaId::Pci(function.address));
+            let entry = found.entry(key).or_insert_with(|| Found::new(function));
+            let address = entry.function.address;
+            for netdev in inventory
+                .netdevs_on_pci(address)
+                .filter(|n| !n.is_representor())
+            {
+                entry.add_netdev(&netdev.name);
+            }
+        }
+    }
+    let clues: Vec<Clues<'_>> = found
+        .values()
+        .map(|nic| Clues {
+            address: nic.function.physical(),
+            explicit: wanted.rails.get(&nic.function.physical()).copied(),
+            netdevs: &nic.netdevs,
+        })
+        .collect();
+    let rails = rail::number(&clues);
+    let placed = found
+        .into_iter()
+        .zip(rails)
+        .map(|(((address, hca), nic), rail)| {
+            let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
+            Ok(nic.finish(hca, rail, PcieLink::read(&directory)?))
+        })
+        .collect::<Result<_>>()?;
+    Ok(Nics { placed, unplaced })
+}
+
+/// The function that an RDMA device stands on, itself or through the netdev of a soft device.
+fn function_of(
+    host: &Host,
+    inventory: &Inventory,
+    device: &RdmaDevice,
+) -> Result<Option<PciFunction>> {
+    if let Some(function) = &device.pci {
+        return Ok(Some(function.clone()));
+    }
+    let below = device
+        .netdevs()
+        .filter_map(|name| inventory.netdev(name))
+        .find_map(|n| n.pci);
+    let Some(address) = below else {
+        return Ok(None);
+    };
+    match pci::read(host, address) {
+        Ok(function) => Ok(Some(function)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// PCI functions of the network class (`02`).
+fn network_functions(host: &Host) -> Result<Vec<PciFunction>> {
+    let mut functions = Vec::new();
+    for address in gpu::addresses(host)? {
+        let directory = match host.bus_entry("PCI device", "pci", &address.to_string()) {
+            Err(error) if error.is_missing() => continue,
+            directory => directory?,
+        };
+        if host::hexadecimal(&directory, "class")?.unwrap_or_default() >> 16 == 0x02 {
+            functions.push(pci::read_at(&directory, address)?);
+        }
+    }
+    Ok(functions)
+}
+
+/// A NIC while its RDMA devices and netdevs are gathered.
+struct Found {
+    function: PciFunction,
+    rdma_devices: Vec<String>,
+    netdevs: Vec<String>,
+    link_layer: LinkLayer,
+    rate_mbps: u64,
+}
+
+impl Found {
+    fn new(function: PciFunction) -> Self {
+        Self {
+            function,
+            rdma_devices: Vec::new(),
+            netdevs: Vec::new(),
+            link_layer: LinkLayer::Unknown,
+            rate_mbps: 0,
+        }
+    }
+
+    fn add(&mut self, device: &RdmaDevice) {
+        self.rdma_devices.push(device.name.clone());
+        for netdev in device.netdevs() {
+            self.add_netdev(netdev);
+        }
+        for port in &device.ports {
+            if self.link_layer == LinkLayer::Unknown {
+                self.link_layer = port.link_layer;
+            }
+            if port.is_active() {
+                self.rate_mbps += port.rate.as_ref().map_or(0, |rate| u64::from(rate.mbps));
+            }
+        }
+    }
+
+    fn add_netdev(&mut self, name: &str) {
+        if !self.netdevs.iter().any(|known| known == name) {
+            self.netdevs.push(name.to_owned());
+        }
+    }
+
+    fn finish(self, hca: HcaId, rail: Rail, link: PcieLink) -> Nic {
+        let slice = self.function.is_vf() || matches!(hca, HcaId::Auxiliary(_));
+        let card = PciAddress {
+            function: 0,
+            ..self.function.address
+        };
+        let virtual_functions = match &self.function.sriov {
+            Sriov::Physical { functions, .. } => u32::try_from(functions.len()).unwrap_or(u32::MAX),
+            _ => 0,
+        };
+        Nic {
+            place: Place::of(&self.function),
+            physical: self.function.physical(),
+            card: (!slice).then_some(card),
+            virtual_functions,
+            rdma_devices: self.rdma_devices,
+            netdevs: self.netdevs,
+            link_layer: self.link_layer,
+            rate_mbps: Some(self.rate_mbps).filter(|rate| *rate > 0),
+            link,
+            rail,
+            hca,
+        }
+    }
+}

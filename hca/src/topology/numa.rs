@@ -1,0 +1,172 @@
+//! The NUMA layout: which nodes there are, and which of them share a CPU package.
+
+use serde::Serialize;
+
+use crate::host::{self, Host, Result};
+
+/// One NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NumaNode {
+    /// The kernel's number of the node.
+    pub id: u32,
+    /// Its CPUs as the kernel's list (`0-55,112-167`); empty for a node of memory only.
+    pub cpus: String,
+    /// Physical package of its first CPU; `None` without CPUs or in virtual machines that do
+    /// not say.
+    pub package: Option<u32>,
+    /// Firmware's distance to each node, in order of node; 10 is the node itself (ACPI SLIT).
+    pub distances: Vec<u32>,
+}
+
+/// All NUMA nodes, in order of number.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Numa {
+    /// The nodes; empty on a kernel without NUMA.
+    pub nodes: Vec<NumaNode>,
+}
+
+impl Numa {
+    /// The node with this number.
+    #[must_use]
+    pub fn node(&self, id: u32) -> Option<&NumaNode> {
+        self.nodes.iter().find(|node| node.id == id)
+    }
+
+    /// True if two different nodes are parts of one CPU package.
+    ///
+    /// Decided by the package of their CPUs; for a node without CPUs by the firmware's
+    /// distances, if those have more than one level between nodes and this one is the least.
+    #[must_use]
+    pub fn same_package(&self, a: u32, b: u32) -> bool {
+        let (Some(x), Some(y)) = (self.node(a), self.node(b)) else {
+            return false;
+        };
+        if let (Some(p), Some(q)) = (x.package, y.package) {
+            return p == q;
+        }
+        let Some(between) = self.distance(a, b) else {
+            return false;
+        };
+        let others = || {
+            self.nodes
+                .iter()
+                .flat_map(|m| self.nodes.iter().map(move |n| (m.id, n.id)))
+                .filter(|(m, n)| m != n)
+                .filter_map(|(m, n)| self.distance(m, n))
+        };
+        others().min() == Some(between) && others().max() > Some(between)
+    }
+
+    /// The firmware's distance between two nodes.
+    #[must_use]
+    pub fn distance(&self, from: u32, to: u32) -> Option<u32> {
+        let column = self.nodes.iter().position(|node| node.id == to)?;
+        self.node(from)?.distances.get(column).copied()
+    }
+
+    /// Reads the layout.
+    ///
+    /// # Errors
+    /// [`host::Error::Read`] if sysfs cannot be read.
+    pub fn look(host: &Host) -> Result<Self> {
+        let directory = host.sys.join("devices/system/node");
+        let mut nodes = Vec::new();
+        for name in host::names(&directory)? {
+            let Some(id) = name.strip_prefix("node").and_then(|id| id.parse().ok()) else {
+                continue;
+            };
+            let node = directory.join(&name);
+            let cpus = host::attribute(&node, "cpulist")?.unwrap_or_default();
+            let package = match first_cpu(&cpus) {
+                Some(cpu) => {
+                    let topology = host
+                        .sys
+                        .join(format!("devices/system/cpu/cpu{cpu}/topology"));
+                    // -1 where the architecture does not say: it does not parse as u32.
+                    host::parsed(&topology, "physical_package_id")?
+                }
+                None => None,
+            };
+            let distances = host::attribute(&node, "distance")?.unwrap_or_default();
+            let distances = distances
+                .split_whitespace()
+                .filter_map(|d| d.parse().ok())
+                .collect();
+            nodes.push(NumaNode {
+                id,
+                cpus,
+                package,
+                distances,
+            });
+        }
+        Ok(Self { nodes })
+    }
+
+    /// Nodes with their packages, for tests.
+    #[cfg(test)]
+    pub(crate) fn for_test(nodes: &[(u32, u32)]) -> Self {
+        let node = |&(id, package)| NumaNode {
+            id,
+            cpus: String::new(),
+            package: Some(package),
+            distances: Vec::new(),
+        };
+        Self {
+            nodes: nodes.iter().map(node).collect(),
+        }
+    }
+}
+
+/// The first number of a kernel CPU list.
+fn first_cpu(list: &str) -> Option<u32> {
+    list.split([',', '-']).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory_only(rows: &[&[u32]]) -> Numa {
+        let node = |(id, row): (usize, &&[u32])| NumaNode {
+            id: id.try_into().unwrap(),
+            cpus: String::new(),
+            package: None,
+            distances: row.to_vec(),
+        };
+        Numa {
+            nodes: rows.iter().enumerate().map(node).collect(),
+        }
+    }
+
+    #[test]
+    fn packages_decide_where_they_are_known() {
+        let numa = Numa::for_test(&[(0, 0), (1, 0), (2, 1)]);
+        assert!(numa.same_package(0, 1));
+        assert!(!numa.same_package(1, 2));
+        assert!(!numa.same_package(0, 9));
+    }
+
+    #[test]
+    fn distances_decide_for_nodes_without_cpus() {
+        let quadrants = memory_only(&[
+            &[10, 12, 32, 32],
+            &[12, 10, 32, 32],
+            &[32, 32, 10, 12],
+            &[32, 32, 12, 10],
+        ]);
+        assert!(quadrants.same_package(0, 1));
+        assert!(!quadrants.same_package(1, 2));
+        // Two sockets have one level between them: it says nothing about packages.
+        let sockets = memory_only(&[&[10, 21], &[21, 10]]);
+        assert!(!sockets.same_package(0, 1));
+    }
+
+    #[test]
+    fn the_first_cpu_of_a_list() {
+        assert_eq!(first_cpu("0-55,112-167"), Some(0));
+        assert_eq!(first_cpu("7"), Some(7));
+        assert_eq!(first_cpu(""), None);
+    }
+}

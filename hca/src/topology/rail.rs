@@ -1,0 +1,230 @@
+//! The rail of a NIC: which of the parallel networks of a GPU fabric it belongs to.
+//!
+//! Rails have to be numbered alike on all nodes, since rank `n` of one node talks to rank `n` of
+//! another over rail `n`. The administrator's word counts most, then a number in the netdev's
+//! name, which somebody chose on purpose, then the order of PCI addresses.
+
+use serde::Serialize;
+
+use crate::pci::PciAddress;
+
+/// A rail number with its source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rail {
+    /// The number, from 0.
+    pub number: u32,
+    /// Where it comes from.
+    pub source: Source,
+    /// The number that a weaker source gives, where it is another one: worth a look, since the
+    /// nodes of a cluster may then disagree.
+    pub differs: Option<(Source, u32)>,
+}
+
+/// Where a rail number comes from, strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Source {
+    /// Told by the administrator.
+    Explicit,
+    /// Digits of the netdev's name.
+    Name,
+    /// Position among the NICs by PCI address.
+    Order,
+}
+
+impl Source {
+    /// The source in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Explicit => "the explicit map",
+            Self::Name => "the netdev's name",
+            Self::Order => "the order of PCI addresses",
+        }
+    }
+}
+
+/// What is known about one NIC's rail. A VF or sub-function has the rail of its physical function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Clues<'a> {
+    /// The physical function.
+    pub address: PciAddress,
+    /// Number the administrator gave to it.
+    pub explicit: Option<u32>,
+    /// Names of its netdevs.
+    pub netdevs: &'a [String],
+}
+
+/// Numbers the rails of NICs, in the order given.
+#[must_use]
+pub fn number(nics: &[Clues<'_>]) -> Vec<Rail> {
+    let mut order: Vec<PciAddress> = nics.iter().map(|nic| nic.address).collect();
+    order.sort_unstable();
+    order.dedup();
+    nics.iter()
+        .map(|nic| {
+            let position = order
+                .iter()
+                .position(|a| *a == nic.address)
+                .unwrap_or_default();
+            let position = u32::try_from(position).unwrap_or(u32::MAX);
+            // A VF's netdev is named by the kernel: its physical function's name speaks for it.
+            let of_physical = nics.iter().filter(|other| other.address == nic.address);
+            let mut names = nic
+                .netdevs
+                .iter()
+                .chain(of_physical.flat_map(|other| other.netdevs));
+            let name = names.find_map(|name| in_name(name));
+            let mut known = [
+                nic.explicit.map(|n| (Source::Explicit, n)),
+                name.map(|n| (Source::Name, n)),
+                Some((Source::Order, position)),
+            ]
+            .into_iter()
+            .flatten();
+            let (source, number) = known.next().unwrap_or((Source::Order, position));
+            Rail {
+                number,
+                source,
+                differs: known.find(|(_, n)| *n != number),
+            }
+        })
+        .collect()
+}
+
+/// The rail number in a netdev name that follows a known custom: `gpu3rdma0` (clouds),
+/// `rdma_r3` and `eth_r3` (NVIDIA's launch kit), `rdma3`, `rail3`. Names of the kernel and of
+/// systemd (`ens3f1np1`, `ib3`) are full of digits that mean something else.
+#[must_use]
+pub fn in_name(name: &str) -> Option<u32> {
+    if let Some((gpu, _)) = gpu_and_index(name) {
+        return Some(gpu);
+    }
+    let digits_at = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    let (stem, digits) = name.split_at_checked(digits_at)?;
+    let known = stem.ends_with("_r") || matches!(stem, "rdma" | "rail" | "rail-" | "rail_");
+    if known { digits.parse().ok() } else { None }
+}
+
+/// Splits `gpu<N>rdma<M>` into its numbers: the GPU the NIC was made for, and which of its NICs.
+#[must_use]
+pub fn gpu_and_index(name: &str) -> Option<(u32, u32)> {
+    let (gpu, index) = name.strip_prefix("gpu")?.split_once("rdma")?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if digits(gpu) && digits(index) {
+        Some((gpu.parse().ok()?, index.parse().ok()?))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_carry_a_rail() {
+        let rails = [
+            ("gpu3rdma0", Some(3)),
+            ("gpu12rdma1", Some(12)),
+            ("rdma_r7", Some(7)),
+            ("eth_r0", Some(0)),
+            ("rdma3", Some(3)),
+            ("rail-4", Some(4)),
+            ("rdma", None),
+            ("gpurdma0", None),
+            ("gpu3rdmax", None),
+            ("ens3f1np1", None),
+            ("ib3", None),
+            ("eth2", None),
+            ("rdma99999999999", None),
+            ("", None),
+            ("é3", None),
+        ];
+        for (name, rail) in rails {
+            assert_eq!(in_name(name), rail, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_administrator_beats_the_name_beats_the_order() {
+        let address = |n| PciAddress {
+            domain: 0,
+            bus: n,
+            device: 0,
+            function: 0,
+        };
+        let names = ["gpu1rdma0".to_owned(), "gpu0rdma0".to_owned()];
+        let clue = |bus, explicit, netdevs| Clues {
+            address: address(bus),
+            explicit,
+            netdevs,
+        };
+        let rails = number(&[
+            clue(0x20, None, &names[..1]),
+            clue(0x10, None, &names[1..]),
+            clue(0x30, None, &[]),
+            clue(0x40, Some(7), &names[..1]),
+        ]);
+        let plain = |number, source| Rail {
+            number,
+            source,
+            differs: None,
+        };
+        assert_eq!(rails[0], plain(1, Source::Name));
+        assert_eq!(rails[1], plain(0, Source::Name));
+        assert_eq!(rails[2], plain(2, Source::Order));
+        assert_eq!(
+            rails[3],
+            Rail {
+                number: 7,
+                source: Source::Explicit,
+                differs: Some((Source::Name, 1))
+            }
+        );
+    }
+
+    #[test]
+    fn a_name_against_the_order_is_told() {
+        let address = |n| PciAddress {
+            domain: 0,
+            bus: n,
+            device: 0,
+            function: 0,
+        };
+        let name = ["rdma_r5".to_owned()];
+        let rails = number(&[Clues {
+            address: address(0x10),
+            explicit: None,
+            netdevs: &name,
+        }]);
+        assert_eq!(rails[0].number, 5);
+        assert_eq!(rails[0].differs, Some((Source::Order, 0)));
+    }
+
+    #[test]
+    fn functions_with_one_physical_function_share_its_rail() {
+        let address = |n| PciAddress {
+            domain: 0,
+            bus: n,
+            device: 0,
+            function: 0,
+        };
+        let names = ["rail6".to_owned(), "ens1f0v3".to_owned()];
+        let clue = |bus, netdevs| Clues {
+            address: address(bus),
+            explicit: None,
+            netdevs,
+        };
+        let rails = number(&[
+            clue(0x10, &names[1..]),
+            clue(0x10, &names[..1]),
+            clue(0x20, &[]),
+        ]);
+        assert_eq!(
+            rails.iter().map(|r| r.number).collect::<Vec<_>>(),
+            [6, 6, 1]
+        );
+    }
+}

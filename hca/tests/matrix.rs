@@ -1,0 +1,475 @@
+//! The matrix of each machine of the field, cell by cell, and the NICs chosen on them.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a machine that cannot be looked at fails its test"
+)]
+
+use std::collections::BTreeSet;
+
+use hca::topology::pairing::Pairing;
+use hca::topology::{Class, Machine, Place, Refusal, Wanted, Wish, choose};
+use hca::tree::{Tree, machine};
+
+/// Looks at the machine that `lay` makes.
+fn look(lay: impl Fn(&Tree)) -> Machine {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = Tree::new(directory.path());
+    lay(&tree);
+    let inventory = hca::inventory(&tree.host()).unwrap();
+    Machine::look(&tree.host(), &inventory, &Wanted::default()).unwrap()
+}
+
+fn rows<'a>(
+    machine: &Machine,
+    from: impl Iterator<Item = &'a Place>,
+    to: &[&Place],
+) -> Vec<String> {
+    from.map(|a| {
+        let cells: Vec<String> = to
+            .iter()
+            .map(|b| machine.distance(a, b).to_string())
+            .collect();
+        cells.join(" ")
+    })
+    .collect()
+}
+
+/// One line for each GPU: its distance to each NIC.
+fn gpu_nic(machine: &Machine) -> Vec<String> {
+    let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+    rows(machine, machine.gpus.iter().map(|gpu| &gpu.place), &nics)
+}
+
+/// One line for each NIC: its distance to each NIC.
+fn nic_nic(machine: &Machine) -> Vec<String> {
+    let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+    rows(machine, nics.iter().copied(), &nics)
+}
+
+#[test]
+fn a4_has_two_near_nics_a_gpu_and_four_on_each_socket() {
+    let a4 = look(machine::a4);
+    let near_01 = "PIX PIX NODE NODE SYS SYS SYS SYS";
+    let near_23 = "NODE NODE PIX PIX SYS SYS SYS SYS";
+    let near_45 = "SYS SYS SYS SYS PIX PIX NODE NODE";
+    let near_67 = "SYS SYS SYS SYS NODE NODE PIX PIX";
+    assert_eq!(
+        gpu_nic(&a4),
+        [
+            near_01, near_01, near_23, near_23, near_45, near_45, near_67, near_67
+        ]
+    );
+    assert_eq!(
+        nic_nic(&a4),
+        [
+            "X PIX NODE NODE SYS SYS SYS SYS",
+            "PIX X NODE NODE SYS SYS SYS SYS",
+            "NODE NODE X PIX SYS SYS SYS SYS",
+            "NODE NODE PIX X SYS SYS SYS SYS",
+            "SYS SYS SYS SYS X PIX NODE NODE",
+            "SYS SYS SYS SYS PIX X NODE NODE",
+            "SYS SYS SYS SYS NODE NODE X PIX",
+            "SYS SYS SYS SYS NODE NODE PIX X",
+        ]
+    );
+    let buses: Vec<String> = a4
+        .gpus
+        .iter()
+        .map(|g| g.place.address.to_string())
+        .collect();
+    let expected = ["8f", "90", "96", "97", "c4", "c5", "cb", "cc"];
+    assert_eq!(buses, expected.map(|bus| format!("0000:{bus}:00.0")));
+    let rails: Vec<u32> = a4.nics.iter().map(|nic| nic.rail.number).collect();
+    assert_eq!(rails, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert!(!a4.hides_switches());
+}
+
+#[test]
+fn p4d_has_nothing_nearer_than_phb() {
+    let p4d = look(machine::p4d);
+    assert_eq!(
+        gpu_nic(&p4d),
+        [
+            "PHB NODE SYS SYS",
+            "PHB NODE SYS SYS",
+            "NODE PHB SYS SYS",
+            "NODE PHB SYS SYS",
+            "SYS SYS PHB NODE",
+            "SYS SYS PHB NODE",
+            "SYS SYS NODE PHB",
+            "SYS SYS NODE PHB",
+        ]
+    );
+    assert_eq!(
+        nic_nic(&p4d),
+        [
+            "X NODE SYS SYS",
+            "NODE X SYS SYS",
+            "SYS SYS X NODE",
+            "SYS SYS NODE X"
+        ]
+    );
+    assert!(
+        p4d.gpus
+            .iter()
+            .all(|gpu| p4d.nearest(gpu) == Some(Class::Phb))
+    );
+    // An EFA has no netdev and is a NIC all the same.
+    assert!(
+        p4d.nics
+            .iter()
+            .all(|nic| nic.netdevs.is_empty() && nic.rdma_devices.len() == 1)
+    );
+}
+
+#[test]
+fn nd_h100_shows_only_sockets_until_it_is_told_the_pairs() {
+    let mut nd = look(machine::nd_h100);
+    let first = "NODE NODE NODE NODE SYS SYS SYS SYS";
+    let second = "SYS SYS SYS SYS NODE NODE NODE NODE";
+    assert_eq!(
+        gpu_nic(&nd),
+        [first, first, first, first, second, second, second, second]
+    );
+    assert!(nd.hides_switches());
+
+    nd.pair(&Pairing::ByOrder).unwrap();
+    assert_eq!(
+        gpu_nic(&nd),
+        [
+            "PIX NODE NODE NODE SYS SYS SYS SYS",
+            "NODE PIX NODE NODE SYS SYS SYS SYS",
+            "NODE NODE PIX NODE SYS SYS SYS SYS",
+            "NODE NODE NODE PIX SYS SYS SYS SYS",
+            "SYS SYS SYS SYS PIX NODE NODE NODE",
+            "SYS SYS SYS SYS NODE PIX NODE NODE",
+            "SYS SYS SYS SYS NODE NODE PIX NODE",
+            "SYS SYS SYS SYS NODE NODE NODE PIX",
+        ]
+    );
+    assert!(!nd.hides_switches());
+}
+
+#[test]
+fn gb200_has_node_at_best() {
+    let gb200 = look(machine::gb200);
+    assert_eq!(
+        gpu_nic(&gb200),
+        [
+            "NODE NODE SYS SYS",
+            "NODE NODE SYS SYS",
+            "SYS SYS NODE NODE",
+            "SYS SYS NODE NODE",
+        ]
+    );
+    let wish = Wish {
+        gpus: set(&[1]),
+        count: 1,
+        strict: true,
+        ..Wish::default()
+    };
+    let choice = choose(&gb200, &wish).unwrap();
+    assert_eq!(choice.nics, [1], "by NUMA node, then by order");
+    assert!(
+        choice.pairs[0].aligned,
+        "nothing nearer can be had on this machine"
+    );
+}
+
+#[test]
+fn oci_h100_has_both_ports_of_a_card_at_one_gpu() {
+    let oci = look(machine::oci_h100);
+    for (gpu, row) in gpu_nic(&oci).iter().enumerate() {
+        let cells: Vec<&str> = row.split(' ').collect();
+        assert_eq!(cells.len(), 16);
+        for (nic, cell) in cells.iter().enumerate() {
+            let expected = if nic / 2 == gpu {
+                "PIX"
+            } else if nic / 8 == gpu / 4 {
+                "NODE"
+            } else {
+                "SYS"
+            };
+            assert_eq!(*cell, expected, "GPU {gpu}, port {nic}");
+        }
+    }
+    let between = oci.distance(&oci.nics[0].place, &oci.nics[1].place);
+    assert_eq!(between.class, Class::Pix);
+    assert_eq!(oci.nics[0].card, oci.nics[1].card);
+}
+
+#[test]
+fn egx_has_no_gpu_on_the_nics_switch() {
+    let egx = look(machine::egx);
+    assert_eq!(
+        gpu_nic(&egx),
+        ["NODE NODE", "SYS SYS", "SYS SYS", "SYS SYS"]
+    );
+    assert_eq!(nic_nic(&egx), ["X PIX", "PIX X"]);
+}
+
+#[test]
+fn servers_where_few_gpus_share_a_root_with_a_nic() {
+    let one = look(machine::one_gpu_in_four_near_a_nic);
+    assert_eq!(
+        gpu_nic(&one),
+        ["PHB SYS", "NODE SYS", "SYS NODE", "SYS NODE"]
+    );
+    let none = look(machine::no_gpu_near_a_nic);
+    assert_eq!(gpu_nic(&none), ["SYS", "NODE"]);
+    let cascaded = look(machine::cascaded_switches);
+    assert_eq!(
+        gpu_nic(&cascaded),
+        [
+            "PIX PXB SYS SYS",
+            "PXB PIX SYS SYS",
+            "SYS SYS PIX PXB",
+            "SYS SYS PXB PIX"
+        ]
+    );
+}
+
+fn set(indices: &[usize]) -> BTreeSet<usize> {
+    indices.iter().copied().collect()
+}
+
+/// NICs for these GPUs, with only some of the NICs free.
+fn pick(
+    machine: &Machine,
+    gpus: &[usize],
+    count: usize,
+    free: &[usize],
+    include: &[usize],
+) -> Vec<usize> {
+    let wish = Wish {
+        gpus: set(gpus),
+        count,
+        taken: (0..machine.nics.len())
+            .filter(|nic| !free.contains(nic))
+            .collect(),
+        include: set(include),
+        ..Wish::default()
+    };
+    choose(machine, &wish).unwrap().nics
+}
+
+#[test]
+fn the_nics_of_an_a4_for_gpus() {
+    let a4 = look(machine::a4);
+    type Case<'a> = (&'a [usize], usize, &'a [usize], &'a [usize]);
+    let all = &[0, 1, 2, 3, 4, 5, 6, 7];
+    let cases: &[Case<'_>] = &[
+        (&[0], 1, all, &[0]),
+        (&[7], 1, all, &[7]),
+        (&[3], 1, all, &[3]),
+        (&[0, 1, 6, 7], 4, all, &[0, 1, 6, 7]),
+        (&[3, 4, 5, 6], 4, all, &[3, 4, 5, 6]),
+        (&[0, 1], 2, &[1, 2, 3, 4, 5, 6, 7], &[1, 2]),
+        (&[0, 1, 2, 3], 2, all, &[0, 2]),
+        (&[0], 2, all, &[0, 1]),
+        (&[0], 4, all, &[0, 1, 2, 3]),
+        (&[4, 5], 2, &[0, 1, 2, 3, 6, 7], &[6, 7]),
+        (&[0], 1, &[4, 5, 6, 7], &[4]),
+        (&[3, 4], 2, all, &[3, 4]),
+    ];
+    for (gpus, count, free, expected) in cases {
+        assert_eq!(
+            pick(&a4, gpus, *count, free, &[]),
+            *expected,
+            "GPUs {gpus:?}, {count} of {free:?}"
+        );
+    }
+}
+
+#[test]
+fn the_nics_of_an_a4_without_gpus_keep_the_rest_whole() {
+    let a4 = look(machine::a4);
+    type Case<'a> = (usize, &'a [usize], &'a [usize], &'a [usize]);
+    let all = &[0, 1, 2, 3, 4, 5, 6, 7];
+    let broken = &[1, 2, 3, 4, 5, 6, 7];
+    let cases: &[Case<'_>] = &[
+        (4, all, &[], &[0, 1, 2, 3]),
+        (4, broken, &[], &[4, 5, 6, 7]),
+        (2, broken, &[], &[2, 3]),
+        (1, broken, &[], &[1]),
+        (3, all, &[], &[0, 1, 2]),
+        (2, all, &[5], &[4, 5]),
+        (8, all, &[], all),
+        (0, all, &[], &[]),
+    ];
+    for (count, free, include, expected) in cases {
+        assert_eq!(
+            pick(&a4, &[], *count, free, include),
+            *expected,
+            "{count} of {free:?}, {include:?}"
+        );
+    }
+}
+
+#[test]
+fn two_pods_on_an_a4_never_fight_for_a_nic() {
+    let a4 = look(machine::a4);
+    let quadruples = [
+        [0, 1, 6, 7],
+        [0, 1, 2, 7],
+        [0, 5, 6, 7],
+        [3, 4, 5, 6],
+        [1, 2, 3, 4],
+        [2, 3, 4, 5],
+    ];
+    for gpus in quadruples {
+        let wish = Wish {
+            gpus: set(&gpus),
+            count: 4,
+            ..Wish::default()
+        };
+        let first = choose(&a4, &wish).unwrap();
+        assert_eq!(first.worst, Some(Class::Pix), "{gpus:?}");
+        assert_eq!(first.peer_to_peer(), Some(1.0));
+        let beside = Wish {
+            gpus: (0..8).filter(|gpu| !gpus.contains(gpu)).collect(),
+            count: 4,
+            taken: set(&first.nics),
+            ..Wish::default()
+        };
+        assert_eq!(
+            choose(&a4, &beside).unwrap().worst,
+            Some(Class::Pix),
+            "beside {gpus:?}"
+        );
+    }
+}
+
+#[test]
+fn each_gpu_of_any_set_on_an_a4_gets_its_own_nic() {
+    let a4 = look(machine::a4);
+    for mask in 1_u32..256 {
+        let gpus: BTreeSet<usize> = (0..8).filter(|gpu| mask & 1 << gpu != 0).collect();
+        let wish = Wish {
+            count: gpus.len(),
+            gpus,
+            ..Wish::default()
+        };
+        let choice = choose(&a4, &wish).unwrap();
+        assert_eq!(choice.worst, Some(Class::Pix), "{:?}", wish.gpus);
+        assert!(
+            choice.pairs.iter().all(|pair| pair.gpu == pair.nic),
+            "{:?}",
+            wish.gpus
+        );
+    }
+}
+
+#[test]
+fn strictness_refuses_a_far_nic_and_says_what_could_be_had() {
+    let a4 = look(machine::a4);
+    let wish = Wish {
+        gpus: set(&[0]),
+        count: 1,
+        taken: set(&[0, 1, 2, 3]),
+        strict: true,
+        ..Wish::default()
+    };
+    assert_eq!(
+        choose(&a4, &wish).unwrap_err().to_string(),
+        "the nearest free NIC for GPU 0 is mlx5_4 at SYS, where PIX can be had on this machine"
+    );
+}
+
+#[test]
+fn a_card_is_not_shared_by_two_pods_unless_allowed() {
+    let oci = look(machine::oci_h100);
+    let wish = Wish {
+        gpus: set(&[0]),
+        count: 1,
+        taken: set(&[0]),
+        ..Wish::default()
+    };
+    let other_card = choose(&oci, &wish).unwrap();
+    assert_eq!(
+        other_card.nics,
+        [2],
+        "the second port of the first pod's card stays alone"
+    );
+    let shared = Wish {
+        share_cards: true,
+        ..wish.clone()
+    };
+    assert_eq!(choose(&oci, &shared).unwrap().nics, [1]);
+    assert!(matches!(
+        choose(&oci, &Wish { count: 15, ..wish }),
+        Err(Refusal::TooFew {
+            usable: 14,
+            taken: 1,
+            half_taken: 1,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_gpu_gets_the_whole_card_beside_it() {
+    let oci = look(machine::oci_h100);
+    let wish = Wish {
+        gpus: set(&[5]),
+        count: 2,
+        ..Wish::default()
+    };
+    assert_eq!(choose(&oci, &wish).unwrap().nics, [10, 11]);
+    // Without GPUs two ports are a card, too.
+    let wish = Wish {
+        count: 2,
+        ..Wish::default()
+    };
+    assert_eq!(choose(&oci, &wish).unwrap().nics, [0, 1]);
+}
+
+#[test]
+fn a_numa_wish_is_kept_and_told_when_it_cannot_be() {
+    let a4 = look(machine::a4);
+    let wish = Wish {
+        count: 4,
+        numa: Some([1].into()),
+        ..Wish::default()
+    };
+    assert_eq!(choose(&a4, &wish).unwrap().nics, [4, 5, 6, 7]);
+    let refusal = choose(&a4, &Wish { count: 5, ..wish })
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refusal.starts_with("5 NICs are wanted, 4 can be given: of 8,"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn wishes_that_make_no_sense_are_refused_by_name() {
+    let a4 = look(machine::a4);
+    let refused = |gpus, include, taken, count| {
+        let wish = Wish {
+            gpus: set(gpus),
+            include: set(include),
+            taken: set(taken),
+            count,
+            ..Wish::default()
+        };
+        choose(&a4, &wish).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&[8], &[], &[], 1),
+        "there is no GPU 8: this machine has 8"
+    );
+    assert_eq!(
+        refused(&[], &[], &[9], 1),
+        "there is no NIC 9: this machine has 8"
+    );
+    assert_eq!(
+        refused(&[], &[1, 2], &[], 1),
+        "2 NICs have to be included, but only 1 are wanted"
+    );
+    assert_eq!(
+        refused(&[], &[1], &[1], 1),
+        "mlx5_1 has to be included, but it is taken or unhealthy"
+    );
+}
