@@ -473,3 +473,28 @@ fn wishes_that_make_no_sense_are_refused_by_name() {
         "mlx5_1 has to be included, but it is taken or unhealthy"
     );
 }
+
+/// A guest with two NUMA nodes, two switches a node, two NICs and a display device a switch;
+/// with soft RoCE that names the NIC as its parent device, and with the kernel's own, which only
+/// names the netdev.
+#[test]
+fn a_captured_guest_with_four_switches() {
+    for capture in [
+        include_str!("fixtures/sysfs-6.1-topology-rxe-with-parent.txt"),
+        include_str!("fixtures/sysfs-6.1-topology-stock-rxe.txt"),
+    ] {
+        let guest = look(|tree| tree.replay(capture));
+        assert_eq!(
+            gpu_nic(&guest),
+            [
+                "PIX PIX PHB PHB SYS SYS SYS SYS",
+                "PHB PHB PIX PIX SYS SYS SYS SYS",
+                "SYS SYS SYS SYS PIX PIX PHB PHB",
+                "SYS SYS SYS SYS PHB PHB PIX PIX",
+            ],
+            "both switches of a node hang below one host bridge"
+        );
+        assert_eq!(guest.unplaced, Vec::<String>::new());
+        assert_eq!(guest.gpus[0].title(), "AMD 5046");
+    }
+}
