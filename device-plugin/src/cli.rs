@@ -1,3 +1,190 @@
-//! The sub-commands, as a person or an init container starts them.
+//! The sub-commands, as a person, a DaemonSet or an init container starts them.
 
+pub mod discover;
+pub mod flags;
 pub mod install;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::run;
+
+/// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rdma-device-plugin",
+    version,
+    args_conflicts_with_subcommands = true
+)]
+#[command(
+    after_help = "Without a command, \"run\" is meant. Long flags may have a single dash.\n\
+    Exit status: 0 done, 1 failed, 2 wrong usage."
+)]
+struct Cli {
+    #[command(flatten)]
+    run: Run,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the kubelet until a signal
+    Run(Run),
+    /// Show the RDMA devices of this host
+    Discover(discover::Discover),
+    /// Put the CNI programs and the node's policy in their places
+    Install(install::Install),
+}
+
+/// Where the host's kernel file systems are.
+#[derive(Debug, Args)]
+pub struct HostRoot {
+    /// Directory below which the host's sys, dev and proc are found
+    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
+    host_root: PathBuf,
+}
+
+impl HostRoot {
+    /// The roots.
+    pub fn host(&self) -> hca::Host {
+        hca::Host::at(&self.host_root)
+    }
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    /// Configuration file [default: the first that exists of the three plugins' usual places]
+    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    /// Where the kubelet expects device plugins; the same whatever its --root-dir
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_DEVICE_PLUGIN_DIR",
+        default_value = "/var/lib/kubelet/device-plugins"
+    )]
+    device_plugin_dir: PathBuf,
+    /// The kubelet's --root-dir
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_KUBELET_ROOT_DIR",
+        default_value = "/var/lib/kubelet"
+    )]
+    kubelet_root_dir: PathBuf,
+    #[command(flatten)]
+    host: HostRoot,
+    /// How much to log
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "RDMA_LOG_LEVEL",
+        default_value = "info"
+    )]
+    log_level: LogLevel,
+    /// Log lines for people or for machines
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "RDMA_LOG_FORMAT",
+        default_value = "text"
+    )]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Parses the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(flags::with_double_dashes(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let mut out = std::io::stdout().lock();
+    let done = match cli.command {
+        None => serve(cli.run),
+        Some(Command::Run(run)) => serve(run),
+        Some(Command::Discover(discover)) => discover.run(&mut out),
+        Some(Command::Install(install)) => install.run(&mut out),
+    };
+    match done.and_then(|()| Ok(out.flush()?)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whoever reads our output may stop at any time (`discover | head`).
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn serve(args: Run) -> anyhow::Result<()> {
+    crate::telemetry::log::start(
+        match args.log_level {
+            LogLevel::Error => tracing::Level::ERROR,
+            LogLevel::Warn => tracing::Level::WARN,
+            LogLevel::Info => tracing::Level::INFO,
+            LogLevel::Debug => tracing::Level::DEBUG,
+            LogLevel::Trace => tracing::Level::TRACE,
+        },
+        matches!(args.log_format, LogFormat::Json),
+    );
+    run::run(run::Settings {
+        config_file: config_file(args.config_file)?,
+        device_plugin_dir: args.device_plugin_dir,
+        host: args.host.host(),
+    })
+}
+
+/// Where configuration files are looked for when none is named: ours, then the peers'.
+const CONFIG_FILES: [&str; 4] = [
+    "/etc/rdma-device-plugin/config.yaml",
+    "/etc/rdma-device-plugin/config.json",
+    "/k8s-rdma-shared-dev-plugin/config.json",
+    "/etc/pcidp/config.json",
+];
+
+/// The file that is named, else the first that exists of the usual ones.
+pub fn config_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let usual = || {
+        CONFIG_FILES
+            .iter()
+            .map(PathBuf::from)
+            .find(|path| path.exists())
+    };
+    named.or_else(usual).ok_or_else(|| {
+        anyhow::anyhow!(
+            "no configuration: --config-file is not given, and none of {} exists",
+            CONFIG_FILES.join(", ")
+        )
+    })
+}

@@ -1,6 +1,29 @@
-//! Device plugin that advertises RDMA HCAs to the kubelet and hands containers their character devices.
+//! Device plugin that advertises RDMA HCAs to the kubelet and hands containers their character
+//! devices.
+//!
+//! The way of the data, in reading order:
+//! - [`config`]: three formats, one model;
+//! - [`observe`]: one look at the host; [`candidate`]: the HCAs that pools choose from;
+//! - [`pool`]: which HCAs are in which pool and as how many units; [`snapshot`]: what the kubelet
+//!   is told about one resource;
+//! - [`publish`]: new snapshots for the sessions; [`kubelet`]: one session for each resource;
+//! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
+//! - [`run`]: the daemon; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
+//! - [`install`]: what the DaemonSet's init container does.
 
 #![forbid(unsafe_code)]
 
+pub mod allocate;
+pub mod candidate;
 pub mod cli;
+pub mod config;
+pub mod deliver;
 pub mod install;
+pub mod kubelet;
+pub mod observe;
+pub mod pool;
+pub mod prefer;
+pub mod publish;
+pub mod run;
+pub mod snapshot;
+pub mod telemetry;

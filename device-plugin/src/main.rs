@@ -1,3 +1,7 @@
 //! Parses and calls.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rdma_device_plugin::cli::main()
+}

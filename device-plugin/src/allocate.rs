@@ -1,0 +1,77 @@
+//! What a container gets for the units it was given: a pure function of the snapshot.
+
+use kubelet_api::deviceplugin::ContainerAllocateResponse;
+
+use crate::deliver;
+use crate::snapshot::{Health, Member, Snapshot, Unit};
+
+/// Why units cannot be handed over.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The resource has no such unit.
+    #[error("{resource} has no unit {unit:?}; the kubelet's list is older than this configuration")]
+    Unknown {
+        /// The resource.
+        resource: String,
+        /// The identity as it was asked for.
+        unit: String,
+    },
+    /// The unit exists but cannot be used now.
+    #[error("unit {unit} of {resource} cannot be used: {reason}")]
+    Unhealthy {
+        /// The resource.
+        resource: String,
+        /// The identity.
+        unit: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The answer for one container.
+///
+/// # Errors
+/// [`Error`] names the first unit that cannot be handed over; nothing is handed over then.
+pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocateResponse, Error> {
+    let mut members: Vec<&Member> = Vec::new();
+    for id in ids {
+        let found = snapshot.unit(id).ok_or_else(|| Error::Unknown {
+            resource: snapshot.resource().to_string(),
+            unit: id.clone(),
+        })?;
+        let usable = match found {
+            Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
+            Unit::Pool => usable(snapshot, id, snapshot.members())?,
+        };
+        for member in usable {
+            if !members.iter().any(|known| known.id == member.id) {
+                members.push(member);
+            }
+        }
+    }
+    Ok(deliver::response(snapshot.resource(), &members))
+}
+
+/// The members that can be used; an error if none can.
+fn usable<'s>(
+    snapshot: &Snapshot,
+    id: &str,
+    members: &'s [Member],
+) -> Result<Vec<&'s Member>, Error> {
+    let healthy: Vec<&Member> = members.iter().filter(|m| m.health.is_healthy()).collect();
+    if !healthy.is_empty() {
+        return Ok(healthy);
+    }
+    let reasons: Vec<String> = members
+        .iter()
+        .filter_map(|member| match &member.health {
+            Health::Healthy => None,
+            Health::Unhealthy(ailment) => Some(format!("{}: {ailment}", member.id)),
+        })
+        .collect();
+    Err(Error::Unhealthy {
+        resource: snapshot.resource().to_string(),
+        unit: id.into(),
+        reason: reasons.join("; "),
+    })
+}

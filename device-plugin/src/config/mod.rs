@@ -1,0 +1,201 @@
+//! Configuration: three formats, one model.
+//!
+//! The format is known by its top-level key: `configList` is the RDMA shared device plugin's file,
+//! `resourceList` the SR-IOV network device plugin's, and `version` our own. The first two are
+//! read as their Go programs read them; ours is strict.
+
+pub mod gojson;
+pub mod model;
+pub mod native;
+pub mod pattern;
+pub mod range;
+pub mod resource;
+pub mod rsdp;
+pub mod selector;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub use model::{Config, Format, NodeClass, NodeRule, Policy, PoolConfig, Sharing};
+pub use resource::ResourceName;
+
+/// Largest configuration file that is read; a ConfigMap holds at most 1 MiB.
+const MAX_BYTES: u64 = 1024 * 1024;
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("read configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The file is larger than any ConfigMap.
+    #[error("read configuration {path}: {bytes} bytes, at most {MAX_BYTES} are read")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The content is wrong; every problem that was found.
+    #[error("configuration {path}: {problems}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problems: Problems,
+    },
+}
+
+/// Everything wrong with one configuration; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(Vec<String>);
+
+impl Problems {
+    /// One problem.
+    pub fn one(problem: impl ToString) -> Self {
+        Self(vec![problem.to_string()])
+    }
+
+    /// The problems, one message each.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0.join("; "))
+    }
+}
+
+/// Collects problems, so that a person sees all of them at once.
+#[derive(Debug, Default)]
+struct Findings {
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Findings {
+    fn problem(&mut self, message: impl ToString) {
+        self.problems.push(message.to_string());
+    }
+
+    fn warn(&mut self, message: impl ToString) {
+        self.warnings.push(message.to_string());
+    }
+
+    /// Keeps a good value; notes a problem and keeps nothing of a bad one.
+    fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.problem(error)).ok()
+    }
+
+    /// The configuration if nothing was wrong.
+    fn conclude(self, config: Config) -> Result<Config, Problems> {
+        if self.problems.is_empty() {
+            Ok(Config {
+                warnings: self.warnings,
+                ..config
+            })
+        } else {
+            Err(Problems(self.problems))
+        }
+    }
+}
+
+/// Reads and checks a configuration file.
+pub fn load(path: &Path) -> Result<Config, Error> {
+    let read = |source| Error::Read {
+        path: path.into(),
+        source,
+    };
+    let bytes = std::fs::metadata(path).map_err(read)?.len();
+    if bytes > MAX_BYTES {
+        return Err(Error::TooLarge {
+            path: path.into(),
+            bytes,
+        });
+    }
+    let text = std::fs::read_to_string(path).map_err(read)?;
+    parse(&text).map_err(|problems| Error::Invalid {
+        path: path.into(),
+        problems,
+    })
+}
+
+/// Checks the text of a configuration.
+pub fn parse(text: &str) -> Result<Config, Problems> {
+    let config = match format_of(text)? {
+        (Format::Rsdp, Some(document)) => rsdp::read(&document),
+        (Format::Sriov, Some(_)) => Err(Problems::one(
+            "resourceList (SR-IOV network device plugin) is not supported; write the pools in our own format",
+        )),
+        _ => native::read(text),
+    }?;
+    check_names(&config)?;
+    Ok(config)
+}
+
+/// Tells the format by its top-level key. Go folds key case, so this does too.
+fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
+    let Ok(document) = gojson::parse(text) else {
+        // Our own format may be YAML. What is neither gets the YAML reader's message, which has
+        // line, column and the offending text, unless it was plainly meant as JSON of a peer.
+        if text.trim_start().starts_with('{')
+            && let Err(error) = gojson::parse(text)
+            && ["configList", "resourceList"]
+                .iter()
+                .any(|key| text.contains(key))
+        {
+            return Err(Problems::one(error));
+        }
+        return Ok((Format::Native, None));
+    };
+    let fields = document.fields("").map_err(Problems::one)?;
+    let has = |key: &str| {
+        fields
+            .iter()
+            .any(|(name, _)| name.eq_ignore_ascii_case(key))
+    };
+    match (has("configList"), has("resourceList"), has("version")) {
+        (true, true, _) => Err(Problems::one(
+            "both configList and resourceList are present; give each plugin's list its own file",
+        )),
+        (true, false, false) => Ok((Format::Rsdp, Some(document))),
+        (false, true, false) => Ok((Format::Sriov, Some(document))),
+        (false, false, true) => Ok((Format::Native, None)),
+        (_, _, true) => Err(Problems::one(
+            "version is present together with a peer's list; write pools under \"pools\", or leave \
+             out version",
+        )),
+        (false, false, false) => Err(Problems::one(
+            "no configList, resourceList or version at the top level, so the format is unknown; \
+             our own begins with version: 1",
+        )),
+    }
+}
+
+/// One resource name belongs to one pool.
+fn check_names(config: &Config) -> Result<(), Problems> {
+    let mut seen = std::collections::HashSet::new();
+    let twice: Vec<String> = config
+        .pools
+        .iter()
+        .filter(|pool| !seen.insert(&pool.resource))
+        .map(|pool| {
+            format!(
+                "resource {} is configured twice; names are unique",
+                pool.resource
+            )
+        })
+        .collect();
+    if twice.is_empty() {
+        Ok(())
+    } else {
+        Err(Problems(twice))
+    }
+}

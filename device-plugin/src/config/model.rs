@@ -1,0 +1,192 @@
+//! The one model that all three configuration formats are read into.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::resource::ResourceName;
+use super::selector::Selector;
+
+/// Interval of rescans when the file does not say one.
+pub const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
+
+/// Most units of one resource. The kubelet's gRPC client takes messages up to 4 MiB, which holds
+/// this many of the longest identities of a pool of this size.
+pub const MAX_UNITS: u32 = 50_000;
+
+/// A configuration that passed every check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The format it was written in.
+    pub format: Format,
+    /// Time between rescans; `None` when switched off.
+    pub rescan: Option<Duration>,
+    /// Pools, in file order.
+    pub pools: Vec<PoolConfig>,
+    /// What was tolerated but deserves a look.
+    pub warnings: Vec<String>,
+}
+
+/// Configuration formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// The RDMA shared device plugin's `configList`.
+    Rsdp,
+    /// The SR-IOV network device plugin's `resourceList`.
+    Sriov,
+    /// Our own, with `version`.
+    Native,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Format::Rsdp => "configList of the RDMA shared device plugin",
+            Format::Sriov => "resourceList of the SR-IOV network device plugin",
+            Format::Native => "version 1",
+        })
+    }
+}
+
+/// One resource and the HCAs behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Name that pods ask for.
+    pub resource: ResourceName,
+    /// How HCAs become units.
+    pub sharing: Sharing,
+    /// Alternatives; an HCA that matches any of them is in the pool.
+    pub selectors: Vec<Selector>,
+    /// Which character devices a container gets.
+    pub nodes: NodeRule,
+    /// Whether units go without NUMA topology.
+    pub exclude_topology: bool,
+}
+
+/// How the HCAs of a pool become units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Every unit stands for all HCAs of the pool, as in the RDMA shared device plugin.
+    Pooled {
+        /// Units in all; `None` derives the number from the ports' GID tables.
+        units: Option<u32>,
+    },
+    /// Each HCA has slots, and a unit is one slot of one HCA.
+    Slots {
+        /// Slots of each HCA; `None` derives the number from the port's GID table.
+        per_hca: Option<u32>,
+        /// Which free slots are preferred.
+        policy: Policy,
+    },
+    /// Each HCA is one unit.
+    Exclusive {
+        /// Which free HCAs are preferred.
+        policy: Policy,
+    },
+}
+
+impl Sharing {
+    /// Whether several pods may use one HCA.
+    pub fn is_shared(self) -> bool {
+        !matches!(self, Sharing::Exclusive { .. })
+    }
+}
+
+/// Which units the kubelet is advised to take for a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Least used HCAs first, a different one for each unit.
+    #[default]
+    Spread,
+    /// Most used HCAs first, so that others stay free, still a different one for each unit.
+    Pack,
+    /// One NUMA node if it can be, then as `Spread`.
+    Numa,
+    /// All units on one HCA if it can be.
+    SameHca,
+}
+
+impl Policy {
+    /// All of them, with their words in configuration files.
+    pub const ALL: [(&'static str, Policy); 4] = [
+        ("spread", Policy::Spread),
+        ("pack", Policy::Pack),
+        ("numa", Policy::Numa),
+        ("same-hca", Policy::SameHca),
+    ];
+
+    /// The word for it in configuration files.
+    pub fn word(self) -> &'static str {
+        Self::ALL
+            .iter()
+            .find(|(_, policy)| *policy == self)
+            .map_or("", |(word, _)| word)
+    }
+}
+
+/// A class of character devices below `/dev/infiniband`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodeClass {
+    /// `uverbsN`: verbs of one RDMA device.
+    Uverbs,
+    /// `rdma_cm`: the connection manager, one for the host.
+    RdmaCm,
+    /// `umadN`: management datagrams of one port.
+    Umad,
+    /// `issmN`: announces a subnet manager on one port.
+    Issm,
+    /// `ucmN`: the old connection manager of one RDMA device.
+    Ucm,
+}
+
+impl NodeClass {
+    /// All of them, with their words in configuration files.
+    pub const ALL: [(&'static str, NodeClass); 5] = [
+        ("uverbs", NodeClass::Uverbs),
+        ("rdma_cm", NodeClass::RdmaCm),
+        ("umad", NodeClass::Umad),
+        ("issm", NodeClass::Issm),
+        ("ucm", NodeClass::Ucm),
+    ];
+
+    /// The word for it in configuration files and messages.
+    pub fn word(self) -> &'static str {
+        Self::ALL
+            .iter()
+            .find(|(_, class)| *class == self)
+            .map_or("", |(word, _)| word)
+    }
+}
+
+/// Which classes of character devices a container gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRule {
+    /// An HCA without one of these is Unhealthy.
+    pub required: Vec<NodeClass>,
+    /// Handed over where they exist.
+    pub optional: Vec<NodeClass>,
+}
+
+impl NodeRule {
+    /// Verbs and the connection manager: what an application needs, and nothing that lets it speak
+    /// to the fabric's management.
+    pub fn verbs() -> Self {
+        Self {
+            required: vec![NodeClass::Uverbs, NodeClass::RdmaCm],
+            optional: Vec::new(),
+        }
+    }
+
+    /// What the RDMA shared device plugin hands over. It also makes `umad` a condition, which has
+    /// emptied many a pool; here it is given where it exists.
+    pub fn everything() -> Self {
+        Self {
+            required: vec![NodeClass::Uverbs, NodeClass::RdmaCm],
+            optional: vec![NodeClass::Umad, NodeClass::Issm, NodeClass::Ucm],
+        }
+    }
+
+    /// Whether nodes of the class are handed over at all.
+    pub fn includes(&self, class: NodeClass) -> bool {
+        self.required.contains(&class) || self.optional.contains(&class)
+    }
+}

@@ -1,0 +1,124 @@
+//! Sets of small numbers as people write them: `0-3,7`.
+
+use std::fmt;
+
+/// A set of numbers written as ranges.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RangeSet {
+    ranges: Vec<(u32, u32)>,
+}
+
+/// Why a range list cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("range {text:?}: {reason}; write it as 0-3,7")]
+pub struct RangeError {
+    text: String,
+    reason: &'static str,
+}
+
+impl RangeSet {
+    /// Reads `0-3,7`; empty parts, words and backward ranges are errors.
+    pub fn parse(text: &str) -> Result<Self, RangeError> {
+        let refuse = |reason| RangeError {
+            text: text.into(),
+            reason,
+        };
+        let number = |word: &str| {
+            if word.is_empty() || !word.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(refuse("not a number"));
+            }
+            word.parse::<u32>().map_err(|_| refuse("number too large"))
+        };
+        let mut ranges = Vec::new();
+        for part in text.split(',') {
+            let part = part.trim();
+            let (low, high) = match part.split_once('-') {
+                Some((low, high)) => (number(low.trim())?, number(high.trim())?),
+                None => (number(part)?, number(part)?),
+            };
+            if high < low {
+                return Err(refuse("runs backwards"));
+            }
+            ranges.push((low, high));
+        }
+        Ok(Self { ranges })
+    }
+
+    /// A set of single numbers.
+    pub fn of(numbers: impl IntoIterator<Item = u32>) -> Self {
+        Self {
+            ranges: numbers.into_iter().map(|n| (n, n)).collect(),
+        }
+    }
+
+    /// Whether `number` is in the set.
+    pub fn contains(&self, number: u32) -> bool {
+        self.ranges
+            .iter()
+            .any(|(low, high)| (*low..=*high).contains(&number))
+    }
+
+    /// Whether the set is empty.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Adds all of `other`.
+    pub fn extend(&mut self, other: RangeSet) {
+        self.ranges.extend(other.ranges);
+    }
+}
+
+impl fmt::Display for RangeSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (low, high)) in self.ranges.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            if low == high {
+                write!(formatter, "{comma}{low}")?;
+            } else {
+                write!(formatter, "{comma}{low}-{high}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_ranges_and_single_numbers() {
+        let set = RangeSet::parse("0-3,7, 9-9").unwrap();
+        let members: Vec<u32> = (0..12).filter(|n| set.contains(*n)).collect();
+        assert_eq!(members, [0, 1, 2, 3, 7, 9]);
+        assert_eq!(set.to_string(), "0-3,7,9");
+    }
+
+    #[test]
+    fn refuses_what_is_no_range() {
+        for text in [
+            "",
+            ",",
+            "1,",
+            "a",
+            "3-1",
+            "1-2-3",
+            "-1",
+            "1-",
+            "4294967296",
+            "+1",
+            "1..3",
+        ] {
+            assert!(RangeSet::parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_printed_reads_back(pairs in proptest::collection::vec((0u32..500, 0u32..50), 1..6)) {
+            let set = RangeSet { ranges: pairs.iter().map(|(low, n)| (*low, low + n)).collect() };
+            proptest::prop_assert_eq!(RangeSet::parse(&set.to_string()).unwrap(), set);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The name of an extended resource, checked by the kubelet's own rules before it sees it.
+
+use std::fmt;
+
+/// Bytes that the API server needs for `requests.` in front of the name in a quota.
+const QUOTA_PREFIX: &str = "requests.";
+/// Longest DNS subdomain.
+const PREFIX_MAX: usize = 253;
+/// Longest name part of a qualified name.
+const NAME_MAX: usize = 63;
+
+/// An extended resource name, `prefix/name`, that every kubelet accepts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResourceName {
+    full: String,
+    slash: usize,
+}
+
+/// Why a resource name would be refused by the kubelet.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("resource name {name:?}: {reason}")]
+pub struct NameError {
+    name: String,
+    reason: String,
+}
+
+impl ResourceName {
+    /// Checks `prefix/name` as the kubelet does in Register
+    /// (`IsExtendedResourceName` of Kubernetes' core helpers).
+    pub fn parse(full: &str) -> Result<Self, NameError> {
+        let refuse = |reason: String| NameError {
+            name: full.into(),
+            reason,
+        };
+        let Some((prefix, name)) = full.split_once('/') else {
+            return Err(refuse(
+                "no \"/\"; write it as prefix/name, for example rdma/hca".into(),
+            ));
+        };
+        check_prefix(prefix).map_err(refuse)?;
+        check_name(name).map_err(refuse)?;
+        Ok(Self {
+            full: full.into(),
+            slash: prefix.len(),
+        })
+    }
+
+    /// The whole name, as the kubelet and pods write it.
+    pub fn as_str(&self) -> &str {
+        &self.full
+    }
+
+    /// What stands before the slash.
+    pub fn prefix(&self) -> &str {
+        self.full.get(..self.slash).unwrap_or_default()
+    }
+
+    /// What stands after the slash.
+    pub fn name(&self) -> &str {
+        self.full.get(self.slash + 1..).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for ResourceName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.full)
+    }
+}
+
+fn check_prefix(prefix: &str) -> Result<(), String> {
+    if prefix.is_empty() {
+        return Err("nothing before the \"/\"; the prefix is a DNS name such as rdma".into());
+    }
+    // A plain substring in the kubelet: "mykubernetes.io/x" counts as one of its own.
+    if prefix.ends_with("kubernetes.io") {
+        return Err("the prefix kubernetes.io belongs to Kubernetes; use your own domain".into());
+    }
+    if prefix.starts_with(QUOTA_PREFIX) {
+        return Err("a prefix that begins with \"requests.\" is reserved for quotas".into());
+    }
+    if prefix.len() + QUOTA_PREFIX.len() > PREFIX_MAX {
+        return Err(format!(
+            "the prefix has {} bytes, at most {} fit",
+            prefix.len(),
+            PREFIX_MAX - QUOTA_PREFIX.len()
+        ));
+    }
+    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    if let Some(bad) = prefix.chars().find(|c| !legal(*c)) {
+        return Err(format!(
+            "character {bad:?} in the prefix; lower-case letters, digits, \"-\" and \".\" are allowed"
+        ));
+    }
+    let framed = |label: &str| {
+        label.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && label.ends_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    if !prefix.split('.').all(framed) {
+        return Err("each part of the prefix begins and ends with a letter or digit".into());
+    }
+    Ok(())
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err("the name is empty".into());
+    }
+    if name.len() > NAME_MAX {
+        return Err(format!(
+            "the name has {} bytes, at most {NAME_MAX} are allowed",
+            name.len()
+        ));
+    }
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if let Some(bad) = name.chars().find(|c| !legal(*c)) {
+        return Err(format!(
+            "character {bad:?} in the name; letters, digits, \"-\", \"_\" and \".\" are allowed"
+        ));
+    }
+    let framed = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.ends_with(|c: char| c.is_ascii_alphanumeric());
+    if !framed {
+        return Err("the name begins and ends with a letter or digit".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_prefix_and_name() {
+        let name = ResourceName::parse("rdma/hca_shared_devices_a").unwrap();
+        assert_eq!(
+            (name.prefix(), name.name(), name.as_str()),
+            ("rdma", "hca_shared_devices_a", "rdma/hca_shared_devices_a")
+        );
+    }
+
+    #[test]
+    fn accepts_what_the_kubelet_accepts() {
+        let longest = format!("{}/{}", "p".repeat(244), "n".repeat(63));
+        for name in [
+            "a/b",
+            "nvidia.com/mlnx-rdma.0",
+            "x.y-z/A_b",
+            "openshift.io/1",
+            &longest,
+        ] {
+            ResourceName::parse(name).unwrap();
+        }
+    }
+
+    #[test]
+    fn refuses_what_the_kubelet_refuses_and_says_why() {
+        let too_long = format!("{}/x", "p".repeat(245));
+        let long_name = format!("rdma/{}", "n".repeat(64));
+        let cases = [
+            ("hca", "no \"/\""),
+            ("/hca", "nothing before"),
+            ("rdma/", "the name is empty"),
+            ("rdma/hca a", "character ' ' in the name"),
+            ("rdma/hca:a", "character ':' in the name"),
+            ("rdma/hca/a", "character '/' in the name"),
+            ("rdma/hca_", "begins and ends"),
+            ("rdma/-hca", "begins and ends"),
+            ("RDMA/hca", "character 'R' in the prefix"),
+            ("rd_ma/hca", "character '_' in the prefix"),
+            ("rdma./hca", "each part"),
+            (".rdma/hca", "each part"),
+            ("kubernetes.io/hca", "belongs to Kubernetes"),
+            ("node.kubernetes.io/hca", "belongs to Kubernetes"),
+            ("mykubernetes.io/hca", "belongs to Kubernetes"),
+            ("requests.rdma/hca", "reserved for quotas"),
+            (&too_long, "at most 244 fit"),
+            (&long_name, "at most 63"),
+            ("rdma/hcá", "character 'á'"),
+        ];
+        for (name, expected) in cases {
+            let message = ResourceName::parse(name).unwrap_err().to_string();
+            assert!(message.contains(expected), "{name}: {message}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Reader of the RDMA shared device plugin's file (`configList`).
+//!
+//! A file that works there works here with the same resources, the same number of units, and all
+//! HCAs of a pool for each unit. Departures, each on purpose:
+//! - Names are unique by prefix and name, as that plugin's documentation says, where its code
+//!   compares the name alone.
+//! - A name or prefix that no kubelet accepts is an error here, not a failed registration later.
+//! - An absent `rdmaHcaMax` derives the number of units from the GID table, where that plugin
+//!   silently offers none. An explicit 0 still means none.
+//! - Scalable functions, which that plugin does not see, join a pool only when `ifNames` asks for
+//!   them by name: a vendor selector of an old file must not hand them to everybody.
+
+use std::time::Duration;
+
+use super::gojson::{self, Value};
+use super::model::{Config, DEFAULT_RESCAN, Format, MAX_UNITS, NodeRule, PoolConfig, Sharing};
+use super::pattern::Pattern;
+use super::resource::ResourceName;
+use super::selector::{FunctionKind, Selector};
+use super::{Findings, Problems};
+use crate::candidate::LinkType;
+
+const TOP_KEYS: [&str; 2] = ["periodicUpdateInterval", "configList"];
+const POOL_KEYS: [&str; 5] = [
+    "resourceName",
+    "resourcePrefix",
+    "rdmaHcaMax",
+    "devices",
+    "selectors",
+];
+const SELECTOR_KEYS: [&str; 5] = ["vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"];
+const DEFAULT_PREFIX: &str = "rdma";
+
+/// Reads a parsed document.
+pub fn read(document: &Value) -> Result<Config, Problems> {
+    let mut findings = Findings::default();
+    let mut interval = None;
+    let mut list: &[Value] = &[];
+    for (key, value) in document.fields("").map_err(Problems::one)? {
+        match gojson::resolve(&TOP_KEYS, key) {
+            Some("periodicUpdateInterval") => {
+                interval = findings.keep(value.integer(key)).flatten()
+            }
+            Some("configList") => list = findings.keep(value.elements(key)).unwrap_or_default(),
+            _ => findings.warn(gojson::unknown_key("", key, &TOP_KEYS)),
+        }
+    }
+    let rescan = match interval {
+        None => Some(DEFAULT_RESCAN),
+        Some(0) => {
+            findings.warn("periodicUpdateInterval is 0: periodic rescans are off");
+            None
+        }
+        Some(seconds) => match u64::try_from(seconds) {
+            Ok(seconds) => Some(Duration::from_secs(seconds)),
+            Err(_) => {
+                findings.problem(format!(
+                    "periodicUpdateInterval is {seconds}; give seconds, 0 to switch rescans off, or \
+                     leave it out for 60"
+                ));
+                None
+            }
+        },
+    };
+    if list.is_empty() && findings.problems.is_empty() {
+        findings.problem("configList is empty; it needs at least one resource");
+    }
+    let pools = list
+        .iter()
+        .enumerate()
+        .filter_map(|(i, value)| read_pool(value, &format!("configList[{i}]"), &mut findings))
+        .collect();
+    findings.conclude(Config {
+        format: Format::Rsdp,
+        rescan,
+        pools,
+        warnings: Vec::new(),
+    })
+}
+
+/// The fields of one entry as Go's decoder would leave them.
+#[derive(Default)]
+struct Entry {
+    name: String,
+    prefix: String,
+    hca_max: Option<i64>,
+    devices: Vec<String>,
+    vendors: Vec<String>,
+    device_ids: Vec<String>,
+    drivers: Vec<String>,
+    if_names: Vec<String>,
+    link_types: Vec<String>,
+}
+
+fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolConfig> {
+    let before = findings.problems.len();
+    let entry = read_entry(value, path, findings)?;
+    if findings.problems.len() > before {
+        return None;
+    }
+    let resource = resource_name(&entry, path, findings);
+    let units = units(entry.hca_max, path, findings);
+    let selector = selector(entry, path, findings);
+    Some(PoolConfig {
+        resource: resource?,
+        sharing: Sharing::Pooled { units: units? },
+        selectors: vec![selector?],
+        nodes: NodeRule::everything(),
+        exclude_topology: true,
+    })
+}
+
+fn read_entry(value: &Value, path: &str, findings: &mut Findings) -> Option<Entry> {
+    let mut entry = Entry::default();
+    for (key, value) in findings.keep(value.fields(path))? {
+        let at = format!("{path}.{key}");
+        let field = gojson::resolve(&POOL_KEYS, key);
+        if *value == Value::Null && field != Some("devices") && field.is_some() {
+            // Go leaves a scalar or a struct as it was; a list becomes empty.
+            continue;
+        }
+        match field {
+            Some("resourceName") => entry.name = findings.keep(value.string(&at))?,
+            Some("resourcePrefix") => entry.prefix = findings.keep(value.string(&at))?,
+            Some("rdmaHcaMax") => entry.hca_max = findings.keep(value.integer(&at))?,
+            Some("devices") => entry.devices = findings.keep(value.strings(&at))?,
+            Some("selectors") => read_selectors(value, &at, &mut entry, findings)?,
+            _ => findings.warn(gojson::unknown_key(path, key, &POOL_KEYS)),
+        }
+    }
+    Some(entry)
+}
+
+/// Fills the selector fields; an object that appears twice is merged, as Go decodes it.
+fn read_selectors(
+    value: &Value,
+    path: &str,
+    entry: &mut Entry,
+    findings: &mut Findings,
+) -> Option<()> {
+    for (key, value) in findings.keep(value.fields(path))? {
+        let list = match gojson::resolve(&SELECTOR_KEYS, key) {
+            Some("vendors") => &mut entry.vendors,
+            Some("deviceIDs") => &mut entry.device_ids,
+            Some("drivers") => &mut entry.drivers,
+            Some("ifNames") => &mut entry.if_names,
+            Some("linkTypes") => &mut entry.link_types,
+            _ => {
+                findings.warn(gojson::unknown_key(path, key, &SELECTOR_KEYS));
+                continue;
+            }
+        };
+        *list = findings.keep(value.strings(&format!("{path}.{key}")))?;
+    }
+    Some(())
+}
+
+fn resource_name(entry: &Entry, path: &str, findings: &mut Findings) -> Option<ResourceName> {
+    if entry.name.is_empty() {
+        findings.problem(format!("{path}: resourceName is missing"));
+        return None;
+    }
+    if let Some(bad) = entry
+        .name
+        .chars()
+        .find(|c| !c.is_ascii_alphanumeric() && *c != '_')
+    {
+        findings.problem(format!(
+            "{path}: resourceName {:?} has the character {bad:?}; letters, digits and \"_\" are \
+             allowed",
+            entry.name
+        ));
+        return None;
+    }
+    let prefix = if entry.prefix.is_empty() {
+        DEFAULT_PREFIX
+    } else {
+        &entry.prefix
+    };
+    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.name));
+    findings.keep(parsed.map_err(|error| format!("{path}: {error}")))
+}
+
+/// Units in all: `Some(None)` derives them.
+fn units(hca_max: Option<i64>, path: &str, findings: &mut Findings) -> Option<Option<u32>> {
+    let Some(number) = hca_max else {
+        findings.warn(format!(
+            "{path}: rdmaHcaMax is absent; the number of units is derived from the GID table"
+        ));
+        return Some(None);
+    };
+    match u32::try_from(number) {
+        Ok(0) => {
+            findings.warn(format!(
+                "{path}: rdmaHcaMax is 0, so the resource offers no unit"
+            ));
+            Some(Some(0))
+        }
+        Ok(units) if units <= MAX_UNITS => Some(Some(units)),
+        Ok(units) => {
+            findings.problem(format!(
+                "{path}: rdmaHcaMax is {units}; the kubelet takes one message of 4 MiB, so at most \
+                 {MAX_UNITS} units fit"
+            ));
+            None
+        }
+        Err(_) => {
+            findings.problem(format!(
+                "{path}: rdmaHcaMax is {number}; give the number of units, between 0 and {MAX_UNITS}"
+            ));
+            None
+        }
+    }
+}
+
+fn selector(entry: Entry, path: &str, findings: &mut Findings) -> Option<Selector> {
+    let lists = [
+        &entry.vendors,
+        &entry.device_ids,
+        &entry.drivers,
+        &entry.if_names,
+        &entry.link_types,
+    ];
+    let has_selectors = lists.iter().any(|list| !list.is_empty());
+    let if_names = match (entry.devices.is_empty(), has_selectors) {
+        (true, false) => {
+            findings.problem(format!(
+                "{path}: no selector; give selectors with at least one of {}",
+                SELECTOR_KEYS.join(", ")
+            ));
+            return None;
+        }
+        (false, true) => {
+            findings.problem(format!(
+                "{path}: both devices and selectors are given; move the names to selectors.ifNames"
+            ));
+            return None;
+        }
+        (false, false) => {
+            findings.warn(format!(
+                "{path}: devices is deprecated; write the names under selectors.ifNames"
+            ));
+            entry.devices
+        }
+        (true, true) => entry.if_names,
+    };
+    let functions = if if_names.is_empty() {
+        vec![FunctionKind::Pf, FunctionKind::Vf, FunctionKind::Software]
+    } else {
+        Vec::new()
+    };
+    for word in entry
+        .link_types
+        .iter()
+        .filter(|word| !LinkType::WORDS.contains(&word.as_str()))
+    {
+        findings.warn(format!(
+            "{path}: link type {word:?} matches no HCA; the words are {}",
+            LinkType::WORDS.join(" and ")
+        ));
+    }
+    let exact = |words: Vec<String>| words.into_iter().map(Pattern::Exact).collect();
+    Some(Selector {
+        vendors: exact(entry.vendors),
+        device_ids: exact(entry.device_ids),
+        drivers: exact(entry.drivers),
+        if_names: exact(if_names),
+        link_types: exact(entry.link_types),
+        functions,
+        ..Selector::default()
+    })
+}
+
+#[cfg(test)]
+mod tests;

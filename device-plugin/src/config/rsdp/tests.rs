@@ -1,0 +1,399 @@
+//! Files of the RDMA shared device plugin: what each means here.
+
+use std::time::Duration;
+
+use super::*;
+use crate::config::{Problems, parse};
+
+/// What a file should be read as: for each pool the resource, the units and the selector; then
+/// words that its warnings contain.
+type Expected<'a> = (&'a [(&'a str, Option<u32>, &'a str)], &'a [&'a str]);
+
+fn one(entry: &str) -> String {
+    format!(r#"{{"configList": [{entry}]}}"#)
+}
+
+fn check(text: &str, (pools, warnings): Expected<'_>) {
+    let config = parse(text).unwrap_or_else(|problems| panic!("{text}: {problems}"));
+    assert_eq!(config.format, Format::Rsdp);
+    let read: Vec<_> = config
+        .pools
+        .iter()
+        .map(|pool| {
+            let Sharing::Pooled { units } = pool.sharing else {
+                panic!("{:?}", pool.sharing)
+            };
+            let selector = Selector {
+                functions: Vec::new(),
+                ..pool.selectors[0].clone()
+            };
+            (pool.resource.to_string(), units, selector.to_string())
+        })
+        .collect();
+    let expected: Vec<_> = pools
+        .iter()
+        .map(|(name, units, words)| (name.to_string(), *units, words.to_string()))
+        .collect();
+    assert_eq!(read, expected, "{text}");
+    assert_eq!(
+        config.warnings.len(),
+        warnings.len(),
+        "{text}: {:?}",
+        config.warnings
+    );
+    for (warning, words) in config.warnings.iter().zip(warnings) {
+        assert!(warning.contains(words), "{text}: {warning}");
+    }
+}
+
+fn refused(text: &str) -> Problems {
+    parse(text)
+        .map(|config| panic!("{text}: accepted as {config:?}"))
+        .unwrap_err()
+}
+
+#[test]
+fn files_that_work_there_work_here() {
+    let vendor = r#""selectors": {"vendors": ["15b3"]}"#;
+    let cases: &[(&str, Expected<'_>)] = &[
+        // Every key, as the plugin's own example writes them.
+        (
+            &one(
+                r#"{"resourceName": "hca_a", "resourcePrefix": "example.com", "rdmaHcaMax": 1000,
+                "selectors": {"vendors": ["15b3"], "deviceIDs": ["1017", "101b"],
+                "drivers": ["mlx5_core"], "ifNames": ["ens1f0", "ens1f1"], "linkTypes": ["ether"]}}"#,
+            ),
+            (
+                &[(
+                    "example.com/hca_a",
+                    Some(1000),
+                    "ifNames: ens1f0 or ens1f1; vendors: 15b3; deviceIDs: 1017 or 101b; \
+                     drivers: mlx5_core; linkTypes: ether",
+                )],
+                &[],
+            ),
+        ),
+        // The prefix may be absent, null or empty.
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 5, {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "resourcePrefix": null, "rdmaHcaMax": 5, {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "resourcePrefix": "", "rdmaHcaMax": 5, {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
+        ),
+        // The old list of names.
+        (
+            &one(r#"{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ib0", "ib1"]}"#),
+            (
+                &[("rdma/a", Some(5), "ifNames: ib0 or ib1")],
+                &["devices is deprecated"],
+            ),
+        ),
+        // With a selectors object that says nothing, and with null in its place.
+        (
+            &one(r#"{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ib0"], "selectors": {}}"#),
+            (&[("rdma/a", Some(5), "ifNames: ib0")], &["deprecated"]),
+        ),
+        (
+            &one(
+                r#"{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ib0"],
+                "selectors": {"vendors": [], "ifNames": null}}"#,
+            ),
+            (&[("rdma/a", Some(5), "ifNames: ib0")], &["deprecated"]),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 5, "devices": [], {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 5, "devices": null, {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
+        ),
+        // No unit, said so and not said.
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 0, {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(0), "vendors: 15b3")], &["offers no unit"]),
+        ),
+        (
+            &one(&format!(r#"{{"resourceName": "a", {vendor}}}"#)),
+            (
+                &[("rdma/a", None, "vendors: 15b3")],
+                &["derived from the GID table"],
+            ),
+        ),
+        // Case of keys does not matter, that of values does.
+        (
+            r#"{"CONFIGLIST": [{"ResourceName": "A", "RDMAHCAMAX": 3, "Selectors": {"DeviceIds": ["1017"]}}]}"#,
+            (&[("rdma/A", Some(3), "deviceIDs: 1017")], &[]),
+        ),
+        // Later keys win; null leaves a scalar as it was; objects merge.
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "resourceName": "b", "rdmaHcaMax": 3, "rdmaHcaMax": null,
+                {vendor}, "selectors": {{"drivers": ["mlx5_core"]}}}}"#
+            )),
+            (
+                &[("rdma/b", Some(3), "vendors: 15b3; drivers: mlx5_core")],
+                &[],
+            ),
+        ),
+        (
+            &one(r#"{"resourceName": "a", "rdmaHcaMax": 3,
+                "selectors": {"vendors": ["15b3"], "vendors": ["1077"]}}"#),
+            (&[("rdma/a", Some(3), "vendors: 1077")], &[]),
+        ),
+        // Unknown keys are ignored, at each level, with a word about it.
+        (
+            &format!(
+                r#"{{"logLevel": 3, "configList": [{{"resourceName": "a", "rdmaHcaMaxx": 9,
+                "rdmaHcaMax": 3, {vendor}, "selectors": {{"ifName": ["ib0"]}}}}]}}"#
+            ),
+            (
+                &[("rdma/a", Some(3), "vendors: 15b3")],
+                &[
+                    "\"logLevel\"",
+                    "did you mean \"rdmaHcaMax\"?",
+                    "did you mean \"ifNames\"?",
+                ],
+            ),
+        ),
+        // One name under two prefixes; order is that of the file.
+        (
+            &one(&format!(
+                r#"{{"resourceName": "z", "resourcePrefix": "b.io", "rdmaHcaMax": 1, {vendor}}},
+                {{"resourceName": "z", "resourcePrefix": "a.io", "rdmaHcaMax": 2, {vendor}}}"#
+            )),
+            (
+                &[
+                    ("b.io/z", Some(1), "vendors: 15b3"),
+                    ("a.io/z", Some(2), "vendors: 15b3"),
+                ],
+                &[],
+            ),
+        ),
+        // A link type that no HCA has selects nothing there, which is legal.
+        (
+            &one(
+                r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"linkTypes": ["Ethernet"]}}"#,
+            ),
+            (
+                &[("rdma/a", Some(1), "linkTypes: Ethernet")],
+                &["matches no HCA"],
+            ),
+        ),
+        // Patterns are not patterns there.
+        (
+            &one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifNames": ["ens*"]}}"#),
+            (&[("rdma/a", Some(1), "ifNames: ens*")], &[]),
+        ),
+    ];
+    for (text, expected) in cases {
+        check(text, *expected);
+    }
+    let literal = parse(cases[cases.len() - 1].0).unwrap();
+    assert_eq!(
+        literal.pools[0].selectors[0].if_names,
+        [Pattern::Exact("ens*".into())]
+    );
+}
+
+#[test]
+fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
+    let vendor = r#""selectors": {"vendors": ["15b3"]}"#;
+    let with_name = |name: &str| {
+        one(&format!(
+            r#"{{"resourceName": "{name}", "rdmaHcaMax": 1, {vendor}}}"#
+        ))
+    };
+    let cases = [
+        (r#"{"configList": []}"#.into(), "configList is empty"),
+        (r#"{"configList": null}"#.into(), "configList is empty"),
+        (
+            r#"{"configList": {}}"#.into(),
+            "configList: expected a list, found an object",
+        ),
+        (
+            r#"{"configList": [3]}"#.into(),
+            "configList[0]: expected an object, found the number 3",
+        ),
+        (r#"{"configList": [{}]"#.into(), "not valid JSON"),
+        (r#"{"configList": []} x"#.into(), "not valid JSON"),
+        (with_name("hca-a"), "character '-'"),
+        (with_name("hca.a"), "character '.'"),
+        (with_name("hca a"), "character ' '"),
+        (with_name("rdma/hca"), "character '/'"),
+        (with_name(""), "resourceName is missing"),
+        (with_name("hca_"), "begins and ends with a letter or digit"),
+        (with_name(&"a".repeat(64)), "at most 63"),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "resourcePrefix": "Rdma_x", "rdmaHcaMax": 1, {vendor}}}"#
+            )),
+            "character 'R' in the prefix",
+        ),
+        (
+            one(r#"{"resourceName": "a", "rdmaHcaMax": 1}"#),
+            "no selector",
+        ),
+        (
+            one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {}}"#),
+            "no selector",
+        ),
+        (
+            one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": []}}"#),
+            "no selector",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["ib0"], {vendor}}}"#
+            )),
+            "both devices and selectors",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": -1, {vendor}}}"#
+            )),
+            "rdmaHcaMax is -1",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 50001, {vendor}}}"#
+            )),
+            "at most 50000 units fit",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": "8", {vendor}}}"#
+            )),
+            "configList[0].rdmaHcaMax: expected an integer, found the string \"8\"",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 1.5, {vendor}}}"#
+            )),
+            "expected an integer",
+        ),
+        (
+            one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": "15b3"}}"#),
+            "configList[0].selectors.vendors: expected a list",
+        ),
+        (
+            one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": [15]}}"#),
+            "selectors.vendors[0]: expected a string, found the number 15",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 1, {vendor}}},
+                {{"resourceName": "a", "rdmaHcaMax": 2, {vendor}}}"#
+            )),
+            "resource rdma/a is configured twice",
+        ),
+        (
+            format!(
+                r#"{{"periodicUpdateInterval": -5, "configList": [{{"resourceName": "a", {vendor}}}]}}"#
+            ),
+            "periodicUpdateInterval is -5",
+        ),
+        (
+            r#"{"configlist": [], "resourceList": []}"#.into(),
+            "both configList and resourceList",
+        ),
+        (
+            r#"{"version": 1, "configList": []}"#.into(),
+            "together with a peer's list",
+        ),
+        ("{}".into(), "the format is unknown"),
+        ("null".into(), "the format is unknown"),
+        ("[]".into(), "expected an object"),
+    ];
+    for (text, expected) in cases {
+        let message = refused(&text).to_string();
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+}
+
+#[test]
+fn every_problem_of_a_file_is_told_at_once() {
+    let problems = refused(
+        r#"{"periodicUpdateInterval": -1, "configList": [
+            {"resourceName": "a b", "rdmaHcaMax": -1}, {"resourceName": "c", "rdmaHcaMax": 1}]}"#,
+    );
+    let words = [
+        "periodicUpdateInterval",
+        "character ' '",
+        "rdmaHcaMax is -1",
+        "no selector",
+        "no selector",
+    ];
+    assert_eq!(problems.iter().count(), words.len(), "{problems}");
+    for (problem, words) in problems.iter().zip(words) {
+        assert!(problem.contains(words), "{problem}");
+    }
+}
+
+#[test]
+fn the_interval_has_a_default_and_can_be_switched_off() {
+    let text = |interval: &str| {
+        format!(
+            r#"{{{interval}"configList": [{{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}}]}}"#
+        )
+    };
+    let rescan = |interval| parse(&text(interval)).unwrap().rescan;
+    assert_eq!(rescan(""), Some(Duration::from_secs(60)));
+    assert_eq!(
+        rescan(r#""periodicUpdateInterval": null, "#),
+        Some(Duration::from_secs(60))
+    );
+    assert_eq!(
+        rescan(r#""periodicUpdateInterval": 300, "#),
+        Some(Duration::from_secs(300))
+    );
+    assert_eq!(rescan(r#""periodicUpdateInterval": 0, "#), None);
+}
+
+#[test]
+fn an_old_vendor_selector_does_not_take_scalable_functions() {
+    let functions = |selector: &str| {
+        let text = one(&format!(
+            r#"{{"resourceName": "a", "rdmaHcaMax": 1, {selector}}}"#
+        ));
+        parse(&text).unwrap().pools[0].selectors[0]
+            .functions
+            .clone()
+    };
+    assert!(!functions(r#""selectors": {"vendors": ["15b3"]}"#).contains(&FunctionKind::Sf));
+    assert!(functions(r#""selectors": {"ifNames": ["enp8s0f0s88"]}"#).is_empty());
+}
+
+#[test]
+fn containers_get_what_that_plugin_gives_and_units_have_no_topology() {
+    let text = one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}"#);
+    let pool = &parse(&text).unwrap().pools[0];
+    assert_eq!(pool.nodes, NodeRule::everything());
+    assert!(pool.exclude_topology);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,80}") {
+        let _ = parse(&text);
+        let _ = parse(&one(&text));
+    }
+}

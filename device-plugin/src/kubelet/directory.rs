@@ -1,0 +1,209 @@
+//! Watches the kubelet's device-plugins directory.
+//!
+//! A kubelet that starts deletes every socket in it and then makes a new `kubelet.sock`; both are
+//! what sessions have to notice. inotify tells at once; a slow look as well, because a directory
+//! that was itself replaced sends no events any more.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kubelet_api::deviceplugin::KUBELET_SOCKET;
+use notify::{EventKind, RecursiveMode, Watcher};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// How often the directory is looked at without an event.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// A socket file that can be told from its successor of the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketId {
+    device: u64,
+    inode: u64,
+    /// A file system may give the successor the same inode number; its creation time differs, and
+    /// nothing writes to a socket file after that.
+    modified: (i64, i64),
+}
+
+impl SocketId {
+    /// The socket at `path`, or `None` if there is none.
+    pub fn of(path: &Path) -> Option<Self> {
+        let meta = fs::symlink_metadata(path).ok()?;
+        meta.file_type().is_socket().then(|| Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+        })
+    }
+}
+
+/// What was last seen in the directory.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Contents {
+    /// The kubelet's registration socket.
+    pub kubelet: Option<SocketId>,
+    /// Names of the sockets that this program makes, by whichever process.
+    pub ours: BTreeSet<String>,
+    /// Counts looks that something in the directory asked for.
+    pub look: u64,
+}
+
+/// A device-plugins directory that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It does not exist or is no directory.
+    #[error(
+        "the kubelet's device-plugins directory {path} cannot be used: {source}; \
+         mount it into this container, or name it with --device-plugin-dir \
+         (kubelets use /var/lib/kubelet/device-plugins whatever their --root-dir)"
+    )]
+    Unusable {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Checks at start that the directory exists.
+///
+/// A kubelet makes it when it first starts and never removes it, and a DaemonSet's pod runs under a
+/// kubelet. So a missing one is a wrong path or a forgotten mount: waiting for it would hide that
+/// behind a resource that never appears. Once running, its absence is waited out.
+///
+/// # Errors
+/// [`Error::Unusable`] if it is missing or is not a directory.
+pub fn check(path: &Path) -> Result<(), Error> {
+    let unusable = |source| Error::Unusable {
+        path: path.into(),
+        source,
+    };
+    let meta = fs::metadata(path).map_err(unusable)?;
+    if meta.is_dir() {
+        Ok(())
+    } else {
+        Err(unusable(io::ErrorKind::NotADirectory.into()))
+    }
+}
+
+/// Keeps `contents` true until `stop`.
+pub async fn keep_watch(
+    path: PathBuf,
+    socket_prefix: &'static str,
+    contents: watch::Sender<Contents>,
+    stop: CancellationToken,
+) {
+    let (wake, mut woken) = mpsc::channel::<()>(1);
+    let mut armed: Option<(u64, u64, notify::RecommendedWatcher)> = None;
+    let mut ticks = tokio::time::interval(LOOK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let changed = tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => false,
+            _ = woken.recv() => true,
+        };
+        let now = fs::metadata(&path)
+            .ok()
+            .map(|meta| (meta.dev(), meta.ino()));
+        let current = armed.as_ref().map(|(device, inode, _)| (*device, *inode));
+        if now != current {
+            armed = now.and_then(|(device, inode)| match arm(&path, wake.clone()) {
+                Ok(watcher) => Some((device, inode, watcher)),
+                Err(error) => {
+                    tracing::warn!(
+                        directory = %path.display(), %error,
+                        "cannot watch the device-plugins directory; looking every {} s", LOOK.as_secs()
+                    );
+                    None
+                }
+            });
+        }
+        contents.send_if_modified(|seen| look(&path, socket_prefix, changed, seen));
+    }
+}
+
+/// Looks at the directory; true if a session may have to act.
+fn look(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> bool {
+    let kubelet = SocketId::of(&path.join(KUBELET_SOCKET));
+    let ours: BTreeSet<String> = fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(socket_prefix) && name.ends_with(".sock"))
+        .collect();
+    let differs = asked || kubelet != seen.kubelet || ours != seen.ours;
+    seen.kubelet = kubelet;
+    seen.ours = ours;
+    seen.look += u64::from(differs);
+    differs
+}
+
+fn arm(path: &Path, wake: mpsc::Sender<()>) -> notify::Result<notify::RecommendedWatcher> {
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        let reading = matches!(&event, Ok(event) if matches!(event.kind, EventKind::Access(_)));
+        if !reading {
+            // A full channel already holds a wake-up that has not been taken.
+            let _ = wake.try_send(());
+        }
+    })?;
+    watcher.watch(path, RecursiveMode::NonRecursive)?;
+    Ok(watcher)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_directory_is_named_with_the_remedy() {
+        let message = check(Path::new("/nonexistent/device-plugins"))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("/nonexistent/device-plugins"), "{message}");
+        assert!(message.contains("--device-plugin-dir"), "{message}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(check(file.path()).is_err());
+    }
+
+    #[test]
+    fn a_socket_made_anew_under_its_name_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(KUBELET_SOCKET);
+        assert_eq!(SocketId::of(&path), None);
+        let _first = UnixListener::bind(&path).unwrap();
+        let first = SocketId::of(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _second = UnixListener::bind(&path).unwrap();
+        assert_ne!(SocketId::of(&path), Some(first));
+        let plain = dir.path().join("plain");
+        fs::write(&plain, "").unwrap();
+        assert_eq!(SocketId::of(&plain), None);
+    }
+
+    #[test]
+    fn a_look_reports_what_changed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut seen = Contents::default();
+        assert!(!look(dir.path(), "rdma-", false, &mut seen));
+        let _kubelet = UnixListener::bind(dir.path().join(KUBELET_SOCKET)).unwrap();
+        assert!(look(dir.path(), "rdma-", false, &mut seen));
+        assert!(!look(dir.path(), "rdma-", false, &mut seen));
+        let _own = UnixListener::bind(dir.path().join("rdma-1.sock")).unwrap();
+        fs::write(dir.path().join("other.sock"), "").unwrap();
+        assert!(look(dir.path(), "rdma-", false, &mut seen));
+        assert_eq!(
+            seen.ours.iter().map(String::as_str).collect::<Vec<_>>(),
+            ["rdma-1.sock"]
+        );
+        assert!(look(dir.path(), "rdma-", true, &mut seen));
+        assert_eq!(seen.look, 3);
+    }
+}

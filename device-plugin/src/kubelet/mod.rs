@@ -1,0 +1,8 @@
+//! The kubelet's side of the daemon: one session for each resource.
+//!
+//! In reading order: [`directory`] watches the kubelet's device-plugins directory, [`service`]
+//! answers the kubelet's calls, [`session`] keeps one resource registered.
+
+pub mod directory;
+pub mod service;
+pub mod session;

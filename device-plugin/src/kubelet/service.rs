@@ -1,0 +1,207 @@
+//! Answers what the kubelet asks a device plugin, for one resource, from the current snapshot.
+//!
+//! Nothing here waits for a disk, a netlink socket or another process: the kubelet calls Allocate
+//! with no deadline while it admits pods one by one.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use kubelet_api::deviceplugin::{
+    AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions,
+    Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse,
+};
+use tokio::sync::watch;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::{Request, Response, Status};
+
+use crate::allocate;
+use crate::snapshot::Snapshot;
+
+/// The current snapshot of a resource; `None` until there is something to tell.
+pub type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
+
+/// One resource's gRPC service.
+#[derive(Debug, Clone)]
+pub struct Service {
+    feed: Feed,
+    /// Streams that are open now.
+    streams: Arc<watch::Sender<usize>>,
+    /// Ends the streams of this incarnation.
+    end: CancellationToken,
+    /// Allocations that were answered, for metrics.
+    allocations: Arc<AllocationCounts>,
+}
+
+/// Allocate calls of one resource since the start.
+#[derive(Debug, Default)]
+pub struct AllocationCounts {
+    /// Calls answered with devices.
+    pub granted: std::sync::atomic::AtomicU64,
+    /// Calls refused.
+    pub refused: std::sync::atomic::AtomicU64,
+}
+
+impl Service {
+    /// A service over a feed; `streams` counts open ListAndWatch streams, `end` ends them.
+    pub fn new(
+        feed: Feed,
+        streams: Arc<watch::Sender<usize>>,
+        end: CancellationToken,
+        allocations: Arc<AllocationCounts>,
+    ) -> Self {
+        Self {
+            feed,
+            streams,
+            end,
+            allocations,
+        }
+    }
+
+    fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
+        self.feed.borrow().clone().ok_or_else(|| {
+            Status::unavailable("the host's RDMA devices have not been looked at yet; try again")
+        })
+    }
+
+    fn answer(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
+        let snapshot = self.snapshot()?;
+        let containers = request.container_requests.iter();
+        let container_responses = containers
+            .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
+            .collect::<Result<_, _>>()
+            .map_err(|error| {
+                tracing::warn!(resource = %snapshot.resource(), %error, "allocation refused");
+                match error {
+                    allocate::Error::Unknown { .. } => Status::invalid_argument(error.to_string()),
+                    allocate::Error::Unhealthy { .. } => {
+                        Status::failed_precondition(error.to_string())
+                    }
+                }
+            })?;
+        Ok(AllocateResponse {
+            container_responses,
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions {
+            pre_start_required: false,
+            get_preferred_allocation_available: true,
+        }))
+    }
+
+    type ListAndWatchStream = Listing;
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Listing>, Status> {
+        Ok(Response::new(Listing::new(self)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let snapshot = self.snapshot()?;
+        let containers = request.get_ref().container_requests.iter();
+        let container_responses = containers
+            .map(|container| ContainerPreferredAllocationResponse {
+                device_i_ds: crate::prefer::prefer(
+                    &snapshot,
+                    &container.available_device_i_ds,
+                    &container.must_include_device_i_ds,
+                    usize::try_from(container.allocation_size).unwrap_or_default(),
+                ),
+            })
+            .collect();
+        Ok(Response::new(PreferredAllocationResponse {
+            container_responses,
+        }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let answer = self.answer(request.get_ref());
+        let count = match answer {
+            Ok(_) => &self.allocations.granted,
+            Err(_) => &self.allocations.refused,
+        };
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        answer.map(Response::new)
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+/// A ListAndWatch stream: the current state first, then every state that differs from the one
+/// sent last. States that come faster than the kubelet reads are skipped, never queued.
+#[derive(Debug)]
+pub struct Listing {
+    snapshots: WatchStream<Option<Arc<Snapshot>>>,
+    sent: Option<Arc<Snapshot>>,
+    end: Pin<Box<WaitForCancellationFutureOwned>>,
+    streams: Arc<watch::Sender<usize>>,
+}
+
+impl Listing {
+    fn new(service: &Service) -> Self {
+        service.streams.send_modify(|open| *open += 1);
+        Self {
+            snapshots: WatchStream::new(service.feed.clone()),
+            sent: None,
+            end: Box::pin(service.end.clone().cancelled_owned()),
+            streams: service.streams.clone(),
+        }
+    }
+}
+
+impl Drop for Listing {
+    fn drop(&mut self) {
+        self.streams
+            .send_modify(|open| *open = open.saturating_sub(1));
+    }
+}
+
+impl Stream for Listing {
+    type Item = Result<ListAndWatchResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        use std::future::Future as _;
+        if self.end.as_mut().poll(context).is_ready() {
+            return Poll::Ready(None);
+        }
+        loop {
+            let Some(next) = std::task::ready!(Pin::new(&mut self.snapshots).poll_next(context))
+            else {
+                return Poll::Ready(None);
+            };
+            let Some(next) = next else { continue };
+            if self
+                .sent
+                .as_ref()
+                .is_some_and(|sent| sent.lists_the_same(&next))
+            {
+                continue;
+            }
+            let response = next.listing();
+            self.sent = Some(next);
+            return Poll::Ready(Some(Ok(response)));
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! Keeps one resource registered with the kubelet, for ever.
+//!
+//! The order is the kubelet's: serve first, because it dials back while it answers Register. What
+//! can go wrong afterwards, and what is done:
+//!
+//! | seen | done |
+//! |---|---|
+//! | `kubelet.sock` is another file | register again |
+//! | our own socket file is gone | make and serve a new one, register again |
+//! | no ListAndWatch stream comes, or the last one ends | register again |
+//! | a socket of another process for this resource goes away | end our stream, register again |
+//!
+//! The last one is a rolling update that starts the new daemon before it stops the old: when the
+//! old stream ends the kubelet marks the whole resource unhealthy, the newer registration with it,
+//! and only registering anew clears that.
+//!
+//! A kubelet that is not there is waited for without end: with back-off and jitter, cut short by
+//! the appearance of its socket. Killed at any point, the process leaves a socket file that nobody
+//! serves; the next one with this name removes it before it binds its own.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hca::unit::PoolTag;
+use kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
+use kubelet_api::deviceplugin::registration_client::RegistrationClient;
+use kubelet_api::deviceplugin::{DevicePluginOptions, KUBELET_SOCKET, RegisterRequest, VERSION};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Endpoint, Server};
+
+use super::directory::{Contents, SocketId};
+use super::service::{AllocationCounts, Feed, Service};
+use crate::config::ResourceName;
+
+/// What the names of all our sockets begin with.
+pub const SOCKET_PREFIX: &str = "rdma-";
+
+/// Waits of a session. They are fields so that tests need not sit through them.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Longest Register call; the kubelet dials back for up to 10 s inside it.
+    pub register: Duration,
+    /// First wait after a failed attempt; doubles up to `back_off_max`.
+    pub back_off: Duration,
+    /// Longest wait between attempts.
+    pub back_off_max: Duration,
+    /// How long the kubelet may take to open its stream after Register.
+    pub stream: Duration,
+    /// How long to wait, once the last stream ended, for what a restarting kubelet does next.
+    pub settle: Duration,
+    /// How long open calls may take to finish when the server stops.
+    pub drain: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            register: Duration::from_secs(15),
+            back_off: Duration::from_millis(100),
+            back_off_max: Duration::from_secs(10),
+            stream: Duration::from_secs(10),
+            settle: Duration::from_millis(300),
+            drain: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Where a session stands, for metrics and `/readyz`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct State {
+    /// The kubelet has accepted the registration and nothing has spoilt it since.
+    pub registered: bool,
+    /// Since when the kubelet has had a stream open.
+    pub streaming_since: Option<Instant>,
+    /// Successful registrations since the start.
+    pub registrations: u64,
+    /// Failed attempts since the start.
+    pub failures: u64,
+    /// Why the last attempt failed; cleared by success.
+    pub last_error: Option<String>,
+}
+
+/// What a session is about; all of it lives as long as the resource is configured.
+#[derive(Debug)]
+pub struct Session {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The kubelet's device-plugins directory.
+    pub directory: PathBuf,
+    /// File name of our socket in it.
+    pub socket: SocketName,
+    /// What is in that directory.
+    pub contents: watch::Receiver<Contents>,
+    /// What the kubelet is told.
+    pub feed: Feed,
+    /// Where the session reports how it is doing.
+    pub state: watch::Sender<State>,
+    /// Counters of Allocate.
+    pub allocations: Arc<AllocationCounts>,
+    /// Waits.
+    pub timing: Timing,
+    /// Ends the session.
+    pub stop: CancellationToken,
+}
+
+/// File name of a socket: the same for a resource in every process up to a part that is the
+/// process's own, so that a starting process never takes the socket of one that still serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketName {
+    shared: String,
+    name: String,
+}
+
+impl SocketName {
+    /// The name for a resource in the process known by `nonce`.
+    ///
+    /// Unix socket paths end at 107 bytes and resource names may have 317, so a hash stands for it.
+    pub fn new(resource: &ResourceName, nonce: &str) -> Self {
+        let shared = format!("{SOCKET_PREFIX}{}-", PoolTag::of(resource.as_str()));
+        let name = format!("{shared}{nonce}.sock");
+        Self { shared, name }
+    }
+
+    /// The name as a file name.
+    pub fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// Sockets of other processes for the same resource.
+    fn siblings(&self, contents: &Contents) -> BTreeSet<String> {
+        contents
+            .ours
+            .iter()
+            .filter(|name| name.starts_with(&self.shared) && **name != self.name)
+            .cloned()
+            .collect()
+    }
+}
+
+/// Why a registered session has to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    /// Asked to stop.
+    Stop,
+    /// The server ended or its socket file is gone.
+    SocketGone,
+    /// `kubelet.sock` was replaced.
+    KubeletRestarted,
+    /// No stream came, or the last one ended.
+    NoStream,
+    /// Another process's socket for this resource went away.
+    SiblingGone,
+}
+
+/// A served socket.
+struct Served {
+    path: PathBuf,
+    id: SocketId,
+    end: CancellationToken,
+    /// Cancelled and replaced to end the streams while the server stays.
+    streams: Arc<watch::Sender<usize>>,
+    task: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Session {
+    /// Serves and registers until stopped, then removes the socket.
+    pub async fn run(mut self) {
+        let mut back_off = BackOff::new(self.timing);
+        loop {
+            let mut served = match self.serve() {
+                Ok(served) => served,
+                Err(error) => {
+                    self.failed(format!("serve {}: {error}", self.socket.as_str()));
+                    if self.pause(back_off.next()).await == Trouble::Stop {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let stop = self.keep_registered(&mut served, &mut back_off).await == Trouble::Stop;
+            self.shut_down(served).await;
+            if stop {
+                return;
+            }
+        }
+    }
+
+    /// Binds our socket and starts serving it.
+    fn serve(&self) -> std::io::Result<Served> {
+        let path = self.directory.join(self.socket.as_str());
+        self.sweep();
+        let listener = UnixListener::bind(&path)?;
+        let id = SocketId::of(&path).ok_or(std::io::ErrorKind::NotFound)?;
+        let end = CancellationToken::new();
+        let streams = Arc::new(watch::Sender::new(0));
+        let service = Service::new(
+            self.feed.clone(),
+            streams.clone(),
+            end.clone(),
+            self.allocations.clone(),
+        );
+        let server = Server::builder()
+            .add_service(DevicePluginServer::new(service))
+            .serve_with_incoming_shutdown(
+                UnixListenerStream::new(listener),
+                end.clone().cancelled_owned(),
+            );
+        Ok(Served {
+            path,
+            id,
+            end,
+            streams,
+            task: tokio::spawn(server),
+        })
+    }
+
+    /// Removes what earlier processes left of this resource: sockets that nobody serves.
+    fn sweep(&self) {
+        let entries = std::fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten();
+        for entry in entries {
+            let name = entry.file_name();
+            let ours = name.to_str().is_some_and(|name| {
+                name.starts_with(&self.socket.shared) && name.ends_with(".sock")
+            });
+            if !ours || SocketId::of(&entry.path()).is_none() {
+                continue;
+            }
+            let own = name.to_str() == Some(self.socket.as_str());
+            let dead = || {
+                std::os::unix::net::UnixStream::connect(entry.path())
+                    .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+            };
+            if own || dead() {
+                tracing::debug!(socket = %entry.path().display(), "removing a socket nobody serves");
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Registers, and again whenever the registration is lost, until the socket is or `stop`.
+    async fn keep_registered(&mut self, served: &mut Served, back_off: &mut BackOff) -> Trouble {
+        loop {
+            let kubelet = self.contents.borrow_and_update().kubelet;
+            let siblings = self.socket.siblings(&self.contents.borrow());
+            match self.register(served).await {
+                Ok(()) => back_off.reset(),
+                Err(Attempt::Interrupted(trouble)) => match trouble {
+                    Trouble::Stop | Trouble::SocketGone => return trouble,
+                    _ => continue,
+                },
+                Err(Attempt::Failed(error)) => {
+                    self.failed(error);
+                    match self.wait_to_retry(served, back_off.next()).await {
+                        Some(trouble) => return trouble,
+                        None => continue,
+                    }
+                }
+            }
+            let trouble = self.watch_over(served, kubelet, &siblings).await;
+            self.state.send_modify(|state| {
+                state.registered = false;
+                state.streaming_since = None;
+            });
+            match trouble {
+                Trouble::Stop => return trouble,
+                Trouble::SocketGone | Trouble::SiblingGone => {
+                    tracing::info!(resource = %self.resource, reason = ?trouble, "serving anew");
+                    return trouble;
+                }
+                Trouble::KubeletRestarted | Trouble::NoStream => {
+                    tracing::info!(resource = %self.resource, reason = ?trouble, "registering again");
+                }
+            }
+        }
+    }
+
+    /// One Register call, given up when the directory shows that it cannot succeed any more.
+    async fn register(&mut self, served: &Served) -> Result<(), Attempt> {
+        let socket = self.directory.join(KUBELET_SOCKET);
+        let before = self.contents.borrow().kubelet;
+        let request = RegisterRequest {
+            version: VERSION.into(),
+            endpoint: self.socket.as_str().into(),
+            resource_name: self.resource.as_str().into(),
+            options: Some(DevicePluginOptions {
+                pre_start_required: false,
+                get_preferred_allocation_available: true,
+            }),
+        };
+        let call = tokio::time::timeout(self.timing.register, call_register(&socket, request));
+        tokio::pin!(call);
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return Err(Attempt::Interrupted(Trouble::Stop)),
+                changed = self.contents.changed() => {
+                    if changed.is_err() || self.stop.is_cancelled() {
+                        return Err(Attempt::Interrupted(Trouble::Stop));
+                    }
+                    if SocketId::of(&served.path) != Some(served.id) {
+                        return Err(Attempt::Interrupted(Trouble::SocketGone));
+                    }
+                    if self.contents.borrow().kubelet != before {
+                        return Err(Attempt::Interrupted(Trouble::KubeletRestarted));
+                    }
+                }
+                answer = &mut call => {
+                    let refused = match answer {
+                        Ok(Ok(())) => {
+                            tracing::info!(resource = %self.resource, "registered with the kubelet");
+                            self.state.send_modify(|state| {
+                                state.registered = true;
+                                state.registrations += 1;
+                                state.last_error = None;
+                            });
+                            return Ok(());
+                        }
+                        Ok(Err(error)) => error,
+                        Err(_) => format!("no answer within {:?}", self.timing.register),
+                    };
+                    return Err(Attempt::Failed(format!(
+                        "register {} on {}: {refused}", self.resource, socket.display()
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Waits before the next attempt; what happens in the directory cuts it short.
+    async fn wait_to_retry(&mut self, served: &Served, wait: Duration) -> Option<Trouble> {
+        let sleep = tokio::time::sleep(wait);
+        tokio::pin!(sleep);
+        let kubelet = self.contents.borrow().kubelet;
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return Some(Trouble::Stop),
+                () = &mut sleep => return None,
+                changed = self.contents.changed() => {
+                    if changed.is_err() {
+                        return Some(Trouble::Stop);
+                    }
+                    if SocketId::of(&served.path) != Some(served.id) {
+                        return Some(Trouble::SocketGone);
+                    }
+                    let now = self.contents.borrow().kubelet;
+                    if now.is_some() && now != kubelet {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Watches a registered session until something is wrong with it.
+    async fn watch_over(
+        &mut self,
+        served: &mut Served,
+        kubelet: Option<SocketId>,
+        siblings: &BTreeSet<String>,
+    ) -> Trouble {
+        let mut streams = served.streams.subscribe();
+        let mut siblings = siblings.clone();
+        // The deadline for a stream to come, while there is none.
+        let mut patience = Some(tokio::time::Instant::now() + self.timing.stream);
+        loop {
+            let open = *streams.borrow_and_update();
+            if open > 0 {
+                patience = None;
+                self.state.send_if_modified(|state| {
+                    let news = state.streaming_since.is_none();
+                    state.streaming_since.get_or_insert_with(Instant::now);
+                    news
+                });
+            } else if patience.is_none() {
+                patience = Some(tokio::time::Instant::now() + self.timing.settle);
+                self.state.send_modify(|state| state.streaming_since = None);
+            }
+            let waiting = async {
+                match patience {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.stop.cancelled() => return Trouble::Stop,
+                () = waiting => return Trouble::NoStream,
+                _ = streams.changed() => {}
+                _ = &mut served.task => return Trouble::SocketGone,
+                changed = self.contents.changed() => {
+                    if changed.is_err() {
+                        return Trouble::Stop;
+                    }
+                    if SocketId::of(&served.path) != Some(served.id) {
+                        return Trouble::SocketGone;
+                    }
+                    let contents = self.contents.borrow_and_update();
+                    if contents.kubelet.is_some() && contents.kubelet != kubelet {
+                        return Trouble::KubeletRestarted;
+                    }
+                    let now = self.socket.siblings(&contents);
+                    if siblings.iter().any(|name| !now.contains(name)) {
+                        return Trouble::SiblingGone;
+                    }
+                    siblings = now;
+                }
+            }
+        }
+    }
+
+    /// Ends the streams, lets open calls finish, removes the socket file if it is still ours.
+    async fn shut_down(&self, mut served: Served) {
+        served.end.cancel();
+        if SocketId::of(&served.path) == Some(served.id)
+            && let Err(error) = std::fs::remove_file(&served.path)
+        {
+            tracing::warn!(socket = %served.path.display(), %error, "cannot remove our socket");
+        }
+        if !served.task.is_finished()
+            && tokio::time::timeout(self.timing.drain, &mut served.task)
+                .await
+                .is_err()
+        {
+            served.task.abort();
+        }
+    }
+
+    async fn pause(&self, wait: Duration) -> Trouble {
+        tokio::select! {
+            () = self.stop.cancelled() => Trouble::Stop,
+            () = tokio::time::sleep(wait) => Trouble::SocketGone,
+        }
+    }
+
+    fn failed(&self, error: String) {
+        // The first failure is news, its repetitions are not.
+        let news = self.state.borrow().last_error.as_ref() != Some(&error);
+        if news {
+            tracing::warn!(resource = %self.resource, %error, "not registered; will try again");
+        } else {
+            tracing::debug!(resource = %self.resource, %error, "not registered; will try again");
+        }
+        self.state.send_modify(|state| {
+            state.failures += 1;
+            state.last_error = Some(error);
+        });
+    }
+}
+
+/// Why one registration attempt ended without success.
+enum Attempt {
+    Failed(String),
+    Interrupted(Trouble),
+}
+
+async fn call_register(socket: &Path, request: RegisterRequest) -> Result<(), String> {
+    // tonic's own connector for unix sockets; the authority it sends is "localhost".
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
+        .map_err(|error| error.to_string())?;
+    let channel = endpoint
+        .connect()
+        .await
+        .map_err(|error| root_cause(&error))?;
+    let answer = RegistrationClient::new(channel).register(request).await;
+    answer
+        .map(drop)
+        .map_err(|status| format!("{:?}: {}", status.code(), status.message()))
+}
+
+/// tonic's errors say "transport error"; what happened is at the end of the chain.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
+/// Doubling waits with jitter, so that the sessions of a node do not knock in step.
+#[derive(Debug)]
+struct BackOff {
+    timing: Timing,
+    next: Duration,
+}
+
+impl BackOff {
+    fn new(timing: Timing) -> Self {
+        Self {
+            timing,
+            next: timing.back_off,
+        }
+    }
+
+    /// The next wait: between half and all of the present step.
+    fn next(&mut self) -> Duration {
+        let step = self.next;
+        self.next = (step * 2).min(self.timing.back_off_max);
+        let random = std::hash::RandomState::new().build_hasher().finish() % 512;
+        let share = u32::try_from(random).unwrap_or_default();
+        step / 2 + step / 1024 * share
+    }
+
+    fn reset(&mut self) {
+        self.next = self.timing.back_off;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+//! Sessions against a kubelet's registration server in this process.
+
+use std::os::unix::fs::FileTypeExt;
+
+use hca::unit::HcaId;
+use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest, Empty};
+use tokio::sync::mpsc;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+use super::*;
+use crate::config::{NodeClass, Policy};
+use crate::kubelet::directory;
+use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot};
+
+const FAST: Timing = Timing {
+    register: Duration::from_secs(5),
+    back_off: Duration::from_millis(10),
+    back_off_max: Duration::from_millis(50),
+    stream: Duration::from_millis(500),
+    settle: Duration::from_millis(30),
+    drain: Duration::from_secs(1),
+};
+
+/// A registration server that passes on what it is told, after it dialled back as kubelets do.
+struct FakeKubelet {
+    directory: PathBuf,
+    told: mpsc::UnboundedSender<RegisterRequest>,
+}
+
+#[tonic::async_trait]
+impl Registration for FakeKubelet {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        let mut plugin = dial(&self.directory.join(&request.endpoint))
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        plugin.get_device_plugin_options(Empty {}).await?;
+        self.told
+            .send(request)
+            .map_err(|_| Status::aborted("the test is over"))?;
+        Ok(Response::new(Empty {}))
+    }
+}
+
+async fn dial(socket: &Path) -> Result<DevicePluginClient<Channel>, tonic::transport::Error> {
+    DevicePluginClient::connect(format!("unix://{}", socket.display())).await
+}
+
+struct Scene {
+    directory: tempfile::TempDir,
+    told: mpsc::UnboundedReceiver<RegisterRequest>,
+    teller: mpsc::UnboundedSender<RegisterRequest>,
+    kubelet: Option<JoinHandle<()>>,
+    feed: watch::Sender<Option<Arc<Snapshot>>>,
+    state: watch::Receiver<State>,
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Scene {
+    /// A session in an empty directory; there is no kubelet yet.
+    fn set() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (teller, told) = mpsc::unbounded_channel();
+        let stop = CancellationToken::new();
+        let contents = watch::Sender::new(Contents::default());
+        let feed = watch::Sender::new(Some(Arc::new(snapshot(Health::Healthy))));
+        let state = watch::Sender::new(State::default());
+        let (watched, resource) = (state.subscribe(), ResourceName::parse("rdma/a").unwrap());
+        let session = Session {
+            socket: SocketName::new(&resource, "one"),
+            resource,
+            directory: directory.path().into(),
+            contents: contents.subscribe(),
+            feed: feed.subscribe(),
+            state,
+            allocations: Arc::default(),
+            timing: FAST,
+            stop: stop.clone(),
+        };
+        let watching = directory::keep_watch(
+            directory.path().into(),
+            SOCKET_PREFIX,
+            contents,
+            stop.clone(),
+        );
+        let tasks = vec![tokio::spawn(watching), tokio::spawn(session.run())];
+        Self {
+            directory,
+            told,
+            teller,
+            kubelet: None,
+            feed,
+            state: watched,
+            stop,
+            tasks,
+        }
+    }
+
+    /// Starts a kubelet as one starts: sockets in the directory are deleted first.
+    fn start_kubelet(&mut self) {
+        for entry in std::fs::read_dir(self.directory.path()).unwrap().flatten() {
+            if entry.file_type().unwrap().is_socket() {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        let listener = UnixListener::bind(self.directory.path().join(KUBELET_SOCKET)).unwrap();
+        let service = FakeKubelet {
+            directory: self.directory.path().into(),
+            told: self.teller.clone(),
+        };
+        let server = Server::builder()
+            .add_service(RegistrationServer::new(service))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        self.kubelet = Some(tokio::spawn(async { server.await.unwrap() }));
+    }
+
+    fn stop_kubelet(&mut self) {
+        self.kubelet.take().unwrap().abort();
+    }
+
+    async fn registered(&mut self) -> DevicePluginClient<Channel> {
+        let told = tokio::time::timeout(Duration::from_secs(5), self.told.recv());
+        let request = told.await.expect("a registration").unwrap();
+        assert_eq!(
+            (request.version.as_str(), request.resource_name.as_str()),
+            ("v1beta1", "rdma/a")
+        );
+        dial(&self.directory.path().join(request.endpoint))
+            .await
+            .unwrap()
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        let left: Vec<_> = std::fs::read_dir(self.directory.path())
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.file_name() != KUBELET_SOCKET)
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+fn snapshot(health: Health) -> Snapshot {
+    let member = Member {
+        id: "0000:3b:00.0".parse::<HcaId>().unwrap(),
+        rdma_devices: vec!["mlx5_0".into()],
+        netdevs: Vec::new(),
+        nodes: vec![DeviceNode {
+            class: NodeClass::Uverbs,
+            path: "/dev/infiniband/uverbs0".into(),
+        }],
+        numa_node: Some(1),
+        pci_path: Vec::new(),
+        slots: 1,
+        health,
+    };
+    let shape = Shape::Exclusive {
+        policy: Policy::Spread,
+    };
+    Snapshot::new(
+        ResourceName::parse("rdma/a").unwrap(),
+        shape,
+        true,
+        vec![member],
+    )
+}
+
+#[tokio::test]
+async fn registers_once_a_kubelet_appears_and_lists_at_once() {
+    let mut scene = Scene::set();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    scene.start_kubelet();
+    let mut plugin = scene.registered().await;
+    let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
+    let first = stream.message().await.unwrap().unwrap();
+    assert_eq!(first.devices[0].id, "0000:3b:00.0");
+    assert_eq!(first.devices[0].health, "Healthy");
+    assert_eq!(first.devices[0].topology.as_ref().unwrap().nodes[0].id, 1);
+
+    // A state that lists the same is no news; one that does not, is.
+    scene
+        .feed
+        .send_replace(Some(Arc::new(snapshot(Health::Healthy))));
+    scene
+        .feed
+        .send_replace(Some(Arc::new(snapshot(Health::Unhealthy(Ailment::Gone)))));
+    let next = stream.message().await.unwrap().unwrap();
+    assert_eq!(next.devices[0].health, "Unhealthy");
+    drop((stream, plugin));
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn registers_again_after_each_restart_of_the_kubelet() {
+    let mut scene = Scene::set();
+    for round in 1..=5 {
+        scene.start_kubelet();
+        let mut plugin = scene.registered().await;
+        let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
+        assert!(stream.message().await.unwrap().is_some(), "round {round}");
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest {
+                devices_ids: vec!["0000:3b:00.0".into()],
+            }],
+        };
+        let answer = plugin.allocate(request).await.unwrap().into_inner();
+        assert_eq!(answer.container_responses[0].devices[0].permissions, "rw");
+        drop((stream, plugin));
+        scene.stop_kubelet();
+    }
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn registers_again_when_the_stream_ends_or_never_comes() {
+    let mut scene = Scene::set();
+    scene.start_kubelet();
+    let mut plugin = scene.registered().await;
+    let stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
+    drop((stream, plugin));
+    // The second is not streamed from at all.
+    let _silent = scene.registered().await;
+    let _third = scene.registered().await;
+    assert!(scene.state.borrow().registrations >= 3);
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn serves_anew_when_its_socket_is_deleted() {
+    let mut scene = Scene::set();
+    scene.start_kubelet();
+    let mut plugin = scene.registered().await;
+    let _stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
+    let own = std::fs::read_dir(scene.directory.path())
+        .unwrap()
+        .flatten()
+        .find(|entry| entry.file_name() != KUBELET_SOCKET)
+        .unwrap();
+    std::fs::remove_file(own.path()).unwrap();
+    let mut plugin = scene.registered().await;
+    plugin.list_and_watch(Empty {}).await.unwrap();
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn registers_again_when_another_process_for_the_resource_goes() {
+    let mut scene = Scene::set();
+    let resource = ResourceName::parse("rdma/a").unwrap();
+    scene.start_kubelet();
+    let other = scene
+        .directory
+        .path()
+        .join(SocketName::new(&resource, "two").as_str());
+    let listener = UnixListener::bind(&other).unwrap();
+    let mut plugin = scene.registered().await;
+    let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some());
+    // Let the session see the other socket before it goes.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(listener);
+    std::fs::remove_file(&other).unwrap();
+    let _again = scene.registered().await;
+    assert!(
+        stream.message().await.unwrap().is_none(),
+        "the old stream was ended"
+    );
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn removes_what_a_killed_process_left_and_nothing_else() {
+    let scene = Scene::set();
+    let resource = ResourceName::parse("rdma/a").unwrap();
+    let path = |nonce| {
+        scene
+            .directory
+            .path()
+            .join(SocketName::new(&resource, nonce).as_str())
+    };
+    let (dead, alive) = (path("dead"), path("alive"));
+    drop(UnixListener::bind(&dead).unwrap());
+    let _serving = UnixListener::bind(&alive).unwrap();
+    let own = path("one");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    std::fs::remove_file(&own).unwrap();
+    // The session binds again, and sweeps before it does.
+    for _ in 0..100 {
+        if own.exists() && !dead.exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(own.exists() && !dead.exists() && alive.exists());
+    std::fs::remove_file(&alive).unwrap();
+    scene.end().await;
+}
+
+#[test]
+fn waits_grow_to_a_bound_and_are_not_all_alike() {
+    let timing = Timing::default();
+    let mut back_off = BackOff::new(timing);
+    let waits: Vec<Duration> = (0..12).map(|_| back_off.next()).collect();
+    assert!(waits[0] >= timing.back_off / 2 && waits[0] <= timing.back_off);
+    assert!(waits[11] >= timing.back_off_max / 2 && waits[11] <= timing.back_off_max);
+    back_off.reset();
+    assert!(back_off.next() <= timing.back_off);
+}
+
+#[test]
+fn socket_names_fit_a_unix_address_however_long_the_resource() {
+    let long = format!("{}/{}", "p".repeat(240), "n".repeat(63));
+    let name = SocketName::new(&ResourceName::parse(&long).unwrap(), "7fffffff");
+    let path = Path::new("/var/lib/kubelet/device-plugins").join(name.as_str());
+    assert!(path.as_os_str().len() < 108, "{}", path.display());
+}

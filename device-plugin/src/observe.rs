@@ -1,0 +1,70 @@
+//! Looks at the host once: everything that pools and health are decided from, as plain data.
+
+use std::collections::BTreeMap;
+
+use hca::chardev::{CharDevice, Node};
+use hca::inventory::Inventory;
+use hca::{Host, PciAddress, PciFunction, pci};
+
+/// One look at the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observation {
+    /// RDMA devices, netdevs, the namespace mode.
+    pub inventory: Inventory,
+    /// PCI functions of RDMA devices that are in another network namespace.
+    pub functions: BTreeMap<PciAddress, PciFunction>,
+    /// State of each character device's node, by its name below the device directory.
+    pub nodes: BTreeMap<String, Node>,
+}
+
+impl Observation {
+    /// Looks at the host.
+    ///
+    /// # Errors
+    /// [`hca::Error`] if sysfs cannot be read; the previous observation is then better than half a
+    /// new one.
+    pub fn make(host: &Host) -> hca::Result<Self> {
+        let inventory = hca::inventory(host)?;
+        let mut functions = BTreeMap::new();
+        for address in inventory.elsewhere.iter().filter_map(|away| away.pci) {
+            match pci::read(host, address) {
+                Ok(function) => {
+                    functions.insert(address, function);
+                }
+                // Unplugged between the two looks.
+                Err(error) if error.is_missing() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let nodes = char_devices(&inventory)
+            .map(|device| (device.dev_name(), device.node()))
+            .collect();
+        Ok(Self {
+            inventory,
+            functions,
+            nodes,
+        })
+    }
+
+    /// What stands in the way of handing a node to a container, if anything does.
+    pub fn obstacle(&self, device: &CharDevice) -> Option<String> {
+        let name = device.dev_name();
+        match self.nodes.get(&name) {
+            Some(Node::Ready) => None,
+            Some(Node::Stale { found }) => Some(format!(
+                "node /dev/{name} is device {found}, the kernel says {}; udev has not followed yet",
+                device.number
+            )),
+            Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
+        }
+    }
+}
+
+fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
+    let here = inventory
+        .rdma_devices
+        .iter()
+        .flat_map(|device| device.char_devices.iter());
+    let away = inventory.elsewhere.iter().map(|away| &away.uverbs);
+    here.chain(away).chain(&inventory.rdma_cm)
+}

@@ -1,0 +1,387 @@
+//! Decides what each pool consists of: pure functions from configuration and observation.
+//!
+//! Once listed, an HCA stays: what disappears is Unhealthy, not dropped, because the kubelet takes
+//! a unit that is missing from a list for one that never was, and shows pods that hold it as well.
+
+use hca::NetnsMode;
+use hca::chardev::CharDevice;
+
+use crate::candidate::{self, Candidate, Unusable};
+use crate::config::{Config, NodeClass, NodeRule, PoolConfig, Sharing};
+use crate::observe::Observation;
+use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot};
+
+/// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).
+const SLOTS_WITHOUT_GIDS: u32 = 128;
+/// Bytes of one message that the kubelet's gRPC client accepts.
+const MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of a unit in that message next to its identity: field headers, health, topology.
+const UNIT_BYTES: usize = 24;
+
+/// All pools of a configuration at one moment, in its order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pools {
+    /// One for each configured pool.
+    pub snapshots: Vec<Snapshot>,
+    /// RDMA devices without an identity.
+    pub unusable: Vec<Unusable>,
+    /// What an administrator should know about the way this configuration meets this host.
+    pub remarks: Vec<String>,
+}
+
+/// Makes the pools; `previous` are the ones made before from the same configuration.
+pub fn assemble(config: &Config, seen: &Observation, previous: &[Snapshot]) -> Pools {
+    let (candidates, unusable) = candidate::list(&seen.inventory, &seen.functions);
+    let mut remarks = Vec::new();
+    let mut claims = Claims::default();
+    let mut snapshots = Vec::new();
+    for pool in &config.pools {
+        let mut members = Vec::new();
+        for candidate in chosen(pool, &candidates) {
+            match claims.claim(pool, candidate) {
+                Ok(()) => members.push(member(pool, candidate, seen)),
+                Err(remark) => remarks.push(remark),
+            }
+        }
+        let before = previous
+            .iter()
+            .find(|before| *before.resource() == pool.resource);
+        keep_missing(&mut members, before);
+        members.sort_by(|a, b| a.id.cmp(&b.id));
+        let shape = shape(pool, &candidates, &mut members, &mut remarks);
+        let topology = !pool.exclude_topology;
+        snapshots.push(Snapshot::new(
+            pool.resource.clone(),
+            shape,
+            topology,
+            members,
+        ));
+    }
+    Pools {
+        snapshots,
+        unusable,
+        remarks,
+    }
+}
+
+/// The HCAs that a pool's selectors choose, each once.
+fn chosen<'c>(pool: &PoolConfig, candidates: &'c [Candidate]) -> Vec<&'c Candidate> {
+    candidates
+        .iter()
+        .filter(|candidate| {
+            pool.selectors
+                .iter()
+                .any(|selector| selector.matches(candidate))
+        })
+        .collect()
+}
+
+/// Which pool has which HCA: an HCA may be in several pools only if all of them share it.
+#[derive(Default)]
+struct Claims<'c> {
+    taken: Vec<(&'c Candidate, &'c PoolConfig)>,
+}
+
+impl<'c> Claims<'c> {
+    fn claim(&mut self, pool: &'c PoolConfig, candidate: &'c Candidate) -> Result<(), String> {
+        let other = self.taken.iter().find(|(taken, by)| {
+            taken.id == candidate.id && !(by.sharing.is_shared() && pool.sharing.is_shared())
+        });
+        if let Some((_, by)) = other {
+            return Err(format!(
+                "{} is chosen by {} and {}, and at least one of them gives it away whole; {} keeps \
+                 it; narrow the selectors of one of them",
+                describe(candidate),
+                by.resource,
+                pool.resource,
+                by.resource
+            ));
+        }
+        self.taken.push((candidate, pool));
+        Ok(())
+    }
+}
+
+fn describe(candidate: &Candidate) -> String {
+    let names: Vec<&str> = candidate
+        .rdma_devices
+        .iter()
+        .map(|d| d.name.as_str())
+        .collect();
+    format!("{} ({})", names.join(", "), candidate.id)
+}
+
+fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Member {
+    let (nodes, lacking) = nodes(&pool.nodes, candidate, seen);
+    Member {
+        id: candidate.id.clone(),
+        rdma_devices: candidate
+            .rdma_devices
+            .iter()
+            .map(|device| device.name.clone())
+            .collect(),
+        netdevs: candidate
+            .netdevs
+            .iter()
+            .map(|netdev| netdev.name.clone())
+            .collect(),
+        nodes,
+        numa_node: candidate.numa_node,
+        pci_path: pci_path(candidate, seen),
+        slots: 0,
+        health: health(pool, candidate, seen, lacking),
+    }
+}
+
+/// The nodes that a container gets with an HCA, and what is missing of those it must have.
+fn nodes(
+    rule: &NodeRule,
+    candidate: &Candidate,
+    seen: &Observation,
+) -> (Vec<DeviceNode>, Option<String>) {
+    let mut present = Vec::new();
+    let mut lacking = None;
+    for (_, class) in NodeClass::ALL {
+        if !rule.includes(class) {
+            continue;
+        }
+        let required = rule.required.contains(&class);
+        let devices = devices_of(class, candidate, seen);
+        if devices.is_empty() && required {
+            let hint = match class {
+                NodeClass::Uverbs => "; load ib_uverbs",
+                NodeClass::RdmaCm => "; load rdma_ucm",
+                NodeClass::Umad | NodeClass::Issm => "; load ib_umad",
+                NodeClass::Ucm => "; kernels since 5.16 have none",
+            };
+            lacking.get_or_insert(format!("no {} device{hint}", class.word()));
+        }
+        for device in devices {
+            match seen.obstacle(device) {
+                None => present.push(DeviceNode {
+                    class,
+                    path: format!("/dev/{}", device.dev_name()),
+                }),
+                Some(obstacle) if required => {
+                    lacking.get_or_insert(obstacle);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    (present, lacking)
+}
+
+fn devices_of<'o>(
+    class: NodeClass,
+    candidate: &Candidate,
+    seen: &'o Observation,
+) -> Vec<&'o CharDevice> {
+    if class == NodeClass::RdmaCm {
+        return seen.inventory.rdma_cm.iter().collect();
+    }
+    let mut devices = Vec::new();
+    for rdma in &candidate.rdma_devices {
+        let here = seen
+            .inventory
+            .rdma_device(&rdma.name)
+            .map(|device| &device.char_devices);
+        let away = seen
+            .inventory
+            .elsewhere
+            .iter()
+            .find(|away| away.rdma_device == rdma.name);
+        match (class, here) {
+            (NodeClass::Uverbs, Some(all)) => devices.extend(&all.uverbs),
+            (NodeClass::Uverbs, None) => devices.extend(away.map(|away| &away.uverbs)),
+            (NodeClass::Umad, Some(all)) => devices.extend(all.umad.iter().map(|(_, umad)| umad)),
+            (NodeClass::Issm, Some(all)) => devices.extend(all.issm.iter().map(|(_, issm)| issm)),
+            (NodeClass::Ucm, Some(all)) => devices.extend(&all.ucm),
+            _ => {}
+        }
+    }
+    devices
+}
+
+fn pci_path(candidate: &Candidate, seen: &Observation) -> Vec<String> {
+    let name = candidate
+        .rdma_devices
+        .first()
+        .map(|device| device.name.as_str());
+    let here = name
+        .and_then(|name| seen.inventory.rdma_device(name))
+        .and_then(|d| d.pci.as_ref());
+    let away = || match &candidate.id {
+        hca::HcaId::Pci(address) => seen.functions.get(address),
+        _ => None,
+    };
+    let Some(pci) = here.or_else(away) else {
+        return Vec::new();
+    };
+    pci.root
+        .iter()
+        .cloned()
+        .chain(pci.chain.iter().map(ToString::to_string))
+        .collect()
+}
+
+/// What this one look says about an HCA.
+fn health(
+    pool: &PoolConfig,
+    candidate: &Candidate,
+    seen: &Observation,
+    lacking: Option<String>,
+) -> Health {
+    if pool.sharing.is_shared() && seen.inventory.netns_mode == Some(NetnsMode::Exclusive) {
+        return Health::Unhealthy(Ailment::NetnsMode(
+            "the RDMA subsystem is in exclusive network namespace mode, in which an HCA cannot be \
+             shared by pods; run: rdma system set netns shared"
+                .into(),
+        ));
+    }
+    if let Some(lacking) = lacking {
+        return Health::Unhealthy(Ailment::Node(lacking));
+    }
+    if candidate.elsewhere {
+        // In a pod's namespace, where its ports cannot be seen. It is that pod's to judge.
+        return Health::Healthy;
+    }
+    let devices = candidate.rdma_devices.iter();
+    let ports: Vec<_> = devices
+        .filter_map(|device| seen.inventory.rdma_device(&device.name))
+        .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
+        .collect();
+    if ports.iter().any(|(_, port)| port.is_active()) {
+        return Health::Healthy;
+    }
+    let states: Vec<String> = ports
+        .iter()
+        .map(|(device, port)| {
+            format!(
+                "{}/{} is {} ({})",
+                device.name, port.number, port.state, port.phys_state
+            )
+        })
+        .collect();
+    let states = if states.is_empty() {
+        "it has no port".into()
+    } else {
+        states.join(", ")
+    };
+    Health::Unhealthy(Ailment::Port(format!("no active port: {states}")))
+}
+
+/// Adds what the pool had before and does not see now.
+fn keep_missing(members: &mut Vec<Member>, before: Option<&Snapshot>) {
+    for old in before.map(Snapshot::members).unwrap_or_default() {
+        if !members.iter().any(|member| member.id == old.id) {
+            members.push(Member {
+                nodes: Vec::new(),
+                health: Health::Unhealthy(Ailment::Gone),
+                ..old.clone()
+            });
+        }
+    }
+}
+
+/// The number of units, within what a GID table and one message can hold.
+fn shape(
+    pool: &PoolConfig,
+    candidates: &[Candidate],
+    members: &mut [Member],
+    remarks: &mut Vec<String>,
+) -> Shape {
+    let room = |member: &Member| {
+        let candidate = candidates
+            .iter()
+            .find(|candidate| candidate.id == member.id);
+        let ports = candidate
+            .iter()
+            .flat_map(|c| &c.rdma_devices)
+            .flat_map(|d| &d.ports);
+        ports.filter_map(|port| port.gid_table.pods()).min()
+    };
+    match pool.sharing {
+        Sharing::Exclusive { policy } => {
+            members.iter_mut().for_each(|member| member.slots = 1);
+            Shape::Exclusive { policy }
+        }
+        Sharing::Pooled { units } => {
+            let room = members.iter().filter_map(room).min();
+            if let (Some(units), Some(room)) = (units, room)
+                && units > room
+            {
+                remarks.push(too_many(pool, units, room));
+            }
+            Shape::Pooled {
+                units: units.or(room).unwrap_or(SLOTS_WITHOUT_GIDS),
+            }
+        }
+        Sharing::Slots { per_hca, policy } => {
+            let mut warned = false;
+            for member in members.iter_mut() {
+                let room = room(member);
+                if let (Some(slots), Some(room), false) = (per_hca, room, warned)
+                    && slots > room
+                {
+                    remarks.push(too_many(pool, slots, room));
+                    warned = true;
+                }
+                // One that is gone keeps the slots it had.
+                member.slots = match (per_hca, member.slots) {
+                    (Some(slots), _) => slots,
+                    (None, 0) => room.unwrap_or(SLOTS_WITHOUT_GIDS),
+                    (None, had) => had,
+                };
+            }
+            fit_one_message(pool, members, remarks);
+            Shape::Slots { policy }
+        }
+    }
+}
+
+fn too_many(pool: &PoolConfig, units: u32, room: u32) -> String {
+    format!(
+        "{} offers {units} units, but the GID table of its ports has room for the addresses of \
+         about {room} pods; beyond that a pod's interface gets no GID and RoCE fails in it",
+        pool.resource
+    )
+}
+
+/// Lowers all members alike until the list fits one message, so that it is never refused whole.
+fn fit_one_message(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) {
+    let bytes = |members: &[Member], most: u32| -> usize {
+        let unit = |member: &Member| {
+            let identity = member.id.to_string().len() + "_01234567_".len() + 5;
+            let slots = usize::try_from(member.slots.min(most)).unwrap_or(usize::MAX);
+            slots.saturating_mul(identity + UNIT_BYTES)
+        };
+        members.iter().map(unit).fold(0, usize::saturating_add)
+    };
+    let asked = members
+        .iter()
+        .map(|member| member.slots)
+        .max()
+        .unwrap_or_default();
+    if bytes(members, asked) <= MESSAGE_BYTES {
+        return;
+    }
+    let (mut fits, mut too_much) = (0, asked);
+    while too_much - fits > 1 {
+        let middle = fits + (too_much - fits) / 2;
+        if bytes(members, middle) <= MESSAGE_BYTES {
+            fits = middle;
+        } else {
+            too_much = middle;
+        }
+    }
+    members
+        .iter_mut()
+        .for_each(|member| member.slots = member.slots.min(fits));
+    remarks.push(format!(
+        "{}: {asked} slots on each of {} HCAs do not fit one message to the kubelet (4 MiB); \
+         {fits} on each are offered",
+        pool.resource,
+        members.len()
+    ));
+}

@@ -1,0 +1,300 @@
+//! What the kubelet is told about one resource: immutable once made, shared by reference.
+
+use std::fmt;
+
+use hca::unit::{HcaId, PoolTag, UnitId};
+use kubelet_api::deviceplugin::{
+    Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
+};
+
+use crate::config::{NodeClass, Policy, ResourceName};
+
+/// One resource at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    resource: ResourceName,
+    tag: PoolTag,
+    shape: Shape,
+    topology: bool,
+    members: Vec<Member>,
+}
+
+/// How members become units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// Every unit stands for all members.
+    Pooled {
+        /// Units in all.
+        units: u32,
+    },
+    /// A unit is a slot of one member.
+    Slots {
+        /// Preferred units.
+        policy: Policy,
+    },
+    /// A unit is a member.
+    Exclusive {
+        /// Preferred units.
+        policy: Policy,
+    },
+}
+
+/// One HCA in a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Identity.
+    pub id: HcaId,
+    /// Names of its RDMA devices.
+    pub rdma_devices: Vec<String>,
+    /// Names of its netdevs on the host.
+    pub netdevs: Vec<String>,
+    /// Nodes that a container gets with it, in a fixed order.
+    pub nodes: Vec<DeviceNode>,
+    /// NUMA node.
+    pub numa_node: Option<u32>,
+    /// Where it hangs in the PCI tree, root first; empty for what is not on PCI.
+    pub pci_path: Vec<String>,
+    /// Units it is good for in a pool of slots.
+    pub slots: u32,
+    /// Whether it can be used.
+    pub health: Health,
+}
+
+/// A character device of the host.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceNode {
+    /// What it is.
+    pub class: NodeClass,
+    /// Path on the host, which is also the path in the container.
+    pub path: String,
+}
+
+/// Whether an HCA can be used, and why not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    /// It can.
+    Healthy,
+    /// It cannot.
+    Unhealthy(Ailment),
+}
+
+/// Why an HCA cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ailment {
+    /// It was there and is not any more.
+    Gone,
+    /// A node that the pool requires is missing.
+    Node(String),
+    /// No port can carry traffic.
+    Port(String),
+    /// The namespace mode of the RDMA subsystem does not allow what the pool is for.
+    NetnsMode(String),
+    /// It belongs to another pool.
+    Claimed(ResourceName),
+}
+
+impl Ailment {
+    /// A word for metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Ailment::Gone => "gone",
+            Ailment::Node(_) => "node",
+            Ailment::Port(_) => "port",
+            Ailment::NetnsMode(_) => "netns-mode",
+            Ailment::Claimed(_) => "claimed",
+        }
+    }
+}
+
+impl fmt::Display for Ailment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ailment::Gone => formatter.write_str("not seen on this host any more"),
+            Ailment::Claimed(by) => write!(formatter, "belongs to {by} already"),
+            Ailment::Node(reason) | Ailment::Port(reason) | Ailment::NetnsMode(reason) => {
+                formatter.write_str(reason)
+            }
+        }
+    }
+}
+
+impl Health {
+    /// Whether it can be used.
+    pub fn is_healthy(&self) -> bool {
+        *self == Health::Healthy
+    }
+}
+
+/// What a unit's identity stands for.
+#[derive(Debug, Clone, Copy)]
+pub enum Unit<'s> {
+    /// One member.
+    Member(&'s Member),
+    /// All members of the pool.
+    Pool,
+}
+
+impl Snapshot {
+    /// A snapshot of a resource; members are in the order in which they are listed.
+    pub fn new(resource: ResourceName, shape: Shape, topology: bool, members: Vec<Member>) -> Self {
+        let tag = PoolTag::of(resource.as_str());
+        Self {
+            resource,
+            tag,
+            shape,
+            topology,
+            members,
+        }
+    }
+
+    /// The resource.
+    pub fn resource(&self) -> &ResourceName {
+        &self.resource
+    }
+
+    /// How members become units.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The HCAs.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The unit of this identity; `None` if the resource has none such.
+    pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
+        let member = |hca: &HcaId| self.members.iter().find(|member| member.id == *hca);
+        match (self.shape, id.parse::<UnitId>().ok()?) {
+            (Shape::Pooled { units }, UnitId::Pool { pool, slot }) => {
+                (pool == self.tag && slot < units && !self.members.is_empty()).then_some(Unit::Pool)
+            }
+            (Shape::Slots { .. }, UnitId::Shared { hca, pool, slot }) => member(&hca)
+                .filter(|member| pool == self.tag && slot < member.slots)
+                .map(Unit::Member),
+            (Shape::Exclusive { .. }, UnitId::Exclusive(hca)) => member(&hca).map(Unit::Member),
+            _ => None,
+        }
+    }
+
+    /// Units, healthy and not.
+    pub fn count(&self) -> Counts {
+        let mut counts = Counts::default();
+        match self.shape {
+            Shape::Pooled { units } if !self.members.is_empty() => {
+                counts.add(units, self.pool_is_healthy());
+            }
+            Shape::Pooled { .. } => {}
+            Shape::Slots { .. } => {
+                self.members
+                    .iter()
+                    .for_each(|m| counts.add(m.slots, m.health.is_healthy()));
+            }
+            Shape::Exclusive { .. } => {
+                self.members
+                    .iter()
+                    .for_each(|m| counts.add(1, m.health.is_healthy()));
+            }
+        }
+        counts
+    }
+
+    /// Whether both snapshots give the kubelet the same list.
+    pub fn lists_the_same(&self, other: &Self) -> bool {
+        let listed = |snapshot: &Self| {
+            let members = snapshot.members.iter();
+            members
+                .map(|m| (m.id.clone(), m.slots, m.health.is_healthy(), m.numa_node))
+                .collect::<Vec<_>>()
+        };
+        if self.shape != other.shape || self.topology != other.topology {
+            return false;
+        }
+        match self.shape {
+            Shape::Pooled { .. } => self.count() == other.count(),
+            Shape::Slots { .. } | Shape::Exclusive { .. } => listed(self) == listed(other),
+        }
+    }
+
+    /// The list for the kubelet.
+    pub fn listing(&self) -> ListAndWatchResponse {
+        let mut devices = Vec::new();
+        match self.shape {
+            Shape::Pooled { units } if !self.members.is_empty() => {
+                let healthy = self.pool_is_healthy();
+                devices.extend((0..units).map(|slot| {
+                    device(
+                        UnitId::Pool {
+                            pool: self.tag,
+                            slot,
+                        }
+                        .to_string(),
+                        healthy,
+                        None,
+                    )
+                }));
+            }
+            Shape::Pooled { .. } => {}
+            Shape::Slots { .. } => {
+                for member in &self.members {
+                    let prefix = format!("{}_{}_", member.id, self.tag);
+                    devices.extend((0..member.slots).map(|slot| {
+                        let id = format!("{prefix}{slot}");
+                        device(id, member.health.is_healthy(), self.numa(member))
+                    }));
+                }
+            }
+            Shape::Exclusive { .. } => {
+                devices.extend(self.members.iter().map(|member| {
+                    device(
+                        member.id.to_string(),
+                        member.health.is_healthy(),
+                        self.numa(member),
+                    )
+                }));
+            }
+        }
+        ListAndWatchResponse { devices }
+    }
+
+    /// A pool whose units stand for all members is usable while one member is.
+    fn pool_is_healthy(&self) -> bool {
+        self.members.iter().any(|member| member.health.is_healthy())
+    }
+
+    fn numa(&self, member: &Member) -> Option<u32> {
+        member.numa_node.filter(|_| self.topology)
+    }
+}
+
+/// Units of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Units the kubelet may allocate.
+    pub healthy: u64,
+    /// Units it may not.
+    pub unhealthy: u64,
+}
+
+impl Counts {
+    fn add(&mut self, units: u32, healthy: bool) {
+        let count = if healthy {
+            &mut self.healthy
+        } else {
+            &mut self.unhealthy
+        };
+        *count += u64::from(units);
+    }
+}
+
+fn device(id: String, healthy: bool, numa_node: Option<u32>) -> Device {
+    Device {
+        id,
+        health: if healthy { HEALTHY } else { UNHEALTHY }.into(),
+        topology: numa_node.map(|node| TopologyInfo {
+            nodes: vec![NumaNode {
+                id: i64::from(node),
+            }],
+        }),
+    }
+}
