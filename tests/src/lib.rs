@@ -7,7 +7,8 @@
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
-//! - [`node`]: kubelet and container runtime together, for whole pods.
+//! - [`node`]: kubelet and container runtime together, for whole pods;
+//! - [`multus`]: what Multus does between runtime and CNI plugins.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ pub mod bin_under_test;
 pub mod cni;
 pub mod harness;
 pub mod kubelet;
+pub mod multus;
 pub mod need;
 pub mod netns;
 pub mod node;

@@ -20,5 +20,6 @@ macro_rules! modules {
 // One line each, in alphabetical order.
 modules! {
     standin_kubelet
+    standin_multus
     standin_netns
 }
