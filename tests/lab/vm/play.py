@@ -65,12 +65,12 @@ class Play:
 
     def prepare(self) -> None:
         """Makes the share. Fails before anything is booted if something is missing."""
+        shutil.rmtree(self.directory, ignore_errors=True)
         if self.scenario.qemu and (have := qemu_version()) < self.scenario.qemu:
             wanted, version = (".".join(map(str, v)) for v in (self.scenario.qemu, have))
             raise Skipped(f"needs QEMU {wanted} or newer, this machine has {version}")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
         found += [self.binaries.standin(name) for name in self.scenario.standins]
-        shutil.rmtree(self.directory, ignore_errors=True)
         share = self.directory / "share"
         (share / "sync").mkdir(parents=True)
         for place in ("bin", "out"):
