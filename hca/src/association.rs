@@ -8,7 +8,7 @@
 //! the netdev's own address, which RoCE and iWARP build into GUIDs and GIDs.
 
 use crate::address::{Guid, MacAddress};
-use crate::gid::{Gid, GidTable};
+use crate::gid::{Gid, GidEntry};
 use crate::netdev::{Netdev, link_type};
 use crate::port::LinkLayer;
 
@@ -33,7 +33,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) soft_parent: Option<&'a str>,
     pub(crate) node_guid: Option<Guid>,
     pub(crate) link_layer: LinkLayer,
-    pub(crate) gids: &'a GidTable,
+    pub(crate) gids: &'a [GidEntry],
 }
 
 impl<'a> Claim<'a> {
@@ -41,7 +41,6 @@ impl<'a> Claim<'a> {
     pub(crate) fn names(self) -> impl Iterator<Item = &'a str> {
         let of_gids = self
             .gids
-            .entries
             .iter()
             .filter(move |_| self.soft_parent.is_none())
             .filter_map(|entry| entry.netdev.as_deref());
@@ -66,7 +65,6 @@ pub(crate) fn claims(claim: Claim<'_>, netdev: &Netdev) -> bool {
         && (claim.node_guid == Some(identifier)
             || claim
                 .gids
-                .entries
                 .iter()
                 .any(|e| stands_for(e.gid, mac, identifier)))
 }
@@ -90,7 +88,7 @@ fn interface_identifier(mac: &MacAddress) -> Option<Guid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gid::{GidEntry, GidType};
+    use crate::gid::GidType;
 
     fn netdev(name: &str) -> Netdev {
         Netdev {
@@ -116,8 +114,8 @@ mod tests {
         }
     }
 
-    fn gids(entries: &[(&str, Option<&str>)]) -> GidTable {
-        let entries = (0..)
+    fn gids(entries: &[(&str, Option<&str>)]) -> Vec<GidEntry> {
+        (0..)
             .zip(entries)
             .map(|(index, (gid, netdev))| GidEntry {
                 index,
@@ -125,11 +123,10 @@ mod tests {
                 kind: Some(GidType::RoceV2),
                 netdev: netdev.map(str::to_owned),
             })
-            .collect();
-        GidTable { slots: 16, entries }
+            .collect()
     }
 
-    fn claim(gids: &GidTable) -> Claim<'_> {
+    fn claim(gids: &[GidEntry]) -> Claim<'_> {
         Claim {
             soft_parent: None,
             node_guid: None,

@@ -1,14 +1,14 @@
 //! GIDs and a port's GID table.
 //!
 //! A port has a table of up to 1024 slots, most of them empty: an empty slot reads as the zero
-//! GID (or `EINVAL` on old kernels), and its `gid_attrs` answer `EINVAL`. The kernel fills the
+//! GID, and its `gid_attrs` answer `EINVAL`. The kernel fills the
 //! lowest free slot (drivers/infiniband/core/cache.c), so tables are dense at the front and
 //! sparse only where entries were removed.
 //!
-//! Two ways to read follow from that. [`table`], for the inventory, stops after
-//! [`EMPTY_RUN`] empty slots in a row: eight HCAs with a few addresses each cost some hundred
-//! reads, not 24,000. [`find_roce_v2`], for one address of one port, reads every slot until it
-//! matches, so it also finds an entry left behind a gap.
+//! Two ways to read follow from that. The inventory stops after [`EMPTY_RUN`] empty slots in a
+//! row: eight HCAs with a few addresses each cost some hundred reads, not 24,000.
+//! [`find_roce_v2`], for one address of one port, reads every slot until it matches, so it also
+//! finds an entry left behind a gap.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,9 +21,9 @@ use crate::address::ParseError;
 use crate::host::{self, Host, Result};
 use crate::rdma::PortId;
 
-/// Empty slots in a row after which [`table`] takes the rest of a table to be empty. More than
-/// one pod's entries (v1 and v2 of a link-local and a few addresses) can leave when it ends.
-pub const EMPTY_RUN: usize = 64;
+/// Empty slots in a row after which an inventory takes the rest of a table to be empty: several
+/// times what a pod leaves when it ends (v1 and v2 of a link-local and of an address or two).
+pub const EMPTY_RUN: u32 = 32;
 
 /// A 128-bit GID. Displayed as sysfs does: eight groups of four digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,28 +137,32 @@ pub struct GidEntry {
     pub netdev: Option<String>,
 }
 
-/// A GID table as far as it was read.
+/// A port's GID table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct GidTable {
-    /// Slots in the table, filled or not.
+    /// Slots the table has, filled or not: what the addresses of all pods on the port share.
     pub slots: usize,
-    /// The filled ones, in order of index.
+    /// The filled ones in order of index, up to the first [`EMPTY_RUN`] empty ones in a row.
     pub entries: Vec<GidEntry>,
 }
 
-/// Reads the table of the port whose directory is `port`, up to [`EMPTY_RUN`] empty slots.
+/// Reads the table of the port whose directory is `port`.
 pub(crate) fn table(port: &Path) -> Result<GidTable> {
-    let slots = slots(port)?;
-    let mut table = GidTable {
-        slots: slots.len(),
-        entries: Vec::new(),
-    };
+    Ok(GidTable {
+        slots: host::count(&port.join("gids"))?,
+        entries: entries(port)?,
+    })
+}
+
+/// Filled slots of the port whose directory is `port`.
+pub(crate) fn entries(port: &Path) -> Result<Vec<GidEntry>> {
+    let mut entries = Vec::new();
     let mut empty = 0;
-    for index in slots {
-        match entry(port, index)? {
-            Some(entry) => {
+    for index in 0.. {
+        match gid(port, index)?.filter(|gid| !gid.is_zero()) {
+            Some(gid) => {
                 empty = 0;
-                table.entries.push(entry);
+                entries.push(entry(port, index, gid)?);
             }
             None => empty += 1,
         }
@@ -166,7 +170,7 @@ pub(crate) fn table(port: &Path) -> Result<GidTable> {
             break;
         }
     }
-    Ok(table)
+    Ok(entries)
 }
 
 /// Finds the RoCE v2 entry of an IP address in a port's table, however sparse that is.
@@ -187,42 +191,39 @@ pub fn find_roce_v2(
     let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
     let directory = directory.join("ports").join(port.port.to_string());
     let wanted = Gid::from(ip);
-    for index in slots(&directory)? {
-        if gid(&directory, index)? != Some(wanted) {
-            continue;
+    // Empty slots are read as the zero GID; only slots past the end of the table are absent.
+    let mut absent = 0;
+    for index in 0.. {
+        match gid(&directory, index)? {
+            Some(gid) if gid == wanted => {
+                let entry = entry(&directory, index, gid)?;
+                if entry.kind == Some(GidType::RoceV2)
+                    && (netdev.is_none() || entry.netdev.as_deref() == netdev)
+                {
+                    return Ok(Some(entry));
+                }
+            }
+            Some(_) => absent = 0,
+            None => absent += 1,
         }
-        if let Some(entry) = entry(&directory, index)?
-            && entry.kind == Some(GidType::RoceV2)
-            && (netdev.is_none() || entry.netdev.as_deref() == netdev)
-        {
-            return Ok(Some(entry));
+        if absent == EMPTY_RUN {
+            break;
         }
     }
     Ok(None)
 }
 
-/// Slot numbers of the table, in order.
-fn slots(port: &Path) -> Result<Vec<u32>> {
-    let mut slots: Vec<u32> = host::unsorted_names(&port.join("gids"))?
-        .iter()
-        .filter_map(|name| name.parse().ok())
-        .collect();
-    slots.sort_unstable();
-    Ok(slots)
-}
-
+/// The content of a slot; `None` if there is no such slot.
 fn gid(port: &Path, index: u32) -> Result<Option<Gid>> {
-    Ok(host::parsed::<Gid>(port, &format!("gids/{index}"))?.filter(|gid| !gid.is_zero()))
+    host::parsed(port, &format!("gids/{index}"))
 }
 
-fn entry(port: &Path, index: u32) -> Result<Option<GidEntry>> {
-    let Some(gid) = gid(port, index)? else {
-        return Ok(None);
-    };
-    Ok(Some(GidEntry {
+/// What else the kernel says about a filled slot.
+fn entry(port: &Path, index: u32, gid: Gid) -> Result<GidEntry> {
+    Ok(GidEntry {
         index,
         gid,
         kind: host::attribute(port, &format!("gid_attrs/types/{index}"))?.map(GidType::parse),
         netdev: host::attribute(port, &format!("gid_attrs/ndevs/{index}"))?,
-    }))
+    })
 }

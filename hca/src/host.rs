@@ -12,7 +12,7 @@
 //!   joined to a root.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
@@ -120,15 +120,11 @@ impl Host {
                 name: name.to_owned(),
             });
         }
-        let path = directory.join(name);
-        match real(&path)? {
-            Some(real) => Ok(real),
-            None => Err(Error::Missing {
-                kind,
-                name: name.to_owned(),
-                path,
-            }),
-        }
+        follow(directory, name)?.ok_or_else(|| Error::Missing {
+            kind,
+            name: name.to_owned(),
+            path: directory.join(name),
+        })
     }
 }
 
@@ -170,12 +166,19 @@ fn absent_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>> {
 }
 
 /// The attribute's text without surrounding white space; `None` if absent or empty.
+///
+/// sysfs attributes fit a page and come in one read, so one buffer and one read serve: an
+/// inventory is a thousand of these.
 pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> {
     let path = directory.join(name);
-    let text = absent_is_none(&path, fs::read(&path))?;
-    Ok(text
-        .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
-        .filter(|text| !text.is_empty()))
+    let mut page = [0; 4096];
+    let length = absent_is_none(
+        &path,
+        fs::File::open(&path).and_then(|mut f| f.read(&mut page)),
+    )?;
+    let text = String::from_utf8_lossy(page.get(..length.unwrap_or(0)).unwrap_or(&page));
+    let text = text.trim();
+    Ok((!text.is_empty()).then(|| text.to_owned()))
 }
 
 /// An attribute that is a number or another type with a text form; `None` also if it does not parse.
@@ -216,6 +219,11 @@ pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// How many entries a directory has; none if there is no such directory.
+pub(crate) fn count(directory: &Path) -> Result<usize> {
+    Ok(absent_is_none(directory, fs::read_dir(directory))?.map_or(0, Iterator::count))
+}
+
 /// A sort key by which names are ordered as people count: digit runs compare as numbers, so
 /// `mlx5_2` precedes `mlx5_10`.
 pub(crate) fn natural_key(name: &str) -> (Vec<(String, u128)>, String) {
@@ -241,9 +249,32 @@ pub(crate) fn link_name(directory: &Path, name: &str) -> Result<Option<String>> 
     Ok(target.and_then(|t| t.file_name().and_then(|n| n.to_str()).map(str::to_owned)))
 }
 
-/// The path with every link resolved; `None` if it leads nowhere.
-pub(crate) fn real(path: &Path) -> Result<Option<PathBuf>> {
-    absent_is_none(path, fs::canonicalize(path))
+/// The directory that a link in `directory` leads to, or the entry itself if it is no link;
+/// `None` if it is not there or leads nowhere.
+///
+/// `directory` must be free of links itself. Links of sysfs are relative and lead through none,
+/// so `..` can be taken off the text: two system calls instead of one for each component.
+pub(crate) fn follow(directory: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let path = directory.join(name);
+    let real = match fs::read_link(&path) {
+        Ok(target) => {
+            let mut real = directory.to_owned();
+            for component in target.components() {
+                match component {
+                    Component::ParentDir => {
+                        real.pop();
+                    }
+                    Component::Normal(name) => real.push(name),
+                    _ => {}
+                }
+            }
+            real
+        }
+        // Not a link.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => path,
+        Err(error) => return absent_is_none(&path, Err(error)),
+    };
+    Ok(exists(&real)?.then_some(real))
 }
 
 /// True if the directory (still) exists.

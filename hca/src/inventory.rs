@@ -133,7 +133,7 @@ fn elsewhere(host: &Host, here: &[RdmaDevice]) -> Result<Vec<Elsewhere>> {
         if here.iter().any(|device| device.name == rdma_device) {
             continue;
         }
-        let parent = match host::real(&class.join(&uverbs.name))? {
+        let parent = match host::follow(&class, &uverbs.name)? {
             Some(directory) => Parent::of(host, &directory)?,
             None => continue,
         };
@@ -239,11 +239,10 @@ impl Inventory {
         if ports.len() == before {
             ports.extend(self.ports_where(|device, port| {
                 let on_own_hardware = device.soft_parent.is_none()
-                    && self.netdevs.iter().any(|other| {
-                        shares_hardware(device, other)
-                            && !other.is_representor()
-                            && !other.is_child()
-                    });
+                    && self
+                        .netdevs
+                        .iter()
+                        .any(|other| shares_hardware(device, other));
                 !on_own_hardware && association::claims(claim(device, port), netdev)
             }));
         }
@@ -273,7 +272,7 @@ fn claim<'a>(device: &'a RdmaDevice, port: &'a Port) -> Claim<'a> {
         soft_parent: device.soft_parent.as_deref(),
         node_guid: device.node_guid,
         link_layer: port.link_layer,
-        gids: &port.gids,
+        gids: &port.gids.entries,
     }
 }
 

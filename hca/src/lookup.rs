@@ -147,8 +147,9 @@ fn parentless(host: &Host, name: &str) -> Result<Vec<PortId>> {
         else {
             continue;
         };
+        let parent = Parent::of(host, &directory)?;
         let on_own_hardware = rdma::soft_parent(&directory)?.is_none()
-            && !rdma::siblings(host, Parent::of(host, &directory)?.as_ref())?.is_empty();
+            && parent.is_some_and(|p| p.netdevs().is_ok_and(|netdevs| !netdevs.is_empty()));
         if !on_own_hardware {
             ports.extend(claimed_ports(&directory, &device, &netdev)?);
         }
@@ -171,7 +172,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
             soft_parent: soft_parent.as_deref(),
             node_guid: host::parsed(directory, "node_guid")?,
             link_layer: port::link_layer(&port)?,
-            gids: &gid::table(&port)?,
+            gids: &gid::entries(&port)?,
         };
         if association::claims(claim, netdev) {
             ports.push(PortId {

@@ -169,8 +169,10 @@ fn kind(directory: &Path) -> Result<Option<String>> {
 
 /// Names behind the `lower_<name>` links.
 pub(crate) fn lowers(directory: &Path) -> Result<Vec<String>> {
-    Ok(host::names(directory)?
-        .into_iter()
+    let mut lowers: Vec<String> = host::unsorted_names(directory)?
+        .iter()
         .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
-        .collect())
+        .collect();
+    lowers.sort_unstable();
+    Ok(lowers)
 }

@@ -23,7 +23,7 @@ pub(crate) struct Parent {
 impl Parent {
     /// The parent of the class device in `directory`; `None` for soft devices.
     pub(crate) fn of(host: &Host, directory: &Path) -> Result<Option<Self>> {
-        match host::real(&directory.join("device"))? {
+        match host::follow(directory, "device")? {
             Some(parent) => Ok(Some(Self::at(host, parent)?)),
             None => Ok(None),
         }
@@ -77,16 +77,18 @@ impl Parent {
         directories
     }
 
-    /// Netdevs on this hardware: those of the parent, and of its virtio children, the one bus
-    /// that stands between a PCI function and its netdev. In order of name.
+    /// Netdevs on this hardware in order of name: those of the parent, else of its virtio
+    /// children, the one bus that stands between a PCI function and its netdev.
     pub(crate) fn netdevs(&self) -> Result<Vec<String>> {
         for directory in self.hardware() {
             let mut found = host::names(&directory.join("net"))?;
-            for child in host::names(directory)?
-                .iter()
-                .filter(|n| n.starts_with("virtio"))
-            {
-                found.extend(host::names(&directory.join(child).join("net"))?);
+            if found.is_empty() {
+                for child in host::names(directory)?
+                    .iter()
+                    .filter(|n| n.starts_with("virtio"))
+                {
+                    found.extend(host::names(&directory.join(child).join("net"))?);
+                }
             }
             if !found.is_empty() {
                 return Ok(found);

@@ -198,7 +198,7 @@ pub(crate) fn read_at(directory: &Path, address: PciAddress) -> Result<PciFuncti
 
 fn sriov(directory: &Path, address: PciAddress) -> Result<Sriov> {
     if let Some(physical) = linked_function(directory, "physfn")? {
-        let index = match host::real(&directory.join("physfn"))? {
+        let index = match host::follow(directory, "physfn")? {
             Some(pf) => virtual_functions(&pf)?
                 .into_iter()
                 .find_map(|(index, vf)| (vf == address).then_some(index)),
@@ -218,7 +218,7 @@ fn sriov(directory: &Path, address: PciAddress) -> Result<Sriov> {
 /// The PF's VFs by their `virtfn<index>` links, in order of index.
 fn virtual_functions(pf: &Path) -> Result<Vec<(u32, PciAddress)>> {
     let mut functions = Vec::new();
-    for name in host::names(pf)? {
+    for name in host::unsorted_names(pf)? {
         let Some(index) = name.strip_prefix("virtfn").and_then(|i| i.parse().ok()) else {
             continue;
         };
@@ -226,6 +226,7 @@ fn virtual_functions(pf: &Path) -> Result<Vec<(u32, PciAddress)>> {
             functions.push((index, vf));
         }
     }
+    functions.sort_unstable();
     Ok(functions)
 }
 

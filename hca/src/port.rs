@@ -31,7 +31,7 @@ pub struct Port {
     /// Ethernet it follows from the netdev's MTU as in the kernel ([`roce_mtu`]), on InfiniBand
     /// it is `None`.
     pub active_mtu: Option<u32>,
-    /// Filled slots of the GID table.
+    /// The GID table.
     pub gids: GidTable,
     /// Filled slots of the partition table: index and key. The key's high bit is full membership.
     pub pkeys: Vec<(u32, u16)>,
@@ -262,16 +262,20 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
 
 /// Partition keys; like GIDs they fill the table from the front, so the same rule ends the walk.
 fn pkeys(port: &Path) -> Result<Vec<(u32, u16)>> {
+    let directory = port.join("pkeys");
     let mut pkeys = Vec::new();
     let mut empty = 0;
-    for name in host::names(&port.join("pkeys"))? {
-        let key = host::hexadecimal(&port.join("pkeys"), &name)?.unwrap_or(0);
-        match (name.parse(), u16::try_from(key)) {
-            (Ok(index), Ok(key)) if key != 0 => {
+    for index in 0.. {
+        let key = host::hexadecimal(&directory, &index.to_string())?;
+        match key
+            .and_then(|key| u16::try_from(key).ok())
+            .filter(|&key| key != 0)
+        {
+            Some(key) => {
                 empty = 0;
                 pkeys.push((index, key));
             }
-            _ => empty += 1,
+            None => empty += 1,
         }
         if empty == gid::EMPTY_RUN {
             break;

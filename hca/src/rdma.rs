@@ -212,14 +212,18 @@ fn ports(directory: &Path) -> Result<Vec<Port>> {
 /// Finds the netdev of each port, and the path MTU that follows from it.
 fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice) -> Result<()> {
     let siblings = siblings(host, parent)?;
+    let on_own_hardware = match parent {
+        Some(parent) => device.soft_parent.is_none() && !parent.netdevs()?.is_empty(),
+        None => false,
+    };
     let single_port = device.ports.len() == 1;
     for port in &mut device.ports {
-        let netdev = if device.soft_parent.is_some() || siblings.is_empty() {
+        let netdev = if !on_own_hardware {
             let claim = Claim {
                 soft_parent: device.soft_parent.as_deref(),
                 node_guid: device.node_guid,
                 link_layer: port.link_layer,
-                gids: &port.gids,
+                gids: &port.gids.entries,
             };
             claimed(host, claim)?
         } else {

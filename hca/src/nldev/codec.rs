@@ -257,8 +257,8 @@ pub fn netns_mode(payload: &[u8]) -> Result<NetnsMode, Malformed> {
 /// A device, as netlink tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Index, by which requests name the device. It is given anew when a device is registered
-    /// again, as by a move.
+    /// Index, by which requests name the device. A move keeps it; a driver that binds again gives
+    /// another.
     pub index: u32,
     /// Name.
     pub name: String,
@@ -448,6 +448,77 @@ mod tests {
                 .collect();
             prop_assert_eq!(seen, lengths);
         }
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        (0..hex.len()).step_by(2).map(digits).collect()
+    }
+
+    /// Payloads of answers as Linux 6.1 gave them to these very requests, with soft RoCE.
+    mod linux_6_1 {
+        pub(super) const SYSTEM_SHARED: &str = "0500420001000000050060000000000005005d0001000000";
+        pub(super) const SYSTEM_EXCLUSIVE: &str =
+            "0500420000000000050060000000000005005d0001000000";
+        pub(super) const DEVICE: &str = "080001000300000009000200727865330000000008000300010000000c\
+             000400763c2201000000000c000600070100feff0054500c000700070100feff00545005000e0001000000\
+             050054000000000009004300726f636500000000";
+        pub(super) const PORT_HERE: &str = "08000100000000000900020072786530000000000800030001000000\
+             05000c000400000005000d00050000000800320002000000090033006574683000000000";
+        pub(super) const PORT_ELSEWHERE: &str = "080001000300000009000200727865330000000008000300010\
+             0000005000c000400000005000d0005000000";
+        pub(super) const UVERBS: &str = "080049000e0000000c004800c3e70000000000000c0047000200000000\
+             0000000c0046007576657262733300";
+    }
+
+    #[test]
+    fn the_mode_is_read_from_a_kernels_answer() {
+        assert_eq!(
+            netns_mode(&bytes(linux_6_1::SYSTEM_SHARED)),
+            Ok(NetnsMode::Shared)
+        );
+        assert_eq!(
+            netns_mode(&bytes(linux_6_1::SYSTEM_EXCLUSIVE)),
+            Ok(NetnsMode::Exclusive)
+        );
+    }
+
+    #[test]
+    fn a_device_is_read_from_a_kernels_answer() {
+        let device = Device {
+            index: 3,
+            name: "rxe3".into(),
+            ports: 1,
+            node_guid: Some(Guid(0x5054_00ff_fe00_0107)),
+            protocol: Some("roce".into()),
+        };
+        assert_eq!(Device::decode(&bytes(linux_6_1::DEVICE)), Ok(device));
+    }
+
+    #[test]
+    fn a_ports_netdev_is_told_in_its_own_namespace_only() {
+        let here = PortLink {
+            netdev: Some((2, "eth0".into())),
+        };
+        assert_eq!(PortLink::decode(&bytes(linux_6_1::PORT_HERE)), Ok(here));
+        let elsewhere = PortLink { netdev: None };
+        assert_eq!(
+            PortLink::decode(&bytes(linux_6_1::PORT_ELSEWHERE)),
+            Ok(elsewhere)
+        );
+    }
+
+    #[test]
+    fn a_verbs_node_is_read_from_a_kernels_answer() {
+        let number = DeviceNumber {
+            major: 231,
+            minor: 195,
+        };
+        let node = Node {
+            name: "uverbs3".into(),
+            number,
+        };
+        assert_eq!(Node::decode(&bytes(linux_6_1::UVERBS)), Ok(node));
     }
 
     #[test]

@@ -1,0 +1,110 @@
+//! The inventory of machines laid out of files: adapters that no virtual machine has.
+
+#![expect(clippy::unwrap_used, reason = "a test may stop at what it cannot do")]
+
+mod apart;
+mod functions;
+mod limits;
+mod ports;
+
+use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+use hca::{Inventory, PciAddress, PortId};
+
+struct Machine {
+    _directory: tempfile::TempDir,
+    tree: Tree,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        tree.rdma_core(true);
+        Self {
+            _directory: directory,
+            tree,
+        }
+    }
+
+    /// The inventory, after checking that the fast look-up of every netdev agrees with it.
+    fn inventory(&self) -> Inventory {
+        let inventory = hca::inventory(&self.tree.host()).unwrap();
+        for netdev in &inventory.netdevs {
+            assert_eq!(
+                self.ports_of(&netdev.name),
+                inventory
+                    .ports_of_netdev(&netdev.name)
+                    .iter()
+                    .map(PortId::to_string)
+                    .collect::<Vec<_>>(),
+                "the fast look-up and the inventory disagree on {}",
+                netdev.name
+            );
+        }
+        inventory
+    }
+
+    fn ports_of(&self, netdev: &str) -> Vec<String> {
+        let ports = hca::lookup::ports_of_netdev(&self.tree.host(), netdev).unwrap();
+        ports.iter().map(PortId::to_string).collect()
+    }
+
+    fn on_pci(&self, address: &str) -> (Vec<String>, Vec<String>) {
+        let found = hca::lookup::on_pci(&self.tree.host(), pci(address)).unwrap();
+        (
+            found.netdevs.into_iter().map(|n| n.name).collect(),
+            found.rdma_devices,
+        )
+    }
+}
+
+fn pci(address: &str) -> PciAddress {
+    address.parse().unwrap()
+}
+
+const PF0: &str = "0000:3b:00.0";
+const PF1: &str = "0000:3b:00.1";
+
+/// A dual-port ConnectX: two functions, each with a netdev and an RDMA device of one port.
+fn two_functions(machine: &Machine) {
+    for (address, netdev, phys, rdma, guid, mac, dev_port) in [
+        (
+            PF0,
+            "ens1f0np0",
+            "p0",
+            "mlx5_0",
+            "b859:9f03:0000:0001",
+            "b8:59:9f:00:00:01",
+            0,
+        ),
+        (
+            PF1,
+            "ens1f1np1",
+            "p1",
+            "mlx5_1",
+            "b859:9f03:0000:0002",
+            "b8:59:9f:00:00:02",
+            1,
+        ),
+    ] {
+        machine.tree.pci(&PciSpec {
+            address,
+            numa_node: 1,
+            ..PciSpec::MLX5
+        });
+        machine.tree.netdev(&NetdevSpec {
+            name: netdev,
+            on: On::Pci(address),
+            mac,
+            phys_port_name: phys,
+            dev_port,
+            ..NetdevSpec::default()
+        });
+        machine.tree.rdma(&RdmaSpec {
+            name: rdma,
+            on: On::Pci(address),
+            node_guid: guid,
+            ..RdmaSpec::default()
+        });
+    }
+}
