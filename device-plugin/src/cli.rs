@@ -3,6 +3,7 @@
 pub mod discover;
 pub mod flags;
 pub mod install;
+pub mod validate;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ struct Cli {
 enum Command {
     /// Serve the kubelet until a signal
     Run(Run),
+    /// Check a configuration and show how it is understood
+    Validate(validate::Validate),
     /// Show the RDMA devices of this host
     Discover(discover::Discover),
     /// Put the CNI programs and the node's policy in their places
@@ -128,6 +131,7 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         None => serve(cli.run),
         Some(Command::Run(run)) => serve(run),
+        Some(Command::Validate(validate)) => validate.run(&mut out),
         Some(Command::Discover(discover)) => discover.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
     };

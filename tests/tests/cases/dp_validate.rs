@@ -1,0 +1,73 @@
+//! `rdma-device-plugin validate`: a configuration's mistakes are told before a roll-out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
+use e2e::case;
+use e2e::harness::Case;
+
+pub(crate) const CASES: &[Case] = &[
+    case!(every_configuration_in_manifests_is_accepted),
+    case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
+    case!(each_mistake_is_told_with_its_place),
+];
+
+fn validate(file: &Path, flags: &[&str]) -> Result<Output> {
+    let mut command = Command::new(product("rdma-device-plugin")?);
+    Ok(command.arg("validate").args(flags).arg("-config-file").arg(file).output()?)
+}
+
+fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests")
+}
+
+fn every_configuration_in_manifests_is_accepted() -> Result<()> {
+    let mut files = vec![manifests().join("base/config.json")];
+    for overlay in fs::read_dir(manifests().join("overlays"))? {
+        let file = overlay?.path().join("config.yaml");
+        files.extend(file.exists().then_some(file));
+    }
+    ensure!(files.len() >= 3, "only {files:?}");
+    for file in files {
+        let output = validate(&file, &[])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{}: {said}", file.display());
+    }
+    Ok(())
+}
+
+fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
+    let output = validate(&manifests().join("base/config.json"), &["--json"])?;
+    let read: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let pool = read.pointer("/pools/0").context("no pool")?;
+    assert_eq!(pool["resource"], "rdma/hca_shared_devices_a");
+    assert_eq!(pool["units"], "1000 units, each with all HCAs");
+    assert_eq!(pool["selectors"], serde_json::json!(["ifNames: ens2f0"]));
+    Ok(())
+}
+
+fn each_mistake_is_told_with_its_place() -> Result<()> {
+    let resource = |text: &str| format!("{{\"configList\": [{{{text}}}]}}");
+    let mistakes = [
+        (resource(r#""resourceName": "a-b", "devices": ["e0"]"#), "'-'"),
+        (resource(r#""resourceName": "a", "rdmaHcaMax": 1"#), "configList[0]: no selector"),
+        (resource(r#""resourceName": "a", "rdmaHcaMax": -1, "devices": ["e0"]"#), "-1"),
+        ("version: 1\npools:\n- resource: rdma/a\n  mode: shard\n".to_owned(), "line 4"),
+        ("version: 1\npols: []\n".to_owned(), "pools"),
+        (String::new(), "version"),
+    ];
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("config");
+    for (text, expected) in mistakes {
+        fs::write(&file, &text)?;
+        let output = validate(&file, &[])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1), "{text}\nended with {}", output.status);
+        ensure!(said.contains(expected), "{text}\nsaid: {said}");
+        ensure!(output.stdout.is_empty(), "{text}\nprinted as if it were valid");
+    }
+    Ok(())
+}
