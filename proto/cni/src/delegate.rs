@@ -1,7 +1,7 @@
 //! Running another plugin by the specification's rules (section "Plugin delegation").
 //!
-//! The delegate gets this process' environment (with that the runtime's trace context) and
-//! the whole configuration; its stderr is ours. What it answers is read to the end and must
+//! The delegate gets this process' environment (with that the runtime's trace context), the
+//! request's own variables and the whole configuration; its stderr is ours. What it answers is read to the end and must
 //! be one document. No deadline is set here: the runtime has one for the whole call, and a
 //! DHCP client may rightly need most of it.
 
@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{CniResult, Code, Command, Error, NetworkConfig, Section};
+use crate::{CniResult, Code, Command, Error, Request, Section};
 
 /// More than this is no answer of an IPAM.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -70,8 +70,8 @@ impl Delegate {
     /// # Errors
     /// The delegate's own error object, or code 5 or 6 when there is none; see
     /// [`Delegate::run`].
-    pub fn add(&self, config: &NetworkConfig) -> Result<CniResult, Error> {
-        let answer = self.run(Command::Add, config)?;
+    pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
+        let answer = self.run(Command::Add, request)?;
         let value: Value = serde_json::from_slice(&answer).map_err(|e| {
             Error::new(
                 Code::Decode,
@@ -79,7 +79,7 @@ impl Delegate {
             )
             .with_details(excerpt(&answer))
         })?;
-        CniResult::parse(&value, Some(config.version))
+        CniResult::parse(&value, Some(request.config.version))
             .map_err(|e| e.context(format_args!("result of {}", self.name)))
     }
 
@@ -87,8 +87,8 @@ impl Delegate {
     ///
     /// # Errors
     /// As [`Delegate::run`].
-    pub fn call(&self, command: Command, config: &NetworkConfig) -> Result<(), Error> {
-        self.run(command, config).map(drop)
+    pub fn call(&self, command: Command, request: &Request) -> Result<(), Error> {
+        self.run(command, request).map(drop)
     }
 
     /// Runs a command and returns what it wrote on stdout.
@@ -96,15 +96,15 @@ impl Delegate {
     /// # Errors
     /// The error object the delegate wrote; code 6 when it failed without one; code 5 when it
     /// could not be run.
-    pub fn run(&self, command: Command, config: &NetworkConfig) -> Result<Vec<u8>, Error> {
+    pub fn run(&self, command: Command, request: &Request) -> Result<Vec<u8>, Error> {
         let io_failure = |e: io::Error| {
             Error::new(
                 Code::Io,
                 format!("run {} {}: {e}", self.program.display(), command.as_str()),
             )
         };
-        let mut child = self.spawn(command).map_err(io_failure)?;
-        let answer = exchange(&mut child, config.raw());
+        let mut child = self.spawn(command, request).map_err(io_failure)?;
+        let answer = exchange(&mut child, request.config.raw());
         let status = child.wait().map_err(io_failure)?;
         let answer = answer.map_err(io_failure)?;
         if status.success() {
@@ -113,11 +113,14 @@ impl Delegate {
         Err(self.failure(command, &answer, &status.to_string()))
     }
 
-    fn spawn(&self, command: Command) -> io::Result<Child> {
+    fn spawn(&self, command: Command, request: &Request) -> io::Result<Child> {
         let mut waits = BUSY_WAITS_MS.iter();
         loop {
-            let spawned = Process::new(&self.program)
+            let mut process = Process::new(&self.program);
+            process
                 .env("CNI_COMMAND", command.as_str())
+                .envs(request.env.variables());
+            let spawned = process
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::inherit())
@@ -193,6 +196,7 @@ mod tests {
     use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
+    use crate::{Args, AttachmentId, ContainerId, Environment, IfName, NetworkConfig};
 
     fn plugin(directory: &Path, name: &str, script: &str) {
         let file = directory.join(name);
@@ -200,8 +204,25 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    fn config() -> NetworkConfig {
-        NetworkConfig::parse(br#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"x"}}"#).unwrap()
+    fn request_of(config: &str) -> Request {
+        Request {
+            env: Environment {
+                command: Command::Add,
+                attachment: Some(AttachmentId {
+                    container_id: ContainerId::parse("pod-1").unwrap(),
+                    ifname: IfName::parse("net1").unwrap(),
+                }),
+                netns: Some("/run/netns/x".into()),
+                args: Args::parse("IgnoreUnknown=1;K8S_POD_NAME=a").unwrap(),
+                path: vec!["/opt/cni/bin".into(), "/b".into()],
+                netns_override: false,
+            },
+            config: NetworkConfig::parse(config.as_bytes()).unwrap(),
+        }
+    }
+
+    fn request() -> Request {
+        request_of(r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"x"}}"#)
     }
 
     #[test]
@@ -212,14 +233,16 @@ mod tests {
             "echo-ipam",
             r#"grep -q '"type":"x"' || exit 9
                [ "$CNI_COMMAND" = ADD ] || exit 8
+               [ "$CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS" = "pod-1 net1 /run/netns/x" ] || exit 7
+               [ "$CNI_ARGS $CNI_PATH" = "IgnoreUnknown=1;K8S_POD_NAME=a /opt/cni/bin:/b" ] || exit 6
                echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}'"#,
         );
         let delegate = Delegate::find("echo-ipam", &[dir.path().to_owned()]).unwrap();
         assert_eq!(
-            delegate.add(&config()).unwrap().ips[0].address.to_string(),
+            delegate.add(&request()).unwrap().ips[0].address.to_string(),
             "10.0.0.7/24"
         );
-        let error = delegate.call(Command::Del, &config()).unwrap_err();
+        let error = delegate.call(Command::Del, &request()).unwrap_err();
         assert_eq!(error.code, Code::Decode);
         assert!(error.msg.contains("exit status: 8"), "{}", error.msg);
     }
@@ -234,7 +257,7 @@ mod tests {
         );
         let error = Delegate::find("full", &[dir.path().to_owned()])
             .unwrap()
-            .add(&config())
+            .add(&request())
             .unwrap_err();
         assert_eq!(
             (error.code, error.msg.as_str()),
@@ -256,7 +279,7 @@ mod tests {
             plugin(dir.path(), name, script);
             let delegate = Delegate::find(name, &[dir.path().to_owned()]).unwrap();
             assert_eq!(
-                delegate.add(&config()).unwrap_err().code,
+                delegate.add(&request()).unwrap_err().code,
                 Code::Decode,
                 "{name}"
             );
@@ -291,9 +314,11 @@ mod tests {
             r#"{{"cniVersion":"1.0.0","name":"a","pad":"{}"}}"#,
             "x".repeat(1 << 20)
         );
-        let config = NetworkConfig::parse(raw.as_bytes()).unwrap();
         let delegate = Delegate::find("deaf", &[dir.path().to_owned()]).unwrap();
-        assert_eq!(delegate.add(&config).unwrap(), CniResult::default());
+        assert_eq!(
+            delegate.add(&request_of(&raw)).unwrap(),
+            CniResult::default()
+        );
     }
 
     #[test]
@@ -310,7 +335,7 @@ mod tests {
             thread::sleep(Duration::from_millis(30));
             drop(writer);
         });
-        delegate.call(Command::Del, &config()).unwrap();
+        delegate.call(Command::Del, &request()).unwrap();
         release.join().unwrap();
     }
 }

@@ -219,6 +219,16 @@ impl Args {
     }
 }
 
+impl fmt::Display for Args {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (key, value)) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ";" };
+            write!(f, "{separator}{key}={value}")?;
+        }
+        Ok(())
+    }
+}
+
 /// What the environment says, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
@@ -238,6 +248,26 @@ pub struct Environment {
 }
 
 impl Environment {
+    /// The variables that say the same to another plugin, but for the command.
+    pub fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let id = self.attachment.as_ref();
+        let text = |text: Option<&str>| OsString::from(text.unwrap_or_default());
+        vec![
+            (
+                "CNI_CONTAINERID",
+                text(id.map(|id| id.container_id.as_str())),
+            ),
+            ("CNI_IFNAME", text(id.map(|id| id.ifname.as_str()))),
+            ("CNI_NETNS", text(self.netns.as_deref())),
+            ("CNI_ARGS", self.args.to_string().into()),
+            // Only a directory's name with a colon in it cannot be joined; none was split off.
+            (
+                "CNI_PATH",
+                std::env::join_paths(&self.path).unwrap_or_default(),
+            ),
+        ]
+    }
+
     /// Reads what `command` needs through `get`, which is `std::env::var_os` but for tests.
     ///
     /// # Errors
