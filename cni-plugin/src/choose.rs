@@ -1,0 +1,239 @@
+//! Which netdev an ADD works with: chosen by configuration and allocation, freed from owners
+//! that are no more, looked at.
+
+use std::time::Duration;
+
+use cni_wire::{Code, Error};
+
+use crate::{
+    config::{Attach, Config, Target},
+    detach::{self, living, stranded},
+    find::{self, Found, Missing},
+    journal::{Key, Record, store::Lock},
+    kernel::{
+        Socket,
+        link::{self, By, Link},
+    },
+    netdev::{
+        restore::{self, bring_home},
+        snapshot::{Identity, Snapshot},
+    },
+    node::Node,
+    plan,
+};
+
+/// The netdev to work with.
+#[derive(Debug)]
+pub struct Chosen {
+    /// What is known of it.
+    pub found: Found,
+    /// For a move: nobody else moves it meanwhile.
+    pub lock: Option<Lock>,
+    /// The name it is to have at home, where another netdev has it at present.
+    pub true_name: Option<String>,
+}
+
+/// Chooses the netdev of a request.
+///
+/// # Errors
+/// Code 7 when the request does not say, or there is none; code 11 when another pod has it.
+pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<Chosen, Error> {
+    if config.link_in_container {
+        let master = config.master.as_deref().unwrap_or_default();
+        let link = link::get(inside, By::Name(master))?.ok_or_else(|| {
+            Error::new(
+                Code::InvalidConfig,
+                format!("master: the pod has no interface {master}"),
+            )
+        })?;
+        let found = Found {
+            link,
+            ..Found::default()
+        };
+        return Ok(Chosen {
+            found,
+            lock: None,
+            true_name: None,
+        });
+    }
+    let moves = plan::kind(config) == plan::Kind::Known(Attach::Move);
+    let target = target(config, moves)?;
+    if !moves {
+        let name = match find::name_of(&node.host, &target, config.port) {
+            // Moved into a pod, it carries no children of the host's.
+            Err(Missing::Netdev(e)) => return Err(e),
+            named => named?,
+        };
+        let found = look(node, &name)?;
+        return Ok(Chosen {
+            found,
+            lock: None,
+            true_name: None,
+        });
+    }
+    let name = match find::name_of(&node.host, &target, config.port) {
+        Ok(name) => name,
+        Err(Missing::Netdev(error)) => {
+            fetch_from_the_dead(node, &target, error)?;
+            find::name_of(&node.host, &target, config.port)?
+        }
+        Err(Missing::Other(error)) => return Err(error),
+    };
+    if link::get(&mut node.socket, By::Name(&name))?.is_none() {
+        let error = Error::new(
+            Code::InvalidConfig,
+            format!("netdev {name} does not exist on this host"),
+        );
+        fetch_from_the_dead(node, &target, error)?;
+    }
+    let identity = Identity::of(&get(node, &name)?);
+    let lock = node.store.lock(&identity)?;
+    let true_name = settle_claim(node, &identity)?;
+    // Its name may have been repaired just now.
+    let link = identity
+        .find(&link::list(&mut node.socket)?)
+        .map(|link| link.name.clone());
+    let found = look(node, &link.unwrap_or(name))?;
+    Ok(Chosen {
+        found,
+        lock: Some(lock),
+        true_name,
+    })
+}
+
+/// Which netdev the configuration and the allocation mean.
+fn target(config: &Config, moves: bool) -> Result<Target, Error> {
+    if let Some(master) = config.master.as_ref().filter(|_| !moves) {
+        return Ok(Target::Name(master.clone()));
+    }
+    if let Some(device) = config.device.as_ref().filter(|_| moves) {
+        return Ok(device.clone());
+    }
+    match &config.allocation {
+        Some(allocation) => match allocation.unit.hca() {
+            Some(hca) => Ok(Target::Hca(hca.clone())),
+            None => Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "deviceID {} is a share of several HCAs and names none",
+                    allocation.text
+                ),
+            )
+            .with_details("name the netdev with master")),
+        },
+        None if moves => Err(
+            Error::new(Code::InvalidConfig, "nothing says which netdev to move").with_details(
+                "set device, hwaddr, kernelpath, pciBusID or rdmaDevice, or let Multus pass a \
+             deviceID (k8s.v1.cni.cncf.io/resourceName)",
+            ),
+        ),
+        None => Err(Error::new(
+            Code::InvalidConfig,
+            "nothing says which netdev to build upon",
+        )
+        .with_details(
+            "set master, or let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName)",
+        )),
+    }
+}
+
+fn get(node: &mut Node, name: &str) -> Result<Link, Error> {
+    link::get(&mut node.socket, By::Name(name))?.ok_or_else(|| {
+        Error::new(
+            Code::InvalidConfig,
+            format!("netdev {name} does not exist on this host"),
+        )
+    })
+}
+
+fn look(node: &mut Node, name: &str) -> Result<Found, Error> {
+    let known = node.known_addresses();
+    let selectors = node.policy.allow.netdevs.is_some();
+    find::look(&node.host, &mut node.socket, name, selectors, &known)
+}
+
+/// The netdev is not on the host. When the journal knows that it was given to a pod that is no
+/// more, it is waited for and restored; when that pod lives, it is in use.
+fn fetch_from_the_dead(node: &mut Node, target: &Target, missing: Error) -> Result<(), Error> {
+    for (key, _, _) in node.store.list()? {
+        let Some(record) = node.store.read(&key)? else {
+            continue;
+        };
+        let Some(taken) = record
+            .moved
+            .as_ref()
+            .filter(|taken| is_meant(target, taken))
+        else {
+            continue;
+        };
+        if record.boot != node.boot {
+            continue;
+        }
+        if living(&record)?.is_some() {
+            return Err(Error::new(
+                Code::TryAgain,
+                format!("{} is in use by {}", taken.name, record.owner()),
+            )
+            .with_details("it comes back when that pod is deleted"));
+        }
+        let _lock = node.store.lock(&taken.identity)?;
+        let home =
+            bring_home(&mut node.ground(), taken, None, restore::ON_ITS_WAY).map_err(stranded)?;
+        detach::report(node, taken, &home);
+        return Ok(());
+    }
+    Err(missing)
+}
+
+fn is_meant(target: &Target, taken: &Snapshot) -> bool {
+    match target {
+        Target::Name(name) => taken.name == *name || taken.altnames.contains(name),
+        Target::Mac(mac) => {
+            let mac = mac.to_string();
+            taken.identity.mac == mac || taken.identity.permanent_mac.as_ref() == Some(&mac)
+        }
+        Target::Hca(hca) => taken
+            .identity
+            .bus_device
+            .as_ref()
+            .is_some_and(|device| *device == hca.to_string()),
+        Target::KernelPath(path) => taken
+            .identity
+            .bus_device
+            .as_ref()
+            .is_some_and(|device| path.split('/').next_back() == Some(device)),
+        Target::RdmaDevice(_) => false,
+    }
+}
+
+/// With the netdev's lock held and the netdev on the host: whoever owned it before did not
+/// return it. It is restored for them now, so that their DEL, should it still come, finds
+/// nothing to do. Returns the name it is to have where that could not be given back.
+fn settle_claim(node: &mut Node, identity: &Identity) -> Result<Option<String>, Error> {
+    let Some(claim) = node.store.claim(identity)? else {
+        return Ok(None);
+    };
+    let mut true_name = None;
+    if claim.boot == node.boot
+        && let Some((key, _, _)) = Key::parse(&claim.owner)
+        && let Some(record) = node.store.read(&key)?
+        && let Some(taken) = &record.moved
+    {
+        let home = bring_home(&mut node.ground(), taken, None, Duration::ZERO).map_err(stranded)?;
+        detach::report(node, taken, &home);
+        true_name = home.goes_by.is_some().then(|| taken.name.clone());
+        if record.ipam.is_none() {
+            node.store.forget(&key)?;
+        } else {
+            node.store.replace(
+                &key,
+                &Record {
+                    moved: None,
+                    ..record.clone()
+                },
+            )?;
+        }
+    }
+    node.store.release(identity)?;
+    Ok(true_name)
+}

@@ -1,0 +1,411 @@
+//! ADD: request → look → plan → journal → act → result.
+//!
+//! Before the record is in the journal nothing of the host is changed but leases, which the IPAM
+//! finds by container and interface. After it, whatever fails is undone by the same function
+//! that serves DEL, and the same holds when this process dies.
+
+use std::{fs::File, io::Read};
+
+use cni_wire::{AttachmentId, Cidr, CniResult, Code, Error, Interface, IpConfig, Request};
+use hca::MacAddress;
+use netlink_packet_route::{
+    AddressFamily,
+    address::AddressMessage,
+    link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode},
+};
+use serde_json::Value;
+
+use super::pod_namespace;
+use crate::{
+    act,
+    addresses::{self, Ipam},
+    choose::{Chosen, choose},
+    config::{Attach, Config},
+    detach::{detach, living},
+    guard,
+    journal::{
+        Key, Record,
+        record::{self, Netns},
+    },
+    kernel::{
+        Namespace, Socket,
+        link::{self, By, Change, Child, Link},
+        route,
+    },
+    netdev::{
+        replay, restore,
+        snapshot::{Message, Snapshot},
+    },
+    node::{Node, now},
+    plan::{self, Layout},
+};
+
+/// Serves ADD.
+///
+/// # Errors
+/// The first failure; nothing is left then.
+pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
+    let id = request.attachment()?;
+    let key = key_of(request, id)?;
+    let config = Config::read(request)?;
+    let before = request.config.prev_result()?.unwrap_or_default();
+    before
+        .check_indexes()
+        .map_err(|e| e.context("prevResult"))?;
+    let dns = request.config.dns()?;
+    let ipam = Ipam::of(request)?;
+    if matches!(ipam, Ipam::None) && plan::kind(&config) != plan::Kind::Known(Attach::Move) {
+        before.fits(request.config.version)?;
+    }
+    let pod = pod_namespace(&node, request)?;
+    let mut inside = pod.socket(&node.home)?;
+    heal(&mut node, &key, &pod, &mut inside, id)?;
+    name_is_free(&mut inside, id, &pod)?;
+
+    let mut chosen = choose(&mut node, &config, &mut inside)?;
+    let attach = plan::kind(&config).on(&chosen.found.link);
+    if !config.link_in_container {
+        guard::check(&chosen.found, attach, &node.policy.allow, &node.policy_path)?;
+    }
+    plan::check(
+        attach,
+        &config,
+        &chosen.found.link,
+        request.config.ipam_type()?,
+    )?;
+
+    let leased = if ipam.needs_the_link() {
+        None
+    } else {
+        ipam.add(&node, request)?
+    };
+    let mut add = Add {
+        node: &mut node,
+        request,
+        id,
+        config: &config,
+        attach,
+        chosen: &chosen,
+        pod: &pod,
+        inside: &mut inside,
+        ipam: &ipam,
+    };
+    let planned = add.plan(leased).and_then(|planned| {
+        add.node.store.create(&key, &planned.record)?;
+        Ok(planned)
+    });
+    let planned = match planned {
+        Ok(planned) => planned,
+        // Another ADD of the same attachment was quicker; the addresses are its.
+        Err(error) if error.code == Code::Exists => return Err(error),
+        Err(error) => return Err(ipam.release_after(&node, request, error)),
+    };
+    let acted = add.act(&key, &planned).and_then(|made| {
+        let mut result = before;
+        merge(&mut result, made, dns);
+        result.to_json(request.config.version)
+    });
+    acted.map_err(|first| {
+        // Detaching takes the netdev's lock itself.
+        chosen.lock = None;
+        match detach(&mut node, &key, &planned.record, restore::ON_ITS_WAY) {
+            Ok(()) => first,
+            Err(e) => first.with_details(format!("undoing it failed too: {e}")),
+        }
+    })
+}
+
+/// What an ADD works with once everything is found and allowed.
+struct Add<'a> {
+    node: &'a mut Node,
+    request: &'a Request,
+    id: &'a AttachmentId,
+    config: &'a Config,
+    attach: Attach,
+    chosen: &'a Chosen,
+    pod: &'a Namespace,
+    inside: &'a mut Socket,
+    ipam: &'a Ipam,
+}
+
+/// What is decided before the journal is written.
+struct Planned {
+    record: Record,
+    child: Option<Child>,
+    mac: Option<MacAddress>,
+    leased: Option<CniResult>,
+    /// None while the addresses are not known, because their IPAM needs the interface first.
+    layout: Option<Layout>,
+}
+
+impl Add<'_> {
+    fn plan(&mut self, leased: Option<CniResult>) -> Result<Planned, Error> {
+        let link = &self.chosen.found.link;
+        let (pkey, mode) = ipoib_of(link);
+        let child = plan::child(self.attach, self.config, pkey, mode)?;
+        let mac = match &self.config.mac {
+            Some(mac) => Some(mac.clone()),
+            // Chosen here, so that the journal knows it before the kernel does.
+            None if matches!(child, Some(Child::Macvlan { mode, .. }) if mode != MacVlanMode::Passthrough) => {
+                Some(random_mac()?)
+            }
+            None => None,
+        };
+        let moved = match self.attach {
+            Attach::Move => Some(self.take_down()?),
+            _ => None,
+        };
+        let layout = if self.ipam.needs_the_link() {
+            None
+        } else {
+            Some(self.lay_out(moved.as_ref(), leased.as_ref())?)
+        };
+        let netns = self.pod.id();
+        let record = Record {
+            version: record::VERSION,
+            network: self.request.config.name.clone(),
+            container_id: self.id.container_id.to_string(),
+            ifname: self.id.ifname.to_string(),
+            pod: pod_name(self.request),
+            created: now(),
+            boot: self.node.boot.clone(),
+            netns: Netns {
+                path: self.pod.path().display().to_string(),
+                device: netns.device,
+                inode: netns.inode,
+            },
+            moved,
+            child: child.as_ref().map(|child| record::Child {
+                kind: child.word().to_owned(),
+                master: link.name.clone(),
+                index: link.index,
+                mac: mac.as_ref().map(ToString::to_string),
+            }),
+            rules: layout
+                .iter()
+                .flat_map(|l| &l.rules)
+                .map(Message::rule)
+                .collect(),
+            ipam: addresses::note(self.request)?,
+        };
+        Ok(Planned {
+            record,
+            child,
+            mac,
+            leased,
+            layout,
+        })
+    }
+
+    fn take_down(&mut self) -> Result<Snapshot, Error> {
+        let link = &self.chosen.found.link;
+        let mut taken = Snapshot::take(&mut self.node.socket, &self.node.host.proc, link)?;
+        if let Some(name) = &self.chosen.true_name {
+            taken.name.clone_from(name);
+        }
+        Ok(taken)
+    }
+
+    fn lay_out(
+        &mut self,
+        moved: Option<&Snapshot>,
+        leased: Option<&CniResult>,
+    ) -> Result<Layout, Error> {
+        let Some(taken) = moved.filter(|_| leased.is_none()) else {
+            let none = CniResult::default();
+            return Ok(Layout::of_result(
+                self.attach,
+                self.config,
+                leased.unwrap_or(&none),
+            ));
+        };
+        let mut with_default = Vec::new();
+        for family in route::FAMILIES {
+            let main = route::list_table(self.inside, family, replay::MAIN)?;
+            with_default.extend(main.iter().any(replay::is_default).then_some(family));
+        }
+        let has_default = |family: AddressFamily| with_default.contains(&family);
+        Layout::of_host(self.config, taken, self.id.ifname.as_str(), has_default)
+            .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name)))
+    }
+
+    /// Makes the interface and gives it what it is to have. Returns this plugin's own result.
+    fn act(&mut self, key: &Key, planned: &Planned) -> Result<CniResult, Error> {
+        if let Some(taken) = &planned.record.moved {
+            self.node
+                .store
+                .take(&taken.identity, key, &self.node.boot)?;
+        }
+        let new = act::Interface {
+            name: self.id.ifname.as_str(),
+            attach: self.attach,
+            netdev: &self.chosen.found.link,
+            child: planned.child.clone(),
+            within: self.config.link_in_container,
+            mtu: self.config.mtu,
+            mac: planned.mac.clone(),
+        };
+        let link = act::make(self.node, self.pod, self.inside, &new)?;
+        let mut made = planned.leased.clone().unwrap_or_default();
+        let late = match &planned.layout {
+            Some(_) => None,
+            None => {
+                let what = format!("set {} up", link.name);
+                link::change(self.inside, what, link.index, &Change::up())?;
+                // What fails from here on is undone with the record, which releases the lease.
+                made = self.ipam.add(self.node, self.request)?.unwrap_or_default();
+                Some(Layout::of_result(self.attach, self.config, &made))
+            }
+        };
+        let none = Layout::default();
+        let layout = planned.layout.as_ref().or(late.as_ref()).unwrap_or(&none);
+        let link = self.pod.enter(&self.node.home, || {
+            act::configure(
+                self.inside,
+                &self.node.host.proc,
+                &link,
+                layout,
+                self.attach,
+            )
+        })??;
+        if made.ips.is_empty() {
+            made.ips = layout.addresses.iter().filter_map(own_ip).collect();
+        }
+        // An IPAM does not know our interfaces: every address is of ours.
+        for ip in &mut made.ips {
+            ip.interface = Some(0);
+        }
+        made.interfaces = vec![self.interface(&link, planned)];
+        Ok(made)
+    }
+
+    fn interface(&self, link: &Link, planned: &Planned) -> Interface {
+        let moved = planned.record.moved.as_ref();
+        let on_pci = moved.filter(|taken| taken.bus.as_deref() == Some("pci"));
+        Interface {
+            name: link.name.clone(),
+            mac: (!link.mac.is_empty()).then(|| MacAddress::new(link.mac.as_slice()).to_string()),
+            mtu: Some(link.mtu),
+            sandbox: self.request.env.netns.clone(),
+            socket_path: None,
+            pci_id: on_pci.and_then(|taken| taken.identity.bus_device.clone()),
+        }
+    }
+}
+
+fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
+    let address = Cidr::new(plan::own_address(message)?, message.header.prefix_len)?;
+    Some(IpConfig {
+        address,
+        gateway: None,
+        interface: None,
+    })
+}
+
+fn pod_name(request: &Request) -> Option<String> {
+    let args = &request.env.args;
+    Some(format!(
+        "{}/{}",
+        args.get("K8S_POD_NAMESPACE")?,
+        args.get("K8S_POD_NAME")?
+    ))
+}
+
+/// Partition key and mode of an IPoIB link.
+fn ipoib_of(link: &Link) -> (u16, IpoibMode) {
+    let (mut pkey, mut mode) = (0xffff, IpoibMode::Datagram);
+    if let Some(InfoData::Ipoib(infos)) = &link.data {
+        for info in infos {
+            match info {
+                InfoIpoib::Pkey(own) => pkey = *own,
+                InfoIpoib::Mode(own) => mode = *own,
+                _ => {}
+            }
+        }
+    }
+    (pkey, mode)
+}
+
+/// A locally administered address nobody else has.
+fn random_mac() -> Result<MacAddress, Error> {
+    let mut bytes = [0; 6];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
+    // IEEE 802: not a group's address, locally administered.
+    bytes[0] = bytes[0] & 0xfc | 0x02;
+    Ok(MacAddress::new(bytes))
+}
+
+/// The journal's name for the attachment.
+fn key_of(request: &Request, id: &AttachmentId) -> Result<Key, Error> {
+    Key::of(&request.config.name, id).ok_or_else(|| {
+        Error::new(
+            Code::InvalidConfig,
+            format!(
+                "name {} is too long to keep a journal under",
+                request.config.name
+            ),
+        )
+        .with_details("network name, container ID and interface together have at most 253 bytes")
+    })
+}
+
+/// Undoes what an ADD that died left under the same name. One that lives is an error.
+fn heal(
+    node: &mut Node,
+    key: &Key,
+    pod: &Namespace,
+    inside: &mut Socket,
+    id: &AttachmentId,
+) -> Result<(), Error> {
+    let Some(record) = node.store.read(key)? else {
+        // A record that was cut off says that nothing was done.
+        return node.store.forget(key);
+    };
+    let same = living(&record)?.is_some_and(|old| old.id() == pod.id());
+    if same && link::get(inside, By::Name(id.ifname.as_str()))?.is_some() {
+        return Err(Error::new(
+            Code::Exists,
+            format!("{id} is attached to network {} already", record.network),
+        )
+        .with_details("the runtime must DEL it first"));
+    }
+    detach(node, key, &record, restore::ON_ITS_WAY)
+        .map_err(|e| e.context(format_args!("undo an earlier attachment of {id}")))
+}
+
+fn name_is_free(inside: &mut Socket, id: &AttachmentId, pod: &Namespace) -> Result<(), Error> {
+    match link::get(inside, By::Name(id.ifname.as_str()))? {
+        None => Ok(()),
+        Some(link) => Err(Error::new(
+            Code::Exists,
+            format!(
+                "{} has an interface {} already",
+                pod.path().display(),
+                id.ifname
+            ),
+        )
+        .with_details(match link.kind {
+            Some(kind) => format!("a {kind}; ask for another interface name"),
+            None => "ask for another interface name".to_owned(),
+        })),
+    }
+}
+
+/// Ours first where there was nothing before; else behind what other plugins made, whose
+/// numbers must not change.
+fn merge(result: &mut CniResult, made: CniResult, dns: cni_wire::Dns) {
+    let offset = result.interfaces.len();
+    result.interfaces.extend(made.interfaces);
+    result.ips.extend(made.ips.into_iter().map(|ip| IpConfig {
+        interface: ip.interface.map(|index| index + offset),
+        ..ip
+    }));
+    result.routes.extend(made.routes);
+    if !dns.is_empty() {
+        result.dns = dns;
+    } else if !made.dns.is_empty() {
+        result.dns = made.dns;
+    }
+}

@@ -1,0 +1,152 @@
+//! CHECK: what ADD answered is still so. Changes nothing; more than ADD made is no difference.
+
+use cni_wire::{CniResult, Code, Command, Error, Interface, Request};
+use hca::MacAddress;
+
+use super::pod_namespace;
+use crate::{
+    addresses::Ipam,
+    journal::Key,
+    kernel::{
+        Socket, address,
+        link::{self, By, Link},
+        route,
+    },
+    netdev::replay,
+    node::Node,
+    plan,
+};
+
+/// Serves CHECK.
+///
+/// # Errors
+/// Code 104 naming what differs; code 7 without a `prevResult`.
+pub fn run(node: Node, request: &Request) -> Result<(), Error> {
+    let id = request.attachment()?;
+    let before = request.config.prev_result()?.ok_or_else(|| {
+        Error::new(Code::InvalidConfig, "prevResult is missing")
+            .with_details("CHECK compares with what ADD answered")
+    })?;
+    before.check_indexes()?;
+    let pod = pod_namespace(&node, request)?;
+    let recorded = match Key::of(&request.config.name, id) {
+        Some(key) => node.store.read(&key)?,
+        None => None,
+    };
+    if recorded.is_none() {
+        return Err(differs(format!("the journal knows no attachment of {id}")));
+    }
+    let mut inside = pod.socket(&node.home)?;
+    let sandbox = request.env.netns.as_deref();
+    let position = before
+        .interfaces
+        .iter()
+        .position(|i| i.name == id.ifname.as_str() && i.sandbox.as_deref() == sandbox);
+    let Some((index, expected)) = position.and_then(|i| Some((i, before.interfaces.get(i)?)))
+    else {
+        return Err(differs(format!(
+            "prevResult has no interface {} in {sandbox:?}",
+            id.ifname
+        )));
+    };
+    let link = link::get(&mut inside, By::Name(&expected.name))?
+        .ok_or_else(|| differs(format!("{} is gone from the pod", expected.name)))?;
+    check_link(expected, &link)?;
+    check_addresses(&mut inside, &before, index, &link)?;
+    check_routes(&mut inside, &before, index, &link)?;
+    let ipam = Ipam::of(request)?;
+    drop(inside);
+    ipam.ask(&node, Command::Check, request)
+}
+
+fn differs(msg: String) -> Error {
+    Error::new(Code::Differs, msg)
+}
+
+fn check_link(expected: &Interface, link: &Link) -> Result<(), Error> {
+    let mac = MacAddress::new(link.mac.as_slice()).to_string();
+    if let Some(before) = expected
+        .mac
+        .as_ref()
+        .filter(|before| !before.eq_ignore_ascii_case(&mac))
+    {
+        return Err(differs(format!(
+            "{} has MAC address {mac}, had {before}",
+            link.name
+        )));
+    }
+    if let Some(before) = expected.mtu.filter(|before| *before != link.mtu) {
+        return Err(differs(format!(
+            "{} has MTU {}, had {before}",
+            link.name, link.mtu
+        )));
+    }
+    if !link.is_up() {
+        return Err(differs(format!("{} is down", link.name)));
+    }
+    Ok(())
+}
+
+fn check_addresses(
+    inside: &mut Socket,
+    before: &CniResult,
+    index: usize,
+    link: &Link,
+) -> Result<(), Error> {
+    let addresses = address::list(inside, link.index)?;
+    for ip in before
+        .ips
+        .iter()
+        .filter(|ip| ip.interface.is_none_or(|i| i == index))
+    {
+        let there = addresses.iter().any(|message| {
+            plan::own_address(message) == Some(ip.address.addr)
+                && message.header.prefix_len == ip.address.prefix
+        });
+        if !there {
+            return Err(differs(format!(
+                "{} has lost address {}",
+                link.name, ip.address
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The routes of the result, as ADD makes messages of them, are among those out of the link.
+fn check_routes(
+    inside: &mut Socket,
+    before: &CniResult,
+    index: usize,
+    link: &Link,
+) -> Result<(), Error> {
+    // Routes name no interface; those of other interfaces' families and gateways are theirs.
+    let mut ours = before.clone();
+    ours.ips
+        .retain(|ip| ip.interface.is_none_or(|i| i == index));
+    if before.interfaces.len() > 1 {
+        ours.routes.retain(|r| {
+            r.gw.is_some_and(|gw| ours.ips.iter().any(|ip| ip.address.contains(gw)))
+        });
+    }
+    for (route, expected) in ours.routes.iter().zip(plan::routes(&ours)) {
+        let family = expected.header.address_family;
+        let wanted = replay::route(&expected, 0, link.index);
+        let there = route::list(inside, family, link.index)?
+            .iter()
+            .any(|found| {
+                replay::route_table(found) == replay::route_table(&wanted)
+                    && found.header.destination_prefix_length
+                        == wanted.header.destination_prefix_length
+                    && replay::destination(found) == replay::destination(&wanted)
+                    && replay::gateway(found) == replay::gateway(&wanted)
+            });
+        if !there {
+            return Err(differs(format!(
+                "{} has lost the route to {}",
+                link.name, route.dst
+            )));
+        }
+    }
+    Ok(())
+}

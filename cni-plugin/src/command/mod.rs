@@ -1,0 +1,65 @@
+//! The commands of the specification, each from request to answer.
+
+pub mod add;
+pub mod check;
+pub mod del;
+pub mod gc;
+pub mod status;
+
+use std::path::Path;
+
+use cni_wire::{Code, Command, Error, Request};
+use serde_json::Value;
+
+use crate::{
+    kernel::Namespace,
+    node::{Node, Places},
+};
+
+/// Serves one call.
+///
+/// # Errors
+/// The command's.
+pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
+    let subject = match &request.env.attachment {
+        Some(id) => format!(
+            "{} {} {id}",
+            request.command().as_str(),
+            request.config.name
+        ),
+        None => format!("{} {}", request.command().as_str(), request.config.name),
+    };
+    match request.command() {
+        Command::Add => add::run(Node::open(places, subject)?, request).map(Some),
+        Command::Del => del::run(Node::open_for_release(places, subject)?, request).map(|()| None),
+        Command::Check => check::run(Node::open(places, subject)?, request).map(|()| None),
+        Command::Status => status::run(places, subject, request).map(|()| None),
+        Command::Gc => gc::run(Node::open_for_release(places, subject)?, request).map(|()| None),
+        // Answered before a request was made.
+        Command::Version => Ok(None),
+    }
+}
+
+/// The pod's namespace of an ADD or CHECK.
+///
+/// # Errors
+/// Code 8: it is not there, or it is the host's own.
+fn pod_namespace(node: &Node, request: &Request) -> Result<Namespace, Error> {
+    let path = request.env.netns.as_deref().unwrap_or_default();
+    let pod = Namespace::open(Path::new(path))
+        .map_err(|e| Error::new(Code::InvalidNetns, e.to_string()))?
+        .ok_or_else(|| {
+            Error::new(
+                Code::InvalidNetns,
+                format!("CNI_NETNS {path} is not there or is no network namespace"),
+            )
+        })?;
+    if pod.id() == node.home.id() && !request.env.netns_override {
+        return Err(Error::new(
+            Code::InvalidNetns,
+            format!("CNI_NETNS {path} is the namespace this plugin runs in, the host's"),
+        )
+        .with_details("set CNI_NETNS_OVERRIDE=1 if this is meant"));
+    }
+    Ok(pod)
+}

@@ -1,0 +1,26 @@
+//! STATUS: whether ADD could be served. Runtimes ask every few seconds: nothing here waits.
+
+use cni_wire::{Code, Command, Error, Request};
+
+use crate::{
+    addresses::Ipam,
+    config::Config,
+    node::{Node, Places},
+};
+
+/// Serves STATUS.
+///
+/// # Errors
+/// Code 50 with the reason; the IPAM's own.
+pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
+    let unavailable = |e: Error| Error {
+        code: Code::Unavailable,
+        ..e
+    };
+    let node = Node::open(places, subject).map_err(unavailable)?;
+    Config::read(request).map_err(unavailable)?;
+    node.store.check_writable()?;
+    Ipam::of(request)
+        .map_err(unavailable)?
+        .ask(&node, Command::Status, request)
+}

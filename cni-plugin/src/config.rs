@@ -1,0 +1,546 @@
+//! What a network configuration asks of this plugin, beyond the keys all plugins share.
+//!
+//! Keys have the names of the reference plugins for each kind of attachment. A wrong value is
+//! refused by name before anything is looked at; keys of other plugins are passed over, as the
+//! specification asks.
+
+use cni_wire::{Code, Error, Request, Section};
+use hca::{HcaId, MacAddress, PciAddress, UnitId};
+use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
+
+/// `attach`: what becomes the pod's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// The netdev itself.
+    Move,
+    /// A child with a MAC address of its own.
+    Macvlan,
+    /// A child with its parent's MAC address.
+    Ipvlan,
+    /// A child in a partition of an InfiniBand port.
+    Ipoib,
+}
+
+impl Attach {
+    /// As written in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Attach::Move => "move",
+            Attach::Macvlan => "macvlan",
+            Attach::Ipvlan => "ipvlan",
+            Attach::Ipoib => "ipoib",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Attach> {
+        [Attach::Move, Attach::Macvlan, Attach::Ipvlan, Attach::Ipoib]
+            .into_iter()
+            .find(|attach| attach.as_str() == text)
+    }
+}
+
+/// Which netdev of the host is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `device`, `master`: by its name or an alternative name.
+    Name(String),
+    /// `hwaddr`: by its present or permanent MAC address.
+    Mac(MacAddress),
+    /// `kernelpath`: by a directory below `/sys/devices`.
+    KernelPath(String),
+    /// `rdmaDevice`: the netdev of an RDMA device.
+    RdmaDevice(String),
+    /// `pciBusID`, `deviceID`: the netdev of a PCI function, a sub-function or a GUID.
+    Hca(HcaId),
+}
+
+/// The device ID that the device plugin gave out and Multus handed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The unit.
+    pub unit: UnitId,
+    /// As it was written.
+    pub text: String,
+}
+
+/// The plugin's own keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `attach`, when it is given.
+    pub attach: Option<Attach>,
+    /// `device`, `hwaddr`, `kernelpath`, `pciBusID`, `rdmaDevice`: the first of them.
+    pub device: Option<Target>,
+    /// `master`: what a child stands on.
+    pub master: Option<String>,
+    /// `deviceID`.
+    pub allocation: Option<Allocation>,
+    /// `port`, from 1: which netdev of a PCI function that has several.
+    pub port: Option<u32>,
+    /// `mode` as written.
+    pub mode: Option<String>,
+    /// `mtu` in bytes; 0 and absent leave it.
+    pub mtu: Option<u32>,
+    /// The MAC address asked for, by the runtime, the pod or the configuration.
+    pub mac: Option<MacAddress>,
+    /// `bcqueuelen` in packets.
+    pub broadcast_queue: Option<u32>,
+    /// `linkInContainer`: the master is in the pod's namespace.
+    pub link_in_container: bool,
+    /// `pkey` of an IPoIB child, with the membership bit.
+    pub pkey: Option<u16>,
+    /// `umcast` of an IPoIB child.
+    pub user_multicast: bool,
+    /// `linkLocal`: whether the interface has an IPv6 link-local address; absent means only
+    /// beside another IPv6 address.
+    pub link_local: Option<bool>,
+    /// `acceptRA`: whether router advertisements are followed.
+    pub accept_ra: bool,
+    /// `dad`: whether duplicate address detection runs (and is waited for by nobody).
+    pub dad: bool,
+}
+
+impl Config {
+    /// Reads the keys of a request.
+    ///
+    /// # Errors
+    /// Code 7 (code 4 for `CNI_ARGS`) naming key and value; code 2 for a value that belongs to
+    /// another kind of attachment or is not supported.
+    pub fn read(request: &Request) -> Result<Config, Error> {
+        let root = request.config.root();
+        let runtime = request.config.runtime_config()?;
+        let attach = match root.text("attach")? {
+            None => None,
+            Some(text) => Some(Attach::parse(text).ok_or_else(|| {
+                root.wrong(
+                    "attach",
+                    format_args!("{text:?} is not a kind of attachment"),
+                )
+                .with_details("expected move, macvlan, ipvlan or ipoib")
+            })?),
+        };
+        if runtime.text("infinibandGUID")?.is_some() {
+            return Err(Error::new(
+                Code::UnsupportedField,
+                "runtimeConfig.infinibandGUID: GUIDs of virtual functions are not set here",
+            )
+            .with_details(
+                "set the GUID when the virtual function is made, and leave the \
+                           capability infinibandGUID out of the configuration",
+            ));
+        }
+        let bus = root.text("pciBusID")?;
+        // The runtime's word about this pod's allocation before anything static. Multus writes
+        // an allocation's ID into pciBusID as well, whether or not it is one.
+        let allocation = [runtime.text("deviceID")?, root.text("deviceID")?, bus]
+            .into_iter()
+            .flatten()
+            .next()
+            .map(|text| allocation(&root, text))
+            .transpose()?;
+        let bus = bus.filter(|text| allocation.as_ref().is_none_or(|a| a.text != *text));
+        let config = Config {
+            attach,
+            device: device(&root, bus)?,
+            master: root.text("master")?.map(str::to_owned),
+            allocation,
+            port: positive(&root, "port")?,
+            mode: root.text("mode")?.map(str::to_owned),
+            mtu: mtu(&root)?,
+            mac: mac(request, &root, &runtime)?,
+            broadcast_queue: positive(&root, "bcqueuelen")?,
+            link_in_container: root.get("linkInContainer")?.unwrap_or(false),
+            pkey: pkey(&root)?,
+            user_multicast: root.get("umcast")?.unwrap_or(true),
+            link_local: root.get("linkLocal")?,
+            accept_ra: root.get("acceptRA")?.unwrap_or(false),
+            dad: root.get("dad")?.unwrap_or(false),
+        };
+        config.check(&root)?;
+        Ok(config)
+    }
+
+    fn check(&self, root: &Section<'_>) -> Result<(), Error> {
+        let attach = self.attach;
+        let child_only = |key: &str, set: bool| match attach {
+            Some(Attach::Move) if set => Err(root
+                .wrong(key, "has no meaning for attach move")
+                .with_details("leave it out, or set attach to macvlan, ipvlan or ipoib")),
+            _ => Ok(()),
+        };
+        child_only("master", self.master.is_some())?;
+        child_only("mode", self.mode.is_some())?;
+        child_only("linkInContainer", self.link_in_container)?;
+        if matches!(
+            attach,
+            Some(Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib)
+        ) && self.device.is_some()
+        {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                "device, hwaddr, kernelpath, pciBusID and rdmaDevice name a netdev to be moved, \
+                 but attach asks for a child",
+            )
+            .with_details("name the netdev below the child with master"));
+        }
+        if self.link_in_container && self.master.is_none() {
+            return Err(
+                Error::new(Code::InvalidConfig, "linkInContainer needs a master")
+                    .with_details("name the pod's interface that the child is to stand on"),
+            );
+        }
+        Ok(())
+    }
+
+    /// `mode` of a macvlan; bridge when it is not given.
+    ///
+    /// # Errors
+    /// Code 7 naming it.
+    pub fn macvlan_mode(&self) -> Result<MacVlanMode, Error> {
+        match self.mode.as_deref() {
+            None | Some("bridge") => Ok(MacVlanMode::Bridge),
+            Some("private") => Ok(MacVlanMode::Private),
+            Some("vepa") => Ok(MacVlanMode::Vepa),
+            Some("passthru") => Ok(MacVlanMode::Passthrough),
+            Some(other) => Err(wrong_mode(
+                "macvlan",
+                other,
+                "bridge, private, vepa or passthru",
+            )),
+        }
+    }
+
+    /// `mode` of an ipvlan; l2 when it is not given.
+    ///
+    /// # Errors
+    /// Code 7 naming it.
+    pub fn ipvlan_mode(&self) -> Result<IpVlanMode, Error> {
+        match self.mode.as_deref() {
+            None | Some("l2") => Ok(IpVlanMode::L2),
+            Some("l3") => Ok(IpVlanMode::L3),
+            Some("l3s") => Ok(IpVlanMode::L3S),
+            Some(other) => Err(wrong_mode("ipvlan", other, "l2, l3 or l3s")),
+        }
+    }
+
+    /// `mode` of an IPoIB child; none means its parent's.
+    ///
+    /// # Errors
+    /// Code 7 naming it.
+    pub fn ipoib_mode(&self) -> Result<Option<IpoibMode>, Error> {
+        match self.mode.as_deref() {
+            None => Ok(None),
+            Some("datagram") => Ok(Some(IpoibMode::Datagram)),
+            Some("connected") => Ok(Some(IpoibMode::Connected)),
+            Some(other) => Err(wrong_mode("ipoib", other, "datagram or connected")),
+        }
+    }
+}
+
+fn wrong_mode(kind: &str, mode: &str, expected: &str) -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        format!("mode: {mode:?} is not a mode of {kind}"),
+    )
+    .with_details(format!("expected {expected}"))
+}
+
+fn allocation(root: &Section<'_>, text: &str) -> Result<Allocation, Error> {
+    // People write PCI addresses in capitals, too.
+    let unit = match text.parse::<PciAddress>() {
+        Ok(address) => UnitId::Exclusive(HcaId::Pci(address)),
+        Err(_) => text.parse().map_err(|e| root.wrong("deviceID", e))?,
+    };
+    Ok(Allocation {
+        unit,
+        text: text.to_owned(),
+    })
+}
+
+/// The order is that of the host-device plugin.
+fn device(root: &Section<'_>, bus: Option<&str>) -> Result<Option<Target>, Error> {
+    if let Some(name) = root.text("device")? {
+        return Ok(Some(Target::Name(name.to_owned())));
+    }
+    if let Some(text) = root.text("hwaddr")? {
+        let mac = text.parse().map_err(|e| root.wrong("hwaddr", e))?;
+        return Ok(Some(Target::Mac(mac)));
+    }
+    if let Some(path) = root.text("kernelpath")? {
+        let inside = path.strip_prefix("/sys/devices/").is_some_and(|rest| {
+            !rest.is_empty() && rest.split('/').all(|part| !matches!(part, "" | "." | ".."))
+        });
+        if !inside {
+            return Err(root.wrong(
+                "kernelpath",
+                format_args!("{path:?} is not below /sys/devices"),
+            ));
+        }
+        return Ok(Some(Target::KernelPath(path.to_owned())));
+    }
+    if let Some(text) = bus {
+        let address = text.parse().map_err(|e| root.wrong("pciBusID", e))?;
+        return Ok(Some(Target::Hca(HcaId::Pci(address))));
+    }
+    Ok(root
+        .text("rdmaDevice")?
+        .map(|name| Target::RdmaDevice(name.to_owned())))
+}
+
+/// Zero means "not given", as in the reference plugins.
+fn positive(root: &Section<'_>, key: &str) -> Result<Option<u32>, Error> {
+    Ok(root.get::<u32>(key)?.filter(|number| *number > 0))
+}
+
+fn mtu(root: &Section<'_>) -> Result<Option<u32>, Error> {
+    match root.get::<i64>("mtu")? {
+        None | Some(0) => Ok(None),
+        // RFC 791: every link carries 68 bytes.
+        Some(mtu) => u32::try_from(mtu)
+            .ok()
+            .filter(|mtu| (68..=65535).contains(mtu))
+            .map(Some)
+            .ok_or_else(|| root.wrong("mtu", format_args!("{mtu} is not between 68 and 65535"))),
+    }
+}
+
+/// The runtime's address before the pod's, the pod's before the configuration's.
+fn mac(
+    request: &Request,
+    root: &Section<'_>,
+    runtime: &Section<'_>,
+) -> Result<Option<MacAddress>, Error> {
+    let pod = request.config.cni_args()?;
+    for section in [runtime, &pod] {
+        if let Some(text) = section.text("mac")? {
+            return unicast(text)
+                .map(Some)
+                .map_err(|reason| section.wrong("mac", reason));
+        }
+    }
+    if let Some(text) = request.env.args.get("MAC") {
+        return unicast(text).map(Some).map_err(|reason| {
+            Error::new(Code::InvalidEnvironment, format!("CNI_ARGS MAC: {reason}"))
+        });
+    }
+    match root.text("mac")? {
+        None => Ok(None),
+        Some(text) => unicast(text)
+            .map(Some)
+            .map_err(|reason| root.wrong("mac", reason)),
+    }
+}
+
+fn unicast(text: &str) -> Result<MacAddress, String> {
+    let mac: MacAddress = text.parse().map_err(|e| format!("{e}"))?;
+    match mac.bytes() {
+        [first, ..] if mac.bytes().len() == 6 && first & 1 == 0 && !mac.is_zero() => Ok(mac),
+        _ => Err(format!(
+            "{text} is not the MAC address of one Ethernet interface"
+        )),
+    }
+}
+
+/// A number, or a text as people write partition keys: `0x8001`.
+fn pkey(root: &Section<'_>) -> Result<Option<u16>, Error> {
+    let Some(value) = root.value("pkey") else {
+        return Ok(None);
+    };
+    let number = match value.as_str() {
+        Some(text) => {
+            let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+            u16::from_str_radix(digits.unwrap_or(text), 16).ok()
+        }
+        None => value.as_u64().and_then(|number| u16::try_from(number).ok()),
+    };
+    // The lower 15 bits name the partition; 0 is none (InfiniBand Architecture 10.9.1.1).
+    number
+        .filter(|pkey| pkey & 0x7fff != 0)
+        .map(Some)
+        .ok_or_else(|| {
+            root.wrong("pkey", format_args!("{value} is not a partition key"))
+                .with_details(
+                    "expected a number such as \"0x8001\", which is full member of partition 1",
+                )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_wire::{Args, Command, Environment, NetworkConfig};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read_with(keys: Value, args: &str) -> Result<Config, Error> {
+        let mut object = json!({"cniVersion": "1.0.0", "name": "rail0", "type": "rdma-netdev"});
+        object
+            .as_object_mut()
+            .unwrap()
+            .extend(keys.as_object().unwrap().clone());
+        Config::read(&Request {
+            env: Environment {
+                command: Command::Add,
+                attachment: None,
+                netns: None,
+                args: Args::parse(args).unwrap(),
+                path: Vec::new(),
+                netns_override: false,
+            },
+            config: NetworkConfig::parse(object.to_string().as_bytes()).unwrap(),
+        })
+    }
+
+    fn read(keys: Value) -> Result<Config, Error> {
+        read_with(keys, "")
+    }
+
+    #[test]
+    fn the_target_is_chosen_in_the_order_of_host_device() {
+        let all = json!({"device": "eth1", "hwaddr": "02:00:00:00:00:01",
+            "kernelpath": "/sys/devices/pci0000:00", "pciBusID": "0000:3b:00.0",
+            "runtimeConfig": {"deviceID": "0000:5e:00.1"}});
+        let without = |keys: &[&str]| {
+            let mut value = all.clone();
+            for key in keys {
+                value.as_object_mut().unwrap().remove(*key);
+            }
+            read(value).unwrap()
+        };
+        assert_eq!(without(&[]).device, Some(Target::Name("eth1".into())));
+        assert!(matches!(without(&["device"]).device, Some(Target::Mac(_))));
+        assert!(matches!(
+            without(&["device", "hwaddr"]).device,
+            Some(Target::KernelPath(_))
+        ));
+        let bus = without(&["device", "hwaddr", "kernelpath"]);
+        assert_eq!(
+            bus.device,
+            Some(Target::Hca("0000:3b:00.0".parse().unwrap()))
+        );
+        assert_eq!(bus.allocation.unwrap().text, "0000:5e:00.1");
+        let none = read(json!({})).unwrap();
+        assert_eq!((none.device, none.allocation), (None, None));
+    }
+
+    #[test]
+    fn what_multus_writes_twice_is_one_allocation() {
+        for id in [
+            "0000:3b:00.0_3e71787e_17",
+            "0000:3b:00.0",
+            "mlx5_core.sf.4",
+            "pool_3e71787e_1",
+        ] {
+            let config = read(json!({"deviceID": id, "pciBusID": id})).unwrap();
+            assert_eq!(config.device, None, "{id}");
+            assert_eq!(config.allocation.unwrap().text, id);
+        }
+        let shared = read(json!({"deviceID": "0000:3b:00.0_3e71787e_17"})).unwrap();
+        assert!(matches!(
+            shared.allocation.unwrap().unit,
+            UnitId::Shared { slot: 17, .. }
+        ));
+        let capitals = read(json!({"deviceID": "0000:3B:00.0"})).unwrap();
+        assert!(matches!(
+            capitals.allocation.unwrap().unit,
+            UnitId::Exclusive(HcaId::Pci(_))
+        ));
+    }
+
+    #[test]
+    fn wrong_values_are_refused_by_name() {
+        for (keys, named) in [
+            (json!({"attach": "bridge"}), "attach"),
+            (json!({"mtu": -1}), "mtu"),
+            (json!({"mtu": 67}), "mtu"),
+            (json!({"mtu": 70000}), "mtu"),
+            (json!({"mtu": "1500"}), "mtu"),
+            (json!({"mac": "01:00:00:00:00:01"}), "mac"),
+            (json!({"mac": "00:00:00:00:00:00"}), "mac"),
+            (json!({"mac": "02:00:00:00:00"}), "mac"),
+            (json!({"hwaddr": "x"}), "hwaddr"),
+            (json!({"kernelpath": "/etc"}), "kernelpath"),
+            (
+                json!({"kernelpath": "/sys/devices/../../etc"}),
+                "kernelpath",
+            ),
+            (json!({"kernelpath": "/sys/devices/"}), "kernelpath"),
+            (json!({"deviceID": "a b"}), "deviceID"),
+            (json!({"attach": "move", "master": "eth1"}), "master"),
+            (json!({"attach": "move", "mode": "bridge"}), "mode"),
+            (json!({"attach": "macvlan", "device": "eth1"}), "device"),
+            (json!({"linkInContainer": true}), "linkInContainer"),
+            (json!({"linkInContainer": 1}), "linkInContainer"),
+            (json!({"pkey": "0x8000"}), "pkey"),
+            (json!({"pkey": 65536}), "pkey"),
+            (json!({"pkey": "yes"}), "pkey"),
+            (json!({"bcqueuelen": -1}), "bcqueuelen"),
+            (
+                json!({"runtimeConfig": {"infinibandGUID": "aa"}}),
+                "infinibandGUID",
+            ),
+            (json!({"runtimeConfig": {"mac": "x"}}), "runtimeConfig.mac"),
+        ] {
+            let error = read(keys.clone()).unwrap_err();
+            assert!(error.msg.contains(named), "{keys}: {error}");
+            assert!(
+                matches!(error.code, Code::InvalidConfig | Code::UnsupportedField),
+                "{keys}"
+            );
+        }
+        assert_eq!(
+            read_with(json!({}), "MAC=x").unwrap_err().code,
+            Code::InvalidEnvironment
+        );
+    }
+
+    #[test]
+    fn the_most_specific_mac_wins() {
+        let keys = json!({"mac": "02:00:00:00:00:01", "args": {"cni": {"mac": "02:00:00:00:00:03"}},
+                          "runtimeConfig": {"mac": "02:00:00:00:00:04"}});
+        let mac = |keys: Value, args: &str| read_with(keys, args).unwrap().mac.unwrap().to_string();
+        assert_eq!(mac(keys, ""), "02:00:00:00:00:04");
+        let keys = json!({"mac": "02:00:00:00:00:01"});
+        assert_eq!(
+            mac(keys.clone(), "MAC=02:00:00:00:00:02"),
+            "02:00:00:00:00:02"
+        );
+        assert_eq!(mac(keys, ""), "02:00:00:00:00:01");
+    }
+
+    #[test]
+    fn zero_means_not_given() {
+        let config = read(json!({"mtu": 0, "bcqueuelen": 0, "port": 0})).unwrap();
+        assert_eq!(
+            (config.mtu, config.broadcast_queue, config.port),
+            (None, None, None)
+        );
+        assert_eq!(read(json!({"mtu": 9000})).unwrap().mtu, Some(9000));
+    }
+
+    #[test]
+    fn modes_belong_to_their_kind() {
+        let mode = |mode: &str| read(json!({"mode": mode})).unwrap();
+        for text in ["bridge", "private", "vepa", "passthru"] {
+            assert!(mode(text).macvlan_mode().is_ok(), "{text}");
+            assert!(mode(text).ipvlan_mode().is_err(), "{text}");
+        }
+        for text in ["source", "foo", "l2"] {
+            assert!(mode(text).macvlan_mode().is_err(), "{text}");
+        }
+        for text in ["l2", "l3", "l3s"] {
+            assert!(mode(text).ipvlan_mode().is_ok(), "{text}");
+        }
+        assert_eq!(
+            mode("connected").ipoib_mode().unwrap(),
+            Some(IpoibMode::Connected)
+        );
+        assert!(mode("bridge").ipoib_mode().is_err());
+    }
+
+    #[test]
+    fn partition_keys_are_numbers_or_hexadecimal_texts() {
+        for value in [json!("0x8001"), json!("8001"), json!(0x8001)] {
+            assert_eq!(read(json!({"pkey": value})).unwrap().pkey, Some(0x8001));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Undoing an attachment: the one function behind DEL, GC, reclaim and a failed ADD.
+//!
+//! It starts from the journal's record alone and asks for states, not for changes, so it can
+//! begin wherever an ADD or an earlier DEL was cut off. What is gone is undone. Every part is
+//! attempted whatever became of the others; the record goes when all is done, so the next DEL
+//! or the reclaim loop finds what is left.
+
+use std::{path::Path, time::Duration};
+
+use cni_wire::{Code, Error};
+use netlink_packet_route::rule::RuleMessage;
+
+use crate::{
+    addresses,
+    journal::{Key, Record},
+    kernel::{
+        Namespace, Socket,
+        link::{self, Link},
+        rule,
+    },
+    netdev::{
+        restore::{self, Homecoming, bring_home},
+        snapshot::Snapshot,
+    },
+    node::Node,
+};
+
+/// Undoes an attachment.
+///
+/// `patience` is how long a netdev is waited for that is on its way out of a dying namespace.
+///
+/// # Errors
+/// The first failure; its details name the others. Code 11 when a netdev is not home yet.
+pub fn detach(
+    node: &mut Node,
+    key: &Key,
+    record: &Record,
+    patience: Duration,
+) -> Result<(), Error> {
+    let mut failures = Vec::new();
+    // A record of an earlier boot: its links and namespaces ended with that.
+    let mut keep = false;
+    if record.boot == node.boot {
+        let pod = living(record);
+        match pod {
+            Ok(pod) => {
+                if let Some(taken) = &record.moved {
+                    match return_netdev(node, key, taken, pod.as_ref(), patience) {
+                        Ok(pending) => keep = pending,
+                        Err(e) => failures.push(e),
+                    }
+                }
+                if let Some(pod) = &pod {
+                    failures.extend(clear_pod(node, record, pod).err());
+                }
+            }
+            Err(e) => failures.push(e),
+        }
+    } else if let Some(taken) = &record.moved {
+        failures.extend(disown(node, key, taken).err());
+    }
+    failures.extend(addresses::release(node, record).err());
+    let mut failures = failures.into_iter();
+    if let Some(first) = failures.next() {
+        return Err(failures.fold(first, |first, other| first.with_details(other.to_string())));
+    }
+    if keep {
+        // Its name is somebody else's for now: the record stays for the repair, and holds
+        // nothing else.
+        let rest = Record {
+            ipam: None,
+            child: None,
+            rules: Vec::new(),
+            ..record.clone()
+        };
+        return node.store.replace(key, &rest);
+    }
+    node.store.forget(key)
+}
+
+/// The attachment's namespace; none when it is gone, or another one has its path now.
+///
+/// # Errors
+/// Code 100: it is there and cannot be opened.
+pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
+    let pod = Namespace::open(Path::new(&record.netns.path))?;
+    Ok(pod.filter(|pod| {
+        let id = pod.id();
+        (id.device, id.inode) == (record.netns.device, record.netns.inode)
+    }))
+}
+
+/// Brings a moved netdev home, unless it belongs to another attachment by now. True when its
+/// name has to be repaired later.
+fn return_netdev(
+    node: &mut Node,
+    key: &Key,
+    taken: &Snapshot,
+    pod: Option<&Namespace>,
+    patience: Duration,
+) -> Result<bool, Error> {
+    let _lock = node.store.lock(&taken.identity)?;
+    let ours = node
+        .store
+        .claim(&taken.identity)?
+        .is_some_and(|claim| claim.owner == key.as_str());
+    if !ours {
+        return Ok(false);
+    }
+    let home = bring_home(&mut node.ground(), taken, pod, patience).map_err(stranded)?;
+    report(node, taken, &home);
+    if home.goes_by.is_some() {
+        return Ok(true);
+    }
+    node.store.release(&taken.identity)?;
+    Ok(false)
+}
+
+/// A claim of an earlier boot says nothing any more.
+fn disown(node: &Node, key: &Key, taken: &Snapshot) -> Result<(), Error> {
+    let _lock = node.store.lock(&taken.identity)?;
+    match node.store.claim(&taken.identity)? {
+        Some(claim) if claim.owner == key.as_str() => node.store.release(&taken.identity),
+        _ => Ok(()),
+    }
+}
+
+/// Says what could not be given back.
+pub fn report(node: &Node, taken: &Snapshot, home: &Homecoming) {
+    for warning in &home.warnings {
+        node.log.warn(warning);
+    }
+    if home.hardware_gone {
+        node.log.warn(format_args!(
+            "{} is gone from the host; nothing to restore",
+            taken.name
+        ));
+    } else {
+        node.log.info(format_args!("{} is home", taken.name));
+    }
+}
+
+/// The error for a netdev that did not come home.
+pub fn stranded(error: restore::Error) -> Error {
+    match error {
+        restore::Error::Nowhere { .. } => Error::new(Code::TryAgain, error.to_string())
+            .with_details("a namespace that is being torn down still has it; try again"),
+        restore::Error::Kernel(e) => e.into(),
+    }
+}
+
+/// Removes the child and the rules of an attachment from a namespace that lives.
+fn clear_pod(node: &Node, record: &Record, pod: &Namespace) -> Result<(), Error> {
+    if record.child.is_none() && record.rules.is_empty() {
+        return Ok(());
+    }
+    let mut socket = pod.socket(&node.home)?;
+    for message in &record.rules {
+        if let Ok(parsed) = message.parse::<RuleMessage>() {
+            rule::delete(
+                &mut socket,
+                &format!("remove rule {}", message.text),
+                &parsed,
+            )?;
+        }
+    }
+    if let Some(link) = find_child(&mut socket, record)? {
+        link::delete(&mut socket, &link)?;
+    }
+    Ok(())
+}
+
+/// The child of an attachment in its pod, also when the pod renamed it: by kind and the link
+/// below, then by MAC address where it has its own, else by name. Never a netdev that somebody
+/// else put under the name.
+fn find_child(socket: &mut Socket, record: &Record) -> Result<Option<Link>, Error> {
+    let Some(child) = &record.child else {
+        return Ok(None);
+    };
+    let mut found: Vec<Link> = link::list(socket)?
+        .into_iter()
+        .filter(|link| {
+            link.kind
+                .as_ref()
+                .is_some_and(|kind| kind.to_string() == child.kind)
+                && link.parent == Some(child.index)
+        })
+        .collect();
+    let own_mac = |link: &Link| {
+        child
+            .mac
+            .as_ref()
+            .is_some_and(|mac| hca::MacAddress::new(link.mac.as_slice()).to_string() == *mac)
+    };
+    let position = found
+        .iter()
+        .position(own_mac)
+        .or_else(|| found.iter().position(|link| link.name == record.ifname));
+    Ok(position.map(|position| found.swap_remove(position)))
+}

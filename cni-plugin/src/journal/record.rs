@@ -1,0 +1,104 @@
+//! What the journal says of an attachment.
+
+use cni_wire::AttachmentId;
+use serde::{Deserialize, Serialize};
+
+use crate::netdev::snapshot::Snapshot;
+
+/// The version this program writes. It reads this and all before it.
+pub const VERSION: u32 = 1;
+
+/// One attachment: everything that undoing it takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// Format of this record.
+    pub version: u32,
+    /// The network's name.
+    pub network: String,
+    /// The container.
+    pub container_id: String,
+    /// Its interface.
+    pub ifname: String,
+    /// `namespace/name` of the pod, where the runtime told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Seconds since 1970 when it was written.
+    pub created: u64,
+    /// The kernel's boot ID.
+    pub boot: String,
+    /// The pod's namespace.
+    pub netns: Netns,
+    /// The netdev that was moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<Snapshot>,
+    /// The child that was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub child: Option<Child>,
+    /// Rules put into the pod's namespace, as kernel messages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<crate::netdev::snapshot::Message>,
+    /// How its addresses are released; none when it has none of an IPAM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipam: Option<Ipam>,
+}
+
+/// A namespace as the runtime named it, and what told it from others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Netns {
+    /// The path.
+    pub path: String,
+    /// Device of the namespace file.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
+/// A child in the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Child {
+    /// `macvlan`, `ipvlan`, `ipoib`.
+    pub kind: String,
+    /// Name of the netdev below it.
+    pub master: String,
+    /// Index of the netdev below it, in its namespace.
+    pub index: u32,
+    /// The MAC address it was given; none for kinds that have their master's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+}
+
+/// What releasing the addresses takes, when the runtime no longer says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ipam {
+    /// `ipam.type`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The network configuration as it was.
+    pub config: String,
+    /// `CNI_ARGS` as it was.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub args: String,
+    /// `CNI_PATH` as it was.
+    pub path: Vec<std::path::PathBuf>,
+}
+
+impl Record {
+    /// Whose attachment it is.
+    pub fn belongs_to(&self, network: &str, id: &AttachmentId) -> bool {
+        self.network == network
+            && self.container_id == id.container_id.as_str()
+            && self.ifname == id.ifname.as_str()
+    }
+
+    /// In words, for messages.
+    pub fn owner(&self) -> String {
+        match &self.pod {
+            Some(pod) => format!(
+                "pod {pod} ({} of container {})",
+                self.ifname, self.container_id
+            ),
+            None => format!("{} of container {}", self.ifname, self.container_id),
+        }
+    }
+}

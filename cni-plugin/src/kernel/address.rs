@@ -1,0 +1,57 @@
+//! Addresses of links.
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Parseable};
+use netlink_packet_route::address::AddressMessage;
+
+use super::{Result, Socket};
+
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+
+/// All addresses of a link, both families, in the kernel's order.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
+    let mut filter = AddressMessage::default();
+    filter.header.index = index;
+    socket.dump("list addresses", RTM_GETADDR, &filter, |payload| {
+        AddressMessage::parse(payload).map(Some)
+    })
+}
+
+/// Every address of the namespace.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_all(socket: &mut Socket) -> Result<Vec<AddressMessage>> {
+    list(socket, 0)
+}
+
+/// Adds an address.
+///
+/// # Errors
+/// The kernel's refusal: EEXIST when the link has it.
+pub fn add(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<()> {
+    socket.request(what, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, address)
+}
+
+/// Adds an address, or gives the one that is there the same flags and lifetimes.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn replace(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<()> {
+    socket.request(what, RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, address)
+}
+
+/// Removes an address; one that is not there is removed.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn delete(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<()> {
+    match socket.request(what, RTM_DELADDR, 0, address) {
+        Err(e) if e.is(libc::EADDRNOTAVAIL) => Ok(()),
+        done => done,
+    }
+}

@@ -1,0 +1,504 @@
+//! Links: looking at them, creating children, changing, moving and deleting them.
+
+use std::fmt;
+
+use netlink_packet_core::{DecodeError, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Parseable};
+use netlink_packet_route::link::{
+    InfoData, InfoIpVlan, InfoIpoib, InfoKind, InfoMacVlan, IpVlanMode, IpoibMode, LinkAttribute,
+    LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, Prop, State,
+};
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+
+use super::{Error, Namespace, Result, Socket};
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
+const RTM_NEWNSID: u16 = 88;
+const RTM_GETNSID: u16 = 90;
+const RTM_NEWLINKPROP: u16 = 108;
+const RTM_DELLINKPROP: u16 = 109;
+
+/// A link as the kernel describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Index in its namespace.
+    pub index: u32,
+    /// Primary name.
+    pub name: String,
+    /// Alternative names.
+    pub altnames: Vec<String>,
+    /// `ifalias`.
+    pub alias: Option<String>,
+    /// Hardware type (`ARPHRD_*`): 1 Ethernet, 32 InfiniBand.
+    pub hardware: u16,
+    /// Present hardware address.
+    pub mac: Vec<u8>,
+    /// Burnt-in hardware address, where the driver has one.
+    pub permanent_mac: Vec<u8>,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// The largest MTU the driver takes; 0 when it names none.
+    pub max_mtu: u32,
+    /// Length of the transmit queue in packets.
+    pub tx_queue_length: u32,
+    /// `IFF_*`.
+    pub flags: LinkFlags,
+    /// Whether it can carry traffic: `IF_OPER_UP`, or unknown for drivers that never say.
+    pub carrier: bool,
+    /// `macvlan`, `veth`, ...; none for hardware without a link type of its own.
+    pub kind: Option<InfoKind>,
+    /// What the kind says of itself.
+    pub data: Option<InfoData>,
+    /// The link below (of a macvlan, a vlan; the peer of a veth), in the namespace of `parent_netns`.
+    pub parent: Option<u32>,
+    /// Where the link below is, when it is in another namespace.
+    pub parent_netns: Option<i32>,
+    /// The bridge, bond or VRF it is a port of.
+    pub controller: Option<u32>,
+    /// What its being a port is called: `bridge`, `bond`, `vrf`.
+    pub port_kind: Option<String>,
+    /// The device below on its bus: a PCI address or an auxiliary device's name.
+    pub bus_device: Option<String>,
+    /// That device's bus: `pci`, `auxiliary`, `virtio`.
+    pub bus: Option<String>,
+}
+
+impl Link {
+    /// Whether it is administratively up.
+    pub fn is_up(&self) -> bool {
+        self.flags.contains(LinkFlags::Up)
+    }
+
+    /// Whether it is IP over InfiniBand.
+    pub fn is_infiniband(&self) -> bool {
+        self.hardware == 32
+    }
+
+    fn parse(payload: &[u8]) -> std::result::Result<Link, DecodeError> {
+        let message = LinkMessage::parse(payload)?;
+        let mut link = Link {
+            index: message.header.index,
+            hardware: message.header.link_layer_type.into(),
+            flags: message.header.flags,
+            carrier: true,
+            ..Link::default()
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::IfAlias(alias) if !alias.is_empty() => link.alias = Some(alias),
+                LinkAttribute::Address(mac) => link.mac = mac,
+                LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
+                LinkAttribute::TxQueueLen(length) => link.tx_queue_length = length,
+                LinkAttribute::Link(index) => link.parent = Some(index),
+                LinkAttribute::LinkNetNsId(id) => link.parent_netns = Some(id),
+                LinkAttribute::Controller(index) => link.controller = Some(index),
+                LinkAttribute::ParentDevName(name) => link.bus_device = Some(name),
+                LinkAttribute::ParentDevBusName(name) => link.bus = Some(name),
+                LinkAttribute::OperState(state) => {
+                    link.carrier = matches!(state, State::Up | State::Unknown);
+                }
+                LinkAttribute::PropList(list) => {
+                    link.altnames
+                        .extend(list.into_iter().filter_map(|prop| match prop {
+                            Prop::AltIfName(name) => Some(name),
+                            _ => None,
+                        }));
+                }
+                LinkAttribute::LinkInfo(list) => {
+                    for info in list {
+                        match info {
+                            LinkInfo::Kind(kind) => link.kind = Some(kind),
+                            LinkInfo::Data(data) => link.data = Some(data),
+                            LinkInfo::PortKind(kind) => link.port_kind = Some(kind.to_string()),
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(link)
+    }
+}
+
+/// How a link is named to the kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum By<'a> {
+    /// Its primary or an alternative name.
+    Name(&'a str),
+    /// Its index.
+    Index(u32),
+}
+
+impl fmt::Display for By<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            By::Name(name) => write!(f, "netdev {name}"),
+            By::Index(index) => write!(f, "netdev with index {index}"),
+        }
+    }
+}
+
+/// Counters are half of an answer and nobody reads them here.
+fn without_counters() -> LinkAttribute {
+    LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
+}
+
+/// Looks at one link; none when there is none of that name or index.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
+    let mut message = LinkMessage::default();
+    match by {
+        By::Index(index) => message.header.index = index,
+        By::Name(name) => message
+            .attributes
+            .push(LinkAttribute::IfName(name.to_owned())),
+    }
+    message.attributes.push(without_counters());
+    let mut link = None;
+    let asked = socket.ask(
+        format_args!("look at {by}"),
+        RTM_GETLINK,
+        0,
+        &message,
+        |payload| {
+            link = Some(Link::parse(payload)?);
+            Ok(())
+        },
+    );
+    match asked {
+        Ok(()) => Ok(link),
+        Err(e) if e.is(libc::ENODEV) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// All links of a namespace.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
+    let mut message = LinkMessage::default();
+    message.attributes.push(without_counters());
+    socket.dump("list netdevs", RTM_GETLINK, &message, |payload| {
+        Link::parse(payload).map(Some)
+    })
+}
+
+/// What a child is, beside the link it stands on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Child {
+    /// A MAC address of its own on an Ethernet link.
+    Macvlan {
+        /// bridge, private, vepa or passthru.
+        mode: MacVlanMode,
+        /// Packets the broadcast queue holds; none for the kernel's choice.
+        broadcast_queue: Option<u32>,
+    },
+    /// The parent's MAC address, told apart by IP address.
+    Ipvlan {
+        /// l2, l3 or l3s.
+        mode: IpVlanMode,
+    },
+    /// A partition of an InfiniBand port.
+    Ipoib {
+        /// With the membership bit.
+        pkey: u16,
+        /// datagram or connected.
+        mode: IpoibMode,
+        /// Whether user space may join multicast groups.
+        user_multicast: bool,
+    },
+}
+
+impl Child {
+    fn info(&self) -> Vec<LinkInfo> {
+        let (kind, data) = match *self {
+            Child::Macvlan {
+                mode,
+                broadcast_queue,
+            } => {
+                let mut data = vec![InfoMacVlan::Mode(mode)];
+                data.extend(broadcast_queue.map(InfoMacVlan::BcQueueLen));
+                (InfoKind::MacVlan, InfoData::MacVlan(data))
+            }
+            Child::Ipvlan { mode } => (
+                InfoKind::IpVlan,
+                InfoData::IpVlan(vec![InfoIpVlan::Mode(mode)]),
+            ),
+            Child::Ipoib {
+                pkey,
+                mode,
+                user_multicast,
+            } => (
+                InfoKind::Ipoib,
+                InfoData::Ipoib(vec![
+                    InfoIpoib::Pkey(pkey),
+                    InfoIpoib::Mode(mode),
+                    InfoIpoib::UmCast(user_multicast.into()),
+                ]),
+            ),
+        };
+        vec![LinkInfo::Kind(kind), LinkInfo::Data(data)]
+    }
+
+    /// The kernel's word for it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Child::Macvlan { .. } => "macvlan",
+            Child::Ipvlan { .. } => "ipvlan",
+            Child::Ipoib { .. } => "ipoib",
+        }
+    }
+}
+
+/// A child to be made.
+#[derive(Clone, Debug)]
+pub struct NewChild<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What it is.
+    pub child: Child,
+    /// Index of the link it stands on.
+    pub parent: u32,
+    /// The number by which the socket's namespace knows the parent's; none when they are one.
+    pub parent_netns: Option<i32>,
+    /// MTU in bytes; none for the parent's.
+    pub mtu: Option<u32>,
+    /// Hardware address; none for one of the kernel's making.
+    pub mac: Option<Vec<u8>>,
+    /// The namespace it is to be in, when that is not the socket's.
+    pub target: Option<&'a Namespace>,
+}
+
+/// Creates a child and returns it as it is then; none when it is in another namespace, about
+/// which the kernel says nothing on this socket.
+///
+/// Made from a socket inside the namespace it is to be in, it has its final name at once and
+/// meets no netdev of the host that has that name.
+///
+/// # Errors
+/// The kernel's refusal: EEXIST when the name is taken, EBUSY when the parent is in other use.
+pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
+    let mut message = LinkMessage::default();
+    let attributes = &mut message.attributes;
+    attributes.push(LinkAttribute::IfName(new.name.to_owned()));
+    attributes.push(LinkAttribute::Link(new.parent));
+    attributes.extend(new.parent_netns.map(LinkAttribute::LinkNetNsId));
+    attributes.extend(new.mtu.map(LinkAttribute::Mtu));
+    attributes.extend(new.mac.clone().map(LinkAttribute::Address));
+    attributes.extend(new.target.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
+    attributes.push(LinkAttribute::LinkInfo(new.child.info()));
+    let mut link = None;
+    socket.ask(
+        format_args!("create {} {}", new.child.word(), new.name),
+        RTM_NEWLINK,
+        NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO,
+        &message,
+        |payload| {
+            link = Some(Link::parse(payload)?);
+            Ok(())
+        },
+    )?;
+    // Kernels before 6.2 do not echo the new link.
+    if link.is_none() && new.target.is_none() {
+        link = get(socket, By::Name(new.name))?;
+    }
+    Ok(link)
+}
+
+/// What is to become of a link, in one request. Everything left at its default stays.
+#[derive(Clone, Debug, Default)]
+pub struct Change<'a> {
+    /// Another namespace. The link is down afterwards, without addresses and routes.
+    pub netns: Option<&'a Namespace>,
+    /// Another name.
+    pub name: Option<&'a str>,
+    /// MTU in bytes.
+    pub mtu: Option<u32>,
+    /// Hardware address.
+    pub mac: Option<&'a [u8]>,
+    /// Length of the transmit queue in packets.
+    pub tx_queue_length: Option<u32>,
+    /// `ifalias`; an empty one removes it.
+    pub alias: Option<&'a str>,
+    /// The flags named in the second, set as in the first.
+    pub flags: Option<(LinkFlags, LinkFlags)>,
+}
+
+impl Change<'_> {
+    /// Up, and nothing else.
+    pub fn up() -> Self {
+        Change {
+            flags: Some((LinkFlags::Up, LinkFlags::Up)),
+            ..Change::default()
+        }
+    }
+
+    /// Down, and nothing else.
+    pub fn down() -> Self {
+        Change {
+            flags: Some((LinkFlags::empty(), LinkFlags::Up)),
+            ..Change::default()
+        }
+    }
+}
+
+/// Changes a link.
+///
+/// # Errors
+/// The kernel's refusal; the link may then be changed in part.
+pub fn change(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    change: &Change<'_>,
+) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    if let Some((flags, mask)) = change.flags {
+        message.header.flags = flags;
+        message.header.change_mask = mask;
+    }
+    let attributes = &mut message.attributes;
+    attributes.extend(change.netns.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
+    attributes.extend(
+        change
+            .name
+            .map(|name| LinkAttribute::IfName(name.to_owned())),
+    );
+    attributes.extend(change.mtu.map(LinkAttribute::Mtu));
+    attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+    attributes.extend(change.tx_queue_length.map(LinkAttribute::TxQueueLen));
+    attributes.extend(
+        change
+            .alias
+            .map(|alias| LinkAttribute::IfAlias(alias.to_owned())),
+    );
+    socket.request(what, RTM_SETLINK, 0, &message)
+}
+
+/// Deletes a link; one that is gone is deleted.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn delete(socket: &mut Socket, link: &Link) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = link.index;
+    match socket.request(
+        format_args!("delete {}", link.name),
+        RTM_DELLINK,
+        0,
+        &message,
+    ) {
+        Err(e) if e.is(libc::ENODEV) => Ok(()),
+        done => done,
+    }
+}
+
+/// Gives a link an alternative name; one that it has is given.
+///
+/// # Errors
+/// The kernel's refusal: EEXIST when another link has it.
+pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
+    if link.altnames.iter().any(|known| known == name) {
+        return Ok(());
+    }
+    altname(
+        socket,
+        RTM_NEWLINKPROP,
+        NLM_F_CREATE | NLM_F_EXCL,
+        link,
+        name,
+    )
+}
+
+/// Takes an alternative name from a link.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
+    altname(socket, RTM_DELLINKPROP, 0, link, name)
+}
+
+fn altname(socket: &mut Socket, kind: u16, flags: u16, link: &Link, name: &str) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = link.index;
+    message
+        .attributes
+        .push(LinkAttribute::PropList(vec![Prop::AltIfName(
+            name.to_owned(),
+        )]));
+    let verb = if kind == RTM_NEWLINKPROP {
+        "give"
+    } else {
+        "take"
+    };
+    socket.request(
+        format_args!("{verb} alternative name {name} of {}", link.name),
+        kind,
+        flags,
+        &message,
+    )
+}
+
+/// The number by which the socket's namespace knows another one; made when there is none.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
+    let mut message = NsidMessage::default();
+    let fd = u32::try_from(other.fd()).map_err(|_| Error::Answer {
+        what: "number a namespace".into(),
+        cause: "its file is closed".into(),
+    })?;
+    message.attributes.push(NsidAttribute::Fd(fd));
+    if let Some(number) = ask_number(socket, &message, other)? {
+        return Ok(number);
+    }
+    let mut assign = message.clone();
+    assign.attributes.push(NsidAttribute::Id(-1));
+    let what = format_args!("number namespace {}", other.path().display()).to_string();
+    match socket.request(&what, RTM_NEWNSID, 0, &assign) {
+        Ok(()) => {}
+        // Another attachment of the pod was quicker.
+        Err(e) if e.is(libc::EEXIST) => {}
+        Err(e) => return Err(e),
+    }
+    ask_number(socket, &message, other)?.ok_or(Error::Answer {
+        what,
+        cause: "it has no number although it was given one".into(),
+    })
+}
+
+fn ask_number(
+    socket: &mut Socket,
+    message: &NsidMessage,
+    other: &Namespace,
+) -> Result<Option<i32>> {
+    let mut number = None;
+    socket.ask(
+        format_args!("ask for the number of namespace {}", other.path().display()),
+        RTM_GETNSID,
+        0,
+        message,
+        |payload| {
+            number = NsidMessage::parse(payload)?
+                .attributes
+                .iter()
+                .find_map(|a| match a {
+                    NsidAttribute::Id(id) if *id >= 0 => Some(*id),
+                    _ => None,
+                });
+            Ok(())
+        },
+    )?;
+    Ok(number)
+}

@@ -1,0 +1,32 @@
+//! Permanent neighbours.
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE, Parseable};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
+
+use super::{Result, Socket};
+
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_GETNEIGH: u16 = 30;
+
+/// The permanent neighbours of a link, both families.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
+    let mut filter = NeighbourMessage::default();
+    filter.attributes.push(NeighbourAttribute::IfIndex(link));
+    socket.dump("list neighbours", RTM_GETNEIGH, &filter, |payload| {
+        let neighbour = NeighbourMessage::parse(payload)?;
+        let kept =
+            neighbour.header.ifindex == link && neighbour.header.state == NeighbourState::Permanent;
+        Ok(kept.then_some(neighbour))
+    })
+}
+
+/// Adds a neighbour, or corrects the one that is there.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn replace(socket: &mut Socket, what: &str, neighbour: &NeighbourMessage) -> Result<()> {
+    socket.request(what, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, neighbour)
+}

@@ -1,0 +1,134 @@
+//! Opening and entering network namespaces.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::statfs::{FsType, fstatfs},
+};
+
+use super::{Error, Result, Socket};
+
+/// `NSFS_MAGIC` of include/uapi/linux/magic.h: the file system of namespace files.
+const NSFS: i64 = 0x6e73_6673;
+
+/// A network namespace, held open.
+#[derive(Debug)]
+pub struct Namespace {
+    file: File,
+    id: Id,
+    path: PathBuf,
+}
+
+/// What tells namespaces apart while they live: device and inode of the namespace file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Id {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`; used again for another namespace once this one is gone.
+    pub inode: u64,
+}
+
+impl Namespace {
+    /// The namespace the calling thread is in.
+    ///
+    /// # Errors
+    /// `/proc` is not there.
+    pub fn current(proc: &Path) -> Result<Self> {
+        let path = proc.join("thread-self/ns/net");
+        Self::open(&path)?.ok_or_else(|| {
+            Error::call(
+                format_args!("open this process' network namespace {}", path.display()),
+                io::Error::from(io::ErrorKind::NotFound),
+            )
+        })
+    }
+
+    /// Opens a namespace by its path; none when the path is gone or is no namespace any more,
+    /// as when a bind mount was undone and its file stayed behind.
+    ///
+    /// # Errors
+    /// Any other failure to open it.
+    pub fn open(path: &Path) -> Result<Option<Self>> {
+        let what = || format!("open network namespace {}", path.display());
+        // A path below /proc of a dead process: ESRCH; one whose parent is a file: ENOTDIR.
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(e)
+                if matches!(
+                    e.raw_os_error(),
+                    Some(libc::ENOENT | libc::ESRCH | libc::ENOTDIR | libc::EINVAL)
+                ) =>
+            {
+                return Ok(None);
+            }
+            Err(e) => return Err(Error::call(what(), e)),
+        };
+        let kind = fstatfs(&file)
+            .map_err(|e| Error::call(what(), e))?
+            .filesystem_type();
+        if kind != FsType(NSFS) {
+            return Ok(None);
+        }
+        let meta = file.metadata().map_err(|e| Error::call(what(), e))?;
+        Ok(Some(Namespace {
+            file,
+            id: Id {
+                device: meta.dev(),
+                inode: meta.ino(),
+            },
+            path: path.to_owned(),
+        }))
+    }
+
+    /// What tells it apart.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's number, for a netlink attribute that names a namespace.
+    pub fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Runs `act` with the thread in this namespace, then goes back to `home`.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered (no privilege, or it is no network namespace).
+    ///
+    /// # Panics
+    /// When the way back fails: a thread that went on in a pod's namespace would take the
+    /// pod's netdevs for the host's.
+    pub fn enter<T>(&self, home: &Namespace, act: impl FnOnce() -> T) -> Result<T> {
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|e| {
+            Error::call(
+                format_args!("enter network namespace {}", self.path.display()),
+                e,
+            )
+        })?;
+        let done = act();
+        #[expect(clippy::panic, reason = "no work is safe in the wrong namespace")]
+        if let Err(e) = setns(&home.file, CloneFlags::CLONE_NEWNET) {
+            panic!("return from network namespace {}: {e}", self.path.display());
+        }
+        Ok(done)
+    }
+
+    /// A socket that belongs to this namespace.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or the socket not opened.
+    pub fn socket(&self, home: &Namespace) -> Result<Socket> {
+        self.enter(home, Socket::open)?
+    }
+}

@@ -1,0 +1,101 @@
+//! Routes.
+
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE, Parseable};
+use netlink_packet_route::{
+    AddressFamily,
+    route::{RouteAttribute, RouteMessage},
+};
+
+use super::{Result, Socket};
+
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTM_GETROUTE: u16 = 26;
+
+/// Both families.
+pub const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
+
+/// All routes of a family that leave through a link, in every table, in the kernel's order.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec<RouteMessage>> {
+    let mut filter = RouteMessage::default();
+    filter.header.address_family = family;
+    filter.attributes.push(RouteAttribute::Oif(link));
+    dump(socket, &filter)
+}
+
+/// All routes of a family in one table.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_table(
+    socket: &mut Socket,
+    family: AddressFamily,
+    table: u32,
+) -> Result<Vec<RouteMessage>> {
+    let mut filter = RouteMessage::default();
+    filter.header.address_family = family;
+    filter.attributes.push(RouteAttribute::Table(table));
+    match dump(socket, &filter) {
+        // A table that nothing was ever put into does not exist.
+        Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
+        done => done,
+    }
+}
+
+/// The route the kernel would take for a packet to the destination of `query`; none when there
+/// is none.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn get(socket: &mut Socket, query: &RouteMessage) -> Result<Option<RouteMessage>> {
+    let mut route = None;
+    let asked = socket.ask("look up a route", RTM_GETROUTE, 0, query, |payload| {
+        route = Some(RouteMessage::parse(payload)?);
+        Ok(())
+    });
+    match asked {
+        Ok(()) => Ok(route),
+        Err(e) if e.is(libc::ENETUNREACH) || e.is(libc::EHOSTUNREACH) => Ok(None),
+        // An IPv6 stack that is not there, and routes that refuse.
+        Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(None),
+        Err(e) if e.is(libc::EACCES) || e.is(libc::EINVAL) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn dump(socket: &mut Socket, filter: &RouteMessage) -> Result<Vec<RouteMessage>> {
+    socket.dump("list routes", RTM_GETROUTE, filter, |payload| {
+        RouteMessage::parse(payload).map(Some)
+    })
+}
+
+/// Adds a route; beside one to the same destination it becomes another next hop or a later
+/// choice, as `ip route append` does.
+///
+/// # Errors
+/// The kernel's refusal: EEXIST when the very same route is there.
+pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
+    socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route)
+}
+
+/// Adds a route in the place of one to the same destination with the same metric.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn replace(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
+    socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, route)
+}
+
+/// Removes a route; one that is not there is removed.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn delete(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
+    match socket.request(what, RTM_DELROUTE, 0, route) {
+        Err(e) if e.is(libc::ESRCH) => Ok(()),
+        done => done,
+    }
+}

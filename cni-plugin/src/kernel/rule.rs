@@ -1,0 +1,44 @@
+//! Routing rules.
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable};
+use netlink_packet_route::{AddressFamily, rule::RuleMessage};
+
+use super::{Result, Socket};
+
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
+const RTM_GETRULE: u16 = 34;
+
+/// All rules of a family.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessage>> {
+    let mut filter = RuleMessage::default();
+    filter.header.family = family;
+    socket.dump("list routing rules", RTM_GETRULE, &filter, |payload| {
+        RuleMessage::parse(payload).map(Some)
+    })
+}
+
+/// Adds a rule; one that is there is added.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn add(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
+    match socket.request(what, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule) {
+        Err(e) if e.is(libc::EEXIST) => Ok(()),
+        done => done,
+    }
+}
+
+/// Removes a rule; one that is not there is removed.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn delete(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
+    match socket.request(what, RTM_DELRULE, 0, rule) {
+        Err(e) if e.is(libc::ENOENT) => Ok(()),
+        done => done,
+    }
+}

@@ -1,0 +1,384 @@
+//! A message in which the kernel described an address, a route, a rule or a neighbour, made fit
+//! to be sent back: with another interface, without what the kernel adds of itself.
+//!
+//! Attributes this program does not know are passed on as they came, so that nothing an
+//! administrator set is lost because it is newer. Pure: nothing here talks to the kernel.
+
+use netlink_packet_route::{
+    address::{
+        AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
+        AddressScope,
+    },
+    neighbour::{NeighbourAttribute, NeighbourMessage},
+    route::{
+        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteProtocol,
+        RouteType,
+    },
+    rule::{RuleAttribute, RuleFlags, RuleMessage},
+};
+
+/// `RT_TABLE_LOCAL`
+const LOCAL: u32 = 255;
+/// `RT_TABLE_MAIN`
+pub const MAIN: u32 = 254;
+/// `RT_TABLE_DEFAULT`
+const DEFAULT: u32 = 253;
+
+/// The flags of an address; the header has room for eight of them only.
+fn flags_of(address: &AddressMessage) -> AddressFlags {
+    address
+        .attributes
+        .iter()
+        .find_map(|a| match a {
+            AddressAttribute::Flags(flags) => Some(*flags),
+            _ => None,
+        })
+        .unwrap_or(AddressFlags::from_bits_retain(
+            address.header.flags.bits().into(),
+        ))
+}
+
+/// Whether an address is under the kernel's own care: made from router advertisements, a
+/// temporary one of privacy extensions, or the link-local one of the interface. It comes again
+/// by itself.
+pub fn is_autoconfigured(address: &AddressMessage) -> bool {
+    let v6 = address.header.family == netlink_packet_route::AddressFamily::Inet6;
+    let flags = flags_of(address);
+    v6 && (flags.intersects(AddressFlags::Managetempaddr | AddressFlags::Secondary)
+        || address.attributes.iter().any(|a| {
+            matches!(
+                a,
+                AddressAttribute::Protocol(
+                    AddressProtocol::RouterAnnouncement | AddressProtocol::LinkLocal
+                )
+            )
+        }))
+}
+
+/// Whether an address is of link scope (`fe80::/10`, `169.254.0.0/16` where it is set so).
+pub fn is_link_local(address: &AddressMessage) -> bool {
+    address.header.scope == AddressScope::Link
+}
+
+/// An address to be put on the interface with this index, as it was.
+pub fn address(message: &AddressMessage, index: u32) -> AddressMessage {
+    // The rest is the kernel's: what it found out about the address, and what follows from its
+    // lifetime.
+    let kept = AddressFlags::Noprefixroute
+        | AddressFlags::Mcautojoin
+        | AddressFlags::Homeaddress
+        | AddressFlags::Nodad;
+    with_flags(message, index, flags_of(message) & kept)
+}
+
+/// The same for an interface of another name, whose label would carry the old one. IPv6 ones
+/// are in use at once: until now they were in use here.
+pub fn address_elsewhere(message: &AddressMessage, index: u32) -> AddressMessage {
+    let mut copy = address(message, index);
+    copy.attributes
+        .retain(|a| !matches!(a, AddressAttribute::Label(_)));
+    if message.header.family == netlink_packet_route::AddressFamily::Inet6 {
+        let flags = flags_of(&copy) | AddressFlags::Nodad;
+        copy = with_flags(&copy, index, flags);
+    }
+    copy
+}
+
+fn with_flags(message: &AddressMessage, index: u32, flags: AddressFlags) -> AddressMessage {
+    let mut copy = message.clone();
+    copy.header.index = index;
+    copy.header.flags = AddressHeaderFlags::empty();
+    copy.attributes.retain(|a| {
+        !matches!(
+            a,
+            AddressAttribute::Flags(_) | AddressAttribute::TargetNetNsId(_)
+        )
+    });
+    copy.attributes.push(AddressAttribute::Flags(flags));
+    copy
+}
+
+/// The table of a route.
+pub fn route_table(route: &RouteMessage) -> u32 {
+    route
+        .attributes
+        .iter()
+        .find_map(|a| match a {
+            RouteAttribute::Table(table) => Some(*table),
+            _ => None,
+        })
+        .unwrap_or(route.header.table.into())
+}
+
+/// Whether the kernel makes the route itself: out of an address, of the interface being up, or
+/// of a router advertisement.
+pub fn is_kernel_made(route: &RouteMessage) -> bool {
+    let multicast = route.attributes.iter().any(
+        |a| matches!(a, RouteAttribute::Destination(RouteAddress::Inet6(to)) if to.is_multicast()),
+    );
+    matches!(
+        route.header.protocol,
+        RouteProtocol::Kernel | RouteProtocol::Ra
+    ) || route.header.kind != RouteType::Unicast
+        || route_table(route) == LOCAL
+        || route.header.flags.contains(RouteFlags::Cloned)
+        || multicast
+}
+
+/// Whether a route needs another one to reach its gateway.
+pub fn has_gateway(route: &RouteMessage) -> bool {
+    route.attributes.iter().any(|a| {
+        matches!(
+            a,
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) | RouteAttribute::MultiPath(_)
+        )
+    })
+}
+
+/// Where a route leads; none for everywhere.
+pub fn destination(route: &RouteMessage) -> Option<&RouteAddress> {
+    route.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Destination(to) => Some(to),
+        _ => None,
+    })
+}
+
+/// A route's next hop.
+pub fn gateway(route: &RouteMessage) -> Option<&RouteAddress> {
+    route.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Gateway(via) => Some(via),
+        _ => None,
+    })
+}
+
+/// Whether a route is to everywhere.
+pub fn is_default(route: &RouteMessage) -> bool {
+    route.header.destination_prefix_length == 0
+}
+
+/// Whether the next hops of a route are of several interfaces.
+pub fn leaves_elsewhere(route: &RouteMessage, index: u32) -> bool {
+    route.attributes.iter().any(|a| match a {
+        RouteAttribute::MultiPath(hops) => hops.iter().any(|hop| hop.interface_index != index),
+        _ => false,
+    })
+}
+
+/// A route out of the interface with index `to`, where it was out of `from`.
+pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
+    let mut copy = message.clone();
+    copy.header.flags &= RouteFlags::Onlink;
+    copy.attributes.retain(|a| {
+        // A next hop object is named by a number that is gone with it; what it said stands
+        // beside it.
+        !matches!(
+            a,
+            RouteAttribute::CacheInfo(_) | RouteAttribute::NhId(_) | RouteAttribute::Iif(_)
+        )
+    });
+    for attribute in &mut copy.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) if *index == from => *index = to,
+            RouteAttribute::MultiPath(hops) => {
+                for hop in hops {
+                    hop.flags &= RouteNextHopFlags::Onlink;
+                    if hop.interface_index == from {
+                        hop.interface_index = to;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    copy
+}
+
+/// The table a rule looks up.
+pub fn rule_table(rule: &RuleMessage) -> u32 {
+    rule.attributes
+        .iter()
+        .find_map(|a| match a {
+            RuleAttribute::Table(table) => Some(*table),
+            _ => None,
+        })
+        .unwrap_or(rule.header.table.into())
+}
+
+/// Whether a rule is about an interface: by its name, or because it looks up a table that has
+/// routes out of it and is not one of the common tables.
+pub fn rule_concerns(rule: &RuleMessage, name: &str, tables: &[u32]) -> bool {
+    let by_name = rule
+        .attributes
+        .iter()
+        .any(|a| matches!(a, RuleAttribute::Iifname(n) | RuleAttribute::Oifname(n) if n == name));
+    let table = rule_table(rule);
+    by_name || (!matches!(table, LOCAL | MAIN | DEFAULT) && tables.contains(&table))
+}
+
+/// A rule about the interface `to` that was about `from`.
+pub fn rule(message: &RuleMessage, from: &str, to: &str) -> RuleMessage {
+    let mut copy = message.clone();
+    copy.header.flags &= RuleFlags::Invert;
+    for attribute in &mut copy.attributes {
+        match attribute {
+            RuleAttribute::Iifname(name) | RuleAttribute::Oifname(name) if name == from => {
+                to.clone_into(name);
+            }
+            _ => {}
+        }
+    }
+    copy
+}
+
+/// A permanent neighbour on the interface with this index.
+pub fn neighbour(message: &NeighbourMessage, index: u32) -> NeighbourMessage {
+    let mut copy = message.clone();
+    copy.header.ifindex = index;
+    copy.attributes.retain(|a| {
+        !matches!(
+            a,
+            NeighbourAttribute::CacheInfo(_) | NeighbourAttribute::Probes(_)
+        )
+    });
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::{AddressFamily, address::CacheInfo, route::RouteNextHop};
+
+    use super::*;
+
+    fn plain_route(attributes: Vec<RouteAttribute>) -> RouteMessage {
+        let mut route = RouteMessage::default();
+        route.header.address_family = AddressFamily::Inet;
+        route.header.table = 254;
+        route.header.protocol = RouteProtocol::Static;
+        route.header.kind = RouteType::Unicast;
+        route.attributes = attributes;
+        route
+    }
+
+    #[test]
+    fn an_address_keeps_prefix_scope_and_lifetime_and_loses_the_kernels_marks() {
+        let mut message = AddressMessage::default();
+        message.header.family = AddressFamily::Inet6;
+        message.header.prefix_len = 64;
+        message.header.index = 3;
+        message.header.flags = AddressHeaderFlags::Permanent | AddressHeaderFlags::Tentative;
+        let mut lifetime = CacheInfo::default();
+        (lifetime.ifa_preferred, lifetime.ifa_valid) = (0, 600);
+        message.attributes = vec![
+            AddressAttribute::Address("fd00::1".parse().unwrap()),
+            AddressAttribute::Label("eth1:0".into()),
+            AddressAttribute::CacheInfo(lifetime),
+            AddressAttribute::Flags(AddressFlags::Tentative | AddressFlags::Noprefixroute),
+        ];
+        let copy = address(&message, 7);
+        assert_eq!(copy.header.index, 7);
+        assert_eq!(copy.header.prefix_len, 64);
+        assert!(copy.header.flags.is_empty());
+        assert_eq!(flags_of(&copy), AddressFlags::Noprefixroute);
+        assert!(
+            copy.attributes
+                .contains(&AddressAttribute::CacheInfo(lifetime))
+        );
+        assert!(
+            copy.attributes
+                .contains(&AddressAttribute::Label("eth1:0".into()))
+        );
+        let elsewhere = address_elsewhere(&message, 7);
+        assert_eq!(
+            flags_of(&elsewhere),
+            AddressFlags::Noprefixroute | AddressFlags::Nodad
+        );
+        assert!(
+            !elsewhere
+                .attributes
+                .contains(&AddressAttribute::Label("eth1:0".into()))
+        );
+    }
+
+    #[test]
+    fn autoconfigured_addresses_are_left_to_the_kernel() {
+        let mut message = AddressMessage::default();
+        message.header.family = AddressFamily::Inet6;
+        assert!(!is_autoconfigured(&message));
+        message.attributes = vec![AddressAttribute::Flags(AddressFlags::Managetempaddr)];
+        assert!(is_autoconfigured(&message));
+        message.attributes = vec![AddressAttribute::Protocol(
+            AddressProtocol::RouterAnnouncement,
+        )];
+        assert!(is_autoconfigured(&message));
+        // On IPv4 the same bit marks the second address of a subnet.
+        message.header.family = AddressFamily::Inet;
+        message.attributes = vec![AddressAttribute::Flags(AddressFlags::Secondary)];
+        assert!(!is_autoconfigured(&message));
+    }
+
+    #[test]
+    fn kernel_made_routes_are_told_from_administrators() {
+        let mut route = plain_route(vec![]);
+        assert!(!is_kernel_made(&route));
+        route.header.protocol = RouteProtocol::Kernel;
+        assert!(is_kernel_made(&route));
+        let mut local = plain_route(vec![RouteAttribute::Table(255)]);
+        assert!(is_kernel_made(&local));
+        local.header.kind = RouteType::Local;
+        assert!(is_kernel_made(&local));
+        let group = RouteAddress::Inet6("ff00::".parse().unwrap());
+        assert!(is_kernel_made(&plain_route(vec![
+            RouteAttribute::Destination(group)
+        ])));
+    }
+
+    #[test]
+    fn a_route_moves_to_another_interface_with_all_it_says() {
+        let mut hop = RouteNextHop::default();
+        hop.interface_index = 3;
+        hop.flags = RouteNextHopFlags::Linkdown | RouteNextHopFlags::Onlink;
+        let mut other = hop.clone();
+        other.interface_index = 4;
+        let mut message = plain_route(vec![
+            RouteAttribute::Oif(3),
+            RouteAttribute::Priority(50),
+            RouteAttribute::Table(1000),
+            RouteAttribute::NhId(9),
+            RouteAttribute::MultiPath(vec![hop, other]),
+        ]);
+        message.header.flags = RouteFlags::Onlink | RouteFlags::Linkdown;
+        assert!(leaves_elsewhere(&message, 3));
+        let copy = route(&message, 3, 8);
+        assert_eq!(copy.header.flags, RouteFlags::Onlink);
+        assert_eq!(route_table(&copy), 1000);
+        assert!(copy.attributes.contains(&RouteAttribute::Oif(8)));
+        assert!(copy.attributes.contains(&RouteAttribute::Priority(50)));
+        assert!(!copy.attributes.contains(&RouteAttribute::NhId(9)));
+        let Some(RouteAttribute::MultiPath(hops)) = copy.attributes.last() else {
+            panic!()
+        };
+        assert_eq!(
+            hops.iter().map(|h| h.interface_index).collect::<Vec<_>>(),
+            [8, 4]
+        );
+        assert_eq!(hops[0].flags, RouteNextHopFlags::Onlink);
+    }
+
+    #[test]
+    fn rules_concern_an_interface_by_name_or_by_table() {
+        let mut by_table = RuleMessage::default();
+        by_table.header.table = 101;
+        assert!(rule_concerns(&by_table, "eth1", &[101]));
+        assert!(!rule_concerns(&by_table, "eth1", &[102]));
+        by_table.header.table = 254;
+        assert!(
+            !rule_concerns(&by_table, "eth1", &[254]),
+            "main is everybody's"
+        );
+        let mut by_name = RuleMessage::default();
+        by_name.attributes = vec![RuleAttribute::Iifname("eth1".into())];
+        assert!(rule_concerns(&by_name, "eth1", &[]));
+        let copy = rule(&by_name, "eth1", "net1");
+        assert_eq!(copy.attributes, [RuleAttribute::Iifname("net1".into())]);
+    }
+}
