@@ -110,6 +110,7 @@ mod tests {
             driver: None,
             master: None,
             lowers: vec![],
+            uppers: vec![],
             pkey: None,
         }
     }

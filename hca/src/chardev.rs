@@ -12,9 +12,10 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use crate::host::{self, Host, Result};
+use crate::json;
 
 /// A device number, displayed as `major:minor`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
     /// Major number.
     pub major: u32,
@@ -62,12 +63,12 @@ pub struct CharDevice {
     /// The node below [`Host::dev`].
     pub path: PathBuf,
     /// Its number.
+    #[serde(serialize_with = "json::text")]
     pub number: DeviceNumber,
 }
 
 /// Whether a device node can be handed to a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Node {
     /// There, a character device, with the right number.
     Ready,
@@ -120,8 +121,10 @@ pub struct CharDevices {
     pub uverbs: Option<CharDevice>,
     /// Management datagram nodes with their port numbers; empty without `ib_umad`, and for
     /// devices without MAD support (iWARP).
+    #[serde(serialize_with = "json::nodes_of_ports")]
     pub umad: Vec<(u32, CharDevice)>,
     /// Subnet-manager nodes with their port numbers; newer kernels have none on Ethernet ports.
+    #[serde(serialize_with = "json::nodes_of_ports")]
     pub issm: Vec<(u32, CharDevice)>,
     /// The old connection-manager node; gone since Linux 5.16.
     pub ucm: Option<CharDevice>,

@@ -194,20 +194,22 @@ pub fn find_roce_v2(
     // Empty slots are read as the zero GID; only slots past the end of the table are absent.
     let mut absent = 0;
     for index in 0.. {
-        match gid(&directory, index)? {
-            Some(gid) if gid == wanted => {
-                let entry = entry(&directory, index, gid)?;
-                if entry.kind == Some(GidType::RoceV2)
-                    && (netdev.is_none() || entry.netdev.as_deref() == netdev)
-                {
-                    return Ok(Some(entry));
-                }
+        let Some(gid) = gid(&directory, index)? else {
+            absent += 1;
+            if absent == EMPTY_RUN {
+                break;
             }
-            Some(_) => absent = 0,
-            None => absent += 1,
+            continue;
+        };
+        absent = 0;
+        if gid != wanted {
+            continue;
         }
-        if absent == EMPTY_RUN {
-            break;
+        let entry = entry(&directory, index, gid)?;
+        if entry.kind == Some(GidType::RoceV2)
+            && (netdev.is_none() || entry.netdev.as_deref() == netdev)
+        {
+            return Ok(Some(entry));
         }
     }
     Ok(None)

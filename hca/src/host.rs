@@ -45,7 +45,9 @@ pub enum Error {
         source: io::Error,
     },
     /// The object asked for does not exist on this host, or not in this network namespace.
-    #[error("{kind} {name} does not exist on this host ({path} is missing)")]
+    #[error(
+        "{kind} {name} does not exist on this host, or not in this network namespace (looked at {path})"
+    )]
     Missing {
         /// Kind of object, such as `netdev` or `PCI device`.
         kind: &'static str,
@@ -172,11 +174,13 @@ fn absent_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>> {
 pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> {
     let path = directory.join(name);
     let mut page = [0; 4096];
-    let length = absent_is_none(
-        &path,
-        fs::File::open(&path).and_then(|mut f| f.read(&mut page)),
-    )?;
-    let text = String::from_utf8_lossy(page.get(..length.unwrap_or(0)).unwrap_or(&page));
+    let length = loop {
+        match fs::File::open(&path).and_then(|mut file| file.read(&mut page)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => break absent_is_none(&path, result)?.unwrap_or(0),
+        }
+    };
+    let text = String::from_utf8_lossy(page.get(..length).unwrap_or(&page));
     let text = text.trim();
     Ok((!text.is_empty()).then(|| text.to_owned()))
 }
@@ -249,8 +253,8 @@ pub(crate) fn link_name(directory: &Path, name: &str) -> Result<Option<String>> 
     Ok(target.and_then(|t| t.file_name().and_then(|n| n.to_str()).map(str::to_owned)))
 }
 
-/// The directory that a link in `directory` leads to, or the entry itself if it is no link;
-/// `None` if it is not there or leads nowhere.
+/// The directory that a link in `directory` leads to, or the entry itself if it is one;
+/// `None` if there is no directory.
 ///
 /// `directory` must be free of links itself. Links of sysfs are relative and lead through none,
 /// so `..` can be taken off the text: two system calls instead of one for each component.
@@ -274,10 +278,12 @@ pub(crate) fn follow(directory: &Path, name: &str) -> Result<Option<PathBuf>> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => path,
         Err(error) => return absent_is_none(&path, Err(error)),
     };
-    Ok(exists(&real)?.then_some(real))
+    // `/sys/class/net/bonding_masters` is a file among netdevs.
+    let found = absent_is_none(&real, fs::metadata(&real))?;
+    Ok(found.filter(fs::Metadata::is_dir).map(|_| real))
 }
 
-/// True if the directory (still) exists.
+/// True if there is something of this name.
 pub(crate) fn exists(path: &Path) -> Result<bool> {
     Ok(absent_is_none(path, fs::metadata(path))?.is_some())
 }
@@ -303,7 +309,8 @@ mod tests {
         assert!(error.is_missing());
         assert_eq!(
             error.to_string(),
-            "netdev ens1 does not exist on this host (/nonexistent/sys/class/net/ens1 is missing)"
+            "netdev ens1 does not exist on this host, or not in this network namespace (looked at \
+             /nonexistent/sys/class/net/ens1)"
         );
     }
 

@@ -23,12 +23,14 @@ use crate::rdma::{self, PortId, RdmaDevice};
 
 /// What RDMA hardware a host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Inventory {
     /// RDMA devices visible in this network namespace, in natural order of name.
     pub rdma_devices: Vec<RdmaDevice>,
     /// RDMA devices that exist but are in another network namespace (exclusive mode).
     pub elsewhere: Vec<Elsewhere>,
-    /// Netdevs on hardware, and every netdev that a GID table or a bond connects to one.
+    /// Netdevs on hardware, those that a GID table names, IPoIB children, and every netdev above
+    /// one of these (bonds, bridges, VLANs, macvlans), in natural order of name.
     pub netdevs: Vec<Netdev>,
     /// The connection manager's node; `None` if `rdma_ucm` is not loaded.
     pub rdma_cm: Option<CharDevice>,
@@ -39,6 +41,7 @@ pub struct Inventory {
 /// An RDMA device of another network namespace, known by its verbs node: the class
 /// `infiniband_verbs` is not divided by namespaces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Elsewhere {
     /// Its name.
     pub rdma_device: String,
@@ -67,11 +70,12 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
     }
     let rdma_devices = each(&host.class("infiniband"), |name| rdma::read(host, name))?;
     let netdevs = netdevs(host, &rdma_devices)?;
+    let netns_mode = nldev::netns_mode(host)?;
     Ok(Inventory {
-        elsewhere: elsewhere(host, &rdma_devices)?,
+        elsewhere: elsewhere(host, netns_mode, &rdma_devices)?,
         netdevs,
         rdma_cm: chardev::rdma_cm(host)?,
-        netns_mode: nldev::netns_mode(host)?,
+        netns_mode,
         rdma_devices,
     })
 }
@@ -104,7 +108,10 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
     let class = host.class("net");
     let mut names = Vec::new();
     for name in host::names(&class)? {
-        if of_rdma.contains(name.as_str()) || host::exists(&class.join(&name).join("device"))? {
+        if of_rdma.contains(name.as_str())
+            || host::exists(&class.join(&name).join("device"))?
+            || netdev::is_ipoib(host, &name)?
+        {
             names.push(name);
         }
     }
@@ -117,7 +124,7 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
             Err(error) if error.is_missing() => {}
             result => {
                 let netdev = result?;
-                names.extend(netdev.master.clone());
+                names.extend(netdev.uppers.clone());
                 netdevs.push(netdev);
             }
         }
@@ -126,11 +133,17 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
     Ok(netdevs)
 }
 
-fn elsewhere(host: &Host, here: &[RdmaDevice]) -> Result<Vec<Elsewhere>> {
-    let class = host.class("infiniband_verbs");
+/// Devices of other namespaces. In shared mode every namespace sees all; a verbs node without
+/// its device is then a device that came during the walk.
+fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Result<Vec<Elsewhere>> {
     let mut found = Vec::new();
+    if mode != Some(NetnsMode::Exclusive) {
+        return Ok(found);
+    }
+    let class = host.class("infiniband_verbs");
     for (rdma_device, uverbs, _) in chardev::entries(host, &class)? {
-        if here.iter().any(|device| device.name == rdma_device) {
+        let came_now = || host::exists(&host.class("infiniband").join(&rdma_device));
+        if here.iter().any(|device| device.name == rdma_device) || came_now()? {
             continue;
         }
         let parent = match host::follow(&class, &uverbs.name)? {
@@ -222,8 +235,10 @@ impl Inventory {
             return;
         }
         let before = ports.len();
+        let ipoib_child = netdev.is_ipoib() && netdev.is_child();
         ports.extend(self.ports_where(|device, port| {
-            shares_hardware(device, netdev)
+            !ipoib_child
+                && shares_hardware(device, netdev)
                 && if device.soft_parent.is_some() {
                     association::claims(claim(device, port), netdev)
                 } else {
@@ -234,6 +249,10 @@ impl Inventory {
         if ports.len() == before {
             for lower in &netdev.lowers {
                 self.collect_ports(lower, seen, ports);
+            }
+            let parent = self.netdevs.iter().find(|n| n.ifindex == netdev.iflink);
+            if let Some(parent) = parent.filter(|_| ipoib_child) {
+                self.collect_ports(&parent.name, seen, ports);
             }
         }
         if ports.len() == before {

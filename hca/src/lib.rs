@@ -20,6 +20,7 @@ pub mod chardev;
 pub mod gid;
 pub mod host;
 pub mod inventory;
+mod json;
 pub mod lookup;
 pub mod netdev;
 pub mod nldev;

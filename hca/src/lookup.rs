@@ -7,8 +7,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde::Serialize;
-
 use crate::address::MacAddress;
 use crate::association::{self, Claim};
 use crate::gid;
@@ -18,9 +16,10 @@ use crate::parent::Parent;
 use crate::pci::PciAddress;
 use crate::port;
 use crate::rdma::{self, PortId};
+use crate::unit::HcaId;
 
 /// What stands on a piece of hardware.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Occupants {
     /// Netdevs, representors and IPoIB children left out, in order of interface index.
     pub netdevs: Vec<Netdev>,
@@ -47,17 +46,48 @@ pub fn on_auxiliary(host: &Host, name: &str) -> Result<Occupants> {
     occupants(host, &Parent::at(host, directory)?)
 }
 
+/// Netdevs and RDMA devices of an HCA, by the name both plugins have for it.
+///
+/// # Errors
+/// [`host::Error::Missing`] if it is not on this host, or not in this network namespace;
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
+    let guid = match hca {
+        HcaId::Pci(address) => return on_pci(host, *address),
+        HcaId::Auxiliary(name) => return on_auxiliary(host, name.as_str()),
+        HcaId::NodeGuid(guid) => *guid,
+    };
+    let class = host.class("infiniband");
+    let mut found = Occupants::default();
+    for name in host::names(&class)? {
+        if host::parsed(&class.join(&name), "node_guid")? != Some(guid) {
+            continue;
+        }
+        let Some(device) = present(rdma::read(host, &name))? else {
+            continue;
+        };
+        for netdev in device.netdevs() {
+            found.netdevs.extend(present(netdev::read(host, netdev))?);
+        }
+        found.rdma_devices.push(name);
+    }
+    if found.rdma_devices.is_empty() {
+        return Err(host::Error::Missing {
+            kind: "RDMA device with node GUID",
+            name: guid.to_string(),
+            path: class,
+        });
+    }
+    Ok(found)
+}
+
 fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
     let netdevs = rdma::siblings(host, Some(parent))?;
     let mut rdma_devices = parent.rdma_devices()?;
     if rdma_devices.is_empty() {
         // Soft RoCE is not below the NIC, but says which netdev it is on.
         for netdev in &netdevs {
-            rdma_devices.extend(
-                parentless(host, &netdev.name)?
-                    .into_iter()
-                    .map(|p| p.device),
-            );
+            rdma_devices.extend(parentless(host, netdev)?.into_iter().map(|p| p.device));
         }
     }
     Ok(Occupants {
@@ -68,28 +98,34 @@ fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
 
 /// The RDMA ports through which a netdev's traffic can go; empty if it is not RDMA-capable.
 ///
-/// A netdev on RDMA hardware has that hardware's port. A bond, VLAN, macvlan or ipvlan has the
-/// ports of the netdevs below it. Otherwise the RDMA devices that have no netdev on their own
-/// hardware (soft RoCE, and NICs whose RDMA function is a different PCI function) are asked for
-/// theirs, which reads a few files of each such device.
+/// A netdev on RDMA hardware has that hardware's port. A bond, VLAN, macvlan, ipvlan or IPoIB
+/// child has the ports of the netdevs below it. Otherwise the RDMA devices that have no netdev on
+/// their own hardware (soft RoCE, and NICs whose RDMA function is a different PCI function) are
+/// asked for theirs, which reads a few files of each such device.
 ///
 /// # Errors
-/// [`host::Error::Missing`] if the netdev is not in this network namespace, [`host::Error::BadName`] if the
-/// name cannot be a netdev's; [`host::Error::Read`] if sysfs cannot be read.
+/// [`host::Error::Missing`] if the netdev is not in this network namespace,
+/// [`host::Error::BadName`] if the name cannot be a netdev's; [`host::Error::Read`] if sysfs
+/// cannot be read.
 pub fn ports_of_netdev(host: &Host, name: &str) -> Result<Vec<PortId>> {
     let mut ports = BTreeSet::new();
-    collect_ports(host, name, MAX_STACK, &mut ports)?;
+    collect_ports(host, &netdev::read(host, name)?, MAX_STACK, &mut ports)?;
     Ok(ports.into_iter().collect())
 }
 
 /// Netdevs can be stacked only eight deep (`MAX_NEST_DEV`, `include/linux/netdevice.h`).
 const MAX_STACK: u32 = 8;
 
-fn collect_ports(host: &Host, name: &str, depth: u32, ports: &mut BTreeSet<PortId>) -> Result<()> {
-    let directory = host.class_entry("netdev", "net", name)?;
-    let parent = Parent::of(host, &directory)?;
-    if let Some(parent) = &parent {
-        let found = hardware_ports(host, parent, name)?;
+fn collect_ports(
+    host: &Host,
+    netdev: &Netdev,
+    depth: u32,
+    ports: &mut BTreeSet<PortId>,
+) -> Result<()> {
+    let lowers = below(host, netdev)?;
+    // An IPoIB child stands on the same hardware as its parent, but does not tell its port.
+    if !(netdev.is_ipoib() && netdev.is_child()) {
+        let found = hardware_ports(host, netdev)?;
         if !found.is_empty() {
             ports.extend(found);
             return Ok(());
@@ -97,23 +133,39 @@ fn collect_ports(host: &Host, name: &str, depth: u32, ports: &mut BTreeSet<PortI
     }
     let before = ports.len();
     if let Some(depth) = depth.checked_sub(1) {
-        for lower in netdev::lowers(&directory)? {
-            present(collect_ports(host, &lower, depth, ports))?;
+        for lower in lowers {
+            if let Some(lower) = present(netdev::read(host, &lower))? {
+                collect_ports(host, &lower, depth, ports)?;
+            }
         }
     }
     if ports.len() == before {
-        ports.extend(parentless(host, name)?);
+        ports.extend(parentless(host, netdev)?);
     }
     Ok(())
 }
 
-/// Ports of the RDMA devices on the same hardware that belong to this netdev.
-fn hardware_ports(host: &Host, parent: &Parent, name: &str) -> Result<Vec<PortId>> {
-    let devices = parent.rdma_devices()?;
-    if devices.is_empty() {
-        return Ok(Vec::new());
+/// Names of the netdevs that a netdev stands on. IPoIB has no links to tell; there it is the
+/// netdev that `iflink` points at.
+fn below(host: &Host, netdev: &Netdev) -> Result<Vec<String>> {
+    if !(netdev.is_ipoib() && netdev.is_child()) {
+        return Ok(netdev.lowers.clone());
     }
-    let netdev = netdev::read(host, name)?;
+    for name in host::names(&host.class("net"))? {
+        if netdev::ifindex(host, &name)? == Some(netdev.iflink) {
+            return Ok(vec![name]);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Ports of the RDMA devices on the same hardware that belong to this netdev.
+fn hardware_ports(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
+    let directory = host.class_entry("netdev", "net", &netdev.name)?;
+    let devices = match Parent::of(host, &directory)? {
+        Some(parent) => parent.rdma_devices()?,
+        None => Vec::new(),
+    };
     let mut ports = Vec::new();
     for device in devices {
         let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
@@ -121,13 +173,13 @@ fn hardware_ports(host: &Host, parent: &Parent, name: &str) -> Result<Vec<PortId
             continue;
         };
         if rdma::soft_parent(&directory)?.is_some() {
-            ports.extend(claimed_ports(&directory, &device, &netdev)?);
+            ports.extend(claimed_ports(&directory, &device, netdev)?);
             continue;
         }
         let numbers = rdma::port_numbers(&directory)?;
         for number in &numbers {
             let link_layer = port::link_layer(&directory.join("ports").join(number.to_string()))?;
-            if association::serves(&netdev, *number, link_layer, numbers.len() == 1) {
+            if association::serves(netdev, *number, link_layer, numbers.len() == 1) {
                 ports.push(PortId {
                     device: device.clone(),
                     port: *number,
@@ -139,19 +191,23 @@ fn hardware_ports(host: &Host, parent: &Parent, name: &str) -> Result<Vec<PortId
 }
 
 /// Ports of RDMA devices without netdevs on their own hardware that claim this netdev.
-fn parentless(host: &Host, name: &str) -> Result<Vec<PortId>> {
-    let netdev = netdev::read(host, name)?;
+fn parentless(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
     let mut ports = Vec::new();
     for device in host::names(&host.class("infiniband"))? {
         let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
         else {
             continue;
         };
-        let parent = Parent::of(host, &directory)?;
-        let on_own_hardware = rdma::soft_parent(&directory)?.is_none()
-            && parent.is_some_and(|p| p.netdevs().is_ok_and(|netdevs| !netdevs.is_empty()));
+        let hardware = match rdma::soft_parent(&directory)? {
+            None => Parent::of(host, &directory)?,
+            Some(_) => None,
+        };
+        let on_own_hardware = match hardware {
+            Some(parent) => !parent.netdevs()?.is_empty(),
+            None => false,
+        };
         if !on_own_hardware {
-            ports.extend(claimed_ports(&directory, &device, &netdev)?);
+            ports.extend(claimed_ports(&directory, &device, netdev)?);
         }
     }
     Ok(ports)

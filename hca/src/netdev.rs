@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::address::MacAddress;
 use crate::host::{self, Host, Result};
+use crate::json;
 use crate::parent::Parent;
 use crate::pci::PciAddress;
 
@@ -22,6 +23,7 @@ pub mod link_type {
 
 /// One netdev.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Netdev {
     /// Name in this network namespace.
     pub name: String,
@@ -63,7 +65,10 @@ pub struct Netdev {
     pub master: Option<String>,
     /// Netdevs below it: members of a bond, the parent of a VLAN or macvlan.
     pub lowers: Vec<String>,
+    /// Netdevs above it: its master, VLANs and macvlans made on it.
+    pub uppers: Vec<String>,
     /// Partition key of an IPoIB netdev.
+    #[serde(serialize_with = "json::optional_hex16")]
     pub pkey: Option<u16>,
 }
 
@@ -111,6 +116,7 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
     let mac: Option<MacAddress> = host::parsed(&directory, "address")?;
+    let (lowers, uppers) = neighbours(&directory)?;
     Ok(Netdev {
         name: name.to_owned(),
         ifindex: host::parsed(&directory, "ifindex")?.unwrap_or(0),
@@ -133,7 +139,8 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
         pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
         master: host::link_name(&directory, "master")?,
-        lowers: lowers(&directory)?,
+        lowers,
+        uppers,
         pkey: host::hexadecimal(&directory, "pkey")?.and_then(|key| u16::try_from(key).ok()),
     })
 }
@@ -167,12 +174,28 @@ fn kind(directory: &Path) -> Result<Option<String>> {
         .map(str::to_owned))
 }
 
-/// Names behind the `lower_<name>` links.
-pub(crate) fn lowers(directory: &Path) -> Result<Vec<String>> {
-    let mut lowers: Vec<String> = host::unsorted_names(directory)?
-        .iter()
-        .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
-        .collect();
+/// Names behind the `lower_<name>` and the `upper_<name>` links.
+fn neighbours(directory: &Path) -> Result<(Vec<String>, Vec<String>)> {
+    let (mut lowers, mut uppers) = (Vec::new(), Vec::new());
+    for name in host::unsorted_names(directory)? {
+        if let Some(lower) = name.strip_prefix("lower_") {
+            lowers.push(lower.to_owned());
+        } else if let Some(upper) = name.strip_prefix("upper_") {
+            uppers.push(upper.to_owned());
+        }
+    }
     lowers.sort_unstable();
-    Ok(lowers)
+    uppers.sort_unstable();
+    Ok((lowers, uppers))
+}
+
+/// The interface index alone; `None` if there is no such netdev (any more).
+pub(crate) fn ifindex(host: &Host, name: &str) -> Result<Option<u32>> {
+    host::parsed(&host.class("net").join(name), "ifindex")
+}
+
+/// True for an IPoIB netdev, by its type alone.
+pub(crate) fn is_ipoib(host: &Host, name: &str) -> Result<bool> {
+    let kind: Option<u16> = host::parsed(&host.class("net").join(name), "type")?;
+    Ok(kind == Some(link_type::INFINIBAND))
 }

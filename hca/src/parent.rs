@@ -56,8 +56,8 @@ impl Parent {
         })
     }
 
-    /// The driver of the immediate parent, or where that is a bus device without one's own
-    /// hardware (virtio), still that: it is what made the class device.
+    /// The driver bound to the immediate parent: `mlx5_core`, or `virtio_net` where the PCI
+    /// function above has `virtio-pci`.
     pub(crate) fn driver(&self) -> Result<Option<String>> {
         host::link_name(&self.directory, "driver")
     }

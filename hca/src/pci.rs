@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::address::ParseError;
 use crate::host::{self, Host, Result};
+use crate::json;
 
 /// A PCI function's address, `domain:bus:device.function`.
 ///
@@ -91,17 +92,22 @@ impl<'de> Deserialize<'de> for PciAddress {
 
 /// One PCI function as the kernel sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PciFunction {
     /// Its address.
     pub address: PciAddress,
     /// Vendor ID, for instance `0x15b3`.
+    #[serde(serialize_with = "json::hex16")]
     pub vendor: u16,
     /// Device ID, for instance `0x1021`.
+    #[serde(serialize_with = "json::hex16")]
     pub device: u16,
     /// Subsystem vendor and device IDs, where the function has them.
+    #[serde(serialize_with = "json::subsystem")]
     pub subsystem: Option<(u16, u16)>,
     /// Class code: base class, sub-class, programming interface (24 bits; `0x020000` Ethernet,
     /// `0x020700` InfiniBand).
+    #[serde(serialize_with = "json::hex24")]
     pub class: u32,
     /// The bound driver, such as `mlx5_core` or `vfio-pci`; `None` if unbound.
     pub driver: Option<String>,
@@ -147,6 +153,7 @@ pub enum Sriov {
         /// VFs the hardware allows.
         total: u32,
         /// VFs in being now, by VF index. Shorter than the index range if a VF was detached.
+        #[serde(serialize_with = "json::functions")]
         functions: Vec<(u32, PciAddress)>,
     },
     /// A virtual function.

@@ -9,9 +9,11 @@ use serde::{Serialize, Serializer};
 use crate::address::ParseError;
 use crate::gid::{self, GidTable};
 use crate::host::{self, Result};
+use crate::json;
 
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Port {
     /// Port number as verbs counts, from 1.
     pub number: u32,
@@ -34,6 +36,7 @@ pub struct Port {
     /// The GID table.
     pub gids: GidTable,
     /// Filled slots of the partition table: index and key. The key's high bit is full membership.
+    #[serde(serialize_with = "json::pkeys")]
     pub pkeys: Vec<(u32, u16)>,
     /// The netdev of this port: the Ethernet netdev for RoCE and iWARP, the parent IPoIB netdev
     /// for InfiniBand. `None` if there is none, or if it is in another network namespace.

@@ -32,6 +32,7 @@ impl fmt::Display for PortId {
 
 /// One RDMA device with everything that hangs on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RdmaDevice {
     /// Name, such as `mlx5_0`. Unique on the host whatever the network namespace; may be changed
     /// by udev or an administrator.

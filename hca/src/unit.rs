@@ -21,6 +21,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::address::Guid;
+use crate::inventory::Elsewhere;
+use crate::parent::is_subfunction;
 use crate::pci::PciAddress;
 use crate::rdma::RdmaDevice;
 
@@ -179,21 +181,35 @@ impl HcaId {
     /// [`Error::NoIdentity`] for a soft device without a GUID; [`Error::Form`] for an auxiliary
     /// name that is not of the kernel's form.
     pub fn of(device: &RdmaDevice) -> Result<Self, Error> {
-        if let Some(name) = device.subfunction_name() {
-            return name.parse().map(Self::Auxiliary);
+        let pci = device.pci.as_ref().map(|pci| pci.address);
+        match Self::of_place(pci, device.auxiliary.as_deref())? {
+            Some(id) => Ok(id),
+            None => device
+                .node_guid
+                .map(Self::NodeGuid)
+                .ok_or_else(|| Error::NoIdentity {
+                    device: device.name.clone(),
+                }),
         }
-        if let Some(pci) = &device.pci {
-            return Ok(Self::Pci(pci.address));
+    }
+
+    /// The identity of an RDMA device that is in another network namespace; `None` for a soft
+    /// device, whose GUID cannot be read from here.
+    ///
+    /// # Errors
+    /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
+    pub fn of_elsewhere(device: &Elsewhere) -> Result<Option<Self>, Error> {
+        Self::of_place(device.pci, device.auxiliary.as_deref())
+    }
+
+    fn of_place(pci: Option<PciAddress>, auxiliary: Option<&str>) -> Result<Option<Self>, Error> {
+        match (auxiliary, pci) {
+            (Some(name), Some(_)) if is_subfunction(name) => name.parse().map(Self::Auxiliary),
+            (_, Some(address)) => Ok(Self::Pci(address)),
+            (Some(name), None) => name.parse().map(Self::Auxiliary),
+            (None, None) => return Ok(None),
         }
-        if let Some(name) = &device.auxiliary {
-            return name.parse().map(Self::Auxiliary);
-        }
-        device
-            .node_guid
-            .map(Self::NodeGuid)
-            .ok_or_else(|| Error::NoIdentity {
-                device: device.name.clone(),
-            })
+        .map(Some)
     }
 }
 

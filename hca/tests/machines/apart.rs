@@ -1,5 +1,6 @@
 //! RDMA devices and netdevs that do not stand on the same hardware, or not in the same namespace.
 
+use hca::HcaId;
 use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 
 use crate::{Machine, PF1, pci, two_functions};
@@ -102,6 +103,11 @@ fn a_device_moved_to_another_namespace_is_remembered_by_its_node() {
         ("mlx5_1", Some(pci(PF1)))
     );
     assert_eq!(elsewhere.uverbs.name, "uverbs1");
+    assert_eq!(
+        HcaId::of_elsewhere(elsewhere),
+        Ok(Some(HcaId::Pci(pci(PF1)))),
+        "the unit keeps its name"
+    );
     assert!(
         hca::rdma::read(&machine.tree.host(), "mlx5_1")
             .unwrap_err()
@@ -150,6 +156,13 @@ fn an_iwarp_device_that_names_no_netdev_is_matched_by_address() {
     let siw = inventory.rdma_device("siw0").unwrap();
     assert_eq!(siw.netdevs().collect::<Vec<_>>(), ["eth0"]);
     assert!(siw.is_soft());
+    let id = HcaId::of(siw).unwrap();
+    let found = hca::lookup::on_hca(&machine.tree.host(), &id).unwrap();
+    assert_eq!(found.netdevs[0].name, "eth0");
+    assert_eq!(found.rdma_devices, ["siw0"]);
+    let other: HcaId = "guid-0000000000000001".parse().unwrap();
+    let error = hca::lookup::on_hca(&machine.tree.host(), &other).unwrap_err();
+    assert!(error.is_missing(), "{error}");
     assert_eq!(machine.ports_of("eth0"), ["siw0/1"]);
     assert_eq!(
         machine.ports_of("eth0.5"),

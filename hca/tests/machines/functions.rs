@@ -115,7 +115,8 @@ fn a_sub_function_is_a_nic_of_its_own() {
     assert_eq!(HcaId::of(device).unwrap().to_string(), sf);
     assert_eq!(machine.ports_of("ens1f0s88"), ["mlx5_4/1"]);
 
-    let found = hca::lookup::on_auxiliary(&machine.tree.host(), sf).unwrap();
+    let id: HcaId = sf.parse().unwrap();
+    let found = hca::lookup::on_hca(&machine.tree.host(), &id).unwrap();
     assert_eq!(
         (
             found.netdevs[0].name.as_str(),
@@ -199,4 +200,34 @@ fn a_bond_has_the_port_of_the_device_that_spans_it() {
         Some("bond")
     );
     assert!(inventory.netdev("bond0.7").is_some(), "known by its GID");
+}
+
+#[test]
+fn json_has_numbers_and_addresses_as_people_write_them() {
+    let machine = Machine::new();
+    two_functions(&machine);
+    let vf = PciSpec {
+        address: "0000:3b:08.2",
+        ..PciSpec::MLX5
+    };
+    machine.tree.vf(PF1, 0, &vf);
+    let json = serde_json::to_value(machine.inventory()).unwrap();
+
+    assert_eq!(json["netnsMode"], "shared");
+    assert_eq!(json["rdmaCm"]["number"], "10:124");
+    let device = &json["rdmaDevices"][1];
+    assert_eq!(device["nodeGuid"], "b859:9f03:0000:0002");
+    assert_eq!(device["pci"]["address"], PF1);
+    assert_eq!(device["pci"]["vendor"], "0x15b3");
+    assert_eq!(device["pci"]["class"], "0x020000");
+    assert_eq!(
+        device["pci"]["sriov"]["functions"][0]["address"],
+        vf.address
+    );
+    assert_eq!(device["charDevices"]["umad"][0]["port"], 1);
+    assert_eq!(device["charDevices"]["umad"][0]["number"], "231:2");
+    let port = &device["ports"][0];
+    assert_eq!(port["rate"], "100 Gb/sec (4X EDR)");
+    assert_eq!(port["pkeys"][0]["key"], "0xffff");
+    assert_eq!(json["netdevs"][1]["mac"], "b8:59:9f:00:00:02");
 }

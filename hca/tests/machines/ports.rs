@@ -147,6 +147,7 @@ fn an_ipoib_child_has_the_port_of_its_parent_but_is_not_the_ports_netdev() {
     let machine = Machine::new();
     machine.tree.pci(&PciSpec {
         address: PF0,
+        driver: "mlx4_core",
         ..PciSpec::MLX5
     });
     let ib0 = NetdevSpec {
@@ -157,24 +158,33 @@ fn an_ipoib_child_has_the_port_of_its_parent_but_is_not_the_ports_netdev() {
     };
     machine.tree.netdev(&ib0);
     machine.tree.netdev(&NetdevSpec {
-        name: "ib0.8001",
-        lowers: &["ib0"],
+        name: "ib1",
+        dev_port: 1,
         ..ib0
     });
+    // A child does not tell its port, and depending on the kernel not its hardware either.
+    for (name, on) in [("ib1.8001", On::Pci(PF0)), ("ib1.8002", On::Nothing)] {
+        machine.tree.netdev(&NetdevSpec { name, on, ..ib0 });
+        let parent = hca::netdev::read(&machine.tree.host(), "ib1").unwrap();
+        machine
+            .tree
+            .file(format!("/sys/class/net/{name}/iflink"), parent.ifindex);
+    }
     machine.tree.rdma(&RdmaSpec {
+        name: "mlx4_0",
         on: On::Pci(PF0),
-        ports: &[PortSpec::INFINIBAND],
+        ports: &[PortSpec::INFINIBAND, PortSpec::INFINIBAND],
         ..RdmaSpec::default()
     });
     let inventory = machine.inventory();
 
-    assert_eq!(
-        inventory.rdma_devices[0].ports[0].netdev.as_deref(),
-        Some("ib0")
-    );
-    assert_eq!(machine.ports_of("ib0.8001"), ["mlx5_0/1"]);
-    assert_eq!(machine.on_pci(PF0).0, ["ib0"]);
-    assert!(inventory.netdev("ib0.8001").unwrap().is_child());
+    let device = &inventory.rdma_devices[0];
+    assert_eq!(device.netdevs().collect::<Vec<_>>(), ["ib0", "ib1"]);
+    assert_eq!(machine.on_pci(PF0).0, ["ib0", "ib1"]);
+    for child in ["ib1.8001", "ib1.8002"] {
+        assert!(inventory.netdev(child).unwrap().is_child(), "{child}");
+        assert_eq!(machine.ports_of(child), ["mlx4_0/2"], "{child}");
+    }
 }
 
 #[test]
