@@ -4,13 +4,20 @@
 //! - [`policy`]: what root lets network configurations do on this node
 //! - [`range`]: which addresses a configured range may give
 //! - [`config`]: the `ipam` object of a network configuration
+//! - [`lease`]: what a lease records
+//! - [`node`], [`netns`]: who this machine is, and whether a namespace is there
+//! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]
 
 pub mod config;
 mod keys;
+pub mod lease;
+pub mod netns;
+pub mod node;
 pub mod plugin;
 pub mod policy;
 pub mod range;
 pub mod slice;
+pub mod store;

@@ -1,28 +1,80 @@
 //! The verbs of a CNI IPAM plugin, for the binary `rdma-ipam` and, in the same
 //! process, for `rdma-netdev`.
+//!
+//! # Killed at any point
+//! Everything that lasts is the store's, and each of its steps can be followed
+//! by the owner's next call (see [`crate::store`]): a repeated ADD takes up what
+//! the first one left, DEL removes it. An ADD that fails gives back what it took.
 
-use crate::policy::Policy;
-use cni_wire::{CniResult, Code, Error, Request};
+mod add;
+mod answer;
+mod log;
+
+use crate::config::{self, Config};
+use crate::lease::{Holder, Pod};
+use crate::node::Node;
+use crate::policy::{Policy, PolicyError};
+use crate::store::{Store, StoreError};
+use answer::to_error;
+use cni_wire::{CniResult, Code, Command, Error, Request, Section, Version};
+use serde_json::{Map, Value};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
+/// `configuration_path` is not among them: it may be written by a namespace's user.
+const FLAT_FILES: [&str; 2] = [
+    "etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+    "etc/cni/net.d/whereabouts.d/whereabouts.conf",
+];
+
 /// Serves requests on this node, by its policy.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Plugin {
     policy: Policy,
+    fault: Option<PolicyError>,
     root: PathBuf,
     node: String,
 }
 
 impl Plugin {
-    /// `root` is the prefix of `/proc` and `/etc` (`/` on a live host); `node`
-    /// the value of `RDMA_NODE_NAME`, if there is one.
+    /// By a policy that was read. `root` is the prefix of `/proc` and `/etc` (`/`
+    /// on a live host); `node` the value of `RDMA_NODE_NAME`, if there is one.
     #[must_use]
     pub fn new(policy: Policy, root: &Path, node: Option<&str>) -> Self {
         let node = policy.node_name(node);
         Self {
             policy,
+            fault: None,
             root: root.to_owned(),
             node,
+        }
+    }
+
+    /// By the policy file at `path`. One that is wrong stops ADD, CHECK and
+    /// STATUS; DEL and GC go by what can be read of it.
+    #[must_use]
+    pub fn load(path: &Path, root: &Path, node: Option<&str>) -> Self {
+        let (policy, fault) = Policy::load_for_release(path);
+        Self {
+            fault,
+            ..Self::new(policy, root, node)
+        }
+    }
+
+    /// Whichever verb the request has; an ADD's result in its version.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn serve(&self, request: &Request) -> Result<Option<Value>, Error> {
+        match request.command() {
+            Command::Add => self.add(request)?.to_json(request.config.version).map(Some),
+            Command::Del => self.del(request).map(|()| None),
+            Command::Check => self.check(request).map(|()| None),
+            Command::Status => self.status(request).map(|()| None),
+            Command::Gc => self.gc(request).map(|()| None),
+            // Answered before a request is made.
+            Command::Version => Ok(Some(Version::document())),
         }
     }
 
@@ -30,28 +82,76 @@ impl Plugin {
     /// interface again get the same answer. Interfaces are the caller's to add.
     ///
     /// # Errors
-    /// The specification's codes, and 102 when a range has no free address, 105
-    /// when the store cannot be used. Nothing stays leased.
+    /// The specification's codes, and 102 when a range has no free address or a
+    /// requested one is held, 105 when the store cannot be used. Nothing stays leased.
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
-        Err(self.unavailable(request))
+        let config = self.config(request)?;
+        let store = self.open(&config.store)?;
+        self.warn(&config, &store);
+        let holder = self.holder(request, store.node())?;
+        add::add(request, &config, &store, &holder)
     }
 
     /// DEL: frees every address of the container and interface. Needs nothing of
-    /// the configuration but the network's and the store's name; what is gone
-    /// already is no error.
+    /// the configuration but the store's name; what is gone already is no error.
     ///
     /// # Errors
-    /// Code 105 when the store cannot be reached: the lease is still there.
+    /// Code 105, or 11 where another try may help: the lease is still there.
     pub fn del(&self, request: &Request) -> Result<(), Error> {
-        Err(self.unavailable(request))
+        let Some(store) = self.open_existing(&config::store_name(&request.config))? else {
+            return Ok(());
+        };
+        let id = request.attachment()?;
+        let (_, strange) = store
+            .release(id.container_id.as_str(), id.ifname.as_str())
+            .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
+        for record in strange {
+            self.say(&format!(
+                "free the addresses of {id}: {record}; see rdma-ipam fsck"
+            ));
+        }
+        Ok(())
     }
 
     /// CHECK: the leases are there and are those of `prevResult`.
     ///
     /// # Errors
-    /// Code 104 when they differ, 105 when the store cannot be used.
+    /// Code 7 without `prevResult`, 104 when they differ, 105 when the store
+    /// cannot be used.
     pub fn check(&self, request: &Request) -> Result<(), Error> {
-        Err(self.unavailable(request))
+        let config = self.config(request)?;
+        let previous = request.config.prev_result()?.ok_or_else(|| {
+            Error::new(Code::InvalidConfig, "CHECK without prevResult")
+                .with_details("the runtime passes the result of ADD")
+        })?;
+        let store = self.open(&config.store)?;
+        let id = request.attachment()?;
+        let held = store
+            .held_by(id.container_id.as_str(), id.ifname.as_str())
+            .map_err(|e| to_error(&e, format_args!("look for the addresses of {id}")))?;
+        for range in &config.ranges {
+            let Some(lease) = held.iter().find(|lease| lease.range == range.subnet()) else {
+                return Err(Error::new(
+                    Code::Differs,
+                    format!("{id} holds no address of {}", range.subnet()),
+                )
+                .with_details("DEL and ADD the container again"));
+            };
+            if !previous
+                .ips
+                .iter()
+                .any(|ip| ip.address.addr == lease.address)
+            {
+                return Err(Error::new(
+                    Code::Differs,
+                    format!(
+                        "{id} holds {}, which prevResult does not have",
+                        lease.address
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// STATUS: ADD could be served.
@@ -59,28 +159,235 @@ impl Plugin {
     /// # Errors
     /// Code 50 with the reason.
     pub fn status(&self, request: &Request) -> Result<(), Error> {
-        Err(self.unavailable(request))
+        let unavailable = |error: Error| Error {
+            code: Code::Unavailable,
+            ..error
+        };
+        let config = self.config(request).map_err(unavailable)?;
+        let store = self.open(&config.store).map_err(unavailable)?;
+        let at = format!("use store {:?}", config.store);
+        store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
+        let holder = self.anybody(request, store.node());
+        for range in &config.ranges {
+            let range = add::part_of_node(range, &config, &store)
+                .map_err(|e| unavailable(to_error(&e, &at)))?;
+            let want = add::want(&range, &config, &holder, 0);
+            store
+                .has_room(&want)
+                .map_err(|e| unavailable(to_error(&e, &at)))?;
+        }
+        Ok(())
     }
 
     /// GC: frees this node's leases of the network that are not in the list of
-    /// valid attachments.
+    /// valid attachments. Without a list nothing is freed.
     ///
     /// # Errors
     /// Code 105 with what could not be freed; everything else was.
     pub fn gc(&self, request: &Request) -> Result<(), Error> {
-        Err(self.unavailable(request))
+        let Some(valid) = request.config.valid_attachments()? else {
+            return Ok(());
+        };
+        let Some(store) = self.open_existing(&config::store_name(&request.config))? else {
+            return Ok(());
+        };
+        let network = &request.config.name;
+        let stale = |holder: &Holder| {
+            holder.network == *network
+                && !valid.iter().any(|id| {
+                    id.container_id.as_str() == holder.container
+                        && id.ifname.as_str() == holder.interface
+                })
+        };
+        let failed = store
+            .release_where(&stale)
+            .map_err(|e| to_error(&e, format_args!("collect garbage of network {network}")))?;
+        match failed.split_first() {
+            None => Ok(()),
+            Some((first, rest)) => {
+                let mut error =
+                    to_error(first, format_args!("collect garbage of network {network}"));
+                for other in rest {
+                    error = error.with_details(other.to_string());
+                }
+                Err(error)
+            }
+        }
     }
 
-    fn unavailable(&self, request: &Request) -> Error {
-        Error::new(
-            Code::Unavailable,
-            format!(
-                "{} on {}: no lease store below {}",
-                request.command().as_str(),
-                self.node,
-                self.root.display()
-            ),
-        )
-        .with_details(format!("stores: {}", self.policy.stores.len()))
+    /// Opens a store of the policy, made if it is new.
+    ///
+    /// # Errors
+    /// The policy's or the store's fault.
+    pub fn open(&self, name: &str) -> Result<Store, Error> {
+        self.trusted_policy()?;
+        let node = self.look()?;
+        Store::open(&self.policy, name, node, &self.root)
+            .map_err(|e| to_error(&e, format_args!("open store {name:?}")))
     }
+
+    /// Opens a store of the policy if it is there.
+    ///
+    /// # Errors
+    /// When it may be there, but cannot be reached.
+    pub fn open_existing(&self, name: &str) -> Result<Option<Store>, Error> {
+        let node = self.look()?;
+        match Store::open_existing(&self.policy, name, node, &self.root) {
+            // Nothing can have been leased in a store that nobody configured.
+            Err(StoreError::Unknown { .. }) => Ok(None),
+            other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
+        }
+    }
+
+    /// The node's policy.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Reads the `ipam` object of a request as ADD does.
+    ///
+    /// # Errors
+    /// The policy's fault, or [`Config::read`]'s.
+    pub fn config(&self, request: &Request) -> Result<Config, Error> {
+        self.trusted_policy()?;
+        let flat = self.flat_file(request)?;
+        let section = flat
+            .as_ref()
+            .map_or_else(|| Section::absent("flat file"), Section::root);
+        Config::read(&request.config, &section, &self.policy)
+    }
+
+    fn trusted_policy(&self) -> Result<(), Error> {
+        match &self.fault {
+            None => Ok(()),
+            Some(fault) => {
+                Err(Error::new(Code::Policy, fault.to_string()).with_details(fault.remedy()))
+            }
+        }
+    }
+
+    fn look(&self) -> Result<Node, Error> {
+        Node::look(&self.root, &self.node).map_err(|e| to_error(&e.into(), "identify this node"))
+    }
+
+    /// whereabouts' flat file, when it was called by that name.
+    fn flat_file(&self, request: &Request) -> Result<Option<Map<String, Value>>, Error> {
+        if request.config.ipam_type()? != Some("whereabouts") {
+            return Ok(None);
+        }
+        let paths = match &self.policy.ipam.flat_file {
+            Some(path) => vec![path.clone()],
+            None => FLAT_FILES.iter().map(|path| self.root.join(path)).collect(),
+        };
+        for path in paths {
+            let failed = |why: &dyn std::fmt::Display| {
+                Error::new(
+                    Code::InvalidConfig,
+                    format!("flat file {}: {why}", path.display()),
+                )
+            };
+            match std::fs::read(&path) {
+                Ok(text) => {
+                    return serde_json::from_slice(&text)
+                        .map(Some)
+                        .map_err(|e| failed(&e));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(&error)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn holder(&self, request: &Request, node: &Node) -> Result<Holder, Error> {
+        let id = request.attachment()?;
+        if id.container_id.as_str().len() > 200 {
+            let rule = "CNI_CONTAINERID is longer than 200 bytes";
+            return Err(Error::new(Code::InvalidEnvironment, rule));
+        }
+        let netns = request.env.netns.clone();
+        Ok(Holder {
+            pod: pod(request)?,
+            container: id.container_id.as_str().to_owned(),
+            interface: id.ifname.as_str().to_owned(),
+            netns_inode: netns
+                .as_ref()
+                .and_then(|path| std::fs::metadata(path).ok())
+                .map(|m| m.ino()),
+            netns,
+            device: device(request)?,
+            ..self.anybody(request, node)
+        })
+    }
+
+    fn anybody(&self, request: &Request, node: &Node) -> Holder {
+        Holder {
+            network: request.config.name.clone(),
+            pod: None,
+            container: "status".to_owned(),
+            interface: "status".to_owned(),
+            node: node.name.clone(),
+            machine: node.machine.clone(),
+            boot: node.boot.clone(),
+            netns: None,
+            netns_inode: None,
+            device: None,
+        }
+    }
+
+    fn warn(&self, config: &Config, store: &Store) {
+        if !config.ignored.is_empty() {
+            let keys = config.ignored.join(", ");
+            self.say(&format!(
+                "ignored: {keys}; leases are where the node's policy says"
+            ));
+        }
+        for warning in store.warnings() {
+            self.say(&format!("store {:?}: {warning}", config.store));
+        }
+    }
+
+    fn say(&self, text: &str) {
+        log::warn(&self.policy.log, text);
+    }
+}
+
+/// The pod by `CNI_ARGS`, as Kubernetes runtimes and Multus pass it.
+fn pod(request: &Request) -> Result<Option<Pod>, Error> {
+    let get = |key: &str| match request.env.args.get(key) {
+        Some(value) if value.len() > 253 => Err(Error::new(
+            Code::InvalidEnvironment,
+            format!("CNI_ARGS {key} is longer than 253 bytes"),
+        )),
+        value => Ok(value.map(str::to_owned)),
+    };
+    let Some(name) = get("K8S_POD_NAME")? else {
+        return Ok(None);
+    };
+    let namespace = get("K8S_POD_NAMESPACE")?.unwrap_or_default();
+    Ok(Some(Pod {
+        namespace,
+        name,
+        uid: get("K8S_POD_UID")?,
+    }))
+}
+
+/// The device of the attachment, by any of the keys that Multus fills.
+fn device(request: &Request) -> Result<Option<String>, Error> {
+    let runtime = request.config.runtime_config()?;
+    let root = request.config.root();
+    for (section, key) in [
+        (&runtime, "deviceID"),
+        (&root, "deviceID"),
+        (&root, "pciBusID"),
+    ] {
+        // A key of the main plugin; a wrong one is its to refuse.
+        if let Ok(Some(device)) = section.text(key)
+            && device.len() <= 256
+        {
+            return Ok(Some(device.to_owned()));
+        }
+    }
+    Ok(None)
 }

@@ -58,6 +58,9 @@ pub enum Store {
     File {
         /// Absolute path.
         directory: PathBuf,
+        /// `id`: the store's identity. When it is named, no other store is used
+        /// and none is made: a share that is not mounted cannot be mistaken.
+        id: Option<String>,
     },
 }
 
@@ -68,6 +71,8 @@ pub struct Ipam {
     pub profile: Option<Profile>,
     /// `cooldown`: how long a freed address rests before it is given again.
     pub cooldown: Duration,
+    /// `flatFile`: where whereabouts' flat file is; `None` looks where it does.
+    pub flat_file: Option<PathBuf>,
 }
 
 /// How a range is read: as whereabouts does, or without its traps.
@@ -121,10 +126,17 @@ impl Default for Policy {
         Self {
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
-            stores: BTreeMap::from([("default".to_owned(), Store::File { directory })]),
+            stores: BTreeMap::from([(
+                "default".to_owned(),
+                Store::File {
+                    directory,
+                    id: None,
+                },
+            )]),
             ipam: Ipam {
                 profile: None,
                 cooldown: Duration::from_secs(30),
+                flat_file: None,
             },
             allow: Allow::default(),
             log: Log::default(),

@@ -97,7 +97,7 @@ impl Reader<'_> {
         for (name, value) in self.map("stores", value)? {
             let at = format!("stores.{name}");
             let object = self.map(&at, value)?;
-            self.known(&at, object, &["type", "directory"])?;
+            self.known(&at, object, &["type", "directory", "id"])?;
             match object.get("type") {
                 Some(kind) if kind == "file" => {}
                 other => {
@@ -107,14 +107,22 @@ impl Reader<'_> {
             }
             let directory = object.get("directory").unwrap_or(&Value::Null);
             let directory = self.directory(&format!("{at}.directory"), directory)?;
-            stores.insert(name.clone(), Store::File { directory });
+            let id = match object.get("id") {
+                None => None,
+                Some(Value::String(id)) if crate::lease::is_name(id) => Some(id.clone()),
+                Some(other) => {
+                    let rule = "must be a store's identity, as rdma-ipam pools shows it";
+                    return Err(self.wrong(&format!("{at}.id"), other, rule));
+                }
+            };
+            stores.insert(name.clone(), Store::File { directory, id });
         }
         Ok(stores)
     }
 
     fn ipam(&self, value: &Value) -> Result<Ipam, PolicyError> {
         let object = self.map("ipam", value)?;
-        self.known("ipam", object, &["profile", "cooldown"])?;
+        self.known("ipam", object, &["profile", "cooldown", "flatFile"])?;
         let mut ipam = Policy::default().ipam;
         match object.get("profile") {
             None => {}
@@ -132,6 +140,9 @@ impl Reader<'_> {
                 .and_then(duration)
                 .filter(|d| *d <= Duration::from_secs(86_400))
                 .ok_or_else(|| self.wrong("ipam.cooldown", value, rule))?;
+        }
+        if let Some(value) = object.get("flatFile") {
+            ipam.flat_file = Some(self.directory("ipam.flatFile", value)?);
         }
         Ok(ipam)
     }
@@ -409,7 +420,8 @@ mod tests {
         assert_eq!(
             policy.stores.get("default"),
             Some(&Store::File {
-                directory: "/mnt".into()
+                directory: "/mnt".into(),
+                id: None
             })
         );
         assert_eq!(policy.ipam, Policy::default().ipam);

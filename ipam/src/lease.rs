@@ -1,0 +1,307 @@
+//! What a lease records: one small JSON file that a person can read.
+//!
+//! Pure. A record may have been written by anybody who can write to a shared
+//! store, so reading checks everything that is later used to build a path, and
+//! bounds every text.
+
+use cni_wire::{ContainerId, IfName};
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::IpAddr;
+
+/// The largest record that is read, in bytes.
+pub const MAX_BYTES: u64 = 16 * 1024;
+
+/// One address, whose it is, and since when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lease {
+    /// The address.
+    pub address: IpAddr,
+    /// Prefix length that goes with it into the result.
+    pub prefix: u8,
+    /// The pool: the range's network.
+    pub range: IpNetwork,
+    /// `network_name` of the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_name: Option<String>,
+    /// Whether the address is leased once in all ranges of the network name.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub overlapping: bool,
+    /// How many times the address has been leased, this time included.
+    pub generation: u64,
+    /// Whether this very address was asked for.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub requested: bool,
+    /// Whose it is.
+    #[serde(flatten)]
+    pub holder: Holder,
+    /// When, RFC 3339 in UTC.
+    pub created: jiff::Timestamp,
+}
+
+/// An attachment, and where it lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// Name of the CNI network.
+    pub network: String,
+    /// The pod, where the runtime named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Pod>,
+    /// `CNI_CONTAINERID`.
+    pub container: String,
+    /// `CNI_IFNAME`.
+    pub interface: String,
+    /// The node's name; empty where an import could not tell.
+    pub node: String,
+    /// The node's machine ID; empty where there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub machine: String,
+    /// The node's boot ID; empty where an import could not tell.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot: String,
+    /// Path of the network namespace, as the runtime gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
+    /// The namespace's inode number, which tells it from a later one at the same path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_inode: Option<u64>,
+    /// The device the attachment is made with, if one was allocated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
+
+/// A pod's names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pod {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID, where the runtime gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseError {
+    /// Empty: what a crash of the machine leaves of a file that was not synced.
+    #[error("the record is empty")]
+    Empty,
+    /// No JSON, or keys missing.
+    #[error("the record cannot be decoded: {0}")]
+    Decode(String),
+    /// A field breaks its rule.
+    #[error("{field}: {value:?} breaks the rule for it")]
+    Field {
+        /// Its key.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// As in messages: `pod a/b (net1, container 0123456789ab) on node n`.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(pod) = &self.pod {
+            write!(f, "pod {pod} ")?;
+        }
+        let short = self.container.get(..12).unwrap_or(&self.container);
+        write!(f, "({}, container {short})", self.interface)?;
+        if !self.node.is_empty() {
+            write!(f, " on node {}", self.node)?;
+        }
+        Ok(())
+    }
+}
+
+impl Lease {
+    /// The file's content.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        // Neither maps with other keys than text nor failing serializers in here.
+        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads and checks a file's content.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: whatever a truncated, foreign or hostile file may hold.
+    pub fn decode(bytes: &[u8]) -> Result<Self, LeaseError> {
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Err(LeaseError::Empty);
+        }
+        let lease: Self =
+            serde_json::from_slice(bytes).map_err(|e| LeaseError::Decode(e.to_string()))?;
+        lease.check()?;
+        Ok(lease)
+    }
+
+    fn check(&self) -> Result<(), LeaseError> {
+        let wrong = |field, value: &dyn ToString| {
+            let value = value.to_string().chars().take(80).collect();
+            Err(LeaseError::Field { field, value })
+        };
+        let holder = &self.holder;
+        if !self.range.contains(self.address) {
+            return wrong("address", &self.address);
+        }
+        if self.prefix > if self.address.is_ipv4() { 32 } else { 128 } {
+            return wrong("prefix", &self.prefix);
+        }
+        if !self.network_name.as_deref().is_none_or(is_name) {
+            return wrong("networkName", &format!("{:?}", self.network_name));
+        }
+        if ContainerId::parse(&holder.container).is_err() || holder.container.len() > 200 {
+            return wrong("container", &holder.container);
+        }
+        if IfName::parse(&holder.interface).is_err() {
+            return wrong("interface", &holder.interface);
+        }
+        if !holder.node.is_empty() && !is_name(&holder.node) {
+            return wrong("node", &holder.node);
+        }
+        if self.generation == 0 {
+            return wrong("generation", &self.generation);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a text can be one component of a path in the store: letters, digits
+/// and `-`, `_`, `.`, not beginning with a dot, at most 253 bytes.
+#[must_use]
+pub(crate) fn is_name(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    text.len() <= 253
+        && bytes
+            .next()
+            .is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn lease(address: &str, range: &str) -> Lease {
+        let range: IpNetwork = range.parse().unwrap();
+        Lease {
+            address: address.parse().unwrap(),
+            prefix: range.prefix(),
+            range,
+            network_name: None,
+            overlapping: true,
+            generation: 1,
+            requested: false,
+            holder: Holder {
+                network: "rail0".into(),
+                pod: Some(Pod {
+                    namespace: "ml".into(),
+                    name: "train-0".into(),
+                    uid: None,
+                }),
+                container: "0123456789abcdef".into(),
+                interface: "net1".into(),
+                node: "gpu-7".into(),
+                machine: String::new(),
+                boot: "b".into(),
+                netns: Some("/run/netns/x".into()),
+                netns_inode: Some(4_026_532_000),
+                device: Some("0000:3b:00.1".into()),
+            },
+            created: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn a_record_reads_back() {
+        for lease in [
+            lease("10.0.0.5", "10.0.0.0/24"),
+            lease("fd00::5", "fd00::/64"),
+        ] {
+            assert_eq!(Lease::decode(&lease.encode()), Ok(lease));
+        }
+    }
+
+    #[test]
+    fn a_record_is_for_people() {
+        let text = String::from_utf8(lease("10.0.0.5", "10.0.0.0/24").encode()).unwrap();
+        for line in [
+            "\"address\": \"10.0.0.5\"",
+            "\"pod\": {",
+            "\"created\": \"1970-01-01T00:00:00Z\"",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_would_lead_elsewhere_is_refused() {
+        let good = serde_json::to_value(lease("10.0.0.5", "10.0.0.0/24")).unwrap();
+        for (key, value) in [
+            ("address", "10.0.1.5"),
+            ("networkName", "../.."),
+            ("container", "../../etc/passwd"),
+            ("container", ""),
+            ("interface", "a/b"),
+            ("node", ".."),
+            ("node", "a/b"),
+        ] {
+            let mut bad = good.clone();
+            bad[key] = value.into();
+            let refused = Lease::decode(bad.to_string().as_bytes());
+            assert!(
+                matches!(refused, Err(LeaseError::Field { .. })),
+                "{key} {value}: {refused:?}"
+            );
+        }
+        let mut bad = good.clone();
+        bad["prefix"] = 33.into();
+        assert!(Lease::decode(bad.to_string().as_bytes()).is_err());
+        assert_eq!(Lease::decode(b" \n"), Err(LeaseError::Empty));
+        assert!(matches!(Lease::decode(b"{}"), Err(LeaseError::Decode(_))));
+    }
+
+    #[test]
+    fn a_truncated_record_is_refused_wherever_it_ends() {
+        let whole = lease("10.0.0.5", "10.0.0.0/24").encode();
+        for length in 0..whole.len() - 2 {
+            assert!(Lease::decode(&whole[..length]).is_err(), "{length}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Lease::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Who this machine is: node name, machine ID, boot ID.
+//!
+//! Only looks. A boot ID is unique to one boot of one machine; a machine ID to
+//! one installation. Leases carry both, so that a lease of an earlier boot is
+//! known to be over, and is not confused with one of another machine that
+//! happens to have the same name.
+
+use std::path::{Path, PathBuf};
+
+/// This machine, as leases name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// The node's name.
+    pub name: String,
+    /// `/etc/machine-id`; empty where there is none.
+    pub machine: String,
+    /// `/proc/sys/kernel/random/boot_id`.
+    pub boot: String,
+    root: PathBuf,
+}
+
+/// The boot ID could not be read, or the name cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Without a boot ID nobody could tell when a lease is over.
+    #[error("read boot ID {}: {source}", path.display())]
+    Boot {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The name cannot be part of a path.
+    #[error("node name {0:?} has other than letters, digits, '-', '_' and '.'")]
+    Name(String),
+}
+
+impl Node {
+    /// Looks below `root` (`/` on a live host).
+    ///
+    /// # Errors
+    /// [`NodeError`]: no boot ID, or a name that cannot be used.
+    pub fn look(root: &Path, name: &str) -> Result<Self, NodeError> {
+        if !crate::lease::is_name(name) {
+            return Err(NodeError::Name(name.to_owned()));
+        }
+        let path = root.join("proc/sys/kernel/random/boot_id");
+        let boot =
+            std::fs::read_to_string(&path).map_err(|source| NodeError::Boot { path, source })?;
+        let machine = std::fs::read_to_string(root.join("etc/machine-id")).unwrap_or_default();
+        Ok(Self {
+            name: name.to_owned(),
+            machine: word(&machine),
+            boot: word(&boot),
+            root: root.to_owned(),
+        })
+    }
+
+    /// When this boot began, in Unix seconds: what was written before is of an
+    /// earlier one. `None` when the kernel does not say.
+    #[must_use]
+    pub fn booted(&self) -> Option<i64> {
+        let stat = std::fs::read_to_string(self.root.join("proc/stat")).ok()?;
+        stat.lines()
+            .find_map(|line| line.strip_prefix("btime "))?
+            .trim()
+            .parse()
+            .ok()
+    }
+}
+
+fn word(text: &str) -> String {
+    text.trim()
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .take(64)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_read_from_its_tree() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(matches!(
+            Node::look(root.path(), "n"),
+            Err(NodeError::Boot { .. })
+        ));
+        let random = root.path().join("proc/sys/kernel/random");
+        std::fs::create_dir_all(&random).unwrap();
+        std::fs::write(random.join("boot_id"), "0b00-7\n").unwrap();
+        std::fs::write(root.path().join("proc/stat"), "cpu 1 2\nbtime 1763600000\n").unwrap();
+        let node = Node::look(root.path(), "n").unwrap();
+        assert_eq!((node.boot.as_str(), node.machine.as_str()), ("0b00-7", ""));
+        assert_eq!(node.booted(), Some(1_763_600_000));
+        assert!(matches!(
+            Node::look(root.path(), "a/b"),
+            Err(NodeError::Name(_))
+        ));
+    }
+}

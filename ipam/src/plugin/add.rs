@@ -1,0 +1,312 @@
+//! ADD: what is there already, what was asked for, what has to be leased.
+
+use super::answer::to_error;
+use crate::config::{Config, Requested, Source};
+use crate::lease::{Holder, Lease};
+use crate::policy::Profile;
+use crate::range::{IpAddrWithLength, Range};
+use crate::store::{Owned, Store, StoreError, Want};
+use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request};
+use std::net::IpAddr;
+
+/// Leases what the configuration asks for and puts the result together.
+pub(super) fn add(
+    request: &Request,
+    config: &Config,
+    store: &Store,
+    holder: &Holder,
+) -> Result<CniResult, Error> {
+    let requested = Requested::read(request, config.profile)?;
+    let asked = assign(&requested.instead, config)?;
+    let leases = match lease_all(config, store, holder, &asked) {
+        Ok(leases) => leases,
+        Err((error, range)) => {
+            let attempt = match range {
+                Some(range) => format!("lease an address of {} for {holder}", range.subnet()),
+                None => format!("look for the addresses of {holder}"),
+            };
+            return Err(to_error(&error, attempt));
+        }
+    };
+    let mut result = CniResult {
+        routes: config.routes.clone(),
+        dns: config.dns.clone(),
+        ..CniResult::default()
+    };
+    for lease in &leases {
+        result.ips.push(IpConfig {
+            address: Cidr {
+                addr: lease.address,
+                prefix: lease.prefix,
+            },
+            gateway: config.gateway_for(lease.address),
+            interface: None,
+        });
+    }
+    result.ips.extend(config.fixed.iter().cloned());
+    result.ips.extend(requested.besides);
+    Ok(result)
+}
+
+/// What is wanted of one range.
+pub(super) fn want<'a>(
+    range: &'a Range,
+    config: &'a Config,
+    holder: &'a Holder,
+    index: usize,
+) -> Want<'a> {
+    Want {
+        range,
+        network_name: config.network_name.as_deref(),
+        overlapping: config.overlapping,
+        holder,
+        index,
+    }
+}
+
+/// The range, or this node's slice of it.
+pub(super) fn part_of_node(
+    range: &Range,
+    config: &Config,
+    store: &Store,
+) -> Result<Range, StoreError> {
+    match config.slice {
+        None => Ok(range.clone()),
+        Some(length) => {
+            let network_name = config.network_name.as_deref();
+            Ok(range.slice(store.slice(network_name, range.subnet(), length)?))
+        }
+    }
+}
+
+/// Which range each requested address is to come from.
+fn assign(
+    requested: &[(IpAddrWithLength, Source)],
+    config: &Config,
+) -> Result<Vec<Option<IpAddr>>, Error> {
+    let mut asked = vec![None; config.ranges.len()];
+    for ((address, length), source) in requested {
+        let refuse = |why: String| {
+            let code = match source {
+                Source::CniArgs => Code::InvalidEnvironment,
+                Source::Runtime | Source::Annotation => Code::InvalidConfig,
+            };
+            Error::new(code, format!("{}: {address} {why}", source.as_str()))
+        };
+        let mut fits = config
+            .ranges
+            .iter()
+            .zip(&mut asked)
+            .filter(|(range, asked)| asked.is_none() && range.subnet().contains(*address));
+        let Some((range, slot)) = fits.next() else {
+            let ranges: Vec<String> = config
+                .ranges
+                .iter()
+                .map(|range| range.subnet().to_string())
+                .collect();
+            return Err(
+                refuse(format!("lies in none of the ranges {}", ranges.join(", ")))
+                    .with_details("one address may be asked for from each range"),
+            );
+        };
+        let subnet = range.subnet();
+        if length.is_some_and(|length| length != subnet.prefix()) {
+            return Err(refuse(format!(
+                "has another prefix length than its range {subnet}"
+            )));
+        }
+        if !range.may_be_requested(*address) {
+            return Err(refuse(format!("is the first or last address of {subnet}")));
+        }
+        if config.profile == Profile::Strict && config.gateway == Some(*address) {
+            return Err(refuse("is the gateway".to_owned()));
+        }
+        *slot = Some(*address);
+    }
+    Ok(asked)
+}
+
+/// One lease from each range, all or none.
+fn lease_all<'c>(
+    config: &'c Config,
+    store: &Store,
+    holder: &Holder,
+    asked: &[Option<IpAddr>],
+) -> Result<Vec<Lease>, (StoreError, Option<&'c Range>)> {
+    let mut there = store
+        .owned(&holder.container, &holder.interface)
+        .and_then(|there| without_remains(store, there))
+        .map_err(|error| (error, None))?;
+    let kept = there.len();
+    let mut next = kept;
+    let mut leases = Vec::new();
+    for (range, asked) in config.ranges.iter().zip(asked) {
+        let one = part_of_node(range, config, store).and_then(|part| {
+            if let Some(lease) = reuse(config, store, &part, *asked, &mut there)? {
+                return Ok(lease);
+            }
+            let want = want(&part, config, holder, next);
+            let lease = lease_one(config.profile, store, &want, *asked)?;
+            next += 1;
+            Ok(lease)
+        });
+        match one {
+            Ok(lease) => leases.push(lease),
+            Err(error) => {
+                give_back(store, holder, kept);
+                return Err((error, Some(range)));
+            }
+        }
+    }
+    Ok(leases)
+}
+
+/// Drops records from the top that hold nothing: an ADD or DEL was killed there.
+fn without_remains(store: &Store, mut there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
+    while let Some(last) = there.last() {
+        if store.is_held(last)? {
+            break;
+        }
+        store.release_owned(last)?;
+        if store.still_there(last)? {
+            return Err(StoreError::Foreign {
+                path: last.path(),
+                what: last
+                    .fault()
+                    .unwrap_or_else(|| "a record that stays".to_owned()),
+            });
+        }
+        there.pop();
+    }
+    Ok(there)
+}
+
+/// A lease of the range that the attachment has already.
+fn reuse(
+    config: &Config,
+    store: &Store,
+    range: &Range,
+    asked: Option<IpAddr>,
+    there: &mut Vec<Owned>,
+) -> Result<Option<Lease>, StoreError> {
+    let of_range = |owned: &Owned| {
+        owned.lease().is_some_and(|lease| {
+            lease.range == range.subnet()
+                && lease.network_name == config.network_name
+                && lease.overlapping == config.overlapping
+        })
+    };
+    let Some(position) = there.iter().position(of_range) else {
+        return Ok(None);
+    };
+    let owned = there.remove(position);
+    let Some(lease) = owned.lease() else {
+        return Ok(None);
+    };
+    let wanted = match asked {
+        Some(address) => lease.address == address,
+        // whereabouts keeps an address that its range has shrunk away from.
+        None => {
+            config.profile == Profile::Compatible
+                || lease.requested
+                || range.window_contains(lease.address)
+        }
+    };
+    if wanted && store.is_held(&owned)? {
+        return Ok(Some(lease.clone()));
+    }
+    store.vacate(&owned)?;
+    Ok(None)
+}
+
+fn lease_one(
+    profile: Profile,
+    store: &Store,
+    want: &Want<'_>,
+    asked: Option<IpAddr>,
+) -> Result<Lease, StoreError> {
+    if let Some(address) = asked {
+        return store.allocate_this(want, address);
+    }
+    if let Some(former) = store.former_lease(want)?
+        && may_take_over(profile, former.lease(), want.holder, former.netns_is_gone())
+        && (profile == Profile::Compatible || want.range.window_contains(former.lease().address))
+    {
+        let address = former.lease().address;
+        store.end(&former)?;
+        match store.allocate_this(want, address) {
+            Err(StoreError::Held { .. }) => {}
+            other => return other,
+        }
+    }
+    store.allocate(want)
+}
+
+/// Whether a new sandbox may take over the address of a pod's former one.
+///
+/// By name alone a pod could get the address of its namesake that is still alive
+/// on another node. So, strictly, it must be the same pod (UID), or the former
+/// sandbox must be known to be gone; without UIDs the node's runtime is trusted
+/// to have one sandbox of a pod at a time.
+fn may_take_over(profile: Profile, former: &Lease, now: &Holder, netns_gone: bool) -> bool {
+    if profile == Profile::Compatible {
+        return true;
+    }
+    let same_node = former.holder.node == now.node;
+    let uid = |holder: &Holder| holder.pod.as_ref().and_then(|pod| pod.uid.clone());
+    match (uid(&former.holder), uid(now)) {
+        (Some(before), Some(now)) if before == now => same_node || netns_gone,
+        (Some(_), Some(_)) => same_node && netns_gone,
+        _ => same_node,
+    }
+}
+
+/// Frees what a failed ADD leased.
+fn give_back(store: &Store, holder: &Holder, kept: usize) {
+    // The first error is the one to report. What cannot be given back now leads
+    // the runtime's DEL to it.
+    if let Ok(there) = store.owned(&holder.container, &holder.interface) {
+        for owned in there.iter().skip(kept).rev() {
+            let _ = store.release_owned(owned);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Pod;
+
+    fn former(node: &str, uid: Option<&str>) -> Lease {
+        let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
+        lease.holder.node = node.into();
+        lease.holder.pod = Some(Pod {
+            namespace: "a".into(),
+            name: "b".into(),
+            uid: uid.map(str::to_owned),
+        });
+        lease
+    }
+
+    #[test]
+    fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
+        let here = former("n1", Some("u1")).holder;
+        let anonymous = former("n1", None).holder;
+        for (before, now, gone, strict) in [
+            (former("n1", Some("u1")), &here, false, true),
+            (former("n1", Some("u2")), &here, false, false),
+            (former("n1", Some("u2")), &here, true, true),
+            (former("n2", Some("u1")), &here, false, false),
+            (former("n2", Some("u2")), &here, false, false),
+            (former("n1", None), &anonymous, false, true),
+            (former("n2", None), &anonymous, false, false),
+        ] {
+            assert_eq!(
+                may_take_over(Profile::Strict, &before, now, gone),
+                strict,
+                "{before:?}"
+            );
+            assert!(may_take_over(Profile::Compatible, &before, now, gone));
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! From the store's faults to the specification's error object.
+
+use crate::store::StoreError;
+use cni_wire::{Code, Error};
+use nix::errno::Errno;
+use std::fmt::Display;
+
+/// The CNI error for a fault of the store, with what was attempted and what to do.
+pub(crate) fn to_error(error: &StoreError, attempt: impl Display) -> Error {
+    Error::new(code(error), format!("{attempt}: {error}")).with_details(error.remedy())
+}
+
+fn code(error: &StoreError) -> Code {
+    match error {
+        StoreError::Dir(error) => match error.source {
+            Errno::ESTALE
+            | Errno::ETIMEDOUT
+            | Errno::EAGAIN
+            | Errno::EINTR
+            | Errno::ENFILE
+            | Errno::EMFILE => Code::TryAgain,
+            _ => Code::State,
+        },
+        StoreError::Overtaken { .. } => Code::TryAgain,
+        StoreError::Unknown { .. } => Code::Policy,
+        StoreError::Held { .. } | StoreError::Exhausted { .. } | StoreError::NoSlice { .. } => {
+            Code::Exhausted
+        }
+        StoreError::SliceSize { .. } => Code::InvalidConfig,
+        StoreError::Format { .. }
+        | StoreError::Identity { .. }
+        | StoreError::Unfit { .. }
+        | StoreError::Foreign { .. }
+        | StoreError::Node(_) => Code::State,
+    }
+}

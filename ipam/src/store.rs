@@ -1,0 +1,451 @@
+//! The file store: a directory of leases, on this machine or shared by many.
+//!
+//! # The promise
+//! An address has one holder in its space, whoever else uses the store and
+//! wherever any process dies; no lock is held, ever.
+//!
+//! # A seat
+//! Each address that was ever used has a name in its shard that says how many
+//! times it was leased and whether it is held: `10.0.0.5@3` is held for the
+//! third time, `10.0.0.5~3.1763600000000` was freed after that. (`name` has the
+//! whole layout.) Held and freed are the same file; freeing is one rename.
+//!
+//! # ADD ([`claim`])
+//! 1. Create the record under the owner's name (`owners/...`), exclusively, with
+//!    the address and the number it will be held by. *Killed here*: a record
+//!    without a seat; DEL removes it, a repeated ADD too.
+//! 2. On a shared file system: fsync it.
+//! 3. Link it to the seat's name. The file system lets one contender have a
+//!    name, whatever each has cached. *Killed here*: a lease that its owner's
+//!    record leads to; DEL frees it, a repeated ADD goes on with step 4.
+//! 4. Count the file's names: fewer than two mean that a DEL overtook this ADD
+//!    and removed the owner's record; withdraw. List the shard once more: if the
+//!    address has any other name with the same or a higher number, the listing
+//!    that this ADD chose by was out of date; withdraw.
+//! 5. Remove the freed name of the number before. Link the record under the
+//!    pod's name, a mere hint.
+//!
+//! Why step 4 is enough. Say a contender C, working from an old listing, links
+//! number n after n was already held and freed. The name `~n` was there from
+//! that moment on, until somebody took number n+1, which adds `@n+1` before it
+//! removes `~n`; and so on: the highest number of an address never vanishes. So
+//! C's listing, made after C's link, shows a name with n or more, and C
+//! withdraws. The rightful holder never sees such a name until it frees its own
+//! seat. Hence step 4 can be repeated at any time with the same outcome, and
+//! neither needs to know whether the other is still alive.
+//!
+//! # DEL ([`release`])
+//! For each record under the owner's name, last first: if the seat's name is
+//! this very file (inode), rename it to its freed name; remove the pod's hint;
+//! remove the owner's record. Killed anywhere, the record that is left leads
+//! the next DEL through the same steps. Renaming cannot hit another holder: its
+//! number is another, so its name is.
+//!
+//! # Crash of a machine
+//! On a shared file system steps 2 and 3 are durable before the answer. On one
+//! that only this machine has, a crash that loses a lease has ended its pod, so
+//! nothing is synced; a record that a crash left empty is kept for taken until
+//! [`crate::reclaim`] sees that it is older than this boot.
+//!
+//! # Hostile files
+//! Nothing is followed (`dir`); whatever has an address' held name keeps the
+//! address taken; whatever is not a record of the store's owner is passed over
+//! and shown by fsck.
+
+mod allocate;
+mod claim;
+mod dir;
+mod format;
+mod former;
+mod hint;
+mod memory;
+mod name;
+mod owner;
+mod probe;
+mod release;
+mod scan;
+mod shard;
+mod slices;
+
+pub use allocate::Want;
+pub use dir::DirError;
+pub use former::Former;
+pub use owner::Owned;
+pub use scan::{Entry, Finding};
+
+use crate::node::{Node, NodeError};
+use crate::policy::{Policy, Store as StorePolicy};
+use dir::Dir;
+use format::Format;
+use memory::Memory;
+use nix::errno::Errno;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A store that is open.
+#[derive(Debug)]
+pub struct Store {
+    root: Dir,
+    id: String,
+    file_system: probe::FileSystem,
+    node: Node,
+    /// Other names of this machine in this boot.
+    former_names: Vec<String>,
+    cooldown: Duration,
+    /// What the administrator should hear although it works.
+    warnings: Vec<String>,
+}
+
+/// Why a store cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A system call failed.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// The policy has no such store.
+    #[error("the node's policy has no store {name:?}; it has {known}")]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// The directory is no store, or one of another version.
+    #[error("{}: {why}", path.display())]
+    Format {
+        /// The directory or its FORMAT.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// Another store than this node knew lies in the directory.
+    #[error("{}: this node knew store {expected} here, now there is {found}", directory.display())]
+    Identity {
+        /// The directory.
+        directory: PathBuf,
+        /// Identity and file system as remembered.
+        expected: String,
+        /// Identity and file system as met.
+        found: String,
+    },
+    /// The directory must not be used as it is.
+    #[error("store {}: {why}", path.display())]
+    Unfit {
+        /// The directory.
+        path: PathBuf,
+        /// Which promise it does not keep.
+        why: String,
+    },
+    /// This machine cannot say who it is.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A requested address is held by somebody else.
+    #[error("address {address} is held by {holder}")]
+    Held {
+        /// The address.
+        address: IpAddr,
+        /// Its holder.
+        holder: String,
+    },
+    /// No address of the range is free.
+    #[error("range {range} is exhausted: {why}")]
+    Exhausted {
+        /// The range's network.
+        range: String,
+        /// How it came to that.
+        why: String,
+    },
+    /// A DEL or another ADD of the same attachment overtook this ADD.
+    #[error("another call for {container} {interface} overtook this one")]
+    Overtaken {
+        /// Container ID.
+        container: String,
+        /// Interface.
+        interface: String,
+    },
+    /// A record of the owner is not one of ours.
+    #[error("{}: it is {what}, not a record", path.display())]
+    Foreign {
+        /// The record's place.
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    /// Every slice of the range is some node's.
+    #[error("node {node} has no slice of {range}: all {count} slices are taken")]
+    NoSlice {
+        /// This node.
+        node: String,
+        /// The range.
+        range: String,
+        /// How many slices there are.
+        count: u128,
+    },
+    /// The range is cut otherwise by another configuration.
+    #[error("range {range} is cut into slices of /{found} already, not /{wanted}")]
+    SliceSize {
+        /// The range.
+        range: String,
+        /// The size in use.
+        found: String,
+        /// The size asked for.
+        wanted: u8,
+    },
+}
+
+impl StoreError {
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Dir(error) => remedy_of(error),
+            Self::Unknown { .. } => {
+                "name one of them in ipam.store, or add it to the policy's stores"
+            }
+            Self::Format { .. } => "give the store a directory of its own, or update this program",
+            Self::Identity { .. } => {
+                "mount the share; if the store was replaced on purpose, run rdma-ipam fsck --adopt"
+            }
+            Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
+            Self::Node(_) => "set node in the policy; mount /proc",
+            Self::Held { .. } => "ask for another address, or for none",
+            Self::Exhausted { .. } => {
+                "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
+            }
+            Self::Overtaken { .. } => "the runtime's next ADD starts afresh",
+            Self::Foreign { .. } => "run rdma-ipam fsck",
+            Self::NoSlice { .. } => "cut smaller slices, or free one with rdma-ipam release --node",
+            Self::SliceSize { .. } => "use one node_slice_size for the range",
+        }
+    }
+}
+
+fn remedy_of(error: &DirError) -> &'static str {
+    match error.source {
+        Errno::ENOSPC | Errno::EDQUOT => "make room in the store's file system",
+        Errno::EROFS | Errno::EACCES | Errno::EPERM => {
+            "make the store writable for root on this node"
+        }
+        Errno::ENOENT => "make the store's directory, or correct the policy's stores",
+        Errno::ESTALE | Errno::ETIMEDOUT => {
+            "see whether the file server is there; the runtime tries again"
+        }
+        _ => "see the kernel's log for the file system",
+    }
+}
+
+impl Store {
+    /// Opens a store of the policy and makes sure that it is the one this node
+    /// knows, on a file system that was probed in this boot. A new directory is
+    /// made a store. `root` is the prefix of `/proc`.
+    ///
+    /// # Errors
+    /// [`StoreError`]: not in the policy, not reachable, not a store, another one.
+    pub fn open(policy: &Policy, name: &str, node: Node, root: &Path) -> Result<Self, StoreError> {
+        let (directory, pinned) = place(policy, name)?;
+        if !directory.exists() {
+            make(directory)?;
+        }
+        let dir = Dir::open_path(directory)?;
+        trust(&dir)?;
+        let file_system = probe::file_system(&dir, root)?;
+        let path = memory::path(&policy.state_dir, name);
+        let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
+        let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
+        let format = match Format::read(&dir)? {
+            Some(format) => format,
+            None => {
+                memory::check(&dir, expected, "no store", &file_system.name)?;
+                probe::try_out(&dir)?;
+                Format::establish(&dir, file_system.shared)?
+            }
+        };
+        memory::check(&dir, expected, &format.id, &file_system.name)?;
+        let mut warnings = Vec::new();
+        let mut memory = remembered.unwrap_or_default();
+        if !memory.knows(&node) || memory.id != format.id {
+            probe::try_out(&dir)?;
+            warnings.extend(file_system.warning.clone());
+            memory.note(directory, &format.id, &file_system.name, &node);
+            if let Err(error) = memory.write(&path) {
+                warnings.push(format!("remember the store in {}: {error}", path.display()));
+            }
+        }
+        Ok(Self::with(
+            policy,
+            dir,
+            format,
+            file_system,
+            node,
+            memory,
+            warnings,
+        ))
+    }
+
+    /// Opens a store of the policy if it is there; writes nothing, probes nothing.
+    ///
+    /// # Errors
+    /// When there may be one that cannot be reached, or it is another one.
+    pub fn open_existing(
+        policy: &Policy,
+        name: &str,
+        node: Node,
+        root: &Path,
+    ) -> Result<Option<Self>, StoreError> {
+        let (directory, pinned) = place(policy, name)?;
+        let path = memory::path(&policy.state_dir, name);
+        let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
+        let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
+        let dir = match Dir::open_path(directory) {
+            Err(error) if error.source == Errno::ENOENT && expected.is_none() => return Ok(None),
+            other => other?,
+        };
+        trust(&dir)?;
+        let Some(format) = Format::read(&dir)? else {
+            memory::check(&dir, expected, "no store", "its file system")?;
+            return Ok(None);
+        };
+        memory::check(&dir, expected, &format.id, "its file system")?;
+        let file_system = probe::file_system(&dir, root)?;
+        let memory = remembered.unwrap_or_default();
+        Ok(Some(Self::with(
+            policy,
+            dir,
+            format,
+            file_system,
+            node,
+            memory,
+            Vec::new(),
+        )))
+    }
+
+    fn with(
+        policy: &Policy,
+        root: Dir,
+        format: Format,
+        file_system: probe::FileSystem,
+        node: Node,
+        memory: Memory,
+        warnings: Vec<String>,
+    ) -> Self {
+        let mut former_names = if memory.boot == node.boot {
+            memory.nodes
+        } else {
+            Vec::new()
+        };
+        former_names.retain(|former| *former != node.name && crate::lease::is_name(former));
+        let cooldown = policy.ipam.cooldown;
+        Self {
+            root,
+            id: format.id,
+            file_system,
+            node,
+            former_names,
+            cooldown,
+            warnings,
+        }
+    }
+
+    /// Forgets which store this node knew in the policy's directory.
+    ///
+    /// # Errors
+    /// When there is no such store, or the memory cannot be removed.
+    pub fn forget(policy: &Policy, name: &str) -> Result<(), StoreError> {
+        place(policy, name)?;
+        let path = memory::path(&policy.state_dir, name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let source = nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or(5));
+                Err(dir::DirError {
+                    attempt: "remove",
+                    path,
+                    source,
+                }
+                .into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Probes the file system, whatever is remembered.
+    ///
+    /// # Errors
+    /// [`StoreError::Unfit`], or what kept it from being tried.
+    pub fn probe(&self) -> Result<(), StoreError> {
+        probe::try_out(&self.root)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// The identity.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The kind of file system.
+    #[must_use]
+    pub fn file_system(&self) -> &str {
+        &self.file_system.name
+    }
+
+    /// This machine.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// What the administrator should hear although it works.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn durable(&self) -> bool {
+        self.file_system.shared
+    }
+}
+
+fn place<'p>(policy: &'p Policy, name: &str) -> Result<(&'p Path, Option<&'p str>), StoreError> {
+    match policy.stores.get(name) {
+        Some(StorePolicy::File { directory, id }) => Ok((directory, id.as_deref())),
+        None => Err(StoreError::Unknown {
+            name: name.to_owned(),
+            known: policy
+                .stores
+                .keys()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", "),
+        }),
+    }
+}
+
+fn make(directory: &Path) -> Result<(), DirError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory);
+    made.map_err(|error| DirError {
+        attempt: "make store",
+        path: directory.to_owned(),
+        source: Errno::from_raw(error.raw_os_error().unwrap_or(5)),
+    })
+}
+
+/// Others than the owner must not write where records are believed.
+fn trust(dir: &Dir) -> Result<(), StoreError> {
+    if dir.stat_self()?.st_mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(StoreError::Unfit {
+        path: dir.path().to_owned(),
+        why: "it is writable for group or others".to_owned(),
+    })
+}

@@ -1,0 +1,482 @@
+//! Which seat to take: the lowest that is free, and another one when somebody
+//! else was faster.
+
+use super::claim::{Intent, twin};
+use super::dir::Dir;
+use super::hint::{self, Hints};
+use super::name::{self, Class};
+use super::owner::{Content, read};
+use super::release::{now, timestamp};
+use super::shard::{Candidate, Choice, Shard};
+use super::{Store, StoreError};
+use crate::lease::{Holder, Lease};
+use crate::range::{Range, Span, bits, from_bits};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// What one ADD wants from one range.
+#[derive(Debug, Clone)]
+pub struct Want<'a> {
+    /// Which addresses may be given.
+    pub range: &'a Range,
+    /// `network_name`.
+    pub network_name: Option<&'a str>,
+    /// `enable_overlapping_ranges`.
+    pub overlapping: bool,
+    /// For whom.
+    pub holder: &'a Holder,
+    /// Number of the record among the owner's.
+    pub index: usize,
+}
+
+/// More collisions than this mean that something is wrong with the store.
+const MAX_COLLISIONS: usize = 10_000;
+
+/// The shards of a range in ascending order, each with its spans.
+struct Shards<'a> {
+    spans: &'a [Span],
+    next: Option<u128>,
+}
+
+impl Iterator for Shards<'_> {
+    type Item = u128;
+
+    fn next(&mut self) -> Option<u128> {
+        let at = self.next?;
+        let number = name::shard_number(at);
+        // The first address of any span beyond this shard.
+        let beyond = (number << 8) | 0xff;
+        self.next = self
+            .spans
+            .iter()
+            .find(|span| span.last > beyond)
+            .and_then(|span| Some(span.first.max(beyond.checked_add(1)?)));
+        Some(number)
+    }
+}
+
+impl Want<'_> {
+    fn shards(&self) -> Shards<'_> {
+        let spans = self.range.spans();
+        Shards {
+            spans,
+            next: spans.first().map(|span| span.first),
+        }
+    }
+
+    fn lease(&self, candidate: Candidate, requested: bool) -> Lease {
+        let subnet = self.range.subnet();
+        Lease {
+            address: from_bits(subnet.is_ipv4(), candidate.address),
+            prefix: subnet.prefix(),
+            range: subnet,
+            network_name: self.network_name.map(str::to_owned),
+            overlapping: self.overlapping,
+            generation: candidate.generation,
+            requested,
+            holder: self.holder.clone(),
+            created: timestamp(),
+        }
+    }
+
+    /// Where the pod's hint is: directory and name.
+    pub(super) fn pod_entry(&self) -> Option<(String, String)> {
+        let pod = self.holder.pod.as_ref()?;
+        let subnet = self.range.subnet();
+        Some(name::pod(
+            self.network_name,
+            subnet,
+            pod,
+            &self.holder.interface,
+        ))
+    }
+
+    fn class(&self) -> Class {
+        Class::of(self.range.subnet(), self.overlapping)
+    }
+
+    fn twin(&self) -> Class {
+        Class::of(self.range.subnet(), !self.overlapping)
+    }
+}
+
+/// One search for an address.
+struct Search<'a> {
+    store: &'a Store,
+    want: &'a Want<'a>,
+    intent: Option<Intent>,
+    collisions: usize,
+}
+
+impl Store {
+    /// Leases the lowest free address of a range.
+    ///
+    /// # Errors
+    /// [`StoreError::Exhausted`] after a look at every shard, or what failed.
+    /// Nothing is leased then, but an error of a system call may leave a record
+    /// that leads the owner's DEL to what was begun.
+    pub fn allocate(&self, want: &Want<'_>) -> Result<Lease, StoreError> {
+        let mut search = Search {
+            store: self,
+            want,
+            intent: None,
+            collisions: 0,
+        };
+        let found = search.run();
+        search.finish(found)
+    }
+
+    /// Leases one address of a range, and no other.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] naming the holder, or what failed.
+    pub fn allocate_this(&self, want: &Want<'_>, address: IpAddr) -> Result<Lease, StoreError> {
+        let mut search = Search {
+            store: self,
+            want,
+            intent: None,
+            collisions: 0,
+        };
+        let found = match search.this(bits(address)) {
+            Ok(Some(lease)) => Ok(lease),
+            Ok(None) => Err(self.held(want, address)),
+            Err(error) => Err(error),
+        };
+        search.finish(found)
+    }
+
+    /// Whether [`Store::allocate`] would find an address now.
+    ///
+    /// # Errors
+    /// [`StoreError::Exhausted`], or what kept it from being looked for.
+    pub fn has_room(&self, want: &Want<'_>) -> Result<(), StoreError> {
+        let search = Search {
+            store: self,
+            want,
+            intent: None,
+            collisions: 0,
+        };
+        for full in [search.believed_full(), Vec::new()] {
+            for (order, number) in want.shards().enumerate() {
+                if full.get(order) == Some(&true) {
+                    continue;
+                }
+                let Some((_, choice)) = search.look(number, self.cooldown)? else {
+                    continue;
+                };
+                if !choice.free.is_empty() || !choice.resting.is_empty() {
+                    return Ok(());
+                }
+            }
+        }
+        Err(search.exhausted())
+    }
+
+    fn held(&self, want: &Want<'_>, address: IpAddr) -> StoreError {
+        let space = name::space(want.network_name);
+        let holder = self
+            .holder_of(&space, address)
+            .ok()
+            .flatten()
+            .unwrap_or_else(|| "somebody whose record cannot be read".to_owned());
+        StoreError::Held { address, holder }
+    }
+
+    /// Who holds an address of a space, for messages.
+    fn holder_of(&self, space: &str, address: IpAddr) -> Result<Option<String>, StoreError> {
+        let shard = name::shard(address.is_ipv4(), name::shard_number(bits(address)));
+        let Some(dir) = self.open_below(&["leases", space, &shard])? else {
+            return Ok(None);
+        };
+        for held in dir.names()?.iter().filter_map(|n| name::Seat::parse(n)) {
+            if held.address == address
+                && held.freed.is_none()
+                && let Some(Content::Lease(lease, _)) = read(&dir, &held.name())?
+            {
+                return Ok(Some(format!("{}, since {}", lease.holder, lease.created)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Search<'_> {
+    /// Lowest first, then thoroughly, then what is still resting.
+    fn run(&mut self) -> Result<Lease, StoreError> {
+        let mut hints = self.hints(true);
+        let full = hints.full(self.want.shards(), now());
+        let passed_over = full.contains(&true);
+        if let Some(lease) = self.pass(&mut hints, &full, self.store.cooldown)? {
+            return Ok(lease);
+        }
+        if passed_over && let Some(lease) = self.pass(&mut hints, &[], self.store.cooldown)? {
+            return Ok(lease);
+        }
+        if let Some(lease) = self.longest_rested()? {
+            return Ok(lease);
+        }
+        Err(self.exhausted())
+    }
+
+    fn hints(&self, make: bool) -> Hints {
+        let space = name::space(self.want.network_name);
+        let path = ["hints", space.as_str()];
+        let dir = if make {
+            self.store.make_below(&path).ok()
+        } else {
+            self.store.open_below(&path).ok().flatten()
+        };
+        Hints::load(dir, self.want.range)
+    }
+
+    fn believed_full(&self) -> Vec<bool> {
+        self.hints(false).full(self.want.shards(), now())
+    }
+
+    /// One way through the shards, but those believed `full`.
+    fn pass(
+        &mut self,
+        hints: &mut Hints,
+        full: &[bool],
+        cooldown: Duration,
+    ) -> Result<Option<Lease>, StoreError> {
+        for (order, number) in self.want.shards().enumerate() {
+            if full.get(order) == Some(&true) {
+                continue;
+            }
+            loop {
+                let stamp = hints.stamp(number);
+                let Some((dir, choice)) = self.look(number, cooldown)? else {
+                    break;
+                };
+                let Some(candidate) = self.pick(&choice.free) else {
+                    hints.mark_full(order, stamp, choice.rested_at);
+                    break;
+                };
+                if let Some(lease) = self.take(dir, number, candidate, false)? {
+                    return Ok(Some(lease));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// When nothing has rested: the address that was freed first.
+    fn longest_rested(&mut self) -> Result<Option<Lease>, StoreError> {
+        loop {
+            let mut oldest: Option<(u64, u128, Candidate)> = None;
+            for number in self.want.shards() {
+                let Some((_, choice)) = self.look(number, self.store.cooldown)? else {
+                    continue;
+                };
+                let (since, candidate) = match choice.free.first() {
+                    Some(free) => (0, Some(free)),
+                    None => (choice.rested_at.unwrap_or(0), choice.resting.first()),
+                };
+                if let Some(candidate) = candidate
+                    && oldest.is_none_or(|(than, ..)| since < than)
+                {
+                    oldest = Some((since, number, *candidate));
+                }
+            }
+            let Some((_, number, candidate)) = oldest else {
+                return Ok(None);
+            };
+            if let Some(lease) = self.take(None, number, candidate, false)? {
+                return Ok(Some(lease));
+            }
+        }
+    }
+
+    /// One address; `None` when it is held.
+    fn this(&mut self, address: u128) -> Result<Option<Lease>, StoreError> {
+        let number = name::shard_number(address);
+        for _ in 0..3 {
+            let dir = self.open(number)?;
+            let names = dir.as_ref().map_or(Ok(Vec::new()), Dir::names)?;
+            let shard = self.read(number, &names);
+            let Some(candidate) = shard.candidate(address) else {
+                return Ok(None);
+            };
+            if self.conflicts(candidate, dir.as_ref())? {
+                return Ok(None);
+            }
+            if let Some(lease) = self.take(dir, number, candidate, true)? {
+                return Ok(Some(lease));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A shard's directory and what may be done with its addresses; nothing when
+    /// the shard cannot be looked at because somebody put something in its place.
+    fn look(
+        &self,
+        number: u128,
+        cooldown: Duration,
+    ) -> Result<Option<(Option<Dir>, Choice)>, StoreError> {
+        let dir = match self.open(number) {
+            Ok(dir) => dir,
+            Err(StoreError::Dir(error)) if is_foreign(error.source) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let names = dir.as_ref().map_or(Ok(Vec::new()), Dir::names)?;
+        let shard = self.read(number, &names);
+        let mut choice = shard.choose(self.want.range.spans(), now(), cooldown);
+        if choice
+            .free
+            .iter()
+            .chain(&choice.resting)
+            .any(|c| c.twin.is_some())
+        {
+            let mut conflict = |c: &Candidate| self.conflicts(*c, dir.as_ref());
+            choice.free = without(choice.free, &mut conflict)?;
+            choice.resting = without(choice.resting, &mut conflict)?;
+        }
+        Ok(Some((dir, choice)))
+    }
+
+    fn open(&self, number: u128) -> Result<Option<Dir>, StoreError> {
+        let space = name::space(self.want.network_name);
+        let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
+        self.store.open_below(&["leases", &space, &shard])
+    }
+
+    fn read(&self, number: u128, names: &[String]) -> Shard {
+        let (class, twin) = (self.want.class(), self.want.twin());
+        Shard::read(number << 8, class, twin, names.iter().map(String::as_str))
+    }
+
+    fn conflicts(&self, candidate: Candidate, dir: Option<&Dir>) -> Result<bool, StoreError> {
+        match (candidate.twin, dir) {
+            (Some(generation), Some(dir)) => {
+                let lease = self.want.lease(candidate, false);
+                self.store.twin_conflicts(&lease, generation, dir)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The lowest; any other once writers have met, so that they part.
+    fn pick(&self, free: &[Candidate]) -> Option<Candidate> {
+        if self.collisions == 0 || free.len() < 2 {
+            return free.first().copied();
+        }
+        let count = u64::try_from(free.len()).ok()?;
+        let index = usize::try_from(hint::random64() % count).ok()?;
+        free.get(index).copied()
+    }
+
+    fn take(
+        &mut self,
+        dir: Option<Dir>,
+        number: u128,
+        candidate: Candidate,
+        requested: bool,
+    ) -> Result<Option<Lease>, StoreError> {
+        let dir = match dir {
+            Some(dir) => dir,
+            None => {
+                let space = name::space(self.want.network_name);
+                let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
+                self.store.make_below(&["leases", &space, &shard])?
+            }
+        };
+        let lease = self.want.lease(candidate, requested);
+        debug_assert_eq!(self.want.twin(), twin(&lease));
+        let intent = match self.intent.take() {
+            Some(intent) => {
+                self.store.intend_instead(&intent, &lease)?;
+                intent
+            }
+            None => self.store.intend(&lease, self.want.index)?,
+        };
+        if self.store.claim(&intent, &lease, &dir)? {
+            return Ok(Some(lease));
+        }
+        self.intent = Some(intent);
+        self.collisions += 1;
+        if self.collisions > MAX_COLLISIONS {
+            return Err(self.exhausted());
+        }
+        Ok(None)
+    }
+
+    fn exhausted(&self) -> StoreError {
+        let (first, last) = self.want.range.window();
+        let size = self.want.range.size();
+        let why = if self.collisions > MAX_COLLISIONS {
+            format!("somebody else was faster {} times", self.collisions)
+        } else {
+            format!("all {size} addresses between {first} and {last} are held")
+        };
+        StoreError::Exhausted {
+            range: self.want.range.subnet().to_string(),
+            why,
+        }
+    }
+
+    /// Removes the record of a search that found nothing.
+    fn finish(self, found: Result<Lease, StoreError>) -> Result<Lease, StoreError> {
+        if found.is_err()
+            && let Some(intent) = self.intent
+        {
+            // The error to report is the first one; what stays here is a record
+            // without a seat, which DEL removes.
+            let _ = self.store.abandon(intent);
+        }
+        found
+    }
+}
+
+fn without(
+    candidates: Vec<Candidate>,
+    conflicts: &mut impl FnMut(&Candidate) -> Result<bool, StoreError>,
+) -> Result<Vec<Candidate>, StoreError> {
+    let mut left = Vec::with_capacity(candidates.len());
+    for candidate in candidates {
+        if candidate.twin.is_none() || !conflicts(&candidate)? {
+            left.push(candidate);
+        }
+    }
+    Ok(left)
+}
+
+/// What the kernel says of a link, a file or a stranger's directory in the
+/// place of a shard.
+fn is_foreign(errno: nix::errno::Errno) -> bool {
+    use nix::errno::Errno;
+    matches!(errno, Errno::ELOOP | Errno::ENOTDIR | Errno::EPERM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_ascend_and_skip_what_is_excluded() {
+        let of = |spans: &[(u128, u128)]| {
+            let spans: Vec<Span> = spans
+                .iter()
+                .map(|&(first, last)| Span { first, last })
+                .collect();
+            let next = spans.first().map(|span| span.first);
+            Shards {
+                spans: &spans,
+                next,
+            }
+            .take(10)
+            .collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[(1, 254)]), [0]);
+        assert_eq!(of(&[(1, 256)]), [0, 1]);
+        assert_eq!(of(&[(250, 600), (700, 800)]), [0, 1, 2, 3]);
+        assert_eq!(of(&[(5, 5), (0x1_0000, 0x1_0001)]), [0, 0x100]);
+        assert_eq!(
+            of(&[(0, 1), (u128::MAX - 1, u128::MAX)]),
+            [0, u128::MAX >> 8]
+        );
+        assert_eq!(of(&[]), [0u128; 0]);
+        assert_eq!(of(&[(0, u128::MAX)]).len(), 10);
+    }
+}

@@ -1,0 +1,179 @@
+//! Taking one seat: steps 1 to 5 of ADD, as the module above tells them.
+
+use super::dir::{Dir, Meta, meta_of};
+use super::name::{self, Class, Seat};
+use super::shard;
+use super::{Store, StoreError};
+use crate::lease::Lease;
+use std::fs::File;
+
+/// A record under its owner's name that does not hold a seat yet.
+#[derive(Debug)]
+pub(super) struct Intent {
+    dir: Dir,
+    name: String,
+    file: File,
+    meta: Meta,
+}
+
+impl Store {
+    /// Step 1: creates the record that says what is going to be taken.
+    pub(super) fn intend(&self, lease: &Lease, index: usize) -> Result<Intent, StoreError> {
+        let holder = &lease.holder;
+        let (bucket, name) = name::owner(&holder.container, &holder.interface, index);
+        let dir = self.make_below(&["owners", name::node(&holder.node), &bucket])?;
+        let Some(file) = dir.create(&name, &lease.encode(), self.durable())? else {
+            return Err(overtaken(lease));
+        };
+        let meta = meta_of(&file).map_err(dir.failed("look at", &name))?;
+        Ok(Intent {
+            dir,
+            name,
+            file,
+            meta,
+        })
+    }
+
+    /// The same record for another seat: nothing leads to the one before.
+    pub(super) fn intend_instead(&self, intent: &Intent, lease: &Lease) -> Result<(), StoreError> {
+        Ok(intent
+            .dir
+            .refill(&intent.name, &intent.file, &lease.encode(), self.durable())?)
+    }
+
+    /// Steps 3 to 5: whether the seat is ours. An error leaves the record, which
+    /// leads the owner's next DEL or ADD to whatever was done.
+    pub(super) fn claim(
+        &self,
+        intent: &Intent,
+        lease: &Lease,
+        shard: &Dir,
+    ) -> Result<bool, StoreError> {
+        let seat = Seat::of(lease);
+        let seat_name = seat.name();
+        if !intent.dir.link(&intent.name, shard, &seat_name)? {
+            // The answer to a link that was done may have been lost on its way.
+            let there = shard.meta(&seat_name)?;
+            if !there.is_some_and(|there| there.same_file(&intent.meta)) {
+                return Ok(false);
+            }
+        }
+        let names = meta_of(&intent.file)
+            .map_err(intent.dir.failed("look at", &intent.name))?
+            .names;
+        if names < 2 {
+            shard.unlink(&seat_name)?;
+            return Err(overtaken(lease));
+        }
+        if self.durable() {
+            intent.dir.sync()?;
+            shard.sync()?;
+        }
+        let listing = shard.names()?;
+        if !shard::stands(&seat, listing.iter().map(String::as_str))
+            || self.taken_by_twin(&listing, &seat, lease, shard)?
+        {
+            shard.unlink(&seat_name)?;
+            return Ok(false);
+        }
+        self.tidy(&listing, &seat, shard);
+        self.hint_pod(intent, lease);
+        Ok(true)
+    }
+
+    /// Gives up a record that holds no seat.
+    pub(super) fn abandon(&self, intent: Intent) -> Result<(), StoreError> {
+        intent.dir.unlink_same(&intent.name, &intent.meta)?;
+        Ok(())
+    }
+
+    /// Whether a seat of the twin class at the same address is of the same range.
+    fn taken_by_twin(
+        &self,
+        listing: &[String],
+        seat: &Seat,
+        lease: &Lease,
+        shard: &Dir,
+    ) -> Result<bool, StoreError> {
+        let twin = twin(lease);
+        for other in listing.iter().filter_map(|name| Seat::parse(name)) {
+            if other.address == seat.address
+                && other.class == twin
+                && other.freed.is_none()
+                && self.twin_conflicts(lease, other.generation, shard)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a held seat of the twin class counts for this lease's range. The
+    /// twin of a shared seat is named after the range; the other way round its
+    /// record has to be read, and one that cannot be read counts.
+    pub(super) fn twin_conflicts(
+        &self,
+        lease: &Lease,
+        generation: u64,
+        shard: &Dir,
+    ) -> Result<bool, StoreError> {
+        if lease.overlapping {
+            return Ok(true);
+        }
+        let twin = Seat {
+            address: lease.address,
+            class: twin(lease),
+            generation,
+            freed: None,
+        };
+        Ok(match super::owner::read(shard, &twin.name())? {
+            None => false,
+            Some(super::owner::Content::Lease(other, _)) => other.range == lease.range,
+            Some(_) => true,
+        })
+    }
+
+    /// Step 5: freed names that this claim has gone beyond.
+    fn tidy(&self, listing: &[String], seat: &Seat, shard: &Dir) {
+        for name in listing {
+            if let Some(other) = Seat::parse(name)
+                && other.address == seat.address
+                && other.class == seat.class
+                && other.freed.is_some()
+                && other.generation < seat.generation
+            {
+                // Left behind, it is passed over until the next claim.
+                let _ = shard.unlink(name);
+            }
+        }
+    }
+
+    /// Lets the next sandbox of the same pod find the address. A hint only.
+    fn hint_pod(&self, intent: &Intent, lease: &Lease) {
+        let Some((bucket, entry)) = name::pod_of(lease) else {
+            return;
+        };
+        let hinted = || -> Result<(), StoreError> {
+            let pods = self.make_below(&["pods", &bucket])?;
+            if !intent.dir.link(&intent.name, &pods, &entry)? {
+                pods.unlink(&entry)?;
+                intent.dir.link(&intent.name, &pods, &entry)?;
+            }
+            Ok(())
+        };
+        // Without it the pod's next sandbox gets another address; no harm.
+        let _ = hinted();
+    }
+}
+
+/// The class of seats that the same range may have in another configuration.
+pub(super) fn twin(lease: &Lease) -> Class {
+    Class::of(lease.range, !lease.overlapping)
+}
+
+fn overtaken(lease: &Lease) -> StoreError {
+    StoreError::Overtaken {
+        container: lease.holder.container.clone(),
+        interface: lease.holder.interface.clone(),
+    }
+}

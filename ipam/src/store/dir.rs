@@ -1,0 +1,425 @@
+//! Directories of the store: every system call that touches it goes through here.
+//!
+//! Names are resolved one component at a time, from an open directory, and no
+//! link is ever followed: whoever may write to a shared store may have put a
+//! link, a FIFO or a directory where a record is expected. What does not belong
+//! to the store's owner is not believed.
+
+use nix::dir::Dir as Listing;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FileStat, Mode, SFlag};
+use nix::unistd::UnlinkatFlags;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A directory of the store that is open.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+    owner: u32,
+}
+
+/// A file's identity and how many names it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Meta {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) names: u64,
+    pub(crate) modified: i64,
+}
+
+/// What a name of the store turned out to be.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A file of the store's owner, and its content.
+    File(Vec<u8>, Meta),
+    /// Something that is not believed; the reason.
+    Foreign(&'static str),
+}
+
+/// A call that failed: what, on which object, and what the kernel said.
+#[derive(Debug, thiserror::Error)]
+#[error("{attempt} {}: {source}", path.display())]
+pub struct DirError {
+    /// What was attempted.
+    pub attempt: &'static str,
+    /// On which object.
+    pub path: PathBuf,
+    /// What the kernel said.
+    #[source]
+    pub source: Errno,
+}
+
+impl Meta {
+    pub(crate) fn same_file(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+}
+
+impl From<&FileStat> for Meta {
+    fn from(stat: &FileStat) -> Self {
+        // The field types differ between architectures and C libraries.
+        #[expect(clippy::useless_conversion, reason = "u64 here, u32 elsewhere")]
+        Self {
+            device: stat.st_dev.into(),
+            inode: stat.st_ino.into(),
+            names: stat.st_nlink.into(),
+            modified: stat.st_mtime.into(),
+        }
+    }
+}
+
+const DIRECTORY: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_CLOEXEC);
+
+impl Dir {
+    /// Opens the store's own directory. The path is the policy's, so links in it
+    /// are the administrator's and are followed.
+    pub(crate) fn open_path(path: &Path) -> Result<Self, DirError> {
+        let failed = |source| DirError {
+            attempt: "open store",
+            path: path.to_owned(),
+            source,
+        };
+        let fd = nix::fcntl::open(path, DIRECTORY, Mode::empty()).map_err(failed)?;
+        let stat = nix::sys::stat::fstat(&fd).map_err(failed)?;
+        Ok(Self {
+            fd,
+            path: path.to_owned(),
+            owner: stat.st_uid,
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn stat_self(&self) -> Result<FileStat, DirError> {
+        nix::sys::stat::fstat(&self.fd).map_err(self.failed("look at", ""))
+    }
+
+    pub(crate) fn file_system(&self) -> Result<nix::sys::statfs::Statfs, DirError> {
+        nix::sys::statfs::fstatfs(&self.fd).map_err(self.failed("look at the file system of", ""))
+    }
+
+    /// A directory in this one; `None` when there is no such name. One that is
+    /// a link, no directory, or somebody else's is an error.
+    pub(crate) fn open(&self, name: &str) -> Result<Option<Self>, DirError> {
+        let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+        let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(source) => return Err(self.failed("open directory", name)(source)),
+        };
+        let stat = nix::sys::stat::fstat(&fd).map_err(self.failed("look at", name))?;
+        if stat.st_uid != self.owner {
+            return Err(self.failed("trust the owner of directory", name)(
+                Errno::EPERM,
+            ));
+        }
+        Ok(Some(Self {
+            fd,
+            path: self.path.join(name),
+            owner: self.owner,
+        }))
+    }
+
+    /// A directory in this one, made if need be.
+    pub(crate) fn open_or_make(&self, name: &str) -> Result<Self, DirError> {
+        // It may be removed between the two calls by somebody who tidies up.
+        for _ in 0..4 {
+            if let Some(dir) = self.open(name)? {
+                return Ok(dir);
+            }
+            match nix::sys::stat::mkdirat(&self.fd, name, Mode::S_IRWXU) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(source) => return Err(self.failed("make directory", name)(source)),
+            }
+        }
+        Err(self.failed("keep directory", name)(Errno::ENOENT))
+    }
+
+    /// A file's content, read without following anything or waiting for a FIFO.
+    pub(crate) fn read(&self, name: &str, limit: u64) -> Result<Option<Found>, DirError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT) => return Ok(None),
+            // O_NOFOLLOW on a link; a socket or a device without driver.
+            Err(Errno::ELOOP) => return Ok(Some(Found::Foreign("a symbolic link"))),
+            Err(Errno::ENXIO) => return Ok(Some(Found::Foreign("a socket or device"))),
+            Err(source) => return Err(self.failed("open", name)(source)),
+        };
+        let stat = nix::sys::stat::fstat(&fd).map_err(self.failed("look at", name))?;
+        match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
+            SFlag::S_IFREG => {}
+            SFlag::S_IFDIR => return Ok(Some(Found::Foreign("a directory"))),
+            SFlag::S_IFIFO => return Ok(Some(Found::Foreign("a FIFO"))),
+            _ => return Ok(Some(Found::Foreign("no regular file"))),
+        }
+        if stat.st_uid != self.owner {
+            return Ok(Some(Found::Foreign(
+                "a file of another owner than the store's",
+            )));
+        }
+        let mut content = Vec::new();
+        File::from(fd)
+            .take(limit + 1)
+            .read_to_end(&mut content)
+            .map_err(|e| self.failed("read", name)(errno(&e)))?;
+        if content.len() as u64 > limit {
+            return Ok(Some(Found::Foreign("larger than any record")));
+        }
+        Ok(Some(Found::File(content, Meta::from(&stat))))
+    }
+
+    /// A new file with content, open for its identity; `None` when the name is
+    /// taken. Written through to the server or disk when `durable`.
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        content: &[u8],
+        durable: bool,
+    ) -> Result<Option<File>, DirError> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
+        let file = match nix::fcntl::openat(&self.fd, name, flags, mode) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::EEXIST) => return Ok(None),
+            Err(source) => return Err(self.failed("create", name)(source)),
+        };
+        let written = file
+            .write_all_at(content, 0)
+            .map_err(|e| self.failed("write", name)(errno(&e)));
+        let written = written.and_then(|()| {
+            if durable {
+                self.sync_file(name, &file)
+            } else {
+                Ok(())
+            }
+        });
+        if written.is_err() {
+            // Nothing refers to it yet; if this fails too, fsck finds an empty record.
+            let _ = self.unlink(name);
+        }
+        written.map(|()| Some(file))
+    }
+
+    /// Replaces the content of a file that this process created.
+    pub(crate) fn refill(
+        &self,
+        name: &str,
+        file: &File,
+        content: &[u8],
+        durable: bool,
+    ) -> Result<(), DirError> {
+        let failed = |e: std::io::Error| self.failed("write", name)(errno(&e));
+        file.write_all_at(content, 0).map_err(failed)?;
+        file.set_len(content.len() as u64).map_err(failed)?;
+        if durable {
+            self.sync_file(name, file)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn sync_file(&self, name: &str, file: &File) -> Result<(), DirError> {
+        nix::unistd::fsync(file).map_err(self.failed("sync", name))
+    }
+
+    pub(crate) fn meta(&self, name: &str) -> Result<Option<Meta>, DirError> {
+        match nix::sys::stat::fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(Meta::from(&stat))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(source) => Err(self.failed("look at", name)(source)),
+        }
+    }
+
+    /// Gives a file of this directory a second name in `to`; false when that
+    /// name is taken. Whether it was taken is the server's word, whatever is cached.
+    pub(crate) fn link(&self, name: &str, to: &Self, new: &str) -> Result<bool, DirError> {
+        match nix::unistd::linkat(&self.fd, name, &to.fd, new, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST) => Ok(false),
+            Err(source) => Err(to.failed("link", new)(source)),
+        }
+    }
+
+    /// Renames within this directory; false when `name` is gone already.
+    pub(crate) fn rename(&self, name: &str, new: &str) -> Result<bool, DirError> {
+        match nix::fcntl::renameat(&self.fd, name, &self.fd, new) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(source) => Err(self.failed("rename", name)(source)),
+        }
+    }
+
+    /// Removes a name; gone already is no error.
+    pub(crate) fn unlink(&self, name: &str) -> Result<bool, DirError> {
+        match nix::unistd::unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(source) => Err(self.failed("remove", name)(source)),
+        }
+    }
+
+    /// Removes a name if it is still this file. Only a call for the same owner can
+    /// put another file there, and runtimes make one such call at a time.
+    pub(crate) fn unlink_same(&self, name: &str, file: &Meta) -> Result<bool, DirError> {
+        match self.meta(name)? {
+            Some(there) if there.same_file(file) => self.unlink(name),
+            _ => Ok(false),
+        }
+    }
+
+    /// Removes an empty directory; gone already or not empty is no error.
+    pub(crate) fn remove_dir(&self, name: &str) -> Result<bool, DirError> {
+        match nix::unistd::unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
+            Err(source) => Err(self.failed("remove directory", name)(source)),
+        }
+    }
+
+    /// All names but `.` and `..`, in no order. Names that are not UTF-8 are not ours.
+    pub(crate) fn names(&self) -> Result<Vec<String>, DirError> {
+        let failed = || self.failed("list", "");
+        let mut listing =
+            Listing::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed())?;
+        let mut names = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry.map_err(failed())?;
+            if let Ok(name) = entry.file_name().to_str()
+                && !matches!(name, "." | "..")
+            {
+                names.push(name.to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Makes names durable on file systems that keep them for other machines.
+    pub(crate) fn sync(&self) -> Result<(), DirError> {
+        nix::unistd::fsync(self.fd.as_fd()).map_err(self.failed("sync", ""))
+    }
+
+    /// A file to read and write in place: a hint, never a record.
+    pub(crate) fn open_hint(&self, name: &str, create: bool) -> Result<Option<File>, DirError> {
+        let mut flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        if create {
+            flags |= OFlag::O_CREAT;
+        }
+        let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(source) => return Err(self.failed("open", name)(source)),
+        };
+        let stat = nix::sys::stat::fstat(&fd).map_err(self.failed("look at", name))?;
+        let regular = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits();
+        if !regular || stat.st_uid != self.owner {
+            return Err(self.failed("trust", name)(Errno::EPERM));
+        }
+        Ok(Some(File::from(fd)))
+    }
+
+    pub(crate) fn failed(
+        &self,
+        attempt: &'static str,
+        name: &str,
+    ) -> impl FnOnce(Errno) -> DirError {
+        let path = if name.is_empty() {
+            self.path.clone()
+        } else {
+            self.path.join(name)
+        };
+        move |source| DirError {
+            attempt,
+            path,
+            source,
+        }
+    }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+/// A file's identity by its descriptor.
+pub(crate) fn meta_of(file: &File) -> Result<Meta, Errno> {
+    nix::sys::stat::fstat(file).map(|stat| Meta::from(&stat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn dir() -> (tempfile::TempDir, Dir) {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_path(place.path()).unwrap();
+        (place, dir)
+    }
+
+    #[test]
+    fn a_name_is_created_once() {
+        let (_place, dir) = dir();
+        assert!(dir.create("a", b"one", true).unwrap().is_some());
+        assert!(dir.create("a", b"two", false).unwrap().is_none());
+        let Some(Found::File(content, meta)) = dir.read("a", 10).unwrap() else {
+            panic!()
+        };
+        assert_eq!((content.as_slice(), meta.names), (&b"one"[..], 1));
+        assert!(dir.link("a", &dir, "b").unwrap());
+        assert!(!dir.link("a", &dir, "b").unwrap());
+        assert_eq!(dir.meta("b").unwrap().unwrap().names, 2);
+        assert!(dir.rename("b", "c").unwrap());
+        assert!(!dir.rename("b", "c").unwrap());
+        assert!(dir.unlink("c").unwrap());
+        assert!(!dir.unlink("c").unwrap());
+    }
+
+    #[test]
+    fn nothing_hostile_is_followed_or_waited_for() {
+        let (place, dir) = dir();
+        let at = |name: &str| place.path().join(name);
+        symlink("/etc/passwd", at("link")).unwrap();
+        nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
+        std::fs::create_dir(at("dir")).unwrap();
+        std::fs::write(at("big"), vec![b'x'; 100]).unwrap();
+        symlink("/etc", at("dirlink")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        for name in ["link", "fifo", "dir", "big", "socket"] {
+            let found = dir.read(name, 50).unwrap();
+            assert!(
+                matches!(found, Some(Found::Foreign(_))),
+                "{name}: {found:?}"
+            );
+        }
+        assert!(dir.open("dirlink").is_err() && dir.open("big").is_err());
+        assert!(dir.open_hint("link", true).is_err() && dir.open_hint("fifo", true).is_err());
+        assert!(dir.open("none").unwrap().is_none() && dir.read("none", 1).unwrap().is_none());
+    }
+
+    #[test]
+    fn another_owner_is_not_believed() {
+        let (place, dir) = dir();
+        let at = |name: &str| place.path().join(name);
+        std::fs::write(at("file"), "x").unwrap();
+        std::fs::create_dir(at("dir")).unwrap();
+        // Only root can give files away; others have nothing to fear here.
+        if std::os::unix::fs::chown(at("file"), Some(65534), None).is_ok() {
+            std::os::unix::fs::chown(at("dir"), Some(65534), None).unwrap();
+            assert!(matches!(
+                dir.read("file", 9).unwrap(),
+                Some(Found::Foreign(_))
+            ));
+            assert!(dir.open("dir").is_err());
+        }
+    }
+}

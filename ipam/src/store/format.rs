@@ -1,0 +1,166 @@
+//! `FORMAT`: the store's version and identity.
+//!
+//! Made once, by whoever uses the directory first: written under a name of its
+//! own, then linked, so that of several only one wins and nobody ever reads half
+//! of it. Never rewritten. A version that is not known is refused and nothing in
+//! the store is touched.
+
+use super::StoreError;
+use super::dir::{Dir, Found};
+use super::hint::random64;
+use serde::{Deserialize, Serialize};
+
+const NAME: &str = "FORMAT";
+const VERSION: u32 = 1;
+const KIND: &str = "rdma-ipam store";
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Format {
+    format: String,
+    version: u32,
+    /// The store's identity, made of random digits.
+    pub(crate) id: String,
+    created: jiff::Timestamp,
+}
+
+impl Format {
+    /// Reads the file; `None` when there is none.
+    pub(crate) fn read(root: &Dir) -> Result<Option<Self>, StoreError> {
+        let refuse = |why: String| StoreError::Format {
+            path: root.path().join(NAME),
+            why,
+        };
+        let bytes = match root.read(NAME, 4096)? {
+            None => return Ok(None),
+            Some(Found::File(bytes, _)) => bytes,
+            Some(Found::Foreign(what)) => return Err(refuse(format!("it is {what}"))),
+        };
+        #[derive(Deserialize)]
+        struct Head {
+            format: String,
+            version: u64,
+        }
+        let head: Head = serde_json::from_slice(&bytes)
+            .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
+        if head.format != KIND {
+            return Err(refuse(format!("it belongs to {:?}", head.format)));
+        }
+        if head.version != u64::from(VERSION) {
+            return Err(refuse(format!(
+                "the store has version {}, this program knows version {VERSION}",
+                head.version
+            )));
+        }
+        let format: Self = serde_json::from_slice(&bytes)
+            .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
+        if !crate::lease::is_name(&format.id) {
+            return Err(refuse("its id is no identity".to_owned()));
+        }
+        Ok(Some(format))
+    }
+
+    /// Makes a directory a store, unless somebody else just did.
+    pub(crate) fn establish(root: &Dir, durable: bool) -> Result<Self, StoreError> {
+        let names = root.names()?;
+        if let Some(stranger) = names.iter().find(|name| !may_lie_in_an_empty_store(name)) {
+            return Err(StoreError::Format {
+                path: root.path().to_owned(),
+                why: format!("it has {stranger:?} but no {NAME}: it is no store and not empty"),
+            });
+        }
+        let format = Self {
+            format: KIND.to_owned(),
+            version: VERSION,
+            id: format!("{:016x}{:016x}", random64(), random64()),
+            created: jiff::Timestamp::now(),
+        };
+        let text = serde_json::to_vec_pretty(&format).unwrap_or_default();
+        let draft = format!(".{NAME}.{}", format.id);
+        if root.create(&draft, &text, durable)?.is_some() {
+            let linked = root.link(&draft, root, NAME);
+            root.unlink(&draft)?;
+            linked?;
+            if durable {
+                root.sync()?;
+            }
+        }
+        Self::read(root)?.ok_or_else(|| StoreError::Format {
+            path: root.path().join(NAME),
+            why: "it vanished after it was made".to_owned(),
+        })
+    }
+}
+
+/// What file systems and interrupted first uses leave behind.
+fn may_lie_in_an_empty_store(name: &str) -> bool {
+    name == NAME
+        || name == "lost+found"
+        || name == ".snapshot"
+        || name.starts_with(".nfs")
+        || name.starts_with(".FORMAT.")
+        || name.starts_with(super::probe::PREFIX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, Dir) {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_path(place.path()).unwrap();
+        (place, dir)
+    }
+
+    #[test]
+    fn the_first_user_makes_the_store_and_the_second_finds_it() {
+        let (place, dir) = place();
+        assert_eq!(Format::read(&dir).unwrap(), None);
+        let first = Format::establish(&dir, false).unwrap();
+        assert_eq!(Format::establish(&dir, false).unwrap(), first);
+        assert_eq!(Format::read(&dir).unwrap(), Some(first));
+        assert_eq!(
+            std::fs::read_dir(place.path()).unwrap().count(),
+            1,
+            "no draft is left"
+        );
+    }
+
+    #[test]
+    fn a_directory_of_something_else_is_not_taken_over() {
+        let (place, dir) = place();
+        std::fs::write(place.path().join("10.0.0.5"), "container\r\neth0").unwrap();
+        let error = Format::establish(&dir, false).unwrap_err().to_string();
+        assert!(
+            error.contains("10.0.0.5") && error.contains("no store"),
+            "{error}"
+        );
+        assert_eq!(
+            std::fs::read_dir(place.path()).unwrap().count(),
+            1,
+            "something was written"
+        );
+    }
+
+    #[test]
+    fn an_unknown_version_is_refused_by_name() {
+        let (place, dir) = place();
+        for (text, part) in [
+            (
+                r#"{"format":"rdma-ipam store","version":2,"hm":[]}"#,
+                "version 2",
+            ),
+            (r#"{"format":"other","version":1}"#, "belongs to \"other\""),
+            (
+                r#"{"format":"rdma-ipam store","version":1,"id":"../x","created":"2025-01-01T00:00:00Z"}"#,
+                "id",
+            ),
+            ("", "decoded"),
+            ("null", "decoded"),
+        ] {
+            std::fs::write(place.path().join(NAME), text).unwrap();
+            let error = Format::read(&dir).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

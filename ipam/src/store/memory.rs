@@ -1,0 +1,135 @@
+//! What this node remembers of a store, on its own disk: `<stateDir>/stores/<name>`.
+//!
+//! A share that is not mounted looks like an empty directory; a store made in it
+//! would give addresses that others hold. So the identity met first is kept, and
+//! another one, or none, is refused until a person says so. The probe of the
+//! mount is remembered too, for the time of one boot, and the names this machine
+//! went by during the boot: a DEL must find what an ADD made under a host name
+//! that was changed since.
+//!
+//! Written whole under another name and renamed. What a crash leaves of it, or
+//! what cannot be written, costs a new probe.
+
+use super::StoreError;
+use super::dir::Dir;
+use super::hint::random64;
+use crate::node::Node;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The file's content.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    /// The store's identity.
+    pub(crate) id: String,
+    /// Where it was.
+    pub(crate) directory: PathBuf,
+    /// What kind of file system it was on.
+    pub(crate) filesystem: String,
+    /// The boot in which the mount was probed.
+    #[serde(default)]
+    pub(crate) boot: String,
+    /// The names of this machine in that boot.
+    #[serde(default)]
+    pub(crate) nodes: Vec<String>,
+}
+
+/// The file for a store of the policy.
+pub(crate) fn path(state_dir: &Path, store: &str) -> PathBuf {
+    state_dir.join("stores").join(store)
+}
+
+impl Memory {
+    /// What is remembered; `None` when nothing is, or nothing legible.
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    }
+
+    /// Whether this boot of this machine has probed the store under this name.
+    pub(crate) fn knows(&self, node: &Node) -> bool {
+        self.boot == node.boot && self.nodes.contains(&node.name)
+    }
+
+    /// Notes the store, this boot and this name.
+    pub(crate) fn note(&mut self, directory: &Path, id: &str, filesystem: &str, node: &Node) {
+        id.clone_into(&mut self.id);
+        directory.clone_into(&mut self.directory);
+        filesystem.clone_into(&mut self.filesystem);
+        if self.boot != node.boot {
+            self.boot.clone_from(&node.boot);
+            self.nodes.clear();
+        }
+        if !self.nodes.contains(&node.name) {
+            self.nodes.push(node.name.clone());
+        }
+    }
+
+    /// Keeps it for the next call.
+    pub(crate) fn write(&self, path: &Path) -> std::io::Result<()> {
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let draft = path.with_file_name(format!(".{:016x}", random64()));
+        let text = serde_json::to_vec_pretty(self)?;
+        std::fs::write(&draft, text)
+            .and_then(|()| std::fs::rename(&draft, path))
+            .inspect_err(|_| drop(std::fs::remove_file(&draft)))
+    }
+}
+
+/// Refuses another store than the one expected, if one is.
+pub(crate) fn check(
+    dir: &Dir,
+    expected: Option<&str>,
+    found: &str,
+    filesystem: &str,
+) -> Result<(), StoreError> {
+    match expected {
+        Some(expected) if expected != found => Err(StoreError::Identity {
+            directory: dir.path().to_owned(),
+            expected: expected.to_owned(),
+            found: format!("{found} on {filesystem}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> Memory {
+        Memory {
+            id: "a1".into(),
+            directory: "/mnt/leases".into(),
+            filesystem: "nfs4".into(),
+            ..Memory::default()
+        }
+    }
+
+    #[test]
+    fn another_store_in_the_same_place_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_path(place.path()).unwrap();
+        assert!(check(&dir, Some("a1"), "a1", "nfs4").is_ok());
+        assert!(check(&dir, None, "b2", "nfs4").is_ok());
+        let error = check(&dir, Some("a1"), "b2", "ext4")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("a1") && error.contains("b2 on ext4"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn it_reads_back_and_survives_garbage() {
+        let place = tempfile::tempdir().unwrap();
+        let path = path(place.path(), "default");
+        assert_eq!(Memory::read(&path), None);
+        memory().write(&path).unwrap();
+        assert_eq!(Memory::read(&path), Some(memory()));
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(Memory::read(&path), None);
+    }
+}

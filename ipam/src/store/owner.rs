@@ -1,0 +1,223 @@
+//! The records under an owner's name: how DEL and a repeated ADD find their
+//! leases without looking at any others.
+//!
+//! Records of one owner are numbered from 0 without gaps: they are made upwards
+//! and removed from the top, so the first number that is missing is the end.
+
+use super::Store;
+use super::StoreError;
+use super::dir::{Dir, Found, Meta};
+use super::name::{self, Seat};
+use crate::lease::{self, Lease};
+use std::path::PathBuf;
+
+/// A record under its owner's name.
+#[derive(Debug)]
+pub struct Owned {
+    pub(super) dir: Dir,
+    pub(super) name: String,
+    pub(super) content: Content,
+}
+
+/// What a record turned out to be.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// A lease, and its file. Whether it holds its seat is another question.
+    Lease(Box<Lease>, Meta),
+    /// A file that cannot be decoded; the reason.
+    Broken(String, Meta),
+    /// Nothing that is believed.
+    Foreign(&'static str),
+}
+
+impl Owned {
+    /// The lease, where there is one to be read.
+    #[must_use]
+    pub fn lease(&self) -> Option<&Lease> {
+        match &self.content {
+            Content::Lease(lease, _) => Some(lease),
+            Content::Broken(..) | Content::Foreign(_) => None,
+        }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join(&self.name)
+    }
+
+    /// What is wrong with the record, where something is.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        match &self.content {
+            Content::Lease(..) => None,
+            Content::Broken(why, _) => Some(why.clone()),
+            Content::Foreign(what) => Some(format!("it is {what}")),
+        }
+    }
+}
+
+impl Store {
+    /// The records of an attachment on this node, by number.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn owned(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
+        let mut found = self.owned_at(&self.node.name, container, interface)?;
+        for former in &self.former_names {
+            if found.is_empty() {
+                found = self.owned_at(former, container, interface)?;
+            }
+        }
+        if found.is_empty() {
+            found = self.owned_at(name::IMPORTED, container, interface)?;
+        }
+        Ok(found)
+    }
+
+    /// The leases that an attachment holds.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn held_by(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
+        let mut held = Vec::new();
+        for owned in self.owned(container, interface)? {
+            if let Content::Lease(lease, meta) = &owned.content
+                && self.holds(lease, meta)?
+            {
+                held.push((**lease).clone());
+            }
+        }
+        Ok(held)
+    }
+
+    /// Whether a record holds its seat, for good: step 4 of ADD is made up for,
+    /// in case the ADD was killed before it.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
+    pub fn is_held(&self, owned: &Owned) -> Result<bool, StoreError> {
+        let Content::Lease(lease, meta) = &owned.content else {
+            return Ok(false);
+        };
+        let Some(shard) = self.shard_of(lease)? else {
+            return Ok(false);
+        };
+        let seat = Seat::of(lease);
+        if !shard
+            .meta(&seat.name())?
+            .is_some_and(|there| there.same_file(meta))
+        {
+            return Ok(false);
+        }
+        let listing = shard.names()?;
+        if super::shard::stands(&seat, listing.iter().map(String::as_str)) {
+            return Ok(true);
+        }
+        shard.unlink_same(&seat.name(), meta)?;
+        Ok(false)
+    }
+
+    /// Frees the address of a record, but leaves the record.
+    ///
+    /// # Errors
+    /// When a call failed.
+    pub fn vacate(&self, owned: &Owned) -> Result<(), StoreError> {
+        if let Content::Lease(lease, meta) = &owned.content {
+            self.release_seat(lease, meta)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a record is still where it was found.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn still_there(&self, owned: &Owned) -> Result<bool, StoreError> {
+        Ok(owned.dir.meta(&owned.name)?.is_some())
+    }
+
+    pub(super) fn owned_at(
+        &self,
+        node: &str,
+        container: &str,
+        interface: &str,
+    ) -> Result<Vec<Owned>, StoreError> {
+        let mut found = Vec::new();
+        let (bucket, _) = name::owner(container, interface, 0);
+        loop {
+            let index = found.len();
+            let (_, record) = name::owner(container, interface, index);
+            let Some(dir) = self.open_below(&["owners", node, &bucket])? else {
+                break;
+            };
+            let Some(content) = read(&dir, &record)? else {
+                break;
+            };
+            found.push(Owned {
+                dir,
+                name: record,
+                content,
+            });
+        }
+        Ok(found)
+    }
+
+    /// Whether a record holds its seat.
+    pub(super) fn holds(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
+        let Some(shard) = self.shard_of(lease)? else {
+            return Ok(false);
+        };
+        let seat = shard.meta(&Seat::of(lease).name())?;
+        Ok(seat.is_some_and(|seat| seat.same_file(meta)))
+    }
+
+    /// The shard of a lease, if it is there.
+    pub(super) fn shard_of(&self, lease: &Lease) -> Result<Option<Dir>, StoreError> {
+        let space = name::space(lease.network_name.as_deref());
+        let number = name::shard_number(crate::range::bits(lease.address));
+        let shard = name::shard(lease.address.is_ipv4(), number);
+        self.open_below(&["leases", &space, &shard])
+    }
+
+    /// A directory, if all of the path is there.
+    pub(super) fn open_below(&self, path: &[&str]) -> Result<Option<Dir>, StoreError> {
+        let Some((first, rest)) = path.split_first() else {
+            return Ok(None);
+        };
+        let Some(mut dir) = self.root.open(first)? else {
+            return Ok(None);
+        };
+        for name in rest {
+            match dir.open(name)? {
+                Some(next) => dir = next,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(dir))
+    }
+
+    /// A directory, made if need be.
+    pub(super) fn make_below(&self, path: &[&str]) -> Result<Dir, StoreError> {
+        let Some((first, rest)) = path.split_first() else {
+            return Ok(Dir::open_path(self.root.path())?);
+        };
+        let mut dir = self.root.open_or_make(first)?;
+        for name in rest {
+            dir = dir.open_or_make(name)?;
+        }
+        Ok(dir)
+    }
+}
+
+/// A record; `None` when there is no such name.
+pub(super) fn read(dir: &Dir, name: &str) -> Result<Option<Content>, StoreError> {
+    Ok(match dir.read(name, lease::MAX_BYTES)? {
+        None => None,
+        Some(Found::Foreign(what)) => Some(Content::Foreign(what)),
+        Some(Found::File(bytes, meta)) => Some(match Lease::decode(&bytes) {
+            Ok(lease) => Content::Lease(Box::new(lease), meta),
+            Err(error) => Content::Broken(error.to_string(), meta),
+        }),
+    })
+}

@@ -1,0 +1,303 @@
+//! Whether a directory's file system keeps the promises the store stands on:
+//! a name is created once, a second name of a file is the same file, a rename
+//! moves exactly one name, and a listing after one's own change shows it.
+//!
+//! No lock is taken anywhere in the store, so mount options about locks
+//! (`nolock`, `local_lock`) do not matter here. What does is tried out in a
+//! directory of its own, which goes away afterwards; a probe that was killed
+//! leaves a `probe-*` directory that fsck removes.
+
+use super::StoreError;
+use super::dir::{Dir, DirError, meta_of};
+use super::hint::random64;
+use std::path::Path;
+
+/// How probe directories are called.
+pub(crate) const PREFIX: &str = "probe-";
+
+/// What kind of file system it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileSystem {
+    /// Its name, for messages.
+    pub(crate) name: String,
+    /// Whether what is written outlives this machine: other machines see it.
+    /// Then a lease must be on the server before it counts. On a file system of
+    /// this machine alone, a crash that loses a lease has ended its pod as well.
+    pub(crate) shared: bool,
+    /// What to tell the administrator although it works.
+    pub(crate) warning: Option<String>,
+}
+
+/// File systems of one machine: magic numbers of statfs(2) and names.
+const LOCAL: [(i64, &str); 9] = [
+    (0xEF53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683E, "btrfs"),
+    (0x0102_1994, "tmpfs"),
+    (0x8584_58F6, "ramfs"),
+    (0xF2F5_2010, "f2fs"),
+    (0x2FC1_2FC1, "zfs"),
+    (0xCA45_1A4E, "bcachefs"),
+    (0x794C_7630, "overlay"),
+];
+/// File systems that are known not to keep the promises.
+const UNFIT: [(i64, &str); 4] = [
+    (0xFF53_4D42, "cifs"),
+    (0xFE53_4D42, "smb3"),
+    (0x517B, "smbfs"),
+    (0x5346_414F, "afs"),
+];
+const NFS: i64 = 0x6969;
+const FUSE: i64 = 0x6573_5546;
+/// FUSE file systems over object stores or with emulated renames.
+const UNFIT_FUSE: [&str; 8] = [
+    "gcsfuse",
+    "s3fs",
+    "goofys",
+    "mountpoint-s3",
+    "geesefs",
+    "rclone",
+    "sshfs",
+    "blobfuse2",
+];
+
+/// Looks at what is mounted where the store lies; `root` is the prefix of `/proc`.
+pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreError> {
+    let statfs = dir.file_system()?;
+    #[expect(clippy::useless_conversion, reason = "i64 here, other types elsewhere")]
+    let magic = i64::from(statfs.filesystem_type().0) & 0xFFFF_FFFF;
+    let device = dir.stat_self()?.st_dev;
+    let mount = mount_of(root, device);
+    classify(magic, mount.as_ref()).map_err(|why| StoreError::Unfit {
+        path: dir.path().to_owned(),
+        why,
+    })
+}
+
+/// A line of mountinfo: type and options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mount {
+    kind: String,
+    options: String,
+}
+
+fn mount_of(root: &Path, device: u64) -> Option<Mount> {
+    let text = std::fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
+    let number = format!(
+        "{}:{}",
+        nix::sys::stat::major(device),
+        nix::sys::stat::minor(device)
+    );
+    text.lines()
+        .filter_map(|line| parse_mount(line, &number))
+        .next_back()
+}
+
+/// `36 35 98:0 /root /mount rw,noatime shared:1 - nfs4 server:/x rw,vers=4.2,hard`
+/// (Documentation/filesystems/proc.rst, 3.5).
+fn parse_mount(line: &str, number: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let left: Vec<&str> = left.split(' ').collect();
+    if left.get(2) != Some(&number) {
+        return None;
+    }
+    let mut right = right.split(' ');
+    let kind = right.next()?.to_owned();
+    let options = [left.get(5).copied(), right.nth(1)]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>();
+    Some(Mount {
+        kind,
+        options: options.join(","),
+    })
+}
+
+fn classify(magic: i64, mount: Option<&Mount>) -> Result<FileSystem, String> {
+    let option = |wanted: &str| {
+        mount.is_some_and(|mount| mount.options.split(',').any(|option| option == wanted))
+    };
+    if option("ro") {
+        return Err("it is mounted read-only".to_owned());
+    }
+    if let Some((_, name)) = UNFIT.iter().find(|(known, _)| *known == magic) {
+        return Err(format!("{name} has no hard links that every server keeps"));
+    }
+    if let Some((_, name)) = LOCAL.iter().find(|(known, _)| *known == magic) {
+        let warning = (*name == "overlay")
+            .then(|| "the store lies on an overlay: leases vanish with this container".to_owned());
+        return Ok(FileSystem {
+            name: (*name).to_owned(),
+            shared: false,
+            warning,
+        });
+    }
+    let kind = mount.map_or("unknown", |mount| mount.kind.as_str());
+    if magic == NFS {
+        if option("vers=2") {
+            return Err("NFS version 2 has no exclusive create".to_owned());
+        }
+        let warning = (option("soft") || option("softerr")).then(|| {
+            "the NFS mount is soft: an ADD may fail although the server did it; mount it hard"
+                .to_owned()
+        });
+        return Ok(FileSystem {
+            name: kind.to_owned(),
+            shared: true,
+            warning,
+        });
+    }
+    if magic == FUSE {
+        let sub = kind.strip_prefix("fuse.").unwrap_or(kind);
+        if UNFIT_FUSE.contains(&sub) {
+            return Err(format!("{sub} has no atomic links and renames"));
+        }
+        let warning =
+            format!("whether {kind} keeps names exclusive between nodes is not known here");
+        return Ok(FileSystem {
+            name: kind.to_owned(),
+            shared: true,
+            warning: Some(warning),
+        });
+    }
+    Ok(FileSystem {
+        name: kind.to_owned(),
+        shared: true,
+        warning: None,
+    })
+}
+
+/// Tries the promises out.
+///
+/// # Errors
+/// [`StoreError::Unfit`] naming the one that is not kept, or what could not be tried.
+pub(crate) fn try_out(root: &Dir) -> Result<(), StoreError> {
+    let name = format!("{PREFIX}{:016x}", random64());
+    let dir = root.open_or_make(&name)?;
+    let tried = promises(&dir);
+    for left in dir.names().unwrap_or_default() {
+        // What is left is left for fsck; the answer is the first failure.
+        let _ = dir.unlink(&left);
+    }
+    let removed = root.remove_dir(&name);
+    if let Some(broken) = tried? {
+        return Err(StoreError::Unfit {
+            path: root.path().to_owned(),
+            why: broken.to_owned(),
+        });
+    }
+    removed?;
+    Ok(())
+}
+
+/// The first promise that is not kept.
+fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
+    let Some(file) = dir.create("a", b"probe\n", false)? else {
+        return Ok(Some("a new directory has files"));
+    };
+    let meta = meta_of(&file).map_err(dir.failed("look at", "a"))?;
+    match dir.stat_self() {
+        Ok(stat) if Some(stat.st_uid) != owner_of(&file) => {
+            return Ok(Some(
+                "files made here do not belong to the directory's owner",
+            ));
+        }
+        Ok(_) => {}
+        Err(error) => return Err(error),
+    }
+    if dir.create("a", b"again\n", false)?.is_some() {
+        return Ok(Some("a name can be created twice"));
+    }
+    match dir.link("a", dir, "b") {
+        Ok(true) => {}
+        Ok(false) => return Ok(Some("a fresh name is taken")),
+        Err(_) => return Ok(Some("it has no hard links")),
+    }
+    if meta_of(&file).map_or(0, |meta| meta.names) != 2 {
+        return Ok(Some("it does not count a file's names"));
+    }
+    if dir.link("a", dir, "b")? {
+        return Ok(Some("a name can be linked twice"));
+    }
+    if !dir.meta("b")?.is_some_and(|b| b.same_file(&meta)) {
+        return Ok(Some("two names of a file are two files"));
+    }
+    if !dir.rename("b", "c")? || dir.meta("b")?.is_some() || dir.rename("b", "c")? {
+        return Ok(Some("a rename leaves the old name behind"));
+    }
+    let mut names = dir.names()?;
+    names.sort_unstable();
+    if names != ["a", "c"] {
+        return Ok(Some("a listing does not show one's own changes"));
+    }
+    Ok(None)
+}
+
+fn owner_of(file: &std::fs::File) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().ok().map(|meta| meta.uid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(kind: &str, options: &str) -> Mount {
+        Mount {
+            kind: kind.into(),
+            options: options.into(),
+        }
+    }
+
+    #[test]
+    fn a_sound_directory_passes_and_stays_clean() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_path(place.path()).unwrap();
+        try_out(&dir).unwrap();
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        assert!(file_system(&dir, Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn mounts_are_judged_by_name() {
+        let nfs = |options: &str| classify(NFS, Some(&mount("nfs4", options)));
+        assert!(
+            nfs("rw,vers=4.2,hard,local_lock=all")
+                .unwrap()
+                .warning
+                .is_none()
+        );
+        assert!(nfs("rw,vers=4.2,hard").unwrap().shared);
+        assert!(
+            nfs("rw,vers=3,soft")
+                .unwrap()
+                .warning
+                .unwrap()
+                .contains("soft")
+        );
+        assert!(nfs("rw,vers=2").is_err() && nfs("ro,vers=4.2").is_err());
+        assert!(!classify(0xEF53, None).unwrap().shared);
+        assert!(classify(0xFF53_4D42, None).unwrap_err().contains("cifs"));
+        assert!(classify(FUSE, Some(&mount("fuse.gcsfuse", "rw"))).is_err());
+        assert!(
+            classify(FUSE, Some(&mount("fuse.glusterfs", "rw")))
+                .unwrap()
+                .warning
+                .is_some()
+        );
+        assert!(
+            classify(0x00C3_6400, Some(&mount("ceph", "rw")))
+                .unwrap()
+                .shared
+        );
+    }
+
+    #[test]
+    fn mountinfo_lines_are_read() {
+        let line = "36 35 0:52 / /mnt rw,noatime shared:1 master:2 - nfs4 srv:/x rw,vers=4.1,soft";
+        let read = parse_mount(line, "0:52").unwrap();
+        assert_eq!(read, mount("nfs4", "rw,noatime,rw,vers=4.1,soft"));
+        assert_eq!(parse_mount(line, "0:53"), None);
+        assert_eq!(parse_mount("junk", "0:52"), None);
+    }
+}

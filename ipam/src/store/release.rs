@@ -1,0 +1,133 @@
+//! Freeing: DEL's steps, as the module above tells them.
+
+use super::dir::Meta;
+use super::name::{self, Seat};
+use super::owner::{Content, Owned};
+use super::{Store, StoreError, hint};
+use crate::lease::{Holder, Lease};
+use crate::range::bits;
+
+impl Store {
+    /// Frees every address of an attachment. What is gone already is no error.
+    /// Answers what was freed, and what was found that is no record.
+    ///
+    /// # Errors
+    /// The first thing that failed; the rest was attempted.
+    pub fn release(
+        &self,
+        container: &str,
+        interface: &str,
+    ) -> Result<(Vec<Lease>, Vec<String>), StoreError> {
+        let (mut freed, mut strange, mut first_error) = (Vec::new(), Vec::new(), None);
+        // From the top, so that the numbering never has gaps.
+        for owned in self.owned(container, interface)?.iter().rev() {
+            match self.release_owned(owned) {
+                Ok(true) => freed.extend(owned.lease().cloned()),
+                Ok(false) => {
+                    strange.extend(owned.fault().map(|why| format!("{}: {why}", owned.name)))
+                }
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok((freed, strange)), Err)
+    }
+
+    /// Frees one record's address and removes the record. False when it held
+    /// none, or is nothing to be believed.
+    ///
+    /// # Errors
+    /// When a call failed; the record is still there then.
+    pub fn release_owned(&self, owned: &Owned) -> Result<bool, StoreError> {
+        match &owned.content {
+            Content::Lease(lease, meta) => {
+                let held = self.release_seat(lease, meta)?;
+                owned.dir.unlink_same(&owned.name, meta)?;
+                Ok(held)
+            }
+            // Killed between create and write: no seat was ever taken by it.
+            Content::Broken(_, meta) if meta.names < 2 => {
+                owned.dir.unlink_same(&owned.name, meta)?;
+                Ok(false)
+            }
+            // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
+            // its seat by other means.
+            Content::Broken(..) | Content::Foreign(_) => Ok(false),
+        }
+    }
+
+    /// Frees every record of this node whose holder `stale` picks. Answers what
+    /// could not be freed.
+    ///
+    /// # Errors
+    /// When the store cannot be gone through.
+    pub fn release_where(
+        &self,
+        stale: &impl Fn(&Holder) -> bool,
+    ) -> Result<Vec<StoreError>, StoreError> {
+        let mut failed = Vec::new();
+        for node in self.names() {
+            self.records_of(node, |owned| {
+                if owned.lease().is_some_and(|lease| stale(&lease.holder))
+                    && let Err(error) = self.release_owned(&owned)
+                {
+                    failed.push(error);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(failed)
+    }
+
+    /// This machine's names in this boot.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.node.name)
+            .chain(&self.former_names)
+            .map(String::as_str)
+    }
+
+    /// Frees the seat of a record, if it holds it, and the pod's hint.
+    pub(super) fn release_seat(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
+        let mut held = false;
+        if let Some(shard) = self.shard_of(lease)? {
+            let seat = Seat::of(lease);
+            let name = seat.name();
+            if shard
+                .meta(&name)?
+                .is_some_and(|there| there.same_file(meta))
+            {
+                let freed = Seat {
+                    freed: Some(now()),
+                    ..seat
+                };
+                held = shard.rename(&name, &freed.name())?;
+            }
+        }
+        // Even when it was not held: a DEL killed half-way may have left this out.
+        self.announce(lease);
+        if let Some((bucket, entry)) = name::pod_of(lease)
+            && let Some(pods) = self.open_below(&["pods", &bucket])?
+        {
+            pods.unlink_same(&entry, meta)?;
+        }
+        Ok(held)
+    }
+
+    fn announce(&self, lease: &Lease) {
+        let space = name::space(lease.network_name.as_deref());
+        if let Ok(dir) = self.make_below(&["hints", &space]) {
+            // Advice; see `hint`.
+            let _ = hint::released(&dir, bits(lease.address));
+        }
+    }
+}
+
+/// Unix milliseconds by this machine's clock.
+pub(super) fn now() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
+}
+
+/// The same, for records.
+pub(super) fn timestamp() -> jiff::Timestamp {
+    jiff::Timestamp::from_millisecond(jiff::Timestamp::now().as_millisecond())
+        .unwrap_or(jiff::Timestamp::UNIX_EPOCH)
+}

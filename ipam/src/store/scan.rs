@@ -1,0 +1,214 @@
+//! Going through a whole store: for listings, reclaim and fsck; never for ADD or DEL.
+
+use super::dir::Dir;
+use super::name::{self, Seat};
+use super::owner::{Content, Owned, read};
+use super::{Store, StoreError};
+use crate::lease::Lease;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// A held or freed seat.
+#[derive(Debug)]
+pub struct Entry {
+    /// `network_name` of its space.
+    pub network_name: Option<String>,
+    /// The address.
+    pub address: IpAddr,
+    /// How many times it was leased.
+    pub generation: u64,
+    /// Unix milliseconds when it was freed; `None` while it is held.
+    pub freed: Option<u64>,
+    /// Where it is.
+    pub path: PathBuf,
+    /// The record (of the last holder, when freed), or what is wrong with it.
+    pub record: Result<Lease, String>,
+}
+
+/// Something in the store that should not be there or cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Where.
+    pub path: PathBuf,
+    /// What.
+    pub what: String,
+}
+
+impl Store {
+    /// Calls `each` with every seat, in no order; with `records` their files are
+    /// read too. Answers what could not be made sense of.
+    ///
+    /// # Errors
+    /// When a directory of the store cannot be read.
+    pub fn seats(
+        &self,
+        records: bool,
+        mut each: impl FnMut(Entry) -> Result<(), StoreError>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        let mut findings = Vec::new();
+        let Some(leases) = self.open_below(&["leases"])? else {
+            return Ok(findings);
+        };
+        for space in sorted(leases.names()?) {
+            let at = leases.path().join(&space);
+            let Some(network_name) = name::network_name(&space) else {
+                findings.push(Finding {
+                    path: at,
+                    what: "not a network name of the store".into(),
+                });
+                continue;
+            };
+            let Some(shards) = enter(&leases, &space, &mut findings)? else {
+                continue;
+            };
+            for shard in sorted(shards.names()?) {
+                let Some((v4, number)) = name::parse_shard(&shard) else {
+                    let what = "not a shard".to_owned();
+                    findings.push(Finding {
+                        path: shards.path().join(&shard),
+                        what,
+                    });
+                    continue;
+                };
+                let Some(dir) = enter(&shards, &shard, &mut findings)? else {
+                    continue;
+                };
+                for name in sorted(dir.names()?) {
+                    let path = dir.path().join(&name);
+                    let seat = Seat::parse(&name).filter(|seat| belongs(seat, v4, number));
+                    let Some(seat) = seat else {
+                        findings.push(Finding {
+                            path,
+                            what: "not an address of this shard".into(),
+                        });
+                        continue;
+                    };
+                    let record = if records {
+                        record(&dir, &name, &seat)?
+                    } else {
+                        Err(String::new())
+                    };
+                    each(Entry {
+                        network_name: network_name.clone(),
+                        address: seat.address,
+                        generation: seat.generation,
+                        freed: seat.freed,
+                        path,
+                        record,
+                    })?;
+                }
+            }
+        }
+        Ok(findings)
+    }
+
+    /// Calls `each` with every record under the owners of one node, last first
+    /// for each owner.
+    ///
+    /// # Errors
+    /// When a directory of the store cannot be read, or from `each`.
+    pub fn records_of(
+        &self,
+        node: &str,
+        mut each: impl FnMut(Owned) -> Result<(), StoreError>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        let mut findings = Vec::new();
+        let Some(owners) = self.open_below(&["owners"])? else {
+            return Ok(findings);
+        };
+        let Some(buckets) = enter(&owners, name::node(node), &mut findings)? else {
+            return Ok(findings);
+        };
+        for bucket in sorted(buckets.names()?) {
+            let Some(dir) = enter(&buckets, &bucket, &mut findings)? else {
+                continue;
+            };
+            let mut names = dir.names()?;
+            names.sort_by_key(|name| std::cmp::Reverse(index(name)));
+            for name in names {
+                if index(&name).is_none() {
+                    let what = "not an owner's record".to_owned();
+                    findings.push(Finding {
+                        path: dir.path().join(&name),
+                        what,
+                    });
+                    continue;
+                };
+                let Some(content) = read(&dir, &name)? else {
+                    continue;
+                };
+                let Some(own) = buckets.open(&bucket)? else {
+                    continue;
+                };
+                each(Owned {
+                    dir: own,
+                    name,
+                    content,
+                })?;
+            }
+        }
+        Ok(findings)
+    }
+
+    /// The nodes that have records, and the stand-in for imported ones.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn nodes(&self) -> Result<Vec<String>, StoreError> {
+        let Some(owners) = self.open_below(&["owners"])? else {
+            return Ok(Vec::new());
+        };
+        Ok(sorted(owners.names()?))
+    }
+}
+
+fn index(name: &str) -> Option<usize> {
+    let mut parts = name.split(':');
+    let (_, _, index) = (parts.next()?, parts.next()?, parts.next()?);
+    parts.next().is_none().then(|| index.parse().ok())?
+}
+
+fn belongs(seat: &Seat, v4: bool, number: u128) -> bool {
+    let bits = crate::range::bits(seat.address);
+    seat.address.is_ipv4() == v4 && name::shard_number(bits) == number
+}
+
+fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Result<Lease, String>, StoreError> {
+    Ok(match read(dir, name)? {
+        None => Err("it vanished".to_owned()),
+        Some(Content::Foreign(what)) => Err(format!("it is {what}")),
+        Some(Content::Broken(why, _)) => Err(why),
+        Some(Content::Lease(lease, _)) => {
+            let same = Seat {
+                freed: seat.freed,
+                ..Seat::of(&lease)
+            } == *seat;
+            if same {
+                Ok(*lease)
+            } else {
+                Err("its record is of another address".to_owned())
+            }
+        }
+    })
+}
+
+/// A directory, or a finding when something else has its name.
+fn enter(dir: &Dir, name: &str, findings: &mut Vec<Finding>) -> Result<Option<Dir>, StoreError> {
+    use nix::errno::Errno;
+    match dir.open(name) {
+        Ok(found) => Ok(found),
+        Err(error) if matches!(error.source, Errno::ELOOP | Errno::ENOTDIR | Errno::EPERM) => {
+            findings.push(Finding {
+                path: dir.path().join(name),
+                what: "not a directory of the store's owner".to_owned(),
+            });
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort_unstable();
+    names
+}

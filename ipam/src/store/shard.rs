@@ -1,0 +1,257 @@
+//! What a listing of one shard says about its 256 addresses, and which of them
+//! may be taken.
+//!
+//! Pure. A listing may be old; it only proposes. Taking an address is decided
+//! by [`super::claim`].
+
+use super::name::{Class, Seat};
+use crate::range::{Span, bits};
+use std::time::Duration;
+
+/// The state of a shard's addresses for one class of seats.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    first: u128,
+    seats: Box<[State; 256]>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    /// The highest generation seen; 0 when the address was never used.
+    generation: u64,
+    /// Whether a name of that generation says held.
+    held: bool,
+    /// When that generation was freed.
+    freed: u64,
+    /// The generation of a held seat of the twin class.
+    twin: Option<u64>,
+}
+
+/// An address that may be taken, and as which generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) address: u128,
+    pub(crate) generation: u64,
+    /// The generation of a held seat of the twin class. It counts as taken when
+    /// that one is of the same range.
+    pub(crate) twin: Option<u64>,
+}
+
+/// The addresses of a shard that may be taken.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    /// Free and rested, ascending.
+    pub(crate) free: Vec<Candidate>,
+    /// Free but resting, longest rested first, and when the first has rested.
+    pub(crate) resting: Vec<Candidate>,
+    /// Unix milliseconds from when the first of `resting` is free.
+    pub(crate) rested_at: Option<u64>,
+}
+
+impl Shard {
+    /// Reads a listing of the shard that begins at `first`, for seats of
+    /// `class`, with a look at those of its `twin`.
+    pub(crate) fn read<'n>(
+        first: u128,
+        class: Class,
+        twin: Class,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Self {
+        let mut shard = Self {
+            first,
+            seats: Box::new([State::default(); 256]),
+        };
+        for seat in names.filter_map(Seat::parse) {
+            let Some(state) = shard.state(bits(seat.address)) else {
+                continue;
+            };
+            if seat.class != class {
+                if seat.class == twin && seat.freed.is_none() {
+                    state.twin = state.twin.max(Some(seat.generation));
+                }
+            } else if seat.generation > state.generation {
+                state.generation = seat.generation;
+                state.held = seat.freed.is_none();
+                state.freed = seat.freed.unwrap_or(0);
+            } else if seat.generation == state.generation {
+                // Freed, and taken once more by somebody who has not noticed
+                // yet that it is too late: he will withdraw.
+                state.held |= seat.freed.is_none();
+                state.freed = state.freed.max(seat.freed.unwrap_or(0));
+            }
+        }
+        shard
+    }
+
+    fn state(&mut self, address: u128) -> Option<&mut State> {
+        let offset = usize::try_from(address.checked_sub(self.first)?).ok()?;
+        self.seats.get_mut(offset)
+    }
+
+    /// Sorts the shard's addresses in `spans` by what may be done with them.
+    pub(crate) fn choose(&self, spans: &[Span], now: u64, cooldown: Duration) -> Choice {
+        let cooldown = u64::try_from(cooldown.as_millis()).unwrap_or(u64::MAX);
+        let mut choice = Choice::default();
+        let mut resting = Vec::new();
+        for (offset, state) in (0u128..).zip(self.seats.iter()) {
+            let address = self.first | offset;
+            if state.held || !spans.iter().any(|span| span.contains(address)) {
+                continue;
+            }
+            let Some(generation) = state.generation.checked_add(1) else {
+                continue;
+            };
+            let candidate = Candidate {
+                address,
+                generation,
+                twin: state.twin,
+            };
+            // A clock that was set back must not let an address rest for ever.
+            if state.freed > 0 && state.freed.abs_diff(now) < cooldown {
+                resting.push((state.freed, candidate));
+            } else {
+                choice.free.push(candidate);
+            }
+        }
+        resting.sort_unstable_by_key(|(freed, candidate)| (*freed, candidate.address));
+        choice.rested_at = resting
+            .first()
+            .map(|(freed, _)| freed.saturating_add(cooldown));
+        choice.resting = resting
+            .into_iter()
+            .map(|(_, candidate)| candidate)
+            .collect();
+        choice
+    }
+
+    /// What one address looks like: its next generation unless it is held.
+    pub(crate) fn candidate(&self, address: u128) -> Option<Candidate> {
+        let offset = usize::try_from(address.checked_sub(self.first)?).ok()?;
+        let state = self.seats.get(offset).filter(|state| !state.held)?;
+        let generation = state.generation.checked_add(1)?;
+        Some(Candidate {
+            address,
+            generation,
+            twin: state.twin,
+        })
+    }
+}
+
+/// Whether a claim of `seat` stands, by a listing made after it: nobody has
+/// gone beyond its generation. See [`super::claim`] for why that is enough.
+pub(crate) fn stands<'n>(seat: &Seat, names: impl Iterator<Item = &'n str>) -> bool {
+    !names.filter_map(Seat::parse).any(|other| {
+        other.address == seat.address
+            && other.class == seat.class
+            && other.generation >= seat.generation
+            && other != *seat
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: u128 = 0x0a00_0000;
+    const ALL: [Span; 1] = [Span {
+        first: FIRST + 1,
+        last: FIRST + 6,
+    }];
+
+    fn choice(names: &[&str], now: u64) -> (Vec<(u128, u64)>, Vec<u128>) {
+        let shard = Shard::read(FIRST, Class::SHARED, Class::SHARED, names.iter().copied());
+        let choice = shard.choose(&ALL, now, Duration::from_secs(30));
+        let free = choice
+            .free
+            .iter()
+            .map(|c| (c.address - FIRST, c.generation))
+            .collect();
+        (
+            free,
+            choice.resting.iter().map(|c| c.address - FIRST).collect(),
+        )
+    }
+
+    #[test]
+    fn free_addresses_ascend_and_resting_ones_wait_their_turn() {
+        let names = [
+            "10.0.0.1@1",
+            "10.0.0.2~3.900000",
+            "10.0.0.3~1.995000",
+            "10.0.0.4~1.990000",
+            "10.0.0.5@2",
+            "10.0.0.9~1.1",
+            "junk",
+            "README",
+            "10.0.1.1@1",
+        ];
+        let (free, resting) = choice(&names, 1_000_000);
+        assert_eq!(free, [(2, 4), (6, 1)]);
+        assert_eq!(resting, [4, 3]);
+    }
+
+    #[test]
+    fn the_highest_generation_is_the_truth() {
+        let (free, _) = choice(
+            &["10.0.0.1~1.5", "10.0.0.1@2", "10.0.0.2@1", "10.0.0.2~2.5"],
+            1_000_000,
+        );
+        assert_eq!(free[0], (2, 3), "a held name that was overtaken counts");
+        let (free, _) = choice(&["10.0.0.1@2", "10.0.0.1~2.5"], 1_000_000);
+        assert_eq!(free[0].0, 2, "somebody is still on the seat");
+    }
+
+    #[test]
+    fn a_clock_set_back_does_not_freeze_an_address() {
+        let (free, _) = choice(&["10.0.0.1~1.9000000"], 1_000_000);
+        assert_eq!(free[0], (1, 2));
+        let (_, resting) = choice(&["10.0.0.1~1.1010000"], 1_000_000);
+        assert_eq!(resting, [1]);
+    }
+
+    #[test]
+    fn seats_of_another_class_are_told_apart() {
+        let names = [
+            "10.0.0.1+00000001@4",
+            "10.0.0.2+00000001~1.5",
+            "10.0.0.3@1",
+            "10.0.0.4+00000002@1",
+        ];
+        let twin = Seat::parse(names[0]).unwrap().class;
+        let shard = Shard::read(FIRST, Class::SHARED, twin, names.into_iter());
+        let free = shard.choose(&ALL, 0, Duration::ZERO).free;
+        assert_eq!(
+            free.iter().map(|c| c.twin).collect::<Vec<_>>(),
+            [Some(4), None, None, None, None]
+        );
+        assert_eq!(free[0].generation, 1);
+    }
+
+    #[test]
+    fn a_claim_stands_unless_somebody_went_beyond() {
+        let seat = Seat::parse("10.0.0.1@3").unwrap();
+        let stands = |names: &[&str]| stands(&seat, names.iter().copied());
+        assert!(stands(&["10.0.0.1@3"]));
+        assert!(stands(&[
+            "10.0.0.1@3",
+            "10.0.0.1~2.7",
+            "10.0.0.1@2",
+            "10.0.0.2@9",
+            "10.0.0.1+00000001@9"
+        ]));
+        assert!(!stands(&["10.0.0.1@3", "10.0.0.1~3.7"]));
+        assert!(!stands(&["10.0.0.1@3", "10.0.0.1@4"]));
+        assert!(!stands(&["10.0.0.1@3", "10.0.0.1~9.7"]));
+    }
+
+    #[test]
+    fn the_last_shard_of_ipv6_has_an_end() {
+        let first = u128::MAX - 255;
+        let shard = Shard::read(first, Class::SHARED, Class::SHARED, std::iter::empty());
+        let all = [Span {
+            first,
+            last: u128::MAX,
+        }];
+        assert_eq!(shard.choose(&all, 0, Duration::ZERO).free.len(), 256);
+    }
+}
