@@ -3,6 +3,7 @@
 pub mod discover;
 pub mod flags;
 pub mod install;
+pub mod topology;
 pub mod validate;
 
 use std::io::Write;
@@ -39,6 +40,8 @@ enum Command {
     Validate(validate::Validate),
     /// Show the RDMA devices of this host
     Discover(discover::Discover),
+    /// Show how far GPUs and NICs are from each other, choose NICs for GPUs
+    Topology(topology::Topology),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
 }
@@ -133,6 +136,7 @@ pub fn main() -> ExitCode {
         Some(Command::Run(run)) => serve(run),
         Some(Command::Validate(validate)) => validate.run(&mut out),
         Some(Command::Discover(discover)) => discover.run(&mut out),
+        Some(Command::Topology(topology)) => topology.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
     };
     match done.and_then(|()| Ok(out.flush()?)) {

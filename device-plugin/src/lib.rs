@@ -9,6 +9,7 @@
 //! - [`publish`]: new snapshots for the sessions; [`kubelet`]: one session for each resource;
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
 //! - [`run`]: the daemon; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
+//! - [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
 //! - [`install`]: what the DaemonSet's init container does.
 
 #![forbid(unsafe_code)]
@@ -21,9 +22,11 @@ pub mod deliver;
 pub mod install;
 pub mod kubelet;
 pub mod observe;
+pub mod podresources;
 pub mod pool;
 pub mod prefer;
 pub mod publish;
 pub mod run;
 pub mod snapshot;
 pub mod telemetry;
+pub mod topology;

@@ -10,6 +10,7 @@ use super::link::PcieLink;
 use super::rail::{self, Clues, Rail};
 use crate::host::{self, Host, Result};
 use crate::inventory::Inventory;
+use crate::parent;
 use crate::pci::{self, PciAddress, PciFunction, Sriov};
 use crate::port::LinkLayer;
 use crate::rdma::RdmaDevice;
@@ -33,6 +34,8 @@ pub struct Nic {
     pub virtual_functions: u32,
     /// RDMA devices on it; empty for a NIC without RDMA.
     pub rdma_devices: Vec<String>,
+    /// Its RDMA devices are in another network namespace: a pod has them.
+    pub elsewhere: bool,
     /// Netdevs on it that are in the host's namespace.
     pub netdevs: Vec<String>,
     /// Link layer of its ports.
@@ -94,15 +97,28 @@ pub fn look(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics>
             unplaced.push(device.name.clone());
             continue;
         };
-        // Soft RoCE on a NIC is that NIC; its own identity would be its GUID.
-        let hca = match device.subfunction_name().and_then(|name| name.parse().ok()) {
-            Some(name) => HcaId::Auxiliary(name),
-            None => HcaId::Pci(function.address),
-        };
+        let hca = identity(device.auxiliary.as_deref(), &function);
         let entry = found
             .entry((function.address, hca))
             .or_insert_with(|| Found::new(function));
         entry.add(device);
+    }
+    for away in &inventory.elsewhere {
+        let function = match away.pci.map(|address| pci::read(host, address)) {
+            Some(Ok(function)) => function,
+            Some(Err(error)) if !error.is_missing() => return Err(error),
+            // Without a function, or unplugged between two looks.
+            None | Some(Err(_)) => {
+                unplaced.push(away.rdma_device.clone());
+                continue;
+            }
+        };
+        let hca = identity(away.auxiliary.as_deref(), &function);
+        let entry = found
+            .entry((function.address, hca))
+            .or_insert_with(|| Found::new(function));
+        entry.rdma_devices.push(away.rdma_device.clone());
+        entry.elsewhere = true;
     }
     if wanted.without_rdma {
         for function in network_functions(host)? {
@@ -135,6 +151,16 @@ pub fn look(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics>
         })
         .collect::<Result<_>>()?;
     Ok(Nics { placed, unplaced })
+}
+
+/// A NIC's identity by what an RDMA device stands on. Soft RoCE on a NIC is that NIC, though as a
+/// unit it goes by its GUID.
+fn identity(auxiliary: Option<&str>, function: &PciFunction) -> HcaId {
+    let subfunction = auxiliary.filter(|name| parent::is_subfunction(name));
+    match subfunction.and_then(|name| name.parse().ok()) {
+        Some(name) => HcaId::Auxiliary(name),
+        None => HcaId::Pci(function.address),
+    }
 }
 
 /// The function that an RDMA device stands on, itself or through the netdev of a soft device.
@@ -179,6 +205,7 @@ fn network_functions(host: &Host) -> Result<Vec<PciFunction>> {
 struct Found {
     function: PciFunction,
     rdma_devices: Vec<String>,
+    elsewhere: bool,
     netdevs: Vec<String>,
     link_layer: LinkLayer,
     rate_mbps: u64,
@@ -189,6 +216,7 @@ impl Found {
         Self {
             function,
             rdma_devices: Vec::new(),
+            elsewhere: false,
             netdevs: Vec::new(),
             link_layer: LinkLayer::Unknown,
             rate_mbps: 0,
@@ -232,6 +260,7 @@ impl Found {
             card: (!slice).then_some(card),
             virtual_functions,
             rdma_devices: self.rdma_devices,
+            elsewhere: self.elsewhere,
             netdevs: self.netdevs,
             link_layer: self.link_layer,
             rate_mbps: Some(self.rate_mbps).filter(|rate| *rate > 0),

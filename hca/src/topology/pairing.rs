@@ -101,9 +101,9 @@ impl Machine {
             }
         }
         for nic in &mut self.nics {
-            let told = places
-                .get(&nic.place.address)
-                .or_else(|| places.get(&nic.physical));
+            // A file may know a dual-port card by its first function alone.
+            let names = [Some(nic.place.address), Some(nic.physical), nic.card];
+            let told = names.iter().flatten().find_map(|name| places.get(name));
             if let Some(place) = told {
                 unknown.remove(&place.address);
                 move_to(&mut nic.place, place);

@@ -12,6 +12,12 @@ const RATE_400: PortSpec<'static> = PortSpec {
 };
 const RATE_100: PortSpec<'static> = PortSpec::ROCE;
 
+/// Neither Ethernet nor InfiniBand: the driver does not say.
+const EFA: PortSpec<'static> = PortSpec {
+    link_layer: "Unknown",
+    ..PortSpec::ROCE
+};
+
 /// A switch with its endpoints: root complex, root port, upstream port, bus of the downstream
 /// ports, NUMA node, GPUs and NICs.
 struct Switch<'a> {
@@ -214,7 +220,7 @@ pub fn p4d(tree: &Tree) {
             total_vfs: 0,
             ..PciSpec::MLX5
         };
-        tree.nic(&efa, &format!("efa_{number}"), "", &[RATE_100]);
+        tree.nic(&efa, &format!("efa_{number}"), "", &[EFA]);
     }
 }
 

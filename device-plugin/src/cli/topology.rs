@@ -1,0 +1,433 @@
+//! `rdma-device-plugin topology`: GPUs and NICs of this node, and which NICs to take for which
+//! GPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, anyhow, bail};
+use hca::topology::pairing::Pairing;
+use hca::topology::{Machine, Wanted, Wish, choose};
+use hca::{Host, PciAddress};
+
+use super::HostRoot;
+use crate::podresources;
+use crate::topology::holders::Holders;
+use crate::topology::view::View;
+use crate::topology::{matrix, nccl, picture};
+
+/// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A NIC is named by RDMA device, netdev, PCI address or position, a GPU by \
+    position, PCI address or UUID.\nWith --strict, exit status 1 says that the NICs would be \
+    farther than they need be."
+)]
+pub struct Topology {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Also write a picture
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Also NICs without RDMA, and virtual functions beside their physical function
+    #[arg(long)]
+    all: bool,
+    /// Choose NICs for these GPUs
+    #[arg(long, value_name = "GPU,..", value_delimiter = ',')]
+    gpus: Vec<String>,
+    /// How many NICs to choose [default: one for each GPU]
+    #[arg(long, value_name = "COUNT")]
+    nics: Option<usize>,
+    /// NICs that have to be among the chosen
+    #[arg(long, value_name = "NIC,..", value_delimiter = ',')]
+    include: Vec<String>,
+    /// NICs that cannot be chosen, beside those that pods have
+    #[arg(long, value_name = "NIC,..", value_delimiter = ',')]
+    taken: Vec<String>,
+    /// Choose on these NUMA nodes only
+    #[arg(long, value_name = "NODE,..", value_delimiter = ',')]
+    numa: Vec<u32>,
+    /// Let two pods have a port each of one card
+    #[arg(long)]
+    share_cards: bool,
+    /// Refuse NICs that are farther than they need be
+    #[arg(long)]
+    strict: bool,
+    /// Take places from a NCCL topology file
+    #[arg(long, value_name = "FILE", conflicts_with = "pair")]
+    nccl_topology: Option<PathBuf>,
+    /// Pair GPUs and NICs where the PCI tree says too little: "order" within each NUMA node,
+    /// "names" like gpu0rdma0, or a list
+    #[arg(long, value_name = "order|names|GPU=PCI,..")]
+    pair: Option<PairingFlag>,
+    /// Number a NIC's rail
+    #[arg(long, value_name = "PCI=RAIL,..", value_delimiter = ',')]
+    rail: Vec<Numbered>,
+    #[command(flatten)]
+    host: HostRoot,
+    /// The kubelet's --root-dir, to show which pod has what
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_KUBELET_ROOT_DIR",
+        default_value = "/var/lib/kubelet"
+    )]
+    kubelet_root_dir: PathBuf,
+}
+
+/// `--pair`.
+#[derive(Debug, Clone)]
+struct PairingFlag(Pairing);
+
+impl FromStr for PairingFlag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let pair = |pair: &str| -> Option<(u32, PciAddress)> {
+            let (gpu, nic) = pair.split_once('=')?;
+            Some((gpu.parse().ok()?, nic.parse().ok()?))
+        };
+        Ok(Self(match text {
+            "order" => Pairing::ByOrder,
+            "names" => Pairing::ByName,
+            list => Pairing::Told(list.split(',').map(pair).collect::<Option<_>>().ok_or(
+                "expected \"order\", \"names\" or a list such as 0=0101:00:00.0,1=0102:00:00.0",
+            )?),
+        }))
+    }
+}
+
+/// One part of `--rail`.
+#[derive(Debug, Clone, Copy)]
+struct Numbered(PciAddress, u32);
+
+impl FromStr for Numbered {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('=');
+        let parsed =
+            parts.and_then(|(nic, rail)| Some(Self(nic.parse().ok()?, rail.parse().ok()?)));
+        parsed.ok_or("expected a physical function and a number such as 0000:3b:00.0=0")
+    }
+}
+
+impl Topology {
+    /// Looks once and prints.
+    ///
+    /// # Errors
+    /// If the host cannot be looked at, an override does not fit it, or no NICs can be chosen.
+    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let host = self.host.host();
+        let mut view = self.look(&host)?;
+        if self.nics.is_some() || !self.gpus.is_empty() {
+            let wish = self.wish(&view)?;
+            view.choice = Some(choose(&view.machine, &wish).context("choose NICs")?);
+        } else if !self.include.is_empty() || self.strict {
+            bail!("--include and --strict belong to --gpus or --nics: there is nothing to choose");
+        }
+        if let Some(file) = &self.svg {
+            fs::write(file, picture::svg(&view, &title(&host)))
+                .with_context(|| format!("write the picture to {}", file.display()))?;
+        }
+        if self.json {
+            writeln!(out, "{:#}", view.document())?;
+        } else {
+            out.write_all(matrix::text(&view).as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn look(&self, host: &Host) -> anyhow::Result<View> {
+        let inventory = hca::inventory(host).context("look at this host")?;
+        let wanted = Wanted {
+            without_rdma: self.all,
+            rails: self
+                .rail
+                .iter()
+                .map(|Numbered(nic, rail)| (*nic, *rail))
+                .collect(),
+        };
+        let mut machine =
+            Machine::look(host, &inventory, &wanted).context("look at this host's PCI tree")?;
+        self.refuse_unknown_rails(&machine)?;
+        if !self.all {
+            leave_out_slices(&mut machine);
+        }
+        let mut view = View {
+            machine,
+            ..View::default()
+        };
+        if let Some(file) = &self.nccl_topology {
+            let absent = view.machine.place(&nccl_places(file)?);
+            view.told_by = Some(file.display().to_string());
+            if !absent.is_empty() {
+                let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
+                view.remarks.push(format!(
+                    "{} also speaks of {}, which this node does not have",
+                    file.display(),
+                    absent.join(", ")
+                ));
+            }
+        }
+        if let Some(PairingFlag(pairing)) = &self.pair {
+            view.machine.pair(pairing)?;
+            view.told_by = Some(match pairing {
+                Pairing::ByOrder => "--pair order".to_owned(),
+                Pairing::ByName => "the netdevs' names".to_owned(),
+                Pairing::Told(_) => "--pair".to_owned(),
+            });
+        }
+        match podresources::ask(&self.kubelet_root_dir) {
+            Ok(devices) => {
+                let held = devices.held.into_iter().flat_map(|held| {
+                    let pod = format!("{}/{}", held.namespace, held.pod);
+                    held.ids.into_iter().map(move |id| (pod.clone(), id))
+                });
+                view.holders = Holders::collect(held);
+            }
+            // A node need not have a kubelet to have a topology.
+            Err(podresources::Error::NoSocket(_)) => {}
+            Err(error) => view
+                .remarks
+                .push(format!("which pod has what is not known: {error}")),
+        }
+        Ok(view)
+    }
+
+    fn wish(&self, view: &View) -> anyhow::Result<Wish> {
+        let machine = &view.machine;
+        let gpus = self.gpus.iter().map(|name| {
+            machine.gpu_named(name).ok_or_else(|| {
+                anyhow!(
+                    "there is no GPU {name}: this node has {}",
+                    machine.gpus.len()
+                )
+            })
+        });
+        let gpus: BTreeSet<usize> = gpus.collect::<anyhow::Result<_>>()?;
+        let include = named_nics(machine, &self.include)?;
+        let mut taken = named_nics(machine, &self.taken)?;
+        // Shares of a NIC that pods have do not take the NIC itself; a moved one is gone.
+        let gone = machine
+            .nics
+            .iter()
+            .enumerate()
+            .filter(|(_, nic)| nic.elsewhere);
+        taken.extend(gone.map(|(index, _)| index));
+        let held = machine
+            .nics
+            .iter()
+            .enumerate()
+            .filter(|(_, nic)| view.holders.nic_as_a_whole(nic));
+        taken.extend(held.map(|(index, _)| index));
+        Ok(Wish {
+            count: self.nics.unwrap_or(gpus.len()),
+            gpus,
+            include,
+            taken,
+            barred: BTreeSet::new(),
+            numa: (!self.numa.is_empty()).then(|| self.numa.iter().copied().collect()),
+            share_cards: self.share_cards,
+            strict: self.strict,
+        })
+    }
+
+    fn refuse_unknown_rails(&self, machine: &Machine) -> anyhow::Result<()> {
+        for Numbered(address, rail) in &self.rail {
+            if !machine.nics.iter().any(|nic| nic.physical == *address) {
+                bail!("--rail {address}={rail}: {address} is not a NIC of this node");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn named_nics(machine: &Machine, names: &[String]) -> anyhow::Result<BTreeSet<usize>> {
+    let nics = names.iter().map(|name| {
+        machine.nic_named(name).ok_or_else(|| {
+            let known: Vec<String> = machine.nics.iter().map(hca::topology::Nic::title).collect();
+            anyhow!("there is no NIC {name}: this node has {}", known.join(", "))
+        })
+    });
+    nics.collect()
+}
+
+/// Leaves out VFs and sub-functions whose physical function is listed.
+fn leave_out_slices(machine: &mut Machine) {
+    let whole: BTreeSet<PciAddress> = machine
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_slice())
+        .map(|nic| nic.place.address)
+        .collect();
+    machine
+        .nics
+        .retain(|nic| !nic.is_slice() || !whole.contains(&nic.physical));
+}
+
+fn nccl_places(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, hca::topology::Place>> {
+    let read = || -> std::io::Result<String> {
+        let mut text = String::new();
+        fs::File::open(file)?
+            .take(nccl::MOST_BYTES)
+            .read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let shown = file.display();
+    let text = read().with_context(|| format!("read the NCCL topology file {shown}"))?;
+    nccl::places(&text).with_context(|| format!("read the NCCL topology file {shown}"))
+}
+
+/// The node's name, from the proc mount that is looked at.
+fn title(host: &Host) -> String {
+    let name = fs::read_to_string(host.proc.join("sys/kernel/hostname"));
+    name.map_or_else(|_| "this node".to_owned(), |name| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use hca::tree::{Tree, machine};
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        topology: Topology,
+    }
+
+    fn run(lay: impl Fn(&Tree), flags: &[&str]) -> Result<String, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        lay(&Tree::new(root));
+        let common = ["topology", "--host-root", root.to_str().unwrap()];
+        let kubelet = ["--kubelet-root-dir", root.to_str().unwrap()];
+        let flags: Vec<&str> = common
+            .into_iter()
+            .chain(kubelet)
+            .chain(flags.to_vec())
+            .collect();
+        let line = Line::try_parse_from(flags).map_err(|error| error.to_string())?;
+        let mut out = Vec::new();
+        line.topology
+            .run(&mut out)
+            .map_err(|error| format!("{error:#}"))?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn nics_are_chosen_for_gpus_by_any_of_their_names() {
+        for gpus in ["0,7", "0000:8f:00.0,0000:cc:00.0", "GPU-0000-8f-00-0,7"] {
+            let text = run(machine::a4, &["--gpus", gpus]).unwrap();
+            assert!(text.contains("\nchosen: mlx5_0 mlx5_7\n"), "{text}");
+        }
+        let text = run(machine::a4, &["--nics", "2", "--include", "gpu5rdma0"]).unwrap();
+        assert!(text.contains("\nchosen: mlx5_4 mlx5_5\n"), "{text}");
+    }
+
+    #[test]
+    fn names_that_mean_nothing_are_told_what_there_is() {
+        let error = run(machine::egx, &["--gpus", "9"]).unwrap_err();
+        assert_eq!(error, "there is no GPU 9: this node has 4");
+        let error = run(machine::egx, &["--nics", "1", "--taken", "mlx5_7"]).unwrap_err();
+        assert_eq!(
+            error,
+            "there is no NIC mlx5_7: this node has mlx5_0, mlx5_1"
+        );
+        let error = run(machine::egx, &["--rail", "0000:01:00.0=1"]).unwrap_err();
+        assert_eq!(
+            error,
+            "--rail 0000:01:00.0=1: 0000:01:00.0 is not a NIC of this node"
+        );
+        assert!(
+            run(machine::egx, &["--pair", "0=eth0"])
+                .unwrap_err()
+                .contains("a list such as")
+        );
+        assert!(
+            run(machine::egx, &["--strict"])
+                .unwrap_err()
+                .contains("nothing to choose")
+        );
+    }
+
+    #[test]
+    fn strict_refuses_what_is_farther_than_need_be() {
+        let flags = ["--gpus", "0", "--taken", "0,1", "--strict"];
+        let error = run(machine::a4, &flags).unwrap_err();
+        assert_eq!(
+            error,
+            "choose NICs: the nearest free NIC for GPU 0 is mlx5_2 at NODE, where PIX can be had \
+             on this machine"
+        );
+    }
+
+    #[test]
+    fn a_topology_file_tells_what_the_hypervisor_hides() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("topology.xml");
+        let pair = |gpu: &str, nic: &str, n: u8| {
+            format!(
+                "<pci busid='ffff:ff:0{n}.0'><pci busid='{gpu}:00:00.0'/>\
+                 <pci busid='{nic}:00:00.0'/></pci>"
+            )
+        };
+        let pairs = [
+            pair("0001", "0102", 1),
+            pair("0002", "0101", 2),
+            pair("0004", "0103", 3),
+        ];
+        let text = format!("<system><cpu numaid='0'>{}</cpu></system>", pairs.concat());
+        fs::write(&file, text).unwrap();
+        let flags = ["--nccl-topology", file.to_str().unwrap(), "--gpus", "0"];
+        let text = run(machine::nd_h100, &flags).unwrap();
+        assert!(text.contains("chosen: mlx5_1\n"), "{text}");
+        assert!(
+            text.contains("also speaks of 0004:00:00.0, which this node does not have"),
+            "{text}"
+        );
+
+        fs::write(&file, "<system/>").unwrap();
+        let error = run(machine::nd_h100, &flags).unwrap_err();
+        assert!(error.contains("topology.xml: no pci element"), "{error}");
+    }
+
+    #[test]
+    fn a_picture_is_written_beside_the_text() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("node.svg");
+        run(machine::a4, &["--svg", file.to_str().unwrap()]).unwrap();
+        assert!(fs::read_to_string(&file).unwrap().starts_with("<svg "));
+        let error = run(machine::a4, &["--svg", "/nonexistent/node.svg"]).unwrap_err();
+        assert!(
+            error.starts_with("write the picture to /nonexistent/node.svg: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn virtual_functions_are_shown_only_when_asked_for() {
+        let lay = |tree: &Tree| {
+            machine::a4(tree);
+            let above = "pci0000:8c/0000:8c:00.0/0000:8d:00.0/0000:8e:02.0";
+            let spec = hca::tree::PciSpec {
+                address: "0000:91:00.2",
+                above,
+                ..hca::tree::PciSpec::MLX5
+            };
+            tree.vf("0000:91:00.0", 0, &spec);
+            let on = hca::tree::On::Pci("0000:91:00.2");
+            tree.rdma(&hca::tree::RdmaSpec {
+                name: "mlx5_8",
+                on,
+                ..Default::default()
+            });
+        };
+        assert!(!run(lay, &[]).unwrap().contains("mlx5_8"));
+        assert!(run(lay, &["--all"]).unwrap().contains("mlx5_8"));
+    }
+}

@@ -1,0 +1,192 @@
+//! What the kubelet says about devices: which container holds which, and which there are.
+//!
+//! For the operator's commands, which ask once and go. The daemon's own paths never wait for the
+//! kubelet's answer.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use kubelet_api::podresources::{
+    AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest,
+};
+use tonic::transport::{Channel, Endpoint};
+
+/// How long the kubelet may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The kubelet's own limit for a message of this API.
+const MOST_BYTES: usize = 16 << 20;
+
+/// Devices of one resource in one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// The resource, such as `rdma/hca_shared_devices_a`.
+    pub resource: String,
+    /// IDs of the devices.
+    pub ids: Vec<String>,
+}
+
+/// The kubelet's answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// What containers hold.
+    pub held: Vec<Held>,
+    /// Healthy devices by resource, taken or not.
+    pub allocatable: Vec<(String, Vec<String>)>,
+}
+
+/// Why the kubelet did not answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// There is no socket.
+    #[error("{0} does not exist: no kubelet runs here, or its root directory is another one")]
+    NoSocket(PathBuf),
+    /// The call failed.
+    #[error("ask the kubelet at {socket}: {cause}")]
+    Call {
+        /// The socket.
+        socket: PathBuf,
+        /// What came back.
+        cause: String,
+    },
+}
+
+/// The socket below the kubelet's root directory.
+#[must_use]
+pub fn socket(kubelet_root: &Path) -> PathBuf {
+    kubelet_root.join("pod-resources/kubelet.sock")
+}
+
+/// Asks once. Needs no runtime around it; must not be called from inside of one.
+///
+/// # Errors
+/// [`Error`] if there is no kubelet or it does not answer in three seconds.
+pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
+    let socket = socket(kubelet_root);
+    if !socket.exists() {
+        return Err(Error::NoSocket(socket));
+    }
+    let failed = |cause: String| Error::Call {
+        socket: socket.clone(),
+        cause,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| failed(error.to_string()))?;
+    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, call(&socket)).await });
+    match answer {
+        Ok(answer) => answer.map_err(failed),
+        Err(_) => Err(failed(format!(
+            "no answer in {} seconds",
+            PATIENCE.as_secs()
+        ))),
+    }
+}
+
+async fn call(socket: &Path) -> Result<Devices, String> {
+    let channel: Channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
+        .map_err(|error| error.to_string())?
+        .connect()
+        .await
+        .map_err(|error| root_cause(&error))?;
+    let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES);
+    let said = |status: tonic::Status| format!("{:?}: {}", status.code(), status.message());
+    let list = client
+        .list(ListPodResourcesRequest {})
+        .await
+        .map_err(said)?
+        .into_inner();
+    let mut held = Vec::new();
+    for pod in list.pod_resources {
+        for container in pod.containers {
+            held.extend(container.devices.into_iter().map(|devices| Held {
+                namespace: pod.namespace.clone(),
+                pod: pod.name.clone(),
+                container: container.name.clone(),
+                resource: devices.resource_name,
+                ids: devices.device_ids,
+            }));
+        }
+    }
+    // Kubelets before 1.23 do not know this call; what is held matters more.
+    let allocatable = match client
+        .get_allocatable_resources(AllocatableResourcesRequest {})
+        .await
+    {
+        Ok(answer) => by_resource(answer.into_inner().devices),
+        Err(_) => Vec::new(),
+    };
+    Ok(Devices { held, allocatable })
+}
+
+/// The kubelet lists each device of a resource by itself.
+fn by_resource(devices: Vec<ContainerDevices>) -> Vec<(String, Vec<String>)> {
+    let mut resources: Vec<(String, Vec<String>)> = Vec::new();
+    for one in devices {
+        match resources
+            .iter_mut()
+            .find(|(name, _)| *name == one.resource_name)
+        {
+            Some((_, ids)) => ids.extend(one.device_ids),
+            None => resources.push((one.resource_name, one.device_ids)),
+        }
+    }
+    resources
+}
+
+/// tonic's errors say "transport error"; what happened is at the end of the chain.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_gathered_by_resource() {
+        let one = |resource: &str, id: &str| ContainerDevices {
+            resource_name: resource.to_owned(),
+            device_ids: vec![id.to_owned()],
+            topology: None,
+        };
+        let gathered = by_resource(vec![one("a/x", "1"), one("a/y", "2"), one("a/x", "3")]);
+        assert_eq!(
+            gathered,
+            [
+                ("a/x".to_owned(), vec!["1".to_owned(), "3".to_owned()]),
+                ("a/y".to_owned(), vec!["2".to_owned()])
+            ]
+        );
+    }
+
+    #[test]
+    fn no_kubelet_is_told_as_such() {
+        let error = ask(Path::new("/nonexistent")).unwrap_err();
+        assert_eq!(
+            error,
+            Error::NoSocket("/nonexistent/pod-resources/kubelet.sock".into())
+        );
+    }
+
+    #[test]
+    fn a_dead_kubelets_socket_is_told_with_the_kernels_word() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = socket(directory.path());
+        std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let error = ask(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("Connection refused"), "{error}");
+    }
+}
