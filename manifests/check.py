@@ -125,27 +125,58 @@ def asks(metadata, containers, networks):
             yield f"{sharing} networks with a device of {resource}, but {units} asked for"
 
 
+def refused(what, program, *arguments, env=None, stdin=""):
+    done = subprocess.run([PROGRAMS / program, *arguments], input=stdin, env=env, timeout=60,
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        yield f"{what}: {program} refuses it: {(done.stderr or done.stdout).strip()}"
+
+
 def accepted(documents, scratch):
     """Each configuration by the program that will read it."""
-    def refused(what, program, *arguments, env=None, stdin=""):
-        done = subprocess.run([PROGRAMS / program, *arguments], input=stdin, env=env, timeout=60,
-                              capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            yield f"{what}: {program} refuses it: {(done.stderr or done.stdout).strip()}"
-
     for document in documents:
         data = document.get("data", {}) if document["kind"] == "ConfigMap" else {}
+        what = name_of(document)
         if "config.yaml" in data:
             file = scratch / "config.yaml"
             file.write_text(data["config.yaml"])
-            yield from refused(f"{name_of(document)}, config.yaml", "rdma-device-plugin", "validate", "--config-file", file)
+            yield from refused(f"{what}, config.yaml", "rdma-device-plugin", "validate", "--config-file", file)
         if "policy.json" in data:
             given = scratch / "policy.json"
             given.write_text(data["policy.json"])
             for directory in ["etc", "bin"]:
                 (scratch / directory).mkdir(exist_ok=True)
-            yield from refused(f"{name_of(document)}, policy.json", "rdma-device-plugin", "install",
-                               f"--policy={given}", f"--policy-to={scratch}/etc/policy.json", f"--to={scratch}/bin")
+            yield from refused(f"{what}, policy.json", "rdma-device-plugin", "install", f"--policy={given}",
+                               f"--policy-to={scratch}/etc/policy.json", f"--to={scratch}/bin")
+        if document["kind"] == "NetworkAttachmentDefinition":
+            yield from accepted_network(document, scratch)
+
+
+def accepted_network(document, scratch):
+    """STATUS is the command that reads a configuration and touches nothing; it exists since CNI 1.1.0."""
+    what = name_of(document)
+    try:
+        config = json.loads(document["spec"]["config"])
+    except ValueError as error:
+        yield f"{what}: spec.config is not JSON: {error}"
+        return
+    if config.get("name") != document["metadata"]["name"]:
+        yield f"{what}: the network in it is called {config.get('name')}"
+    policy = scratch / "node" / "policy.json"
+    policy.parent.mkdir(exist_ok=True)
+    policy.write_text(json.dumps({
+        "stateDir": f"{scratch}/state", "node": "node-1",
+        "stores": {"default": {"type": "file", "directory": f"{scratch}/leases"}}}))
+    given = RESOURCE in document["metadata"].get("annotations", {})
+    for plugin in config.get("plugins", [config]):
+        if plugin.get("type") not in ("rdma-netdev", "rdma-ipam"):
+            continue
+        # As Multus hands it over.
+        plugin = {**plugin, "name": config.get("name"), "cniVersion": "1.1.0"}
+        if given:
+            plugin |= {"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0"}
+        env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(PROGRAMS), "RDMA_NETDEV_POLICY": str(policy)}
+        yield from refused(what, plugin["type"], env=env, stdin=json.dumps(plugin))
 
 
 def main():

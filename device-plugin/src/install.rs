@@ -13,10 +13,10 @@
 //! version may replace a newer one, because rolling a DaemonSet back must work.
 
 use std::fs::{File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ipam::policy::{Policy, PolicyError};
@@ -207,39 +207,43 @@ fn write_synced(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 fn answers_version(program: &Path) -> Result<(), String> {
     let mut asked = Command::new(program);
     asked.env_clear().env("CNI_COMMAND", "VERSION");
-    let (status, answer) = ask(&mut asked, br#"{"cniVersion":"1.0.0"}"#)?;
-    if !status.success() {
+    let answer = ask(&mut asked, br#"{"cniVersion":"1.0.0"}"#)?;
+    if !answer.status.success() {
+        let status = answer.status;
         return Err(format!(
             "asked for its CNI versions, it ended with {status}"
         ));
     }
-    let answer: Option<Value> = serde_json::from_slice(&answer).ok();
+    let answer: Option<Value> = serde_json::from_slice(&answer.stdout).ok();
     match answer.as_ref().and_then(|a| a.get("supportedVersions")) {
         Some(Value::Array(versions)) if !versions.is_empty() => Ok(()),
         _ => Err("asked for its CNI versions, it answered something else".to_owned()),
     }
 }
 
-/// What an installed program calls its version, for the log.
+/// What an installed program calls its version, for the log. A CNI program that is started by
+/// hand says so on stderr, others on stdout.
 fn version_of(program: &Path) -> Option<String> {
     if !program.symlink_metadata().ok()?.is_file() {
         return None;
     }
     let mut asked = Command::new(program);
     asked.env_clear().arg("--version");
-    let (status, answer) = ask(&mut asked, b"").ok()?;
-    let line = String::from_utf8(answer).ok()?;
-    let version = line.lines().next()?.rsplit(' ').next()?;
-    let sound = status.success() && version.starts_with(|c: char| c.is_ascii_digit());
-    sound.then(|| version.to_owned())
+    let answer = ask(&mut asked, b"").ok()?;
+    let told = [answer.stdout, answer.stderr].concat();
+    let line = String::from_utf8_lossy(&told).lines().next()?.to_owned();
+    let mut words = line.split(' ').map(|word| word.trim_start_matches('v'));
+    words
+        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()))
+        .map(str::to_owned)
 }
 
-/// Runs a program that is expected to answer at once, and at most 64 KiB.
-fn ask(command: &mut Command, input: &[u8]) -> Result<(ExitStatus, Vec<u8>), String> {
+/// Runs a program that is expected to answer at once, and not more than pipes hold.
+fn ask(command: &mut Command, input: &[u8]) -> Result<Output, String> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| error.to_string())?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -247,24 +251,19 @@ fn ask(command: &mut Command, input: &[u8]) -> Result<(ExitStatus, Vec<u8>), Str
         let _ = stdin.write_all(input);
     }
     let deadline = Instant::now() + ANSWER_LIMIT;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(ANSWER_POLL),
-            Ok(None) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
-            }
-            Err(error) => return Err(error.to_string()),
+    while child
+        .try_wait()
+        .map_err(|error| error.to_string())?
+        .is_none()
+    {
+        if Instant::now() >= deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
         }
-    };
-    let mut answer = Vec::new();
-    if let Some(stdout) = child.stdout.take() {
-        // The child is gone; what it wrote waits in the pipe.
-        let _ = stdout.take(64 << 10).read_to_end(&mut answer);
+        std::thread::sleep(ANSWER_POLL);
     }
-    Ok((status, answer))
+    child.wait_with_output().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
