@@ -19,6 +19,7 @@ macro_rules! modules {
 
 // One line each, in alphabetical order.
 modules! {
+    dp_install
     dp_validate
     standin_kubelet
     standin_multus
