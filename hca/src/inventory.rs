@@ -250,8 +250,8 @@ impl Inventory {
             for lower in &netdev.lowers {
                 self.collect_ports(lower, seen, ports);
             }
-            let parent = self.netdevs.iter().find(|n| n.ifindex == netdev.iflink);
-            if let Some(parent) = parent.filter(|_| ipoib_child) {
+            let mut ipoib = self.netdevs.iter().filter(|n| ipoib_child && n.is_ipoib());
+            if let Some(parent) = ipoib.find(|n| n.ifindex == netdev.iflink) {
                 self.collect_ports(&parent.name, seen, ports);
             }
         }

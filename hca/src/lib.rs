@@ -2,12 +2,12 @@
 //! netlink; looks, never changes.
 //!
 //! - [`host`]: the roots everything is read from
-//! - [`inventory`]: all of it, one value
+//! - [`mod@inventory`]: all of it, one value
 //! - [`lookup`]: one object and its neighbours, fast
 //! - [`rdma`], [`port`], [`gid`], [`chardev`]: RDMA devices outward from `/sys/class/infiniband`
 //! - [`netdev`], [`pci`], [`address`]: what they stand on
 //! - [`topology`]: GPUs and NICs, distances, and the choice of NICs for GPUs
-//! - [`unit`]: the names of what a node offers, shared by both plugins
+//! - [`mod@unit`]: the names of what a node offers, shared by both plugins
 //! - [`nldev`]: RDMA netlink
 //!
 //! The feature `test-tree` adds `tree`, which lays a host out of files for tests.

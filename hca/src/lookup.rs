@@ -152,7 +152,7 @@ fn below(host: &Host, netdev: &Netdev) -> Result<Vec<String>> {
         return Ok(netdev.lowers.clone());
     }
     for name in host::names(&host.class("net"))? {
-        if netdev::ifindex(host, &name)? == Some(netdev.iflink) {
+        if netdev::ifindex(host, &name)? == Some(netdev.iflink) && netdev::is_ipoib(host, &name)? {
             return Ok(vec![name]);
         }
     }

@@ -117,7 +117,7 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
     let text = |attribute| host::attribute(&directory, attribute);
     let mac: Option<MacAddress> = host::parsed(&directory, "address")?;
     let (lowers, uppers) = neighbours(&directory)?;
-    Ok(Netdev {
+    let netdev = Netdev {
         name: name.to_owned(),
         ifindex: host::parsed(&directory, "ifindex")?.unwrap_or(0),
         iflink: host::parsed(&directory, "iflink")?.unwrap_or(0),
@@ -142,7 +142,10 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         lowers,
         uppers,
         pkey: host::hexadecimal(&directory, "pkey")?.and_then(|key| u16::try_from(key).ok()),
-    })
+    };
+    // All attributes of a netdev that went away meanwhile are absent: that is no netdev.
+    host.class_entry("netdev", "net", name)?;
+    Ok(netdev)
 }
 
 /// `dev_port`, or `dev_id` where an old driver says the port only there.

@@ -77,17 +77,23 @@ impl Parent {
         directories
     }
 
-    /// Netdevs on this hardware in order of name: those of the parent, else of its virtio
-    /// children, the one bus that stands between a PCI function and its netdev.
+    /// Netdevs on this hardware, in order of name.
     pub(crate) fn netdevs(&self) -> Result<Vec<String>> {
+        self.class_devices("net")
+    }
+
+    /// RDMA devices on this hardware, in order of name.
+    pub(crate) fn rdma_devices(&self) -> Result<Vec<String>> {
+        self.class_devices("infiniband")
+    }
+
+    /// Devices of a class directly below the hardware, else below its facets.
+    fn class_devices(&self, class: &str) -> Result<Vec<String>> {
         for directory in self.hardware() {
-            let mut found = host::names(&directory.join("net"))?;
+            let mut found = host::names(&directory.join(class))?;
             if found.is_empty() {
-                for child in host::names(directory)?
-                    .iter()
-                    .filter(|n| n.starts_with("virtio"))
-                {
-                    found.extend(host::names(&directory.join(child).join("net"))?);
+                for child in host::names(directory)?.iter().filter(|name| is_facet(name)) {
+                    found.extend(host::names(&directory.join(child).join(class))?);
                 }
             }
             if !found.is_empty() {
@@ -96,27 +102,24 @@ impl Parent {
         }
         Ok(Vec::new())
     }
-
-    /// RDMA devices on this hardware, in order of name.
-    pub(crate) fn rdma_devices(&self) -> Result<Vec<String>> {
-        for directory in self.hardware() {
-            let found = host::names(&directory.join("infiniband"))?;
-            if !found.is_empty() {
-                return Ok(found);
-            }
-        }
-        Ok(Vec::new())
-    }
 }
 
-/// True for the auxiliary name of a sub-function, `<driver>.sf.<number>`. Other auxiliary
-/// devices (`mlx5_core.eth.0`, `ice.roce.0`) are facets of one function.
+/// True for the name of a bus device that only passes on what the function above it can do: a
+/// virtio device, or an auxiliary one that is no sub-function (`mlx5_core.eth.0`, `ice.roce.0`).
+fn is_facet(name: &str) -> bool {
+    let mut parts = name.rsplit('.');
+    let auxiliary = parts.next().is_some_and(is_number) && parts.count() == 2;
+    (auxiliary && !is_subfunction(name)) || name.strip_prefix("virtio").is_some_and(is_number)
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// True for the auxiliary name of a sub-function, `<driver>.sf.<number>`.
 pub(crate) fn is_subfunction(auxiliary: &str) -> bool {
     let mut parts = auxiliary.rsplit('.');
-    parts
-        .next()
-        .is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
-        && parts.next() == Some("sf")
+    parts.next().is_some_and(is_number) && parts.next() == Some("sf")
 }
 
 /// The bus or class a sysfs device directory belongs to.
@@ -128,4 +131,27 @@ fn file_name(path: &Path) -> Option<String> {
     path.file_name()
         .and_then(|name| name.to_str())
         .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facets_are_told_from_sub_functions_and_from_functions() {
+        for name in ["virtio6", "mlx5_core.eth.0", "ice.roce.12"] {
+            assert!(is_facet(name) && !is_subfunction(name), "{name}");
+        }
+        assert!(is_subfunction("mlx5_core.sf.4") && !is_facet("mlx5_core.sf.4"));
+        for name in [
+            "0000:3b:00.1",
+            "virtio",
+            "net",
+            "msi_irqs",
+            "mlx5_core.sf.x",
+            "a.b",
+        ] {
+            assert!(!is_facet(name) && !is_subfunction(name), "{name}");
+        }
+    }
 }

@@ -173,7 +173,10 @@ pub enum Sriov {
 /// be read.
 pub fn read(host: &Host, address: PciAddress) -> Result<PciFunction> {
     let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
-    read_at(&directory, address)
+    let function = read_at(&directory, address)?;
+    // All attributes of a function that went away meanwhile are absent: that is no function.
+    host.bus_entry("PCI device", "pci", &address.to_string())?;
+    Ok(function)
 }
 
 /// Reads the function whose real sysfs directory is `directory`.

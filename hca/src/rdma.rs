@@ -219,7 +219,12 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
     };
     let single_port = device.ports.len() == 1;
     for port in &mut device.ports {
-        let netdev = if !on_own_hardware {
+        let netdev = if on_own_hardware {
+            let mut own = siblings.iter().filter(|netdev| {
+                association::serves(netdev, port.number, port.link_layer, single_port)
+            });
+            own.next().cloned()
+        } else {
             let claim = Claim {
                 soft_parent: device.soft_parent.as_deref(),
                 node_guid: device.node_guid,
@@ -227,11 +232,6 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
                 gids: &port.gids.entries,
             };
             claimed(host, claim)?
-        } else {
-            let mut own = siblings.iter().filter(|netdev| {
-                association::serves(netdev, port.number, port.link_layer, single_port)
-            });
-            own.next().cloned()
         };
         if let Some(netdev) = netdev {
             if port.link_layer == LinkLayer::Ethernet {

@@ -5,7 +5,7 @@
 //! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is looked at
 //! - [`machine`]: all of it, one value
 //! - [`pairing`]: GPU–NIC pairs told from outside, where a hypervisor hides the tree
-//! - [`choose`]: NICs for GPUs, a pure function
+//! - [`mod@choose`]: NICs for GPUs, a pure function
 
 mod assign;
 pub mod choose;

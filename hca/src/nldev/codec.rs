@@ -18,7 +18,6 @@ const HEADER: usize = 16;
 mod command {
     pub(super) const GET: u16 = 1;
     pub(super) const SET: u16 = 2;
-    pub(super) const PORT_GET: u16 = 5;
     pub(super) const SYS_GET: u16 = 6;
     pub(super) const GET_CHARDEV: u16 = 15;
 }
@@ -28,8 +27,6 @@ mod attribute {
     pub(super) const DEV_NAME: u16 = 2;
     pub(super) const PORT_INDEX: u16 = 3;
     pub(super) const NODE_GUID: u16 = 6;
-    pub(super) const NDEV_INDEX: u16 = 50;
-    pub(super) const NDEV_NAME: u16 = 51;
     pub(super) const NETNS_MODE: u16 = 66;
     pub(super) const DEV_PROTOCOL: u16 = 67;
     pub(super) const NET_NS_FD: u16 = 68;
@@ -86,14 +83,6 @@ impl Request {
     #[must_use]
     pub fn devices() -> Self {
         Self::new(command::GET, flag::DUMP)
-    }
-
-    /// Asks for one port of a device; answered by a [`PortLink`].
-    #[must_use]
-    pub fn port(device: u32, port: u32) -> Self {
-        Self::new(command::PORT_GET, 0)
-            .with(attribute::DEV_INDEX, &device.to_ne_bytes())
-            .with(attribute::PORT_INDEX, &port.to_ne_bytes())
     }
 
     /// Asks for a device's verbs node; answered by a [`Node`].
@@ -288,30 +277,6 @@ impl Device {
     }
 }
 
-/// The netdev of a port, as the kernel knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PortLink {
-    /// Interface index and name; `None` if there is none in the socket's namespace.
-    pub netdev: Option<(u32, String)>,
-}
-
-impl PortLink {
-    /// Reads the answer to [`Request::port`].
-    ///
-    /// # Errors
-    /// [`Malformed`] if an attribute is cut short.
-    pub fn decode(payload: &[u8]) -> Result<Self, Malformed> {
-        let netdev = match find(payload, attribute::NDEV_INDEX)? {
-            Some(_) => Some((
-                number(payload, attribute::NDEV_INDEX)?,
-                required(string(payload, attribute::NDEV_NAME)?, attribute::NDEV_NAME)?,
-            )),
-            None => None,
-        };
-        Ok(Self { netdev })
-    }
-}
-
 /// A character device, as the kernel knows it at this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -427,7 +392,7 @@ mod tests {
         #[test]
         fn no_bytes_make_the_readers_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parts(&bytes, 1);
-            let _ = (netns_mode(&bytes), Device::decode(&bytes), PortLink::decode(&bytes), Node::decode(&bytes));
+            let _ = (netns_mode(&bytes), Device::decode(&bytes), Node::decode(&bytes));
         }
 
         #[test]
@@ -463,10 +428,6 @@ mod tests {
         pub(super) const DEVICE: &str = "080001000300000009000200727865330000000008000300010000000c\
              000400763c2201000000000c000600070100feff0054500c000700070100feff00545005000e0001000000\
              050054000000000009004300726f636500000000";
-        pub(super) const PORT_HERE: &str = "08000100000000000900020072786530000000000800030001000000\
-             05000c000400000005000d00050000000800320002000000090033006574683000000000";
-        pub(super) const PORT_ELSEWHERE: &str = "080001000300000009000200727865330000000008000300010\
-             0000005000c000400000005000d0005000000";
         pub(super) const UVERBS: &str = "080049000e0000000c004800c3e70000000000000c0047000200000000\
              0000000c0046007576657262733300";
     }
@@ -493,19 +454,6 @@ mod tests {
             protocol: Some("roce".into()),
         };
         assert_eq!(Device::decode(&bytes(linux_6_1::DEVICE)), Ok(device));
-    }
-
-    #[test]
-    fn a_ports_netdev_is_told_in_its_own_namespace_only() {
-        let here = PortLink {
-            netdev: Some((2, "eth0".into())),
-        };
-        assert_eq!(PortLink::decode(&bytes(linux_6_1::PORT_HERE)), Ok(here));
-        let elsewhere = PortLink { netdev: None };
-        assert_eq!(
-            PortLink::decode(&bytes(linux_6_1::PORT_ELSEWHERE)),
-            Ok(elsewhere)
-        );
     }
 
     #[test]

@@ -11,7 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::nldev::NetnsMode;
-use crate::nldev::codec::{self, Device, Malformed, Node, Part, PortLink, Request};
+use crate::nldev::codec::{self, Device, Malformed, Node, Part, Request};
 
 /// `NETLINK_RDMA`.
 const PROTOCOL: isize = 20;
@@ -137,19 +137,6 @@ impl Nldev {
         found.ok_or_else(|| Error::Missing {
             name: name.to_owned(),
         })
-    }
-
-    /// The netdev of a port, in the socket's namespace.
-    ///
-    /// # Errors
-    /// As [`Nldev::exchange`].
-    pub fn port_netdev(&mut self, device: &Device, port: u32) -> Result<PortLink, Error> {
-        let attempt = format!("look at port {port} of RDMA device {}", device.name);
-        self.one(
-            &attempt,
-            &Request::port(device.index, port),
-            PortLink::decode,
-        )
     }
 
     /// The verbs node that a device has now. After a move it can be another than before.
