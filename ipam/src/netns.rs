@@ -3,12 +3,13 @@
 //! Only looks, and says "unknown" wherever it cannot be sure: a directory that
 //! is not mounted into a container looks like namespaces that are gone.
 
+use crate::store::probe::magic;
 use nix::errno::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// `NSFS_MAGIC` of include/uapi/linux/magic.h.
-const NSFS: i64 = 0x6e73_6673;
+const NSFS: u32 = 0x6e73_6673;
 
 /// What became of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,9 +54,8 @@ pub fn look(root: &Path, path: &str, inode: Option<u64>) -> Netns {
     }
 }
 
-#[expect(clippy::useless_conversion, reason = "i64 here, other types elsewhere")]
 fn is_namespace(path: &Path) -> bool {
-    nix::sys::statfs::statfs(path).is_ok_and(|fs| i64::from(fs.filesystem_type().0) == NSFS)
+    nix::sys::statfs::statfs(path).is_ok_and(|fs| magic(&fs) == NSFS)
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ mod hint;
 mod memory;
 mod name;
 mod owner;
-mod probe;
+pub(crate) mod probe;
 mod release;
 mod scan;
 mod shard;

@@ -10,6 +10,7 @@
 use super::StoreError;
 use super::dir::{Dir, DirError, meta_of};
 use super::hint::random64;
+use nix::sys::statfs::Statfs;
 use std::path::Path;
 
 /// How probe directories are called.
@@ -29,7 +30,7 @@ pub(crate) struct FileSystem {
 }
 
 /// File systems of one machine: magic numbers of statfs(2) and names.
-const LOCAL: [(i64, &str); 9] = [
+const LOCAL: [(u32, &str); 9] = [
     (0xEF53, "ext4"),
     (0x5846_5342, "xfs"),
     (0x9123_683E, "btrfs"),
@@ -41,14 +42,14 @@ const LOCAL: [(i64, &str); 9] = [
     (0x794C_7630, "overlay"),
 ];
 /// File systems that are known not to keep the promises.
-const UNFIT: [(i64, &str); 4] = [
+const UNFIT: [(u32, &str); 4] = [
     (0xFF53_4D42, "cifs"),
     (0xFE53_4D42, "smb3"),
     (0x517B, "smbfs"),
     (0x5346_414F, "afs"),
 ];
-const NFS: i64 = 0x6969;
-const FUSE: i64 = 0x6573_5546;
+const NFS: u32 = 0x6969;
+const FUSE: u32 = 0x6573_5546;
 /// FUSE file systems over object stores or with emulated renames.
 const UNFIT_FUSE: [&str; 8] = [
     "gcsfuse",
@@ -64,14 +65,24 @@ const UNFIT_FUSE: [&str; 8] = [
 /// Looks at what is mounted where the store lies; `root` is the prefix of `/proc`.
 pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreError> {
     let statfs = dir.file_system()?;
-    #[expect(clippy::useless_conversion, reason = "i64 here, other types elsewhere")]
-    let magic = i64::from(statfs.filesystem_type().0) & 0xFFFF_FFFF;
+    let magic = magic(&statfs);
     let device = dir.stat_self()?.st_dev;
     let mount = mount_of(root, device);
     classify(magic, mount.as_ref()).map_err(|why| StoreError::Unfit {
         path: dir.path().to_owned(),
         why,
     })
+}
+
+/// The file system's number (`linux/magic.h`): 32 bits, in a field whose width and sign are the
+/// C library's.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "32 bits are all there are"
+)]
+pub(crate) fn magic(statfs: &Statfs) -> u32 {
+    statfs.filesystem_type().0 as u32
 }
 
 /// A line of mountinfo: type and options.
@@ -113,7 +124,7 @@ fn parse_mount(line: &str, number: &str) -> Option<Mount> {
     })
 }
 
-fn classify(magic: i64, mount: Option<&Mount>) -> Result<FileSystem, String> {
+fn classify(magic: u32, mount: Option<&Mount>) -> Result<FileSystem, String> {
     let option = |wanted: &str| {
         mount.is_some_and(|mount| mount.options.split(',').any(|option| option == wanted))
     };
