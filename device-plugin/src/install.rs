@@ -65,10 +65,10 @@ pub enum InstallError {
         why: String,
     },
     /// The policy is not in order, or lies where others could change it.
-    #[error("{source}; {}", source.remedy())]
+    #[error("{wrong}; {}", wrong.remedy())]
     Policy {
         /// Which rule it breaks.
-        source: PolicyError,
+        wrong: PolicyError,
     },
 }
 
@@ -130,7 +130,7 @@ pub fn policy(source: &Path, target: &Path, node: Option<&str>) -> Result<Outcom
         let trusted = Policy::load(beside);
         trusted
             .map(drop)
-            .map_err(|source| InstallError::Policy { source })
+            .map_err(|wrong| InstallError::Policy { wrong })
     })?;
     let replaced = Outcome::Replaced { version: None };
     Ok(before.map_or(Outcome::Installed, |_| replaced))
@@ -139,7 +139,7 @@ pub fn policy(source: &Path, target: &Path, node: Option<&str>) -> Result<Outcom
 fn check_policy(source: &Path, text: &[u8]) -> Result<(), InstallError> {
     Policy::parse(source, text)
         .map(drop)
-        .map_err(|source| InstallError::Policy { source })
+        .map_err(|wrong| InstallError::Policy { wrong })
 }
 
 fn take_turn(directory: &Path) -> Result<Flock<File>, InstallError> {
