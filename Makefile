@@ -36,9 +36,10 @@ build: ## the three node programs, static, into dist/ (PROFILE=quick: into targe
 	echo "programs for $$target in $(BIN_DIR)/"
 
 .PHONY: check
-check: ## format and lints; dependencies and scripts where cargo-deny and shellcheck are installed
+check: ## format, lints, absences; dependencies and scripts where cargo-deny and shellcheck are installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	tests/absences
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --locked check bans licenses sources; \
 	else echo "cargo-deny is not installed: dependencies were not checked"; fi
 	@if command -v shellcheck >/dev/null; then \
