@@ -251,7 +251,10 @@ impl Session {
     async fn keep_registered(&mut self, served: &mut Served, back_off: &mut BackOff) -> Trouble {
         loop {
             let kubelet = self.contents.borrow_and_update().kubelet;
-            let siblings = self.socket.siblings(&self.contents.borrow());
+            let mut siblings = self.socket.siblings(&self.contents.borrow());
+            // What `sweep` removed may still be in that look; its going away would pass for the
+            // end of a process that the kubelet knew, and cost a second registration.
+            siblings.retain(|name| SocketId::of(&self.directory.join(name)).is_some());
             match self.register(served).await {
                 Ok(()) => back_off.reset(),
                 Err(Attempt::Interrupted(trouble)) => match trouble {
