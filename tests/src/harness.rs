@@ -126,7 +126,7 @@ fn on_own_thread(run: fn() -> Result<()>) -> std::result::Result<(), Failed> {
     });
     match result.recv_timeout(LIMIT) {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(Failed::from(format!("{error:?}"))),
+        Ok(Err(error)) => Err(Failed::from(format!("{error:#}"))),
         Err(RecvTimeoutError::Timeout) => Err(Failed::from(format!("hangs: no end in {LIMIT:?}"))),
         Err(RecvTimeoutError::Disconnected) => Err(Failed::from("the case ended its thread")),
     }

@@ -11,6 +11,7 @@
 )]
 
 mod cases;
+mod daemon;
 mod plugin;
 
 fn main() -> std::process::ExitCode {

@@ -21,6 +21,7 @@ macro_rules! modules {
 modules! {
     docs_config
     dp_install
+    dp_kubelet
     dp_validate
     standin_kubelet
     standin_multus

@@ -1,0 +1,287 @@
+//! The daemon and a kubelet: it is registered whenever there is a kubelet to
+//! register with, whatever happens to either, and a container gets the devices
+//! that it was told to get.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use e2e::case;
+use e2e::harness::Case;
+use e2e::kubelet::{Kubelet, Misbehaviour, Pod};
+use kubelet_api::deviceplugin::{HEALTHY, UNHEALTHY};
+use nix::sys::signal::Signal;
+
+use crate::daemon::{Daemon, HCAS, Machine, sockets};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(a_pod_gets_all_hcas_of_an_unchanged_configuration, Root),
+    case!(an_exclusive_unit_is_one_hca_and_its_nodes, Root),
+    case!(two_units_are_two_hcas, Root),
+    case!(ten_thousand_units_are_listed, Root),
+    case!(fifty_restarts_of_the_kubelet, Root),
+    case!(a_kubelet_that_comes_late_is_waited_for, Root),
+    case!(a_kubelet_that_refuses_is_asked_again, Root),
+    case!(a_kubelet_that_never_watches_is_asked_again, Root),
+    case!(a_dropped_stream_is_registered_anew, Root),
+    case!(a_deleted_socket_is_served_anew, Root),
+    case!(a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none, Root),
+    case!(a_killed_daemon_is_followed_by_one_with_the_same_units, Root),
+    case!(a_rolling_update_ends_registered, Root),
+    case!(asked_to_stop_it_leaves_no_socket, Root),
+    case!(a_missing_kubelet_directory_is_said, Root),
+    case!(a_wrong_configuration_is_said, Root),
+];
+
+const SHARED: &str = r#"{"periodicUpdateInterval": 1, "configList": [
+    {"resourceName": "hca", "rdmaHcaMax": 4, "devices": ["rdma0", "rdma1"]}]}"#;
+const SHARED_RESOURCE: &str = "rdma/hca";
+const EXCLUSIVE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+const EXCLUSIVE_RESOURCE: &str = "rdma/nic";
+const SOON: Duration = Duration::from_secs(20);
+
+/// A machine whose daemon is registered and has listed `count` units.
+fn registered(config: &str, resource: &str, count: usize) -> Result<(Machine, Kubelet, Daemon)> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    let daemon = machine.daemon(config)?;
+    wait(&kubelet, &daemon, resource, count)?;
+    Ok((machine, kubelet, daemon))
+}
+
+fn wait(kubelet: &Kubelet, daemon: &Daemon, resource: &str, count: usize) -> Result<()> {
+    let waited = kubelet.wait_allocatable(resource, count, SOON);
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+fn admit(kubelet: &Kubelet, name: &str, resource: &str, units: u64) -> Result<Vec<String>> {
+    kubelet.admit(Pod::with_limits(name, &[(resource, units)])?)?;
+    let name = format!("default/{name}");
+    Ok(kubelet.assigned(&name)?.into_values().flatten().collect())
+}
+
+/// Paths of the nodes that a pod's container gets.
+fn nodes(kubelet: &Kubelet, name: &str) -> Result<BTreeSet<String>> {
+    let options = kubelet.run_options(&format!("default/{name}"), "main")?;
+    for device in &options.devices {
+        assert_eq!(device.permissions, "rw");
+        assert_eq!(device.host_path, device.container_path);
+    }
+    Ok(options.devices.into_iter().map(|device| device.container_path).collect())
+}
+
+fn named<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(|name| format!("/dev/infiniband/{name}")).into()
+}
+
+fn a_pod_gets_all_hcas_of_an_unchanged_configuration() -> Result<()> {
+    let (_machine, kubelet, _daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    assert_eq!(admit(&kubelet, "pod", SHARED_RESOURCE, 1)?.len(), 1);
+    let nodes = nodes(&kubelet, "pod")?;
+    assert!(nodes.is_superset(&named(["rdma_cm", "uverbs0", "uverbs1"])), "{nodes:?}");
+    Ok(())
+}
+
+fn an_exclusive_unit_is_one_hca_and_its_nodes() -> Result<()> {
+    let (_machine, kubelet, _daemon) = registered(EXCLUSIVE, EXCLUSIVE_RESOURCE, 2)?;
+    let devices = kubelet.devices(EXCLUSIVE_RESOURCE);
+    assert_eq!(devices.keys().collect::<Vec<_>>(), HCAS, "a unit's ID is its PCI address");
+    for (numa_node, device) in (0..).zip(devices.values()) {
+        let topology = device.topology.as_ref().context("no topology")?;
+        assert_eq!(topology.nodes.iter().map(|node| node.id).collect::<Vec<_>>(), [numa_node]);
+    }
+    for pod in ["one", "two"] {
+        let ids = admit(&kubelet, pod, EXCLUSIVE_RESOURCE, 1)?;
+        let own = if ids == HCAS[..1] { "uverbs0" } else { "uverbs1" };
+        assert_eq!(nodes(&kubelet, pod)?, named(["rdma_cm", own]), "{pod} has {ids:?}");
+    }
+    assert!(admit(&kubelet, "three", EXCLUSIVE_RESOURCE, 1).is_err());
+    Ok(())
+}
+
+/// The kubelet picks at random; the daemon's preference makes it two cards, not two slots of one.
+fn two_units_are_two_hcas() -> Result<()> {
+    let config = "version: 1\npools:\n- resource: rdma/hca\n  mode: shared\n  slots: 8\n  select: {linkTypes: [ether]}\n";
+    let (_machine, kubelet, _daemon) = registered(config, "rdma/hca", 16)?;
+    for pod in ["one", "two", "three", "four"] {
+        let ids = admit(&kubelet, pod, "rdma/hca", 2)?;
+        let hcas: BTreeSet<_> = ids.iter().filter_map(|id| id.split('_').next()).collect();
+        assert_eq!(hcas, HCAS.into(), "{pod} has {ids:?}");
+        assert_eq!(nodes(&kubelet, pod)?, named(["rdma_cm", "uverbs0", "uverbs1"]));
+    }
+    Ok(())
+}
+
+fn ten_thousand_units_are_listed() -> Result<()> {
+    let config = r#"{"configList": [
+        {"resourceName": "hca", "rdmaHcaMax": 10000, "devices": ["rdma0"]}]}"#;
+    registered(config, SHARED_RESOURCE, 10_000).map(drop)
+}
+
+fn fifty_restarts_of_the_kubelet() -> Result<()> {
+    let (_machine, mut kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    let before = admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
+    let options = kubelet.run_options("default/pod", "main")?;
+    for restart in 1..=50 {
+        assert_eq!(kubelet.registrations().len(), 1, "once is enough: {}", daemon.log());
+        let settings = kubelet.settings().clone();
+        // By turns asked to end and killed, at once again and after a while.
+        if restart % 2 == 0 {
+            kubelet.stop();
+        } else {
+            kubelet.kill();
+        }
+        std::thread::sleep(Duration::from_millis((restart % 5) * 50));
+        kubelet = Kubelet::start(settings)?;
+        wait(&kubelet, &daemon, SHARED_RESOURCE, 4).with_context(|| format!("restart {restart}"))?;
+    }
+    let after = kubelet.assigned("default/pod")?.into_values().flatten().collect::<Vec<_>>();
+    assert_eq!(after, before);
+    kubelet.readmit("default/pod")?;
+    assert_eq!(kubelet.run_options("default/pod", "main")?, options);
+    assert_eq!(sockets(&kubelet.settings().device_plugins)?.len(), 1, "one socket, not fifty");
+    Ok(())
+}
+
+fn a_kubelet_that_comes_late_is_waited_for() -> Result<()> {
+    let machine = Machine::new()?;
+    fs::create_dir_all(machine.settings().device_plugins)?;
+    let daemon = machine.daemon(SHARED)?;
+    std::thread::sleep(Duration::from_millis(500));
+    let kubelet = machine.kubelet()?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)
+}
+
+fn a_kubelet_that_refuses_is_asked_again() -> Result<()> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    kubelet.misbehave(Misbehaviour { refuse: 3, ..Misbehaviour::default() });
+    let daemon = machine.daemon(SHARED)?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
+    let refused: Vec<_> =
+        kubelet.registrations().into_iter().map(|call| call.refused.is_some()).collect();
+    assert_eq!(refused, [true, true, true, false]);
+    Ok(())
+}
+
+fn a_kubelet_that_never_watches_is_asked_again() -> Result<()> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    kubelet.misbehave(Misbehaviour { never_watch: true, ..Misbehaviour::default() });
+    let daemon = machine.daemon(SHARED)?;
+    kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
+    kubelet.misbehave(Misbehaviour::default());
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)
+}
+
+fn a_dropped_stream_is_registered_anew() -> Result<()> {
+    let (_machine, kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    for _ in 0..5 {
+        kubelet.disconnect(SHARED_RESOURCE);
+        wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
+    }
+    Ok(())
+}
+
+fn a_deleted_socket_is_served_anew() -> Result<()> {
+    let (_machine, kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    let directory = &kubelet.settings().device_plugins;
+    let names = sockets(directory)?;
+    assert_eq!(names.len(), 1);
+    fs::remove_file(directory.join(&names[0]))?;
+    kubelet.wait("another registration", SOON, |_, calls| calls.len() >= 2)?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
+    admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
+    assert_eq!(sockets(directory)?.len(), 1);
+    Ok(())
+}
+
+/// A dropped ID looks healthy in a pod's status, so none is ever dropped.
+fn a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none() -> Result<()> {
+    let config = format!("{EXCLUSIVE}rescanInterval: 1s\n");
+    let (machine, kubelet, daemon) = registered(&config, EXCLUSIVE_RESOURCE, 2)?;
+    machine.tree.set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
+    wait(&kubelet, &daemon, EXCLUSIVE_RESOURCE, 1)?;
+    let devices = kubelet.devices(EXCLUSIVE_RESOURCE);
+    let health: Vec<_> = HCAS.iter().map(|id| devices[*id].health.as_str()).collect();
+    assert_eq!(health, [HEALTHY, UNHEALTHY]);
+
+    machine.tree.set_port_state("mlx5_1", 1, "4: ACTIVE", "5: LinkUp");
+    wait(&kubelet, &daemon, EXCLUSIVE_RESOURCE, 2)
+}
+
+fn a_killed_daemon_is_followed_by_one_with_the_same_units() -> Result<()> {
+    let (machine, kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    let before: Vec<_> = kubelet.devices(SHARED_RESOURCE).into_keys().collect();
+    admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
+    daemon.signal(Signal::SIGKILL)?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 0)?;
+    assert_eq!(kubelet.node()[SHARED_RESOURCE].capacity, 4);
+
+    let daemon = machine.daemon(SHARED)?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
+    let after: Vec<_> = kubelet.devices(SHARED_RESOURCE).into_keys().collect();
+    assert_eq!(after, before);
+    kubelet.readmit("default/pod")?;
+    // Registering twice would take all units away for a moment, and fail the pods that start then.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(kubelet.registrations().len(), 2, "{}", daemon.log());
+    let left = sockets(&kubelet.settings().device_plugins)?;
+    assert_eq!(left.len(), 1, "the dead one's is gone: {}", daemon.log());
+    Ok(())
+}
+
+/// The new daemon starts before the old ends; the old one's end closes the
+/// new one's stream, since the kubelet knows connections by resource name.
+fn a_rolling_update_ends_registered() -> Result<()> {
+    let (machine, kubelet, mut old) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    let new = machine.daemon(SHARED)?;
+    kubelet.wait("the new daemon", SOON, |_, calls| calls.len() >= 2)?;
+    old.signal(Signal::SIGTERM)?;
+    assert!(old.ended(SOON)?.success(), "{}", old.log());
+    std::thread::sleep(Duration::from_secs(1));
+    wait(&kubelet, &new, SHARED_RESOURCE, 4)?;
+    admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
+    assert_eq!(sockets(&kubelet.settings().device_plugins)?.len(), 1);
+    Ok(())
+}
+
+fn asked_to_stop_it_leaves_no_socket() -> Result<()> {
+    let (_machine, kubelet, mut daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    daemon.signal(Signal::SIGTERM)?;
+    assert!(daemon.ended(Duration::from_secs(5))?.success(), "{}", daemon.log());
+    assert!(sockets(&kubelet.settings().device_plugins)?.is_empty());
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 0)
+}
+
+fn a_missing_kubelet_directory_is_said() -> Result<()> {
+    let machine = Machine::new()?;
+    let mut daemon = machine.daemon(SHARED)?;
+    let status = daemon.ended(SOON)?;
+    let log = daemon.log();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let directory = machine.settings().device_plugins;
+    assert!(log.contains(directory.to_str().unwrap()), "{log}");
+    assert!(log.contains("--device-plugin-dir"), "it says what to do: {log}");
+    assert!(!directory.exists(), "it is the kubelet's to make");
+    Ok(())
+}
+
+fn a_wrong_configuration_is_said() -> Result<()> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    for (config, words) in [
+        (r#"{"configList": []}"#, "configList"),
+        (r#"{"configList": [{"resourceName": "h-a", "devices": ["x"]}]}"#, "h-a"),
+        (r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": 1}]}"#, "selector"),
+        (r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": -1, "devices": ["x"]}]}"#, "-1"),
+        ("version: 1\npools:\n- resource: rdma/a\n  mode: shard\n", "shard"),
+    ] {
+        let mut daemon = machine.daemon(config)?;
+        assert_eq!(daemon.ended(SOON)?.code(), Some(1), "{config}");
+        assert!(daemon.log().contains(words), "{config}: {}", daemon.log());
+    }
+    assert!(kubelet.registrations().is_empty());
+    Ok(())
+}

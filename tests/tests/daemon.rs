@@ -1,0 +1,168 @@
+//! The device plugin's daemon under test, on a host made of files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use e2e::bin_under_test::product;
+use e2e::kubelet::{Kubelet, Settings};
+use hca::tree::{PciSpec, PortSpec, Tree};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// A machine of files with two HCAs, `mlx5_0` on NUMA node 0 and `mlx5_1` on
+/// node 1, and a place for a kubelet.
+pub(crate) struct Machine {
+    pub(crate) tree: Tree,
+    root: TempDir,
+}
+
+/// PCI addresses of the two HCAs.
+pub(crate) const HCAS: [&str; 2] = ["0000:3b:00.0", "0000:d8:00.0"];
+
+impl Machine {
+    pub(crate) fn new() -> Result<Self> {
+        let root = tempfile::tempdir()?;
+        let host = root.path().join("host");
+        fs::create_dir(&host)?;
+        let tree = Tree::new(host);
+        tree.sockets(&["0-7", "8-15"]);
+        tree.rdma_core(true);
+        for (index, address) in HCAS.into_iter().enumerate() {
+            let numa_node = i32::try_from(index)?;
+            let above = ["pci0000:3a/0000:3a:00.0", "pci0000:d7/0000:d7:00.0"][index];
+            let spec = PciSpec {
+                address,
+                above,
+                numa_node,
+                ..PciSpec::MLX5
+            };
+            let (rdma, netdev) = (format!("mlx5_{index}"), format!("rdma{index}"));
+            tree.nic(&spec, &rdma, &netdev, &[PortSpec::ROCE]);
+        }
+        make_nodes(&tree)?;
+        Ok(Self { tree, root })
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        Settings::below(&self.root.path().join("kubelet"))
+    }
+
+    pub(crate) fn kubelet(&self) -> Result<Kubelet> {
+        Kubelet::start(self.settings())
+    }
+
+    /// Starts the daemon with this configuration.
+    pub(crate) fn daemon(&self, config: &str) -> Result<Daemon> {
+        let file = self.root.path().join("config");
+        fs::write(&file, config)?;
+        let mut log = tempfile::Builder::new();
+        let log = log
+            .prefix("daemon-")
+            .suffix(".log")
+            .tempfile_in(self.root.path())?;
+        let (log, path) = log.keep()?;
+        let child = Command::new(product("rdma-device-plugin")?)
+            .arg("--config-file")
+            .arg(&file)
+            .arg("--host-root")
+            .arg(self.root.path().join("host"))
+            .arg("--device-plugin-dir")
+            .arg(self.settings().device_plugins)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("start the daemon")?;
+        Ok(Daemon { child, log: path })
+    }
+}
+
+/// Puts character devices where the tree has plain files: a node counts only if
+/// it is the device that the kernel says. Nothing opens them. Needs root.
+fn make_nodes(tree: &Tree) -> Result<()> {
+    let mut devices = vec![tree.path("/sys/class/misc/rdma_cm")];
+    for class in ["infiniband_verbs", "infiniband_mad"] {
+        for entry in fs::read_dir(tree.path(format!("/sys/class/{class}")))? {
+            devices.push(entry?.path());
+        }
+    }
+    for device in devices {
+        let Ok(number) = fs::read_to_string(device.join("dev")) else {
+            continue;
+        };
+        let (major, minor) = number.trim().split_once(':').context("a device number")?;
+        let name = device.file_name().context("a device's name")?;
+        let path = tree.path("/dev/infiniband").join(name);
+        fs::remove_file(&path)?;
+        let number = makedev(major.parse()?, minor.parse()?);
+        mknod(
+            &path,
+            SFlag::S_IFCHR,
+            Mode::from_bits_truncate(0o666),
+            number,
+        )?;
+    }
+    Ok(())
+}
+
+/// A running daemon; dropping it kills it.
+pub(crate) struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(
+            Pid::from_raw(i32::try_from(self.child.id())?),
+            signal,
+        )?)
+    }
+
+    /// Waits for its end.
+    pub(crate) fn ended(&mut self, patience: Duration) -> Result<ExitStatus> {
+        let end = Instant::now() + patience;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!(
+            "the daemon still runs after {patience:?}; it said: {}",
+            self.log()
+        )
+    }
+
+    /// What it has said so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Names of the sockets in a directory, but the kubelet's.
+pub(crate) fn sockets(directory: &Path) -> Result<Vec<String>> {
+    use std::os::unix::fs::FileTypeExt;
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_socket() && name != "kubelet.sock" {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
