@@ -41,7 +41,15 @@ pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocate
         })?;
         let usable = match found {
             Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
-            Unit::Pool => usable(snapshot, id, snapshot.members())?,
+            Unit::Pool => {
+                usable(snapshot, id, snapshot.members())?;
+                // A port that is down now may be up again long before the container ends.
+                snapshot
+                    .members()
+                    .iter()
+                    .filter(|member| member.is_deliverable())
+                    .collect()
+            }
         };
         for member in usable {
             if !members.iter().any(|known| known.id == member.id) {
@@ -49,7 +57,7 @@ pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocate
             }
         }
     }
-    Ok(deliver::response(snapshot.resource(), &members))
+    Ok(deliver::response(snapshot, &members))
 }
 
 /// The members that can be used; an error if none can.

@@ -3,12 +3,11 @@
 //! An HCA here is everything that one unit identity covers: usually one RDMA device, but some
 //! drivers register several on one PCI function, and they cannot be handed out apart.
 
-use std::collections::BTreeMap;
+pub mod gather;
+pub mod memory;
 
-use hca::inventory::{Elsewhere, Inventory};
-use hca::pci::{PciFunction, Sriov};
+use hca::topology::Place;
 use hca::unit::HcaId;
-use hca::{GidType, LinkLayer, PciAddress, netdev};
 
 /// One HCA as pools see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +26,13 @@ pub struct Candidate {
     pub function: Function,
     /// The physical function that owns a VF or SF; the function itself for a PF.
     pub pf: Option<Pf>,
+    /// Drivers of its function and of what its RDMA devices stand on (`mlx5_core`,
+    /// `mlx5_core.sf`, `rdma_rxe`).
+    pub drivers: Vec<String>,
     /// NUMA node, where the firmware says one.
     pub numa_node: Option<u32>,
+    /// Its place among PCI functions.
+    pub place: Option<Place>,
 }
 
 /// One RDMA device of a [`Candidate`].
@@ -105,8 +109,6 @@ pub struct Pci {
     pub vendor: String,
     /// Device, four lower-case hex digits.
     pub device: String,
-    /// Bound driver, empty when none is.
-    pub driver: String,
     /// Content of `acpi_index`, where the firmware gives one.
     pub acpi_index: Option<String>,
 }
@@ -180,253 +182,100 @@ impl LinkType {
     }
 }
 
-/// An RDMA device that no pool can use, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unusable {
-    /// Its name.
-    pub rdma_device: String,
-    /// Why it cannot be offered.
-    pub reason: String,
-}
-
-/// Groups the RDMA devices of a host by identity, in the host's own order of device names.
-///
-/// `functions` are the PCI functions of devices that are in another network namespace.
-pub fn list(
-    inventory: &Inventory,
-    functions: &BTreeMap<PciAddress, PciFunction>,
-) -> (Vec<Candidate>, Vec<Unusable>) {
-    let mut candidates: Vec<Candidate> = Vec::new();
-    let mut unusable = Vec::new();
-    for device in &inventory.rdma_devices {
-        match HcaId::of(device) {
-            Ok(id) => {
-                let rdma = rdma_device(device);
-                match candidates.iter_mut().find(|candidate| candidate.id == id) {
-                    Some(known) => known.rdma_devices.push(rdma),
-                    None => candidates.push(here(id, device, rdma, inventory)),
-                }
-            }
-            Err(error) => unusable.push(Unusable {
-                rdma_device: device.name.clone(),
-                reason: error.to_string(),
-            }),
-        }
-    }
-    for away in &inventory.elsewhere {
-        match identity_elsewhere(away) {
-            Some(id) => {
-                let rdma = RdmaDevice::known_by_name(&away.rdma_device);
-                match candidates.iter_mut().find(|candidate| candidate.id == id) {
-                    Some(known) => known.rdma_devices.push(rdma),
-                    None => candidates.push(away_candidate(id, away, rdma, functions, inventory)),
-                }
-            }
-            None => unusable.push(Unusable {
-                rdma_device: away.rdma_device.clone(),
-                reason: "it is in another network namespace and on no bus, so its identity \
-                         cannot be seen from here"
-                    .into(),
-            }),
-        }
-    }
-    (candidates, unusable)
-}
-
-fn here(id: HcaId, device: &hca::RdmaDevice, rdma: RdmaDevice, inventory: &Inventory) -> Candidate {
-    let function = match (&id, &device.pci) {
-        (HcaId::Auxiliary(_), _) => Function::Scalable(device.subfunction.unwrap_or_default()),
-        (_, Some(pci)) => function_of(pci),
-        (_, None) => Function::Software,
-    };
-    let netdevs = netdevs_of(&id, device, inventory);
-    Candidate {
-        rdma_devices: vec![rdma],
-        elsewhere: false,
-        netdevs,
-        pf: device
-            .pci
-            .as_ref()
-            .map(|pci| owner(pci.physical(), inventory)),
-        function,
-        numa_node: device.numa_node(),
-        pci: device.pci.as_ref().map(Pci::of),
-        id,
-    }
-}
-
-fn away_candidate(
-    id: HcaId,
-    away: &Elsewhere,
-    rdma: RdmaDevice,
-    functions: &BTreeMap<PciAddress, PciFunction>,
-    inventory: &Inventory,
-) -> Candidate {
-    let pci = away.pci.and_then(|address| functions.get(&address));
-    let function = match (&id, pci) {
-        (HcaId::Auxiliary(name), _) => Function::Scalable(auxiliary_number(name.as_str())),
-        (_, Some(pci)) => function_of(pci),
-        (_, None) => Function::Software,
-    };
-    Candidate {
-        rdma_devices: vec![rdma],
-        elsewhere: true,
-        netdevs: Vec::new(),
-        pf: pci.map(|pci| owner(pci.physical(), inventory)),
-        function,
-        numa_node: pci.and_then(|pci| pci.numa_node),
-        pci: pci.map(Pci::of),
-        id,
-    }
-}
-
-fn identity_elsewhere(away: &Elsewhere) -> Option<HcaId> {
-    match (&away.auxiliary, away.pci) {
-        (Some(name), _) => name.parse().ok().map(HcaId::Auxiliary),
-        (None, Some(address)) => Some(HcaId::Pci(address)),
-        (None, None) => None,
-    }
-}
-
-fn auxiliary_number(name: &str) -> u32 {
-    name.rsplit('.')
-        .next()
-        .and_then(|number| number.parse().ok())
-        .unwrap_or_default()
-}
-
-fn function_of(pci: &PciFunction) -> Function {
-    match pci.sriov {
-        Sriov::Virtual { index, .. } => Function::Virtual(index.unwrap_or(u32::MAX)),
-        Sriov::None | Sriov::Physical { .. } => Function::Physical,
-    }
-}
-
-fn owner(address: PciAddress, inventory: &Inventory) -> Pf {
-    let netdevs = inventory
-        .netdevs_on_pci(address)
-        .filter(|netdev| !netdev.is_representor() && !netdev.is_child())
-        .map(|netdev| netdev.name.clone())
-        .collect();
-    let functions = inventory
-        .rdma_on_pci(address)
-        .filter_map(|device| device.pci.as_ref());
-    let vfs = functions.filter_map(|pci| match &pci.sriov {
-        Sriov::Physical { functions, .. } => u32::try_from(functions.len()).ok(),
-        _ => None,
-    });
-    Pf {
-        address: address.to_string(),
-        netdevs,
-        vf_count: vfs.max().unwrap_or_default(),
-    }
-}
-
-/// The netdevs of the hardware itself, and those its ports name (soft RoCE has only these).
-fn netdevs_of(id: &HcaId, device: &hca::RdmaDevice, inventory: &Inventory) -> Vec<Netdev> {
-    let on_hardware: Vec<&hca::Netdev> = match id {
-        HcaId::Pci(address) => inventory.netdevs_on_pci(*address).collect(),
-        HcaId::Auxiliary(name) => inventory
-            .netdevs
-            .iter()
-            .filter(|netdev| netdev.auxiliary.as_deref() == Some(name.as_str()))
-            .collect(),
-        HcaId::NodeGuid(_) => Vec::new(),
-    };
-    let named = device.netdevs().filter_map(|name| inventory.netdev(name));
-    let mut found: Vec<Netdev> = Vec::new();
-    for netdev in on_hardware.into_iter().chain(named) {
-        let known = found.iter().any(|known| known.name == netdev.name);
-        if !known && !netdev.is_representor() && !netdev.is_child() {
-            found.push(Netdev {
-                name: netdev.name.clone(),
-                link_type: match netdev.link_type {
-                    netdev::link_type::ETHERNET => LinkType::Ether,
-                    netdev::link_type::INFINIBAND => LinkType::Infiniband,
-                    _ => LinkType::Other,
-                },
-            });
-        }
-    }
-    found
-}
-
-fn rdma_device(device: &hca::RdmaDevice) -> RdmaDevice {
-    RdmaDevice {
-        name: device.name.clone(),
-        node_guid: device
-            .node_guid
-            .map(|guid| format!("{:016x}", guid.0))
-            .unwrap_or_default(),
-        firmware: device.firmware.clone().unwrap_or_default(),
-        board_id: device.board_id.clone().unwrap_or_default(),
-        ports: device.ports.iter().map(port).collect(),
-    }
-}
-
-fn port(port: &hca::Port) -> Port {
-    let entries = &port.gids.entries;
-    let first = entries.iter().find(|entry| entry.index == 0);
-    Port {
-        number: port.number,
-        link_type: match port.link_layer {
-            LinkLayer::Ethernet => LinkType::Ether,
-            LinkLayer::InfiniBand => LinkType::Infiniband,
-            LinkLayer::Unknown => LinkType::Other,
-        },
-        rate_mbps: port.rate.as_ref().map(|rate| rate.mbps),
-        pkeys: port.pkeys.iter().map(|(_, key)| key & 0x7fff).collect(),
-        guid: first.map(|entry| {
-            let [.., a, b, c, d, e, f, g, h] = entry.gid.0;
-            format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
-        }),
-        gid_table: match port.link_layer {
-            LinkLayer::Ethernet => GidTable {
-                slots: port.gids.slots,
-                kinds_per_address: {
-                    let has = |kind| {
-                        entries
-                            .iter()
-                            .any(|entry| entry.kind.as_ref() == Some(kind))
-                    };
-                    let both = has(&GidType::IbOrRoceV1) && has(&GidType::RoceV2);
-                    if both { 2 } else { 1 }
-                },
-            },
-            LinkLayer::InfiniBand | LinkLayer::Unknown => GidTable::default(),
-        },
-    }
-}
-
-impl RdmaDevice {
-    fn known_by_name(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            node_guid: String::new(),
-            firmware: String::new(),
-            board_id: String::new(),
-            ports: Vec::new(),
-        }
-    }
-}
-
-impl Pci {
-    fn of(function: &PciFunction) -> Self {
-        Self {
-            address: function.address.to_string(),
-            vendor: format!("{:04x}", function.vendor),
-            device: format!("{:04x}", function.device),
-            driver: function.driver.clone().unwrap_or_default(),
-            acpi_index: None,
-        }
-    }
-}
-
 impl std::fmt::Display for Function {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.index() {
             Some(index) => write!(formatter, "{} {index}", self.word()),
             None => formatter.write_str(self.word()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod example {
+    //! HCAs for tests, as sysfs would describe them.
+
+    use super::*;
+
+    /// VF 3 of `ens1f0np0`, with a netdev and one active RoCE port at 100 Gb/s.
+    pub(crate) fn virtual_function() -> Candidate {
+        Candidate {
+            id: "0000:3b:00.5".parse().unwrap(),
+            rdma_devices: vec![RdmaDevice {
+                name: "mlx5_5".into(),
+                node_guid: "505400fffe000005".into(),
+                firmware: "28.39.1002".into(),
+                board_id: "MT_0000000838".into(),
+                ports: vec![Port {
+                    number: 1,
+                    link_type: LinkType::Ether,
+                    rate_mbps: Some(100_000),
+                    pkeys: vec![0x7fff],
+                    guid: Some("505400fffe0000a5".into()),
+                    gid_table: GidTable {
+                        slots: 256,
+                        kinds_per_address: 2,
+                    },
+                }],
+            }],
+            elsewhere: false,
+            netdevs: vec![Netdev {
+                name: "ens1f0v3".into(),
+                link_type: LinkType::Ether,
+            }],
+            pci: Some(Pci {
+                address: "0000:3b:00.5".into(),
+                vendor: "15b3".into(),
+                device: "101e".into(),
+                acpi_index: Some("7".into()),
+            }),
+            function: Function::Virtual(3),
+            pf: Some(Pf {
+                address: "0000:3b:00.0".into(),
+                netdevs: vec!["ens1f0np0".into()],
+                vf_count: 8,
+            }),
+            drivers: vec!["mlx5_core".into()],
+            numa_node: Some(1),
+            place: None,
+        }
+    }
+
+    /// A dual-port InfiniBand HCA without netdevs; port 2 is slower and has another partition.
+    pub(crate) fn infiniband() -> Candidate {
+        let port = |number, rate_mbps, pkey| Port {
+            number,
+            link_type: LinkType::Infiniband,
+            rate_mbps: Some(rate_mbps),
+            pkeys: vec![pkey],
+            guid: None,
+            gid_table: GidTable::default(),
+        };
+        Candidate {
+            id: "0000:5e:00.0".parse().unwrap(),
+            rdma_devices: vec![RdmaDevice {
+                name: "mlx4_0".into(),
+                node_guid: "506b4b0300aa0001".into(),
+                firmware: "2.42.5000".into(),
+                board_id: "MT_1090111019".into(),
+                ports: vec![port(1, 56_000, 0x7fff), port(2, 40_000, 0x0003)],
+            }],
+            netdevs: Vec::new(),
+            pci: Some(Pci {
+                address: "0000:5e:00.0".into(),
+                vendor: "15b3".into(),
+                device: "1007".into(),
+                acpi_index: None,
+            }),
+            function: Function::Physical,
+            pf: Some(Pf {
+                address: "0000:5e:00.0".into(),
+                netdevs: Vec::new(),
+                vf_count: 0,
+            }),
+            drivers: vec!["mlx4_core".into()],
+            numa_node: None,
+            ..virtual_function()
         }
     }
 }

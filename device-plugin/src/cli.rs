@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::run;
+use crate::{config, run};
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
 #[derive(Debug, Parser)]
@@ -84,6 +84,24 @@ struct Run {
     kubelet_root_dir: PathBuf,
     #[command(flatten)]
     host: HostRoot,
+    /// Prefix of resources of a resourceList that name none
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        env = "RDMA_RESOURCE_PREFIX",
+        default_value = config::sriov::DEFAULT_PREFIX
+    )]
+    resource_prefix: String,
+    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
+    #[arg(
+        long,
+        env = "RDMA_USE_CDI",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true"
+    )]
+    use_cdi: bool,
     /// How much to log
     #[arg(
         long,
@@ -143,10 +161,22 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {error:#}");
+            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {}", chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes, each once: some messages already end with the text of their cause.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut told, cause| {
+        let cause = cause.to_string();
+        if !told.contains(&cause) {
+            told.push_str(if told.is_empty() { "" } else { ": " });
+            told.push_str(&cause);
+        }
+        told
+    })
 }
 
 /// Whoever reads our output may stop at any time (`discover | head`).
@@ -168,6 +198,10 @@ fn serve(args: Run) -> anyhow::Result<()> {
     );
     run::run(run::Settings {
         config_file: config_file(args.config_file)?,
+        defaults: config::Defaults {
+            resource_prefix: args.resource_prefix,
+            use_cdi: args.use_cdi,
+        },
         device_plugin_dir: args.device_plugin_dir,
         host: args.host.host(),
     })

@@ -6,6 +6,7 @@
 //! - [`observe`]: one look at the host; [`candidate`]: the HCAs that pools choose from;
 //! - [`pool`]: which HCAs are in which pool and as how many units; [`snapshot`]: what the kubelet
 //!   is told about one resource;
+//! - [`health`]: damping of flapping ports;
 //! - [`publish`]: new snapshots for the sessions; [`kubelet`]: one session for each resource;
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
 //! - [`run`]: the daemon; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
@@ -19,6 +20,7 @@ pub mod candidate;
 pub mod cli;
 pub mod config;
 pub mod deliver;
+pub mod health;
 pub mod install;
 pub mod kubelet;
 pub mod observe;

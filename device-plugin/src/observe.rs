@@ -1,10 +1,13 @@
 //! Looks at the host once: everything that pools and health are decided from, as plain data.
 
-use std::collections::BTreeMap;
+mod routes;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
-use hca::{Host, PciAddress, PciFunction, pci};
+use hca::topology::Numa;
+use hca::{Host, PciAddress, PciFunction, netdev, pci};
 
 /// One look at the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +18,10 @@ pub struct Observation {
     pub functions: BTreeMap<PciAddress, PciFunction>,
     /// State of each character device's node, by its name below the device directory.
     pub nodes: BTreeMap<String, Node>,
+    /// NUMA nodes of the host.
+    pub numa: Numa,
+    /// Netdevs that carry a default route, and those they stand on.
+    pub uplinks: BTreeSet<String>,
 }
 
 impl Observation {
@@ -43,6 +50,8 @@ impl Observation {
             inventory,
             functions,
             nodes,
+            numa: Numa::look(host)?,
+            uplinks: uplinks(host)?,
         })
     }
 
@@ -67,4 +76,22 @@ fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
         .flat_map(|device| device.char_devices.iter());
     let away = inventory.elsewhere.iter().map(|away| &away.uverbs);
     here.chain(away).chain(&inventory.rdma_cm)
+}
+
+/// A default route over a bond, bridge or VLAN also makes uplinks of the netdevs below it.
+fn uplinks(host: &Host) -> hca::Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    let mut next: Vec<String> = routes::default_netdevs(&host.proc);
+    while let Some(name) = next.pop() {
+        if found.contains(&name) {
+            continue;
+        }
+        match netdev::read(host, &name) {
+            Ok(netdev) => next.extend(netdev.lowers),
+            Err(error) if error.is_missing() => {}
+            Err(error) => return Err(error),
+        }
+        found.insert(name);
+    }
+    Ok(found)
 }

@@ -3,13 +3,16 @@
 //! Once listed, an HCA stays: what disappears is Unhealthy, not dropped, because the kubelet takes
 //! a unit that is missing from a list for one that never was, and shows pods that hold it as well.
 
-use hca::NetnsMode;
-use hca::chardev::CharDevice;
+use std::fmt;
+use std::sync::Arc;
 
-use crate::candidate::{self, Candidate, Unusable};
-use crate::config::{Config, NodeClass, NodeRule, PoolConfig, Sharing};
+use hca::chardev::CharDevice;
+use hca::{HcaId, NetnsMode};
+
+use crate::candidate::{Candidate, Function};
+use crate::config::{Config, NodeClass, NodeRule, PoolConfig, ResourceName, Sharing};
 use crate::observe::Observation;
-use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot};
+use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).
 const SLOTS_WITHOUT_GIDS: u32 = 128;
@@ -23,92 +26,143 @@ const UNIT_BYTES: usize = 24;
 pub struct Pools {
     /// One for each configured pool.
     pub snapshots: Vec<Snapshot>,
-    /// RDMA devices without an identity.
-    pub unusable: Vec<Unusable>,
+    /// HCAs that a pool's selectors choose and that are not in it, and why.
+    pub left_out: Vec<LeftOut>,
     /// What an administrator should know about the way this configuration meets this host.
     pub remarks: Vec<String>,
 }
 
-/// Makes the pools; `previous` are the ones made before from the same configuration.
-pub fn assemble(config: &Config, seen: &Observation, previous: &[Snapshot]) -> Pools {
-    let (candidates, unusable) = candidate::list(&seen.inventory, &seen.functions);
+/// An HCA that is chosen by a pool and is not in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The pool.
+    pub resource: ResourceName,
+    /// The HCA.
+    pub id: HcaId,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Why a pool does not have an HCA that its selectors choose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// Another pool has it, and at least one of the two gives HCAs away whole.
+    Claimed(ResourceName),
+    /// It has virtual functions.
+    HasVfs(u32),
+    /// Its netdev carries the default route.
+    Uplink(String),
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            resource,
+            id,
+            reason,
+        } = self;
+        match reason {
+            Reason::Claimed(by) => write!(
+                formatter,
+                "{id} is chosen by {by} and by {resource}, and at least one of them gives HCAs away \
+                 whole; {by}, which comes first, has it; narrow the selectors of one of them"
+            ),
+            Reason::HasVfs(count) => write!(
+                formatter,
+                "{id} is left out of {resource}: it has {count} virtual functions, which are what \
+                 can be given away"
+            ),
+            Reason::Uplink(netdev) => write!(
+                formatter,
+                "{id} is left out of {resource}: the default route of this host goes over {netdev}"
+            ),
+        }
+    }
+}
+
+/// Makes the pools from the candidates of an observation; `previous` are the ones made before from
+/// the same configuration.
+pub fn assemble(
+    config: &Config,
+    candidates: &[Candidate],
+    seen: &Observation,
+    previous: &[Snapshot],
+) -> Pools {
     let mut remarks = Vec::new();
-    let mut claims = Claims::default();
+    let mut left_out = Vec::new();
+    let mut claims: Vec<(&HcaId, &PoolConfig)> = Vec::new();
     let mut snapshots = Vec::new();
+    let numa = Arc::new(seen.numa.clone());
     for pool in &config.pools {
         let mut members = Vec::new();
-        for candidate in chosen(pool, &candidates) {
-            match claims.claim(pool, candidate) {
-                Ok(()) => members.push(member(pool, candidate, seen)),
-                Err(remark) => remarks.push(remark),
+        let chosen = candidates
+            .iter()
+            .filter(|candidate| is_chosen(pool, candidate));
+        for candidate in chosen {
+            match obstacle(pool, candidate, seen, &claims) {
+                None => {
+                    claims.push((&candidate.id, pool));
+                    members.push(member(pool, candidate, seen));
+                }
+                Some(reason) => left_out.push(LeftOut {
+                    resource: pool.resource.clone(),
+                    id: candidate.id.clone(),
+                    reason,
+                }),
             }
         }
         let before = previous
             .iter()
             .find(|before| *before.resource() == pool.resource);
-        keep_missing(&mut members, before);
+        let gone = |id: &HcaId| !candidates.iter().any(|candidate| candidate.id == *id);
+        keep_missing(&mut members, before, gone);
         members.sort_by(|a, b| a.id.cmp(&b.id));
-        let shape = shape(pool, &candidates, &mut members, &mut remarks);
-        let topology = !pool.exclude_topology;
+        let shape = shape(pool, candidates, &mut members, &mut remarks);
         snapshots.push(Snapshot::new(
-            pool.resource.clone(),
+            Arc::new(Terms::of(pool)),
             shape,
-            topology,
             members,
+            numa.clone(),
         ));
     }
     Pools {
         snapshots,
-        unusable,
+        left_out,
         remarks,
     }
 }
 
-/// The HCAs that a pool's selectors choose, each once.
-fn chosen<'c>(pool: &PoolConfig, candidates: &'c [Candidate]) -> Vec<&'c Candidate> {
-    candidates
+/// Whether any of a pool's selectors chooses an HCA.
+pub fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
+    pool.selectors
         .iter()
-        .filter(|candidate| {
-            pool.selectors
-                .iter()
-                .any(|selector| selector.matches(candidate))
-        })
-        .collect()
+        .any(|selector| selector.matches(candidate))
 }
 
-/// Which pool has which HCA: an HCA may be in several pools only if all of them share it.
-#[derive(Default)]
-struct Claims<'c> {
-    taken: Vec<(&'c Candidate, &'c PoolConfig)>,
-}
-
-impl<'c> Claims<'c> {
-    fn claim(&mut self, pool: &'c PoolConfig, candidate: &'c Candidate) -> Result<(), String> {
-        let other = self.taken.iter().find(|(taken, by)| {
-            taken.id == candidate.id && !(by.sharing.is_shared() && pool.sharing.is_shared())
-        });
-        if let Some((_, by)) = other {
-            return Err(format!(
-                "{} is chosen by {} and {}, and at least one of them gives it away whole; {} keeps \
-                 it; narrow the selectors of one of them",
-                describe(candidate),
-                by.resource,
-                pool.resource,
-                by.resource
-            ));
-        }
-        self.taken.push((candidate, pool));
-        Ok(())
+/// Why a pool cannot have an HCA that it chooses. An HCA may be in several pools only if all of
+/// them share it.
+fn obstacle(
+    pool: &PoolConfig,
+    candidate: &Candidate,
+    seen: &Observation,
+    claims: &[(&HcaId, &PoolConfig)],
+) -> Option<Reason> {
+    let claimed = claims.iter().find(|(id, by)| {
+        **id == candidate.id && !(by.sharing.is_shared() && pool.sharing.is_shared())
+    });
+    if let Some((_, by)) = claimed {
+        return Some(Reason::Claimed(by.resource.clone()));
     }
-}
-
-fn describe(candidate: &Candidate) -> String {
-    let names: Vec<&str> = candidate
-        .rdma_devices
-        .iter()
-        .map(|d| d.name.as_str())
-        .collect();
-    format!("{} ({})", names.join(", "), candidate.id)
+    let vfs = candidate.pf.as_ref().map_or(0, |pf| pf.vf_count);
+    if pool.spare.pfs_with_vfs && candidate.function == Function::Physical && vfs > 0 {
+        return Some(Reason::HasVfs(vfs));
+    }
+    let mut netdevs = candidate.netdevs.iter().map(|netdev| &netdev.name);
+    let uplink = netdevs.find(|name| seen.uplinks.contains(*name));
+    uplink
+        .filter(|_| pool.spare.uplinks && !candidate.elsewhere)
+        .cloned()
+        .map(Reason::Uplink)
 }
 
 fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Member {
@@ -127,7 +181,12 @@ fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Membe
             .collect(),
         nodes,
         numa_node: candidate.numa_node,
-        pci_path: pci_path(candidate, seen),
+        place: candidate.place.clone(),
+        pf_address: {
+            let pf = candidate.pf.as_ref().map(|pf| &pf.address);
+            pf.filter(|address| **address != candidate.id.to_string())
+                .cloned()
+        },
         slots: 0,
         health: health(pool, candidate, seen, lacking),
     }
@@ -203,28 +262,6 @@ fn devices_of<'o>(
     devices
 }
 
-fn pci_path(candidate: &Candidate, seen: &Observation) -> Vec<String> {
-    let name = candidate
-        .rdma_devices
-        .first()
-        .map(|device| device.name.as_str());
-    let here = name
-        .and_then(|name| seen.inventory.rdma_device(name))
-        .and_then(|d| d.pci.as_ref());
-    let away = || match &candidate.id {
-        hca::HcaId::Pci(address) => seen.functions.get(address),
-        _ => None,
-    };
-    let Some(pci) = here.or_else(away) else {
-        return Vec::new();
-    };
-    pci.root
-        .iter()
-        .cloned()
-        .chain(pci.chain.iter().map(ToString::to_string))
-        .collect()
-}
-
 /// What this one look says about an HCA.
 fn health(
     pool: &PoolConfig,
@@ -271,16 +308,28 @@ fn health(
     Health::Unhealthy(Ailment::Port(format!("no active port: {states}")))
 }
 
-/// Adds what the pool had before and does not see now.
-fn keep_missing(members: &mut Vec<Member>, before: Option<&Snapshot>) {
+/// Adds what the pool had before and the host does not show now. What is there and was only left
+/// out of the pool, because of a new default route for instance, is not listed any more unless
+/// somebody may hold it, which cannot be ruled out: it stays, and cannot be allocated.
+fn keep_missing(
+    members: &mut Vec<Member>,
+    before: Option<&Snapshot>,
+    gone: impl Fn(&HcaId) -> bool,
+) {
     for old in before.map(Snapshot::members).unwrap_or_default() {
-        if !members.iter().any(|member| member.id == old.id) {
-            members.push(Member {
-                nodes: Vec::new(),
-                health: Health::Unhealthy(Ailment::Gone),
-                ..old.clone()
-            });
+        if members.iter().any(|member| member.id == old.id) {
+            continue;
         }
+        let ailment = if gone(&old.id) {
+            Ailment::Gone
+        } else {
+            Ailment::LeftOut
+        };
+        members.push(Member {
+            nodes: Vec::new(),
+            health: Health::Unhealthy(ailment),
+            ..old.clone()
+        });
     }
 }
 

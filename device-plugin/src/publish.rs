@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use crate::candidate::gather::{self, Unusable};
+use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
+use crate::health::Damper;
 use crate::kubelet::service::Feed;
 use crate::observe::Observation;
-use crate::pool;
+use crate::pool::{self, LeftOut, Reason};
 use crate::snapshot::{Health, Snapshot};
 
 /// How long after the start a pool without HCAs tells the kubelet nothing at all.
@@ -21,10 +24,19 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Publisher {
     started: Instant,
+    memory: Memory,
+    damper: Damper,
     current: Vec<Snapshot>,
-    remarks: Vec<String>,
-    unusable: Vec<crate::candidate::Unusable>,
+    told: Told,
     feeds: Vec<(ResourceName, watch::Sender<Option<Arc<Snapshot>>>)>,
+}
+
+/// What was logged already, and is not again while it stays true.
+#[derive(Debug, Default)]
+struct Told {
+    remarks: Vec<String>,
+    left_out: Vec<LeftOut>,
+    unusable: Vec<Unusable>,
 }
 
 impl Publisher {
@@ -36,9 +48,10 @@ impl Publisher {
             .map(|pool| (pool.resource.clone(), watch::Sender::new(None)));
         Self {
             started,
+            memory: Memory::default(),
+            damper: Damper::default(),
             current: Vec::new(),
-            remarks: Vec::new(),
-            unusable: Vec::new(),
+            told: Told::default(),
             feeds: feeds.collect(),
         }
     }
@@ -51,26 +64,21 @@ impl Publisher {
             .map(|(_, feed)| feed.subscribe())
     }
 
-    /// Works out the pools from a new observation and tells those whose pool changed.
-    pub fn publish(&mut self, config: &Config, seen: &Observation) {
-        let pools = pool::assemble(config, seen, &self.current);
-        for remark in pools
-            .remarks
-            .iter()
-            .filter(|remark| !self.remarks.contains(remark))
-        {
-            tracing::warn!("{remark}");
-        }
-        for unusable in pools
-            .unusable
-            .iter()
-            .filter(|one| !self.unusable.contains(one))
-        {
-            tracing::warn!(
-                rdma_device = unusable.rdma_device,
-                reason = unusable.reason,
-                "not usable"
-            );
+    /// Works out the pools from a new observation and tells those whose pool changed. Returns when
+    /// to look again, at the latest.
+    pub fn publish(
+        &mut self,
+        config: &Config,
+        seen: &Observation,
+        now: Instant,
+    ) -> Option<Instant> {
+        let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
+        self.memory.complete(&mut candidates);
+        let mut pools = pool::assemble(config, &candidates, seen, &self.current);
+        let mut again: Option<Instant> = None;
+        for snapshot in &mut pools.snapshots {
+            let due = self.damper.damp(snapshot, &config.damping, now);
+            again = again.into_iter().chain(due).min();
         }
         for snapshot in &pools.snapshots {
             let before = self
@@ -95,8 +103,37 @@ impl Publisher {
             });
         }
         self.current = pools.snapshots;
-        self.remarks = pools.remarks;
-        self.unusable = pools.unusable;
+        self.told.tell(pools.remarks, pools.left_out, unusable);
+        again
+    }
+}
+
+impl Told {
+    fn tell(&mut self, remarks: Vec<String>, left_out: Vec<LeftOut>, unusable: Vec<Unusable>) {
+        for remark in remarks
+            .iter()
+            .filter(|remark| !self.remarks.contains(remark))
+        {
+            tracing::warn!("{remark}");
+        }
+        for one in left_out.iter().filter(|one| !self.left_out.contains(one)) {
+            match one.reason {
+                Reason::Claimed(_) => tracing::error!("{one}"),
+                Reason::HasVfs(_) | Reason::Uplink(_) => tracing::info!("{one}"),
+            }
+        }
+        for one in unusable.iter().filter(|one| !self.unusable.contains(one)) {
+            tracing::warn!(
+                rdma_device = one.rdma_device,
+                reason = one.reason,
+                "cannot be offered"
+            );
+        }
+        *self = Self {
+            remarks,
+            left_out,
+            unusable,
+        };
     }
 }
 

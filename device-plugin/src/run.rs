@@ -22,6 +22,8 @@ use crate::publish::{PATIENCE, Publisher};
 pub struct Settings {
     /// Configuration file.
     pub config_file: PathBuf,
+    /// What the command line says about configurations of the peers.
+    pub defaults: config::Defaults,
     /// The kubelet's device-plugins directory.
     pub device_plugin_dir: PathBuf,
     /// Roots of the host's kernel file systems.
@@ -45,7 +47,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     let started = Instant::now();
     directory::check(&settings.device_plugin_dir)?;
-    let config = config::load(&settings.config_file)?;
+    let config = config::load(&settings.config_file, &settings.defaults)?;
     tracing::info!(
         file = %settings.config_file.display(), format = %config.format, pools = config.pools.len(),
         "configuration read"
@@ -152,7 +154,7 @@ async fn look(host: &Host, config: &Config, publisher: &mut Publisher) {
                 ?took,
                 "looked at the host"
             );
-            publisher.publish(config, &seen);
+            publisher.publish(config, &seen, Instant::now());
         }
         Ok(Err(error)) => {
             tracing::error!(%error, "cannot look at the host; what was known stays in force");

@@ -1,22 +1,54 @@
 //! What the kubelet is told about one resource: immutable once made, shared by reference.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
+use hca::topology::Numa;
+use hca::topology::distance::{Distance, Place, distance};
 use hca::unit::{HcaId, PoolTag, UnitId};
 use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 
-use crate::config::{NodeClass, Policy, ResourceName};
+use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName};
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    resource: ResourceName,
+    terms: Arc<Terms>,
     tag: PoolTag,
     shape: Shape,
-    topology: bool,
     members: Vec<Member>,
+    numa: Arc<Numa>,
+}
+
+/// What holds for all units of a resource, as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// The resource.
+    pub resource: ResourceName,
+    /// Whether units carry NUMA topology.
+    pub topology: bool,
+    /// How containers get their devices.
+    pub delivery: Delivery,
+    /// Nodes that every container gets.
+    pub extra_nodes: Vec<String>,
+    /// What the administrator says about HCAs, by identity or `*`.
+    pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl Terms {
+    /// The terms of a configured pool.
+    pub fn of(pool: &PoolConfig) -> Self {
+        Self {
+            resource: pool.resource.clone(),
+            topology: !pool.exclude_topology,
+            delivery: pool.delivery,
+            extra_nodes: pool.extra_nodes.clone(),
+            additional_info: pool.additional_info.clone(),
+        }
+    }
 }
 
 /// How members become units.
@@ -52,8 +84,10 @@ pub struct Member {
     pub nodes: Vec<DeviceNode>,
     /// NUMA node.
     pub numa_node: Option<u32>,
-    /// Where it hangs in the PCI tree, root first; empty for what is not on PCI.
-    pub pci_path: Vec<String>,
+    /// Its place among PCI functions; `None` for what is not on PCI.
+    pub place: Option<Place>,
+    /// PCI address of the physical function that owns it, when that is another one.
+    pub pf_address: Option<String>,
     /// Units it is good for in a pool of slots.
     pub slots: u32,
     /// Whether it can be used.
@@ -83,14 +117,16 @@ pub enum Health {
 pub enum Ailment {
     /// It was there and is not any more.
     Gone,
+    /// It is there, but not for this pool any more.
+    LeftOut,
     /// A node that the pool requires is missing.
     Node(String),
     /// No port can carry traffic.
     Port(String),
+    /// A port that can, but has changed too often of late.
+    Flapping(String),
     /// The namespace mode of the RDMA subsystem does not allow what the pool is for.
     NetnsMode(String),
-    /// It belongs to another pool.
-    Claimed(ResourceName),
 }
 
 impl Ailment {
@@ -98,10 +134,11 @@ impl Ailment {
     pub fn word(&self) -> &'static str {
         match self {
             Ailment::Gone => "gone",
+            Ailment::LeftOut => "left-out",
             Ailment::Node(_) => "node",
             Ailment::Port(_) => "port",
+            Ailment::Flapping(_) => "flapping",
             Ailment::NetnsMode(_) => "netns-mode",
-            Ailment::Claimed(_) => "claimed",
         }
     }
 }
@@ -110,11 +147,22 @@ impl fmt::Display for Ailment {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ailment::Gone => formatter.write_str("not seen on this host any more"),
-            Ailment::Claimed(by) => write!(formatter, "belongs to {by} already"),
-            Ailment::Node(reason) | Ailment::Port(reason) | Ailment::NetnsMode(reason) => {
-                formatter.write_str(reason)
-            }
+            Ailment::LeftOut => formatter.write_str("not chosen for this pool any more"),
+            Ailment::Node(reason)
+            | Ailment::Port(reason)
+            | Ailment::Flapping(reason)
+            | Ailment::NetnsMode(reason) => formatter.write_str(reason),
         }
+    }
+}
+
+impl Member {
+    /// Whether its nodes can be handed over, whatever its ports do.
+    pub fn is_deliverable(&self) -> bool {
+        matches!(
+            self.health,
+            Health::Healthy | Health::Unhealthy(Ailment::Port(_) | Ailment::Flapping(_))
+        )
     }
 }
 
@@ -136,20 +184,30 @@ pub enum Unit<'s> {
 
 impl Snapshot {
     /// A snapshot of a resource; members are in the order in which they are listed.
-    pub fn new(resource: ResourceName, shape: Shape, topology: bool, members: Vec<Member>) -> Self {
-        let tag = PoolTag::of(resource.as_str());
+    pub fn new(terms: Arc<Terms>, shape: Shape, members: Vec<Member>, numa: Arc<Numa>) -> Self {
+        let tag = PoolTag::of(terms.resource.as_str());
         Self {
-            resource,
+            terms,
             tag,
             shape,
-            topology,
             members,
+            numa,
         }
+    }
+
+    /// What holds for all units.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// How far two members are from each other in the machine.
+    pub fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
+        Some(distance(a.place.as_ref()?, b.place.as_ref()?, &self.numa))
     }
 
     /// The resource.
     pub fn resource(&self) -> &ResourceName {
-        &self.resource
+        &self.terms.resource
     }
 
     /// How members become units.
@@ -160,6 +218,11 @@ impl Snapshot {
     /// The HCAs.
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// The HCAs, to be changed before the snapshot is shown to anybody.
+    pub fn members_mut(&mut self) -> &mut [Member] {
+        &mut self.members
     }
 
     /// The unit of this identity; `None` if the resource has none such.
@@ -207,7 +270,7 @@ impl Snapshot {
                 .map(|m| (m.id.clone(), m.slots, m.health.is_healthy(), m.numa_node))
                 .collect::<Vec<_>>()
         };
-        if self.shape != other.shape || self.topology != other.topology {
+        if self.shape != other.shape || self.terms.topology != other.terms.topology {
             return false;
         }
         match self.shape {
@@ -263,7 +326,7 @@ impl Snapshot {
     }
 
     fn numa(&self, member: &Member) -> Option<u32> {
-        member.numa_node.filter(|_| self.topology)
+        member.numa_node.filter(|_| self.terms.topology)
     }
 }
 

@@ -117,6 +117,8 @@ pub struct PciFunction {
     pub local_cpus: Option<String>,
     /// IOMMU group number; `None` without an IOMMU.
     pub iommu_group: Option<u32>,
+    /// The firmware's instance number for the function (`_DSM`), where it gives one.
+    pub acpi_index: Option<u32>,
     /// What it is in SR-IOV terms.
     pub sriov: Sriov,
     /// Name of the root complex, such as `pci0000:20`.
@@ -200,6 +202,7 @@ pub(crate) fn read_at(directory: &Path, address: PciAddress) -> Result<PciFuncti
         numa_node: host::parsed(directory, "numa_node")?,
         local_cpus: host::attribute(directory, "local_cpulist")?,
         iommu_group: host::link_name(directory, "iommu_group")?.and_then(|g| g.parse().ok()),
+        acpi_index: host::parsed(directory, "acpi_index")?,
         sriov: sriov(directory, address)?,
         root,
         chain,

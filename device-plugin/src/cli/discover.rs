@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde_json::json;
 
 use super::HostRoot;
-use crate::candidate::{self, Candidate};
+use crate::candidate::{Candidate, gather};
 use crate::observe::Observation;
 
 /// Shows the RDMA devices of this host.
@@ -27,7 +27,7 @@ impl Discover {
     /// If sysfs cannot be read.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let seen = Observation::make(&self.host.host()).context("look at this host")?;
-        let (candidates, unusable) = candidate::list(&seen.inventory, &seen.functions);
+        let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         if self.json {
             let hcas: Vec<_> = candidates.iter().map(|hca| entry(hca, &seen)).collect();
             let unusable: Vec<_> = unusable

@@ -3,13 +3,15 @@
 use std::ffi::OsString;
 
 /// Long flags that are known with a single dash.
-const LONG: [&str; 8] = [
+const LONG: [&str; 10] = [
     "config-file",
     "device-plugin-dir",
     "host-root",
     "kubelet-root-dir",
     "log-format",
     "log-level",
+    "resource-prefix",
+    "use-cdi",
     "version",
     "help",
 ];

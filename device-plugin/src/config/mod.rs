@@ -12,11 +12,14 @@ pub mod range;
 pub mod resource;
 pub mod rsdp;
 pub mod selector;
+pub mod sriov;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use model::{Config, Format, NodeClass, NodeRule, Policy, PoolConfig, Sharing};
+pub use model::{
+    Config, Damping, Delivery, Format, NodeClass, NodeRule, Policy, PoolConfig, Sharing, Spare,
+};
 pub use resource::ResourceName;
 
 /// Largest configuration file that is read; a ConfigMap holds at most 1 MiB.
@@ -108,7 +111,10 @@ impl Findings {
 }
 
 /// Reads and checks a configuration file.
-pub fn load(path: &Path) -> Result<Config, Error> {
+///
+/// # Errors
+/// [`Error`]: it cannot be read, or is wrong; all that is wrong with it is told.
+pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
     let read = |source| Error::Read {
         path: path.into(),
         source,
@@ -121,22 +127,55 @@ pub fn load(path: &Path) -> Result<Config, Error> {
         });
     }
     let text = std::fs::read_to_string(path).map_err(read)?;
-    parse(&text).map_err(|problems| Error::Invalid {
+    parse_with(&text, defaults).map_err(|problems| Error::Invalid {
         path: path.into(),
         problems,
     })
 }
 
+/// What the command line says about configurations of the peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Defaults {
+    /// Prefix of a resource in a `resourceList` that names none (`--resource-prefix`).
+    pub resource_prefix: String,
+    /// Delivery by CDI for pools that say nothing about it (`--use-cdi`).
+    pub use_cdi: bool,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            resource_prefix: sriov::DEFAULT_PREFIX.into(),
+            use_cdi: false,
+        }
+    }
+}
+
 /// Checks the text of a configuration.
+///
+/// # Errors
+/// [`Problems`]: all that is wrong with it.
 pub fn parse(text: &str) -> Result<Config, Problems> {
-    let config = match format_of(text)? {
+    parse_with(text, &Defaults::default())
+}
+
+/// Checks the text of a configuration under what the command line says.
+///
+/// # Errors
+/// [`Problems`]: all that is wrong with it.
+pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
+    let mut config = match format_of(text)? {
         (Format::Rsdp, Some(document)) => rsdp::read(&document),
-        (Format::Sriov, Some(_)) => Err(Problems::one(
-            "resourceList (SR-IOV network device plugin) is not supported; write the pools in our own format",
-        )),
+        (Format::Sriov, Some(document)) => sriov::read(&document, &defaults.resource_prefix),
         _ => native::read(text),
     }?;
     check_names(&config)?;
+    if defaults.use_cdi && config.format != Format::Native {
+        config
+            .pools
+            .iter_mut()
+            .for_each(|pool| pool.delivery = Delivery::Cdi);
+    }
     Ok(config)
 }
 

@@ -1,5 +1,6 @@
 //! The one model that all three configuration formats are read into.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -20,10 +21,39 @@ pub struct Config {
     pub format: Format,
     /// Time between rescans; `None` when switched off.
     pub rescan: Option<Duration>,
+    /// How changes of ports are damped.
+    pub damping: Damping,
     /// Pools, in file order.
     pub pools: Vec<PoolConfig>,
     /// What was tolerated but deserves a look.
     pub warnings: Vec<String>,
+}
+
+/// How long a port has to stay as it is before that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damping {
+    /// Down for this long before its units are Unhealthy.
+    pub down_delay: Duration,
+    /// Up for this long before they are Healthy again.
+    pub up_delay: Duration,
+    /// Losses within `flap_window` from which on a port counts as flapping.
+    pub flaps: u32,
+    /// How far back losses count.
+    pub flap_window: Duration,
+    /// Up for this long before the units of a port that flapped are Healthy again.
+    pub flap_hold: Duration,
+}
+
+impl Default for Damping {
+    fn default() -> Self {
+        Self {
+            down_delay: Duration::ZERO,
+            up_delay: Duration::from_secs(1),
+            flaps: 3,
+            flap_window: Duration::from_secs(60),
+            flap_hold: Duration::from_secs(30),
+        }
+    }
 }
 
 /// Configuration formats.
@@ -60,6 +90,46 @@ pub struct PoolConfig {
     pub nodes: NodeRule,
     /// Whether units go without NUMA topology.
     pub exclude_topology: bool,
+    /// How containers get their devices.
+    pub delivery: Delivery,
+    /// HCAs that are left out although a selector chooses them.
+    pub spare: Spare,
+    /// Further nodes that every container gets, as `/dev/vhost-net`.
+    pub extra_nodes: Vec<String>,
+    /// What an administrator wants said about HCAs in the environment, by identity or `*`.
+    pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// How containers get their devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Delivery {
+    /// Paths and permissions in the response.
+    #[default]
+    DeviceSpecs,
+    /// Names of devices in CDI specifications that this program writes.
+    Cdi,
+}
+
+/// HCAs that a pool leaves out, whatever its selectors say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Spare {
+    /// Physical functions that have virtual ones: these are what is given away.
+    pub pfs_with_vfs: bool,
+    /// HCAs whose netdev carries the default route.
+    pub uplinks: bool,
+}
+
+impl Spare {
+    /// Nothing is left out.
+    pub const NOTHING: Self = Self {
+        pfs_with_vfs: false,
+        uplinks: false,
+    };
+    /// What would take something away from the host or from other units.
+    pub const WHAT_IS_IN_USE: Self = Self {
+        pfs_with_vfs: true,
+        uplinks: true,
+    };
 }
 
 /// How the HCAs of a pool become units.

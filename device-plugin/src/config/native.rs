@@ -20,6 +20,7 @@
 //! Everything a person may have meant otherwise is an error with its line: unknown and repeated
 //! keys, words outside a list of choices, keys that do not belong to the mode.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -28,7 +29,8 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor, value};
 use serde_saphyr::{Location, Spanned};
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Format, MAX_UNITS, NodeClass, NodeRule, Policy, PoolConfig, Sharing,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeClass, NodeRule, Policy,
+    PoolConfig, Sharing, Spare,
 };
 use super::pattern::Pattern;
 use super::range::RangeSet;
@@ -51,7 +53,19 @@ struct File {
     #[serde(rename = "version")]
     _version: u32,
     rescan_interval: Option<Spanned<String>>,
+    #[serde(default)]
+    health: Health,
     pools: Spanned<Vec<Pool>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct Health {
+    down_delay: Option<Spanned<String>>,
+    up_delay: Option<Spanned<String>>,
+    flaps: Option<Spanned<u32>>,
+    flap_window: Option<Spanned<String>>,
+    flap_hold: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -64,6 +78,9 @@ struct Pool {
     nodes: Option<Spanned<Nodes>>,
     #[serde(default)]
     exclude_topology: bool,
+    #[serde(default)]
+    delivery: DeliveryWord,
+    spare: Option<Vec<SpareWord>>,
     select: Spanned<OneOrMany>,
 }
 
@@ -72,6 +89,21 @@ struct Pool {
 enum Mode {
     Shared,
     Exclusive,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+enum SpareWord {
+    Uplinks,
+    PfsWithVfs,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+enum DeliveryWord {
+    #[default]
+    DeviceSpecs,
+    Cdi,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +244,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
     if file.pools.value.is_empty() {
         findings.problem(format!("{}pools is empty", at(file.pools.referenced)));
     }
+    let damping = file.health.damping(&mut findings);
     let pools = file
         .pools
         .value
@@ -221,6 +254,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
     findings.conclude(Config {
         format: Format::Native,
         rescan,
+        damping,
         pools,
         warnings: Vec::new(),
     })
@@ -295,7 +329,53 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
         selectors,
         nodes,
         exclude_topology: pool.exclude_topology,
+        delivery: match pool.delivery {
+            DeliveryWord::DeviceSpecs => Delivery::DeviceSpecs,
+            DeliveryWord::Cdi => Delivery::Cdi,
+        },
+        spare: match (&pool.spare, pool.mode) {
+            (Some(words), _) => Spare {
+                uplinks: words.contains(&SpareWord::Uplinks),
+                pfs_with_vfs: words.contains(&SpareWord::PfsWithVfs),
+            },
+            (None, Mode::Shared) => Spare::NOTHING,
+            (None, Mode::Exclusive) => Spare::WHAT_IS_IN_USE,
+        },
+        extra_nodes: Vec::new(),
+        additional_info: BTreeMap::new(),
     })
+}
+
+impl Health {
+    fn damping(&self, findings: &mut Findings) -> Damping {
+        let usual = Damping::default();
+        let mut time = |given: &Option<Spanned<String>>, usual: Duration| {
+            let Some(text) = given else { return usual };
+            duration(&text.value).unwrap_or_else(|| {
+                findings.problem(format!(
+                    "{}time {:?}: write a number and ms, s, m or h, as 500ms",
+                    at(text.referenced),
+                    text.value
+                ));
+                usual
+            })
+        };
+        let damping = Damping {
+            down_delay: time(&self.down_delay, usual.down_delay),
+            up_delay: time(&self.up_delay, usual.up_delay),
+            flaps: self.flaps.as_ref().map_or(usual.flaps, |flaps| flaps.value),
+            flap_window: time(&self.flap_window, usual.flap_window),
+            flap_hold: time(&self.flap_hold, usual.flap_hold),
+        };
+        if let Some(flaps) = self.flaps.as_ref().filter(|flaps| flaps.value < 2) {
+            findings.problem(format!(
+                "{}flaps is {}; one loss is no flapping, give 2 or more",
+                at(flaps.referenced),
+                flaps.value
+            ));
+        }
+        damping
+    }
 }
 
 fn sharing(pool: &Pool, findings: &mut Findings) -> Option<Sharing> {
@@ -556,3 +636,6 @@ fn duration(text: &str) -> Option<Duration> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

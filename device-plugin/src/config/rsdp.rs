@@ -10,10 +10,14 @@
 //! - Scalable functions, which that plugin does not see, join a pool only when `ifNames` asks for
 //!   them by name: a vendor selector of an old file must not hand them to everybody.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::gojson::{self, Value};
-use super::model::{Config, DEFAULT_RESCAN, Format, MAX_UNITS, NodeRule, PoolConfig, Sharing};
+use super::model::{
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeRule, PoolConfig, Sharing,
+    Spare,
+};
 use super::pattern::Pattern;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
@@ -73,6 +77,7 @@ pub fn read(document: &Value) -> Result<Config, Problems> {
     findings.conclude(Config {
         format: Format::Rsdp,
         rescan,
+        damping: Damping::default(),
         pools,
         warnings: Vec::new(),
     })
@@ -107,6 +112,10 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         selectors: vec![selector?],
         nodes: NodeRule::everything(),
         exclude_topology: true,
+        delivery: Delivery::default(),
+        spare: Spare::NOTHING,
+        extra_nodes: Vec::new(),
+        additional_info: BTreeMap::new(),
     })
 }
 

@@ -181,9 +181,7 @@ impl Selector {
         words("deviceIDs", &self.device_ids, || {
             one(pci.map(|p| p.device.as_str()))
         })?;
-        words("drivers", &self.drivers, || {
-            one(pci.map(|p| p.driver.as_str()))
-        })?;
+        words("drivers", &self.drivers, || candidate.drivers.clone())?;
         words("acpiIndexes", &self.acpi_indexes, || {
             one(pci.and_then(|p| p.acpi_index.as_deref()))
         })?;
@@ -527,3 +525,6 @@ impl fmt::Display for Selector {
         formatter.write_str(&text.join("; "))
     }
 }
+
+#[cfg(test)]
+mod tests;

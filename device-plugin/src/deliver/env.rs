@@ -3,25 +3,35 @@
 //! Names are made of the whole resource name, because the kubelet keeps only the first of two
 //! values for one name, and a container may hold several resources.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::config::ResourceName;
-use crate::snapshot::Member;
+use serde_json::{Map, Value, json};
 
-/// Variables for a container.
-///
-/// `RDMA_DEVICES_<RESOURCE>` lists RDMA devices as applications name them (`mlx5_0,mlx5_1`).
-/// `PCIDEVICE_<RESOURCE>` lists HCA identities, as the SR-IOV plugin does.
-pub fn variables(resource: &ResourceName, members: &[&Member]) -> HashMap<String, String> {
-    let suffix = suffix(resource);
+use crate::config::{NodeClass, ResourceName};
+use crate::snapshot::{Member, Terms};
+
+/// Variables for a container:
+/// - `RDMA_DEVICES_<RESOURCE>` lists RDMA devices as applications name them (`mlx5_0,mlx5_1`);
+/// - `PCIDEVICE_<RESOURCE>` lists HCA identities, as the SR-IOV plugin does;
+/// - `PCIDEVICE_<RESOURCE>_INFO` says more about each of them, in that plugin's JSON.
+pub fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, String> {
+    let suffix = suffix(&terms.resource);
     let devices: Vec<&str> = members
         .iter()
         .flat_map(|m| m.rdma_devices.iter().map(String::as_str))
         .collect();
     let identities: Vec<String> = members.iter().map(|member| member.id.to_string()).collect();
+    let info: Map<String, Value> = members
+        .iter()
+        .map(|member| (member.id.to_string(), describe(terms, member)))
+        .collect();
     HashMap::from([
         (format!("RDMA_DEVICES_{suffix}"), devices.join(",")),
         (format!("PCIDEVICE_{suffix}"), identities.join(",")),
+        (
+            format!("PCIDEVICE_{suffix}_INFO"),
+            Value::Object(info).to_string(),
+        ),
     ])
 }
 
@@ -35,4 +45,38 @@ pub fn suffix(resource: &ResourceName) -> String {
         }
     };
     resource.as_str().chars().map(legal).collect()
+}
+
+/// What the SR-IOV plugin's information providers say about an RDMA device.
+fn describe(terms: &Terms, member: &Member) -> Value {
+    let mut rdma = Map::new();
+    for (word, class) in NodeClass::ALL {
+        let paths: Vec<&str> = member
+            .nodes
+            .iter()
+            .filter(|node| node.class == class)
+            .map(|node| node.path.as_str())
+            .collect();
+        if !paths.is_empty() {
+            rdma.insert(word.into(), paths.join(",").into());
+        }
+    }
+    rdma.insert("rdma_dev".into(), member.rdma_devices.join(",").into());
+    let id = member.id.to_string();
+    let mut info = json!({"generic": {"deviceID": id}, "rdma": rdma});
+    let extra = extra_info(terms, &id);
+    if let (Some(info), false) = (info.as_object_mut(), extra.is_empty()) {
+        info.insert("extraInfo".into(), json!(extra));
+    }
+    info
+}
+
+/// What the administrator says about all HCAs, and above that about this one.
+fn extra_info<'t>(terms: &'t Terms, id: &str) -> BTreeMap<&'t str, &'t str> {
+    ["*", id]
+        .into_iter()
+        .filter_map(|key| terms.additional_info.get(key))
+        .flatten()
+        .map(|(key, text)| (key.as_str(), text.as_str()))
+        .collect()
 }

@@ -5,14 +5,13 @@ pub mod nodes;
 
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
-use crate::config::ResourceName;
-use crate::snapshot::Member;
+use crate::snapshot::{Member, Snapshot};
 
 /// The response for a container that gets these HCAs of a resource.
-pub fn response(resource: &ResourceName, members: &[&Member]) -> ContainerAllocateResponse {
+pub fn response(snapshot: &Snapshot, members: &[&Member]) -> ContainerAllocateResponse {
     ContainerAllocateResponse {
-        envs: env::variables(resource, members),
-        devices: nodes::specs(members),
+        envs: env::variables(snapshot.terms(), members),
+        devices: nodes::specs(snapshot.terms(), members),
         ..ContainerAllocateResponse::default()
     }
 }

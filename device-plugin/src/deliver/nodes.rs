@@ -4,22 +4,30 @@ use std::collections::BTreeSet;
 
 use kubelet_api::deviceplugin::DeviceSpec;
 
-use crate::snapshot::Member;
+use crate::snapshot::{Member, Terms};
 
 /// Open for reading and writing; making further nodes of the device (`m`) is nobody's business.
-const PERMISSIONS: &str = "rw";
+pub const PERMISSIONS: &str = "rw";
 
-/// The nodes of all HCAs, each once: `rdma_cm` belongs to all of them.
-pub fn specs(members: &[&Member]) -> Vec<DeviceSpec> {
+/// Paths of all nodes of these HCAs, each once: `rdma_cm` belongs to all of them.
+pub fn paths<'m>(terms: &'m Terms, members: &[&'m Member]) -> Vec<&'m str> {
     let mut seen = BTreeSet::new();
-    members
+    let of_members = members
         .iter()
         .flat_map(|member| &member.nodes)
-        .filter(|node| seen.insert(node.path.as_str()))
-        .map(|node| DeviceSpec {
-            container_path: node.path.clone(),
-            host_path: node.path.clone(),
-            permissions: PERMISSIONS.into(),
-        })
+        .map(|node| node.path.as_str());
+    of_members
+        .chain(terms.extra_nodes.iter().map(String::as_str))
+        .filter(|path| seen.insert(*path))
         .collect()
+}
+
+/// The same as device specifications; a container sees a node where the host has it.
+pub fn specs(terms: &Terms, members: &[&Member]) -> Vec<DeviceSpec> {
+    let spec = |path: &str| DeviceSpec {
+        container_path: path.into(),
+        host_path: path.into(),
+        permissions: PERMISSIONS.into(),
+    };
+    paths(terms, members).into_iter().map(spec).collect()
 }

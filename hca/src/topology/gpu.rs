@@ -165,6 +165,7 @@ mod tests {
             numa_node: None,
             local_cpus: None,
             iommu_group: None,
+            acpi_index: None,
             sriov,
             root: None,
             chain: Vec::new(),

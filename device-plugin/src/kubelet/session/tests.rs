@@ -1,5 +1,6 @@
 //! Sessions against a kubelet's registration server in this process.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 
 use hca::unit::HcaId;
@@ -11,9 +12,9 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::config::{NodeClass, Policy};
+use crate::config::{Delivery, NodeClass, Policy};
 use crate::kubelet::directory;
-use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot};
+use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
 
 const FAST: Timing = Timing {
     register: Duration::from_secs(5),
@@ -158,19 +159,22 @@ fn snapshot(health: Health) -> Snapshot {
             path: "/dev/infiniband/uverbs0".into(),
         }],
         numa_node: Some(1),
-        pci_path: Vec::new(),
+        place: None,
+        pf_address: None,
         slots: 1,
         health,
     };
     let shape = Shape::Exclusive {
         policy: Policy::Spread,
     };
-    Snapshot::new(
-        ResourceName::parse("rdma/a").unwrap(),
-        shape,
-        true,
-        vec![member],
-    )
+    let terms = Terms {
+        resource: ResourceName::parse("rdma/a").unwrap(),
+        topology: true,
+        delivery: Delivery::DeviceSpecs,
+        extra_nodes: Vec::new(),
+        additional_info: BTreeMap::new(),
+    };
+    Snapshot::new(Arc::new(terms), shape, vec![member], Arc::default())
 }
 
 #[tokio::test]
@@ -229,7 +233,11 @@ async fn registers_again_when_the_stream_ends_or_never_comes() {
     // The second is not streamed from at all.
     let _silent = scene.registered().await;
     let _third = scene.registered().await;
-    assert!(scene.state.borrow().registrations >= 3);
+    scene
+        .state
+        .wait_for(|state| state.registrations == 3)
+        .await
+        .unwrap();
     scene.end().await;
 }
 

@@ -1,0 +1,269 @@
+//! Candidates from an inventory: RDMA devices grouped by the identity that their units carry.
+
+use std::collections::BTreeMap;
+
+use hca::inventory::{Elsewhere, Inventory};
+use hca::pci::{PciFunction, Sriov};
+use hca::topology::Place;
+use hca::unit::HcaId;
+use hca::{GidType, LinkLayer, PciAddress, netdev};
+
+use super::{Candidate, Function, GidTable, LinkType, Netdev, Pci, Pf, Port, RdmaDevice};
+
+/// An RDMA device that no pool can use, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unusable {
+    /// Its name.
+    pub rdma_device: String,
+    /// Why it cannot be offered.
+    pub reason: String,
+}
+
+/// Groups the RDMA devices of a host by identity, in the host's own order of device names.
+///
+/// `functions` are the PCI functions of devices that are in another network namespace.
+pub fn list(
+    inventory: &Inventory,
+    functions: &BTreeMap<PciAddress, PciFunction>,
+) -> (Vec<Candidate>, Vec<Unusable>) {
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut unusable = Vec::new();
+    for device in &inventory.rdma_devices {
+        match HcaId::of(device) {
+            Ok(id) => {
+                let rdma = rdma_device(device);
+                match candidates.iter_mut().find(|candidate| candidate.id == id) {
+                    Some(known) => known.join(rdma, device.driver.as_deref()),
+                    None => candidates.push(here(id, device, rdma, inventory)),
+                }
+            }
+            Err(error) => unusable.push(Unusable {
+                rdma_device: device.name.clone(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+    for away in &inventory.elsewhere {
+        match identity_elsewhere(away) {
+            Some(id) => {
+                let rdma = RdmaDevice::known_by_name(&away.rdma_device);
+                match candidates.iter_mut().find(|candidate| candidate.id == id) {
+                    Some(known) => known.rdma_devices.push(rdma),
+                    None => candidates.push(away_candidate(id, away, rdma, functions, inventory)),
+                }
+            }
+            None => unusable.push(Unusable {
+                rdma_device: away.rdma_device.clone(),
+                reason: "it is in another network namespace and on no bus, so its identity \
+                         cannot be seen from here"
+                    .into(),
+            }),
+        }
+    }
+    (candidates, unusable)
+}
+
+fn here(id: HcaId, device: &hca::RdmaDevice, rdma: RdmaDevice, inventory: &Inventory) -> Candidate {
+    let function = match (&id, &device.pci) {
+        (HcaId::Auxiliary(_), _) => Function::Scalable(device.subfunction.unwrap_or_default()),
+        (_, Some(pci)) => function_of(pci),
+        (_, None) => Function::Software,
+    };
+    let netdevs = netdevs_of(&id, device, inventory);
+    let of_function = device.pci.as_ref().and_then(|pci| pci.driver.clone());
+    let mut candidate = Candidate {
+        rdma_devices: Vec::new(),
+        elsewhere: false,
+        netdevs,
+        drivers: of_function.into_iter().collect(),
+        place: device.pci.as_ref().map(Place::of),
+        pf: device
+            .pci
+            .as_ref()
+            .map(|pci| owner(pci.physical(), inventory)),
+        function,
+        numa_node: device.numa_node(),
+        pci: device.pci.as_ref().map(Pci::of),
+        id,
+    };
+    candidate.join(rdma, device.driver.as_deref());
+    candidate
+}
+
+fn away_candidate(
+    id: HcaId,
+    away: &Elsewhere,
+    rdma: RdmaDevice,
+    functions: &BTreeMap<PciAddress, PciFunction>,
+    inventory: &Inventory,
+) -> Candidate {
+    let pci = away.pci.and_then(|address| functions.get(&address));
+    let function = match (&id, pci) {
+        (HcaId::Auxiliary(name), _) => Function::Scalable(auxiliary_number(name.as_str())),
+        (_, Some(pci)) => function_of(pci),
+        (_, None) => Function::Software,
+    };
+    Candidate {
+        rdma_devices: vec![rdma],
+        elsewhere: true,
+        netdevs: Vec::new(),
+        drivers: pci.and_then(|pci| pci.driver.clone()).into_iter().collect(),
+        place: pci.map(Place::of),
+        pf: pci.map(|pci| owner(pci.physical(), inventory)),
+        function,
+        numa_node: pci.and_then(|pci| pci.numa_node),
+        pci: pci.map(Pci::of),
+        id,
+    }
+}
+
+fn identity_elsewhere(away: &Elsewhere) -> Option<HcaId> {
+    match (&away.auxiliary, away.pci) {
+        (Some(name), _) => name.parse().ok().map(HcaId::Auxiliary),
+        (None, Some(address)) => Some(HcaId::Pci(address)),
+        (None, None) => None,
+    }
+}
+
+fn auxiliary_number(name: &str) -> u32 {
+    name.rsplit('.')
+        .next()
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_default()
+}
+
+fn function_of(pci: &PciFunction) -> Function {
+    match pci.sriov {
+        Sriov::Virtual { index, .. } => Function::Virtual(index.unwrap_or(u32::MAX)),
+        Sriov::None | Sriov::Physical { .. } => Function::Physical,
+    }
+}
+
+fn owner(address: PciAddress, inventory: &Inventory) -> Pf {
+    let netdevs = inventory
+        .netdevs_on_pci(address)
+        .filter(|netdev| !netdev.is_representor() && !netdev.is_child())
+        .map(|netdev| netdev.name.clone())
+        .collect();
+    let functions = inventory
+        .rdma_on_pci(address)
+        .filter_map(|device| device.pci.as_ref());
+    let vfs = functions.filter_map(|pci| match &pci.sriov {
+        Sriov::Physical { functions, .. } => u32::try_from(functions.len()).ok(),
+        _ => None,
+    });
+    Pf {
+        address: address.to_string(),
+        netdevs,
+        vf_count: vfs.max().unwrap_or_default(),
+    }
+}
+
+/// The netdevs of the hardware itself, and those its ports name (soft RoCE has only these).
+fn netdevs_of(id: &HcaId, device: &hca::RdmaDevice, inventory: &Inventory) -> Vec<Netdev> {
+    let on_hardware: Vec<&hca::Netdev> = match id {
+        HcaId::Pci(address) => inventory.netdevs_on_pci(*address).collect(),
+        HcaId::Auxiliary(name) => inventory
+            .netdevs
+            .iter()
+            .filter(|netdev| netdev.auxiliary.as_deref() == Some(name.as_str()))
+            .collect(),
+        HcaId::NodeGuid(_) => Vec::new(),
+    };
+    let named = device.netdevs().filter_map(|name| inventory.netdev(name));
+    let mut found: Vec<Netdev> = Vec::new();
+    for netdev in on_hardware.into_iter().chain(named) {
+        let known = found.iter().any(|known| known.name == netdev.name);
+        if !known && !netdev.is_representor() && !netdev.is_child() {
+            found.push(Netdev {
+                name: netdev.name.clone(),
+                link_type: match netdev.link_type {
+                    netdev::link_type::ETHERNET => LinkType::Ether,
+                    netdev::link_type::INFINIBAND => LinkType::Infiniband,
+                    _ => LinkType::Other,
+                },
+            });
+        }
+    }
+    found
+}
+
+fn rdma_device(device: &hca::RdmaDevice) -> RdmaDevice {
+    RdmaDevice {
+        name: device.name.clone(),
+        node_guid: device
+            .node_guid
+            .map(|guid| format!("{:016x}", guid.0))
+            .unwrap_or_default(),
+        firmware: device.firmware.clone().unwrap_or_default(),
+        board_id: device.board_id.clone().unwrap_or_default(),
+        ports: device.ports.iter().map(port).collect(),
+    }
+}
+
+fn port(port: &hca::Port) -> Port {
+    let entries = &port.gids.entries;
+    let first = entries.iter().find(|entry| entry.index == 0);
+    Port {
+        number: port.number,
+        link_type: match port.link_layer {
+            LinkLayer::Ethernet => LinkType::Ether,
+            LinkLayer::InfiniBand => LinkType::Infiniband,
+            LinkLayer::Unknown => LinkType::Other,
+        },
+        rate_mbps: port.rate.as_ref().map(|rate| rate.mbps),
+        pkeys: port.pkeys.iter().map(|(_, key)| key & 0x7fff).collect(),
+        guid: first.map(|entry| {
+            let [.., a, b, c, d, e, f, g, h] = entry.gid.0;
+            format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+        }),
+        gid_table: match port.link_layer {
+            LinkLayer::Ethernet => GidTable {
+                slots: port.gids.slots,
+                kinds_per_address: {
+                    let has = |kind| {
+                        entries
+                            .iter()
+                            .any(|entry| entry.kind.as_ref() == Some(kind))
+                    };
+                    let both = has(&GidType::IbOrRoceV1) && has(&GidType::RoceV2);
+                    if both { 2 } else { 1 }
+                },
+            },
+            LinkLayer::InfiniBand | LinkLayer::Unknown => GidTable::default(),
+        },
+    }
+}
+
+impl Candidate {
+    /// Adds an RDMA device of the same identity.
+    fn join(&mut self, rdma: RdmaDevice, driver: Option<&str>) {
+        self.rdma_devices.push(rdma);
+        if let Some(driver) = driver.filter(|driver| !self.drivers.iter().any(|d| d == driver)) {
+            self.drivers.push(driver.into());
+        }
+    }
+}
+
+impl RdmaDevice {
+    fn known_by_name(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            node_guid: String::new(),
+            firmware: String::new(),
+            board_id: String::new(),
+            ports: Vec::new(),
+        }
+    }
+}
+
+impl Pci {
+    fn of(function: &PciFunction) -> Self {
+        Self {
+            address: function.address.to_string(),
+            vendor: format!("{:04x}", function.vendor),
+            device: format!("{:04x}", function.device),
+            acpi_index: function.acpi_index.map(|index| index.to_string()),
+        }
+    }
+}

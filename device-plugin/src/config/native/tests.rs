@@ -1,0 +1,306 @@
+//! Our own format: what it means, and what it says when it is wrong.
+
+use super::*;
+use crate::config::parse;
+
+const HEAD: &str = "version: 1\npools:\n";
+
+fn pool(lines: &str) -> String {
+    format!(
+        "{HEAD}- resource: rdma/a\n  {}\n",
+        lines.replace('\n', "\n  ")
+    )
+}
+
+fn shared(lines: &str) -> String {
+    pool(&format!("mode: shared\n{lines}"))
+}
+
+fn accepted(text: &str) -> Config {
+    parse(text).unwrap_or_else(|problems| panic!("{text}: {problems}"))
+}
+
+fn first(text: &str) -> PoolConfig {
+    accepted(text).pools.remove(0)
+}
+
+#[test]
+fn a_pool_of_slots_is_shared_over_its_hcas() {
+    let read = first(&shared("slots: 16\nselect: { rdmaDevices: [mlx5_0] }"));
+    assert_eq!(read.resource.as_str(), "rdma/a");
+    assert_eq!(
+        read.sharing,
+        Sharing::Slots {
+            per_hca: Some(16),
+            policy: Policy::Spread
+        }
+    );
+    assert_eq!(read.nodes, NodeRule::verbs());
+    assert_eq!(read.spare, Spare::NOTHING);
+    assert_eq!(
+        (read.delivery, read.exclude_topology),
+        (Delivery::DeviceSpecs, false)
+    );
+    assert_eq!(read.selectors[0].to_string(), "rdmaDevices: mlx5_0");
+}
+
+#[test]
+fn every_choice_of_sharing_has_its_words() {
+    let select = "select: { vendors: [15b3] }";
+    let cases = [
+        (
+            "mode: exclusive",
+            Sharing::Exclusive {
+                policy: Policy::Spread,
+            },
+        ),
+        (
+            "mode: exclusive\npolicy: numa",
+            Sharing::Exclusive {
+                policy: Policy::Numa,
+            },
+        ),
+        (
+            "mode: exclusive\npolicy: pack",
+            Sharing::Exclusive {
+                policy: Policy::Pack,
+            },
+        ),
+        (
+            "mode: shared",
+            Sharing::Slots {
+                per_hca: None,
+                policy: Policy::Spread,
+            },
+        ),
+        (
+            "mode: shared\npolicy: same-hca\nslots: 4",
+            Sharing::Slots {
+                per_hca: Some(4),
+                policy: Policy::SameHca,
+            },
+        ),
+        (
+            "mode: shared\npolicy: legacy",
+            Sharing::Pooled { units: None },
+        ),
+        (
+            "mode: shared\npolicy: legacy\nslots: 1000",
+            Sharing::Pooled { units: Some(1000) },
+        ),
+    ];
+    for (lines, expected) in cases {
+        assert_eq!(
+            first(&pool(&format!("{lines}\n{select}"))).sharing,
+            expected,
+            "{lines}"
+        );
+    }
+}
+
+#[test]
+fn every_selector_is_read() {
+    let text = shared(
+        "select:\n  vendors: [15B3, 0x1077]\n  deviceIDs: [1017]\n  drivers: [mlx5_*]\n  \
+         ifNames: [ens1f0]\n  linkTypes: [ether]\n  pciAddresses: [\"0000:3b:*\"]\n  \
+         acpiIndexes: [\"101\"]\n  pfNames: [\"ens2f0#0-3,7\", ens3]\n  \
+         rootDevices: [\"0000:5e:00.0#2\"]\n  pKeys: [\"0x8001\"]\n  rdmaDevices: [\"mlx5_[0-3]\"]\n  \
+         guids: [\"5054:00FF:fe00:0001\", \"0x505400fffe00*\"]\n  ports: [1]\n  numaNodes: [0-1, \"3\"]\n  \
+         linkSpeed: [\">=200G\", \"100G\"]\n  firmware: [\"28.*\"]\n  boardIDs: [\"MT_0000000359\"]\n  \
+         functions: [pf, vf]\n  not: { rdmaDevices: [mlx5_bond_0] }",
+    );
+    assert_eq!(
+        first(&text).selectors[0].to_string(),
+        "rdmaDevices: mlx5_[0-3]; ifNames: ens1f0; pciAddresses: 0000:3b:*; vendors: 15b3 or 1077; \
+         deviceIDs: 1017; drivers: mlx5_*; acpiIndexes: 101; guids: 505400fffe000001 or \
+         505400fffe00*; firmware: 28.*; boardIDs: MT_0000000359; functions: pf or vf; pfNames: \
+         ens2f0#0-3,7 or ens3; rootDevices: 0000:5e:00.0#2; numaNodes: 0-1,3; linkTypes: ether; \
+         ports: 1; linkSpeed: >=200G or 100G; pKeys: 0x0001; not: (rdmaDevices: mlx5_bond_0)"
+    );
+}
+
+#[test]
+fn alternatives_are_a_list() {
+    let text =
+        shared("select:\n- { vendors: [15b3] }\n- { vendors: [1077], not: [{ ports: [2] }] }");
+    assert_eq!(first(&text).selectors.len(), 2);
+}
+
+#[test]
+fn words_that_other_readers_guess_about_stay_words() {
+    // 0123 is no octal number, 1e10 no float, no no boolean.
+    let text = shared("select: { vendors: [0123, 1e10], ifNames: [no, 1e3, ~x] }");
+    assert_eq!(
+        first(&text).selectors[0].to_string(),
+        "ifNames: no or 1e3 or ~x; vendors: 0123 or 1e10"
+    );
+}
+
+#[test]
+fn json_is_read_as_well() {
+    let text = r#"{"version": 1, "rescanInterval": "5m", "pools": [
+        {"resource": "rdma/a", "mode": "exclusive", "select": {"functions": ["vf"]}}]}"#;
+    let config = accepted(text);
+    assert_eq!(config.format, Format::Native);
+    assert_eq!(config.rescan, Some(Duration::from_secs(300)));
+    assert_eq!(config.pools[0].spare, Spare::WHAT_IS_IN_USE);
+}
+
+#[test]
+fn nodes_delivery_and_what_is_spared_can_be_said() {
+    let text = shared(
+        "nodes: { required: [uverbs], optional: [rdma_cm, umad] }\ndelivery: cdi\n\
+         excludeTopology: true\nspare: [uplinks]\nselect: { functions: [pf] }",
+    );
+    let read = first(&text);
+    assert_eq!(read.nodes.required, [NodeClass::Uverbs]);
+    assert_eq!(read.nodes.optional, [NodeClass::RdmaCm, NodeClass::Umad]);
+    assert_eq!(
+        (read.delivery, read.exclude_topology),
+        (Delivery::Cdi, true)
+    );
+    assert_eq!(
+        read.spare,
+        Spare {
+            uplinks: true,
+            pfs_with_vfs: false
+        }
+    );
+    let optional_only = shared("nodes: { optional: [umad] }\nselect: { functions: [pf] }");
+    assert_eq!(
+        first(&optional_only).nodes.required,
+        NodeRule::verbs().required
+    );
+}
+
+#[test]
+fn health_has_defaults_and_times() {
+    let text = |health: &str| {
+        format!(
+            "version: 1\n{health}pools:\n- resource: rdma/a\n  mode: shared\n  select: {{ functions: [pf] }}\n"
+        )
+    };
+    assert_eq!(accepted(&text("")).damping, Damping::default());
+    let said =
+        "health: { downDelay: 250ms, upDelay: 5s, flaps: 4, flapWindow: 2m, flapHold: 1m }\n";
+    assert_eq!(
+        accepted(&text(said)).damping,
+        Damping {
+            down_delay: Duration::from_millis(250),
+            up_delay: Duration::from_secs(5),
+            flaps: 4,
+            flap_window: Duration::from_secs(120),
+            flap_hold: Duration::from_secs(60),
+        }
+    );
+}
+
+#[test]
+fn mistakes_are_told_with_line_and_remedy() {
+    let select = "select: { functions: [pf] }";
+    let cases = [
+        ("pools: []".into(), "version is missing"),
+        ("version: 2\npools: []".into(), "line 1, column 10: version is 2; this program reads version 1"),
+        ("version: one\npools: []".into(), "line 1, column 10: "),
+        ("version: 1\n".into(), "missing field `pools`"),
+        ("version: 1\npools: []".into(), "line 2, column 8: pools is empty"),
+        ("version: 1\nversion: 1\npools: []".into(), "line 2, column 1: duplicate mapping key: version"),
+        ("version: 1\npool: []".into(), "line 2, column 1: unknown key \"pool\"; did you mean \"pools\"?"),
+        ("version: 1\npools: [".into(), "line 2"),
+        ("\tversion: 1".into(), "line 1"),
+        (pool(select), "missing field `mode`"),
+        (pool("mode: sharde\nselect: { functions: [pf] }"), "line 4, column 9: unknown variant `sharde`"),
+        (shared("slots: 0\nselect: { functions: [pf] }"), "line 5, column 10: slots is 0"),
+        (shared("slots: -1\nselect: { functions: [pf] }"), "line 5, column 10: invalid u32"),
+        (shared("slots: 60000\nselect: { functions: [pf] }"), "between 1 and 50000"),
+        (shared("slotss: 3\nselect: { functions: [pf] }"), "unknown key \"slotss\"; did you mean \"slots\"?"),
+        (shared("colour: red\nselect: { functions: [pf] }"), "unknown key \"colour\"; known keys: resource"),
+        (pool(&format!("mode: exclusive\nslots: 3\n{select}")), "slots belongs to mode shared"),
+        (pool(&format!("mode: exclusive\npolicy: legacy\n{select}")), "policy legacy belongs to mode shared"),
+        (pool(&format!("mode: exclusive\npolicy: same-hca\n{select}")), "policy same-hca needs several"),
+        (shared("policy: random\nselect: { functions: [pf] }"), "unknown variant `random`"),
+        (shared(""), "missing field `select`"),
+        (shared("select: {}"), "a selector without criteria"),
+        (shared("select: []"), "select is empty"),
+        (shared("select: [{ functions: [pf] }, {}]"), "a selector without criteria"),
+        (shared("select: mlx5_0"), "a selector or a list of selectors"),
+        (shared("select: { ifName: [x] }"), "unknown key \"ifName\"; did you mean \"ifNames\"?"),
+        (shared("select: { vendors: [mellanox] }"), "vendor \"mellanox\" is not four hex digits"),
+        (shared("select: { vendors: [15b3a] }"), "not four hex digits"),
+        (shared("select: { linkTypes: [Ethernet] }"), "unknown variant `Ethernet`"),
+        (shared("select: { rdmaDevices: [\"mlx5_[\"] }"), "pattern \"mlx5_[\""),
+        (shared("select: { pfNames: [\"ens1#3-1\"] }"), "range \"3-1\": runs backwards"),
+        (shared("select: { numaNodes: [x] }"), "range \"x\": not a number"),
+        (shared("select: { pKeys: [\"0\"] }"), "partition key \"0\""),
+        (shared("select: { guids: [\"1234\"] }"), "GUID \"1234\" is not sixteen hex digits"),
+        (shared("select: { linkSpeed: [fast] }"), "link speed \"fast\": write 100G"),
+        (shared("select: { linkSpeed: [\"400G-100G\"] }"), "link speed"),
+        (shared("nodes: { required: [] }\nselect: { functions: [pf] }"), "nodes names no class"),
+        (shared("nodes: { required: [uverb] }\nselect: { functions: [pf] }"), "unknown variant `uverb`"),
+        (shared("delivery: annotations\nselect: { functions: [pf] }"), "unknown variant `annotations`"),
+        (
+            "version: 1\npools:\n- resource: hca\n  mode: shared\n  select: { functions: [pf] }\n".into(),
+            "line 3, column 13: resource name \"hca\": no \"/\"",
+        ),
+        (
+            "version: 1\npools:\n- &a { resource: rdma/a, mode: shared, select: { functions: [pf] } }\n- *a\n".into(),
+            "rdma/a is configured twice",
+        ),
+        (format!("rescanInterval: 1\n{}", shared(select)), "rescanInterval \"1\": write a number and"),
+        (
+            format!("health: {{ flaps: 1 }}\n{}", shared(select)),
+            "flaps is 1; one loss is no flapping",
+        ),
+        (format!("health: {{ upDelay: soon }}\n{}", shared(select)), "time \"soon\""),
+    ];
+    for (text, expected) in cases {
+        let problems = parse(&text)
+            .map(|config| panic!("{text}: {config:?}"))
+            .unwrap_err();
+        assert!(
+            problems.to_string().contains(expected),
+            "{text}---\n{problems}"
+        );
+    }
+}
+
+#[test]
+fn a_document_that_explodes_is_refused() {
+    let mut text = String::from("version: 1\na: &a [x, x, x, x, x, x, x, x, x]\n");
+    for (this, last) in ["b", "c", "d", "e", "f", "g", "h", "i"]
+        .iter()
+        .zip(["a", "b", "c", "d", "e", "f", "g", "h"])
+    {
+        text += &format!(
+            "{this}: &{this} [{}]\n",
+            vec![format!("*{last}"); 9].join(", ")
+        );
+    }
+    assert!(parse(&text).is_err());
+}
+
+#[test]
+fn durations_are_a_number_and_a_unit() {
+    for (text, expected) in [
+        ("500ms", Some(Duration::from_millis(500))),
+        ("2m", Some(Duration::from_secs(120))),
+        ("1h", Some(Duration::from_secs(3600))),
+        ("0", Some(Duration::ZERO)),
+        ("5", None),
+        ("", None),
+        ("s", None),
+        ("-1s", None),
+        ("1d", None),
+        ("99999999999999999999s", None),
+    ] {
+        assert_eq!(duration(text), expected, "{text:?}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,80}", lines in "[ -~\n]{0,80}") {
+        let _ = parse(&text);
+        let _ = parse(&shared(&lines));
+    }
+}

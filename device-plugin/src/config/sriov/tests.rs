@@ -1,0 +1,340 @@
+//! Files of the SR-IOV network device plugin: what each means here.
+
+use super::*;
+use crate::config::{Defaults, parse, parse_with};
+
+fn one(entry: &str) -> String {
+    format!(r#"{{"resourceList": [{entry}]}}"#)
+}
+
+fn with(selectors: &str) -> String {
+    one(&format!(
+        r#"{{"resourceName": "a", "selectors": {selectors}}}"#
+    ))
+}
+
+fn aux(selectors: &str) -> String {
+    one(&format!(
+        r#"{{"resourceName": "a", "deviceType": "auxNetDevice", "selectors": {selectors}}}"#
+    ))
+}
+
+/// The resources with the criteria of each alternative, without the function kinds that follow
+/// from the device type; and the warnings.
+fn read(text: &str) -> (Vec<(String, Vec<String>)>, Vec<String>) {
+    let config = parse(text).unwrap_or_else(|problems| panic!("{text}: {problems}"));
+    assert_eq!(config.format, Format::Sriov);
+    let pools = config.pools.iter().map(|pool| {
+        assert!(matches!(pool.sharing, Sharing::Exclusive { .. }));
+        assert_eq!(pool.spare, Spare::WHAT_IS_IN_USE);
+        let plain = |selector: &Selector| {
+            Selector {
+                functions: Vec::new(),
+                ..selector.clone()
+            }
+            .to_string()
+        };
+        (
+            pool.resource.to_string(),
+            pool.selectors.iter().map(plain).collect(),
+        )
+    });
+    (pools.collect(), config.warnings)
+}
+
+#[test]
+fn files_that_work_there_work_here() {
+    let cases = [
+        // Every selector of a netDevice.
+        (
+            with(
+                r#"{"vendors": ["15b3"], "devices": ["1018", "101e"], "drivers": ["mlx5_core"],
+                "pciAddresses": ["0000:3b:00.2"], "acpiIndexes": ["101"], "pfNames": ["ens1f0#0-3,7"],
+                "rootDevices": ["0000:3b:00.0"], "linkTypes": ["ether"], "pKeys": ["0x8001"],
+                "isRdma": true}"#,
+            ),
+            vec![(
+                "intel.com/a",
+                vec![
+                    "pciAddresses: 0000:3b:00.2; vendors: 15b3; deviceIDs: 1018 or 101e; drivers: \
+                     mlx5_core; acpiIndexes: 101; pfNames: ens1f0#0-3,7; rootDevices: 0000:3b:00.0; \
+                     linkTypes: ether; pKeys: 0x0001",
+                ],
+            )],
+            0,
+        ),
+        // All RDMA functions.
+        (with(r#"{"isRdma": true}"#), vec![("intel.com/a", vec![""])], 0),
+        // Alternatives, in order.
+        (
+            with(r#"[{"vendors": ["15b3"], "isRdma": true}, {"vendors": ["8086"], "isRdma": true}]"#),
+            vec![("intel.com/a", vec!["vendors: 15b3", "vendors: 8086"])],
+            0,
+        ),
+        // Prefixes: own, null, empty.
+        (
+            one(
+                r#"{"resourceName": "a", "resourcePrefix": "nvidia.com", "selectors": {"isRdma": true}},
+                {"resourceName": "b", "resourcePrefix": null, "selectors": {"isRdma": true}},
+                {"resourceName": "c", "resourcePrefix": "", "selectors": {"isRdma": true}}"#,
+            ),
+            vec![
+                ("nvidia.com/a", vec![""]),
+                ("intel.com/b", vec![""]),
+                ("intel.com/c", vec![""]),
+            ],
+            0,
+        ),
+        // A hyphen in the name, whatever that plugin's documentation says of it.
+        (
+            one(r#"{"resourceName": "mlnx-sriov_1", "selectors": {"isRdma": true}}"#),
+            vec![("intel.com/mlnx-sriov_1", vec![""])],
+            0,
+        ),
+        // The device type may be said, also as null.
+        (
+            one(
+                r#"{"resourceName": "a", "deviceType": "netDevice", "selectors": {"isRdma": true}},
+                {"resourceName": "b", "deviceType": null, "selectors": {"isRdma": true}}"#,
+            ),
+            vec![("intel.com/a", vec![""]), ("intel.com/b", vec![""])],
+            0,
+        ),
+        // Scalable functions.
+        (
+            aux(r#"{"auxTypes": ["sf"], "pfNames": ["ens1f0#88-95"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["pfNames: ens1f0#88-95"])],
+            0,
+        ),
+        // What that plugin does not apply to them is not applied here.
+        (
+            aux(r#"{"auxTypes": ["sf"], "pciAddresses": ["0000:3b:00.0"], "isRdma": true}"#),
+            vec![("intel.com/a", vec![""])],
+            1,
+        ),
+        // auxTypes on a netDevice means nothing.
+        (with(r#"{"auxTypes": ["sf"], "isRdma": true}"#), vec![("intel.com/a", vec![""])], 1),
+        // Keys in another case; the Go field isRdma has no tag of its own in old releases.
+        (
+            r#"{"ResourceList": [{"RESOURCENAME": "a", "Selectors": {"IsRdma": true, "PFNames": ["x"]}}]}"#
+                .into(),
+            vec![("intel.com/a", vec!["pfNames: x"])],
+            0,
+        ),
+        // Lists that are null or empty impose nothing.
+        (
+            with(r#"{"vendors": null, "devices": [], "isRdma": true}"#),
+            vec![("intel.com/a", vec![""])],
+            0,
+        ),
+        // Later keys win; null leaves a scalar as it was.
+        (
+            with(r#"{"isRdma": true, "isRdma": null, "vendors": ["1"], "vendors": ["15b3"]}"#),
+            vec![("intel.com/a", vec!["vendors: 15b3"])],
+            0,
+        ),
+        // Unknown keys at each level.
+        (
+            r#"{"x": 1, "resourceList": [{"resourceName": "a", "y": 1,
+                "selectors": {"isRdma": true, "vendor": ["15b3"]}}]}"#
+                .into(),
+            vec![("intel.com/a", vec![""])],
+            3,
+        ),
+        // Ranges that cannot be read match nothing from there on.
+        (
+            with(r#"{"pfNames": ["ens1f0#0-1,x,3"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["pfNames: ens1f0#0-1"])],
+            1,
+        ),
+        (
+            with(r#"{"rootDevices": ["0000:3b:00.0#5-2"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["rootDevices: 0000:3b:00.0#"])],
+            1,
+        ),
+        // Two networks in one pool are legal and odd.
+        (
+            with(r#"{"linkTypes": ["ether", "infiniband"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["linkTypes: ether or infiniband"])],
+            1,
+        ),
+        // One name under two prefixes.
+        (
+            one(
+                r#"{"resourceName": "a", "resourcePrefix": "x.io", "selectors": {"isRdma": true}},
+                {"resourceName": "a", "resourcePrefix": "y.io", "selectors": {"isRdma": true}}"#,
+            ),
+            vec![("x.io/a", vec![""]), ("y.io/a", vec![""])],
+            0,
+        ),
+    ];
+    for (text, expected, warnings) in cases {
+        let (pools, warned) = read(&text);
+        let plain: Vec<(&str, Vec<&str>)> = pools
+            .iter()
+            .map(|(name, all)| (name.as_str(), all.iter().map(String::as_str).collect()))
+            .collect();
+        assert_eq!(plain, expected, "{text}");
+        assert_eq!(warned.len(), warnings, "{text}: {warned:?}");
+    }
+}
+
+#[test]
+fn files_that_are_wrong_or_not_served_here_say_why() {
+    let cases = [
+        (r#"{"resourceList": []}"#.into(), "resourceList is empty"),
+        (r#"{"resourceList": null}"#.into(), "resourceList is empty"),
+        (
+            r#"{"resourceList": "x"}"#.into(),
+            "resourceList: expected a list",
+        ),
+        (
+            r#"{"resourceList": [1]}"#.into(),
+            "resourceList[0]: expected an object",
+        ),
+        (r#"{"resourceList": [}"#.into(), "not valid JSON"),
+        (
+            one(r#"{"selectors": {"isRdma": true}}"#),
+            "resourceName is missing",
+        ),
+        (
+            one(r#"{"resourceName": "a.b", "selectors": {"isRdma": true}}"#),
+            "character '.'",
+        ),
+        (
+            one(r#"{"resourceName": "a b", "selectors": {"isRdma": true}}"#),
+            "character ' '",
+        ),
+        (
+            one(r#"{"resourceName": "a-", "selectors": {"isRdma": true}}"#),
+            "begins and ends",
+        ),
+        (
+            one(r#"{"resourceName": "a", "resourcePrefix": "x_y", "selectors": {"isRdma": true}}"#),
+            "character '_' in the prefix",
+        ),
+        (
+            one(r#"{"resourceName": "a"}"#),
+            "resourceList[0].selectors is missing",
+        ),
+        (
+            one(r#"{"resourceName": "a", "selectors": null}"#),
+            "selectors is missing",
+        ),
+        (with("[]"), "is an empty list"),
+        (with("3"), "resourceList[0].selectors: expected an object"),
+        (with(r#"["x"]"#), "selectors[0]: expected an object"),
+        (with(r#"{"isRdma": "true"}"#), "expected true or false"),
+        (
+            with(r#"{"isRdma": true, "vendors": "15b3"}"#),
+            "vendors: expected a list",
+        ),
+        (with("{}"), "isRdma is not true"),
+        (
+            with(r#"{"isRdma": false}"#),
+            "keep this resource with the SR-IOV",
+        ),
+        (
+            with(r#"[{"isRdma": true}, {"vendors": ["8086"]}]"#),
+            "resourceList[0].selectors[1]: isRdma is not true",
+        ),
+        (
+            with(r#"{"vdpaType": "vhost"}"#),
+            "vdpaType \"vhost\" is not served",
+        ),
+        (
+            with(r#"{"isRdma": true, "vdpaType": "virtio"}"#),
+            "vdpaType",
+        ),
+        (
+            with(r#"{"isRdma": true, "ddpProfiles": ["GTPv1-C/U"]}"#),
+            "ddpProfiles are not read",
+        ),
+        (
+            with(r#"{"isRdma": true, "pKeys": ["0xfffff"]}"#),
+            "partition key",
+        ),
+        (
+            one(r#"{"resourceName": "a", "deviceType": "accelerator", "selectors": {}}"#),
+            "accelerator is not served",
+        ),
+        (
+            one(
+                r#"{"resourceName": "a", "deviceType": "NetDevice", "selectors": {"isRdma": true}}"#,
+            ),
+            "\"NetDevice\" is unknown",
+        ),
+        (aux(r#"{"isRdma": true}"#), "auxTypes is missing"),
+        (
+            aux(r#"{"isRdma": true, "auxTypes": ["eth"]}"#),
+            "auxTypes \"eth\" is unknown",
+        ),
+        (
+            one(r#"{"resourceName": "a", "selectors": {"isRdma": true}},
+                {"resourceName": "a", "selectors": {"isRdma": true}}"#),
+            "intel.com/a is configured twice",
+        ),
+        (
+            one(
+                r#"{"resourceName": "a", "additionalInfo": {"*": 1}, "selectors": {"isRdma": true}}"#,
+            ),
+            "additionalInfo.*: expected an object",
+        ),
+    ];
+    for (text, expected) in cases {
+        let problems = parse(&text)
+            .map(|config| panic!("{text}: {config:?}"))
+            .unwrap_err();
+        assert!(
+            problems.to_string().contains(expected),
+            "{text}: {problems}"
+        );
+    }
+}
+
+#[test]
+fn the_kind_of_function_follows_from_the_device_type() {
+    let functions = |text: &str| parse(text).unwrap().pools[0].selectors[0].functions.clone();
+    assert_eq!(
+        functions(&with(r#"{"isRdma": true}"#)),
+        [FunctionKind::Pf, FunctionKind::Vf]
+    );
+    assert_eq!(
+        functions(&aux(r#"{"isRdma": true, "auxTypes": ["sf"]}"#)),
+        [FunctionKind::Sf]
+    );
+}
+
+#[test]
+fn further_keys_reach_the_pool() {
+    let text = one(r#"{"resourceName": "a", "excludeTopology": true,
+        "additionalInfo": {"*": {"rail": "0"}, "0000:3b:00.2": {"rail": "1"}},
+        "selectors": {"isRdma": true, "needVhostNet": true}}"#);
+    let pool = &parse(&text).unwrap().pools[0];
+    assert!(pool.exclude_topology);
+    assert_eq!(pool.extra_nodes, ["/dev/vhost-net", "/dev/net/tun"]);
+    assert_eq!(pool.additional_info["0000:3b:00.2"]["rail"], "1");
+    assert_eq!(pool.additional_info["*"]["rail"], "0");
+    assert_eq!(pool.selectors[0].owners, OwnerRule::First);
+}
+
+#[test]
+fn the_command_line_names_the_prefix_and_the_delivery() {
+    let defaults = Defaults {
+        resource_prefix: "nvidia.com".into(),
+        use_cdi: true,
+    };
+    let pool = &parse_with(&with(r#"{"isRdma": true}"#), &defaults)
+        .unwrap()
+        .pools[0];
+    assert_eq!(pool.resource.as_str(), "nvidia.com/a");
+    assert_eq!(pool.delivery, Delivery::Cdi);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,80}") {
+        let _ = parse(&one(&text));
+        let _ = parse(&with(&text));
+    }
+}

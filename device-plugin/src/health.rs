@@ -1,0 +1,233 @@
+//! Damps what ports do, so that a link that flaps does not make its units flap.
+//!
+//! A port that goes down is told at once (unless a delay is configured); one that comes back has to
+//! stay up for a moment, and longer if it went down often of late. Missing nodes and devices are
+//! not damped: nothing can be delivered without them, and everything once they are there.
+//!
+//! Time comes in as a parameter; nothing here reads a clock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use hca::HcaId;
+
+use crate::config::{Damping, ResourceName};
+use crate::snapshot::{Ailment, Health, Snapshot};
+
+/// What ports did so far, for every HCA of every resource.
+#[derive(Debug, Default)]
+pub struct Damper {
+    tracks: BTreeMap<(ResourceName, HcaId), Track>,
+}
+
+/// The history of one HCA in one resource.
+#[derive(Debug)]
+struct Track {
+    /// Whether its ports were seen able to carry traffic, and since when.
+    up: bool,
+    since: Instant,
+    /// Whether the kubelet was told that they are.
+    told_up: bool,
+    /// When they went down, oldest first, within the window.
+    downs: VecDeque<Instant>,
+    /// What was last seen wrong.
+    trouble: String,
+}
+
+impl Damper {
+    /// Replaces the health of each member by the damped one; tells when to look again, at the
+    /// latest, because a delay ends then.
+    pub fn damp(
+        &mut self,
+        snapshot: &mut Snapshot,
+        damping: &Damping,
+        now: Instant,
+    ) -> Option<Instant> {
+        let resource = snapshot.resource().clone();
+        let mut again: Option<Instant> = None;
+        for member in snapshot.members_mut() {
+            let up = match &member.health {
+                Health::Healthy => true,
+                Health::Unhealthy(Ailment::Port(_)) => false,
+                Health::Unhealthy(_) => continue,
+            };
+            let track = self
+                .tracks
+                .entry((resource.clone(), member.id.clone()))
+                .or_insert_with(|| Track::begin(up, now));
+            track.see(up, now, damping);
+            if let Health::Unhealthy(Ailment::Port(trouble)) = &member.health {
+                track.trouble.clone_from(trouble);
+            }
+            let (health, due) = track.judge(now, damping);
+            member.health = health;
+            again = again.into_iter().chain(due).min();
+        }
+        again
+    }
+}
+
+impl Track {
+    /// The first sight counts as it is.
+    fn begin(up: bool, now: Instant) -> Self {
+        Self {
+            up,
+            since: now,
+            told_up: up,
+            downs: VecDeque::new(),
+            trouble: String::new(),
+        }
+    }
+
+    fn see(&mut self, up: bool, now: Instant, damping: &Damping) {
+        if up != self.up {
+            self.up = up;
+            self.since = now;
+            if !up {
+                self.downs.push_back(now);
+            }
+        }
+        while self
+            .downs
+            .front()
+            .is_some_and(|at| now.duration_since(*at) > damping.flap_window)
+        {
+            self.downs.pop_front();
+        }
+    }
+
+    /// What to tell, and when that may change by itself.
+    fn judge(&mut self, now: Instant, damping: &Damping) -> (Health, Option<Instant>) {
+        let flapping = self.downs.len() >= usize::try_from(damping.flaps).unwrap_or(usize::MAX);
+        let delay = match (self.up, flapping) {
+            (false, _) => damping.down_delay,
+            (true, false) => damping.up_delay,
+            (true, true) => damping.flap_hold.max(damping.up_delay),
+        };
+        let due = self.since + delay;
+        if self.told_up != self.up && now >= due {
+            self.told_up = self.up;
+        }
+        let again = (self.told_up != self.up).then_some(due);
+        let health = match (self.told_up, self.up) {
+            (true, _) => Health::Healthy,
+            (false, false) => Health::Unhealthy(Ailment::Port(self.trouble.clone())),
+            (false, true) if flapping => Health::Unhealthy(Ailment::Flapping(format!(
+                "its ports went down {} times within {:?}; waiting for {delay:?} without a change",
+                self.downs.len(),
+                damping.flap_window
+            ))),
+            (false, true) => Health::Unhealthy(Ailment::Port(format!(
+                "active again; waiting for {delay:?} without a change"
+            ))),
+        };
+        (health, again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const DAMPING: Damping = Damping {
+        down_delay: Duration::ZERO,
+        up_delay: Duration::from_secs(1),
+        flaps: 3,
+        flap_window: Duration::from_secs(60),
+        flap_hold: Duration::from_secs(30),
+    };
+
+    /// Feeds states at seconds; tells whether the unit is shown healthy after each.
+    fn play(damping: &Damping, states: &[(u64, bool)]) -> Vec<bool> {
+        let start = Instant::now();
+        let mut track = Track::begin(states[0].1, start);
+        let at = |second: u64| start + Duration::from_secs(second);
+        states
+            .iter()
+            .map(|(second, up)| {
+                track.see(*up, at(*second), damping);
+                track.judge(at(*second), damping).0.is_healthy()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn down_is_told_at_once_and_up_after_a_moment() {
+        let told = play(
+            &DAMPING,
+            &[(0, true), (5, false), (6, true), (7, true), (8, true)],
+        );
+        assert_eq!(told, [true, false, false, true, true]);
+    }
+
+    #[test]
+    fn the_first_sight_is_taken_as_it_is() {
+        assert_eq!(play(&DAMPING, &[(0, false)]), [false]);
+        assert_eq!(play(&DAMPING, &[(0, true)]), [true]);
+    }
+
+    #[test]
+    fn a_flapping_port_has_to_calm_down_first() {
+        let mut states = vec![(0, true)];
+        for second in [2, 4, 6] {
+            states.extend([(second, false), (second + 1, true)]);
+        }
+        states.extend([(10, true), (36, true), (37, true)]);
+        let told = play(&DAMPING, &states);
+        assert_eq!(told[1..=6], [false; 6]);
+        assert_eq!(told[7..], [false, false, true]);
+    }
+
+    #[test]
+    fn old_changes_are_forgotten() {
+        let states = [
+            (0, true),
+            (1, false),
+            (10, true),
+            (20, false),
+            (30, true),
+            (90, false),
+            (95, true),
+            (96, true),
+        ];
+        assert_eq!(*play(&DAMPING, &states).last().unwrap(), true);
+    }
+
+    #[test]
+    fn a_short_loss_can_be_overlooked() {
+        let patient = Damping {
+            down_delay: Duration::from_secs(5),
+            ..DAMPING
+        };
+        let told = play(
+            &patient,
+            &[
+                (0, true),
+                (1, false),
+                (3, false),
+                (4, true),
+                (10, false),
+                (15, false),
+            ],
+        );
+        assert_eq!(told, [true, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn says_when_to_look_again_and_why_it_waits() {
+        let start = Instant::now();
+        let mut track = Track::begin(true, start);
+        track.see(false, start, &DAMPING);
+        assert_eq!(track.judge(start, &DAMPING).1, None);
+        let later = start + Duration::from_secs(4);
+        track.see(true, later, &DAMPING);
+        let (health, again) = track.judge(later, &DAMPING);
+        assert_eq!(again, Some(later + DAMPING.up_delay));
+        let Health::Unhealthy(ailment) = health else {
+            panic!("shown healthy")
+        };
+        assert!(ailment.to_string().contains("active again"), "{ailment}");
+    }
+}
