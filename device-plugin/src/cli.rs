@@ -61,6 +61,39 @@ impl HostRoot {
     }
 }
 
+/// What the command line says about configurations of the two peers.
+#[derive(Debug, Args)]
+pub struct Defaults {
+    /// Prefix of resources of a resourceList that name none
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        env = "RDMA_RESOURCE_PREFIX",
+        default_value = config::sriov::DEFAULT_PREFIX
+    )]
+    resource_prefix: String,
+    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
+    #[arg(
+        long,
+        env = "RDMA_USE_CDI",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true"
+    )]
+    use_cdi: bool,
+}
+
+impl Defaults {
+    /// The same for the readers.
+    pub fn read(&self) -> config::Defaults {
+        config::Defaults {
+            resource_prefix: self.resource_prefix.clone(),
+            use_cdi: self.use_cdi,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 struct Run {
     /// Configuration file [default: the first that exists of the three plugins' usual places]
@@ -84,24 +117,8 @@ struct Run {
     kubelet_root_dir: PathBuf,
     #[command(flatten)]
     host: HostRoot,
-    /// Prefix of resources of a resourceList that name none
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        env = "RDMA_RESOURCE_PREFIX",
-        default_value = config::sriov::DEFAULT_PREFIX
-    )]
-    resource_prefix: String,
-    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
-    #[arg(
-        long,
-        env = "RDMA_USE_CDI",
-        num_args = 0..=1,
-        require_equals = true,
-        default_value = "false",
-        default_missing_value = "true"
-    )]
-    use_cdi: bool,
+    #[command(flatten)]
+    defaults: Defaults,
     /// How much to log
     #[arg(
         long,
@@ -198,10 +215,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
     );
     run::run(run::Settings {
         config_file: config_file(args.config_file)?,
-        defaults: config::Defaults {
-            resource_prefix: args.resource_prefix,
-            use_cdi: args.use_cdi,
-        },
+        defaults: args.defaults.read(),
         device_plugin_dir: args.device_plugin_dir,
         host: args.host.host(),
     })

@@ -192,7 +192,7 @@ mod tests {
             (95, true),
             (96, true),
         ];
-        assert_eq!(*play(&DAMPING, &states).last().unwrap(), true);
+        assert_eq!(play(&DAMPING, &states).last(), Some(&true));
     }
 
     #[test]

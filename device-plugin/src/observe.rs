@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
-use hca::topology::Numa;
+use hca::topology::{Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, netdev, pci};
 
 /// One look at the host.
@@ -18,8 +18,8 @@ pub struct Observation {
     pub functions: BTreeMap<PciAddress, PciFunction>,
     /// State of each character device's node, by its name below the device directory.
     pub nodes: BTreeMap<String, Node>,
-    /// NUMA nodes of the host.
-    pub numa: Numa,
+    /// Where GPUs and NICs sit.
+    pub machine: Machine,
     /// Netdevs that carry a default route, and those they stand on.
     pub uplinks: BTreeSet<String>,
 }
@@ -43,6 +43,7 @@ impl Observation {
                 Err(error) => return Err(error),
             }
         }
+        let machine = Machine::look(host, &inventory, &Wanted::default())?;
         let nodes = char_devices(&inventory)
             .map(|device| (device.dev_name(), device.node()))
             .collect();
@@ -50,7 +51,7 @@ impl Observation {
             inventory,
             functions,
             nodes,
-            numa: Numa::look(host)?,
+            machine,
             uplinks: uplinks(host)?,
         })
     }

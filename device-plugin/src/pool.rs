@@ -92,7 +92,7 @@ pub fn assemble(
     let mut left_out = Vec::new();
     let mut claims: Vec<(&HcaId, &PoolConfig)> = Vec::new();
     let mut snapshots = Vec::new();
-    let numa = Arc::new(seen.numa.clone());
+    let machine = Arc::new(seen.machine.clone());
     for pool in &config.pools {
         let mut members = Vec::new();
         let chosen = candidates
@@ -122,7 +122,7 @@ pub fn assemble(
             Arc::new(Terms::of(pool)),
             shape,
             members,
-            numa.clone(),
+            machine.clone(),
         ));
     }
     Pools {
@@ -434,3 +434,6 @@ fn fit_one_message(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<
         members.len()
     ));
 }
+
+#[cfg(test)]
+mod tests;

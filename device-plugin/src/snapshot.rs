@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use hca::topology::Numa;
+use hca::topology::Machine;
 use hca::topology::distance::{Distance, Place, distance};
 use hca::unit::{HcaId, PoolTag, UnitId};
 use kubelet_api::deviceplugin::{
@@ -20,7 +20,7 @@ pub struct Snapshot {
     tag: PoolTag,
     shape: Shape,
     members: Vec<Member>,
-    numa: Arc<Numa>,
+    machine: Arc<Machine>,
 }
 
 /// What holds for all units of a resource, as configured.
@@ -184,14 +184,19 @@ pub enum Unit<'s> {
 
 impl Snapshot {
     /// A snapshot of a resource; members are in the order in which they are listed.
-    pub fn new(terms: Arc<Terms>, shape: Shape, members: Vec<Member>, numa: Arc<Numa>) -> Self {
+    pub fn new(
+        terms: Arc<Terms>,
+        shape: Shape,
+        members: Vec<Member>,
+        machine: Arc<Machine>,
+    ) -> Self {
         let tag = PoolTag::of(terms.resource.as_str());
         Self {
             terms,
             tag,
             shape,
             members,
-            numa,
+            machine,
         }
     }
 
@@ -200,9 +205,18 @@ impl Snapshot {
         &self.terms
     }
 
+    /// The machine that the members are in.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// How far two members are from each other in the machine.
     pub fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
-        Some(distance(a.place.as_ref()?, b.place.as_ref()?, &self.numa))
+        Some(distance(
+            a.place.as_ref()?,
+            b.place.as_ref()?,
+            &self.machine.numa,
+        ))
     }
 
     /// The resource.

@@ -17,6 +17,8 @@ pub struct Validate {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    defaults: super::Defaults,
 }
 
 impl Validate {
@@ -26,7 +28,7 @@ impl Validate {
     /// Everything that is wrong with the file.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.config_file.clone())?;
-        let config = config::load(&path)?;
+        let config = config::load(&path, &self.defaults.read())?;
         let rescan = config.rescan.map(|every| every.as_secs());
         if self.json {
             let pools: Vec<_> = config.pools.iter().map(entry).collect();
