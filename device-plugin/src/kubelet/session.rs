@@ -255,6 +255,10 @@ impl Session {
             // What `sweep` removed may still be in that look; its going away would pass for the
             // end of a process that the kubelet knew, and cost a second registration.
             siblings.retain(|name| SocketId::of(&self.directory.join(name)).is_some());
+            // What happened before this point wakes nobody up any more, so it is looked at.
+            if SocketId::of(&served.path) != Some(served.id) {
+                return Trouble::SocketGone;
+            }
             match self.register(served).await {
                 Ok(()) => back_off.reset(),
                 Err(Attempt::Interrupted(trouble)) => match trouble {
