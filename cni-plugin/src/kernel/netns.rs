@@ -15,7 +15,7 @@ use nix::{
 use super::{Error, Result, Socket};
 
 /// `NSFS_MAGIC` of include/uapi/linux/magic.h: the file system of namespace files.
-const NSFS: i64 = 0x6e73_6673;
+const NSFS: FsType = FsType(0x6e73_6673);
 
 /// A network namespace, held open.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Namespace {
         let kind = fstatfs(&file)
             .map_err(|e| Error::call(what(), e))?
             .filesystem_type();
-        if kind != FsType(NSFS) {
+        if kind != NSFS {
             return Ok(None);
         }
         let meta = file.metadata().map_err(|e| Error::call(what(), e))?;
