@@ -12,6 +12,7 @@
 
 mod cases;
 mod daemon;
+mod multus_node;
 mod plugin;
 
 fn main() -> std::process::ExitCode {

@@ -19,6 +19,7 @@ macro_rules! modules {
 
 // One line each, in alphabetical order.
 modules! {
+    chain_pods
     docs_config
     dp_install
     dp_kubelet

@@ -4,21 +4,16 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Result;
-use e2e::bin_under_test::standin;
 use e2e::case;
-use e2e::cni::{Answer, Call};
+use e2e::cni::Answer;
 use e2e::harness::Case;
-use e2e::kubelet::{Kubelet, Pod, Settings};
-use e2e::need::REFERENCE_PLUGINS;
+use e2e::kubelet::Pod;
 use e2e::netns::Netns;
-use kubelet_api::deviceplugin::DevicePluginOptions;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::plugin::{Plugin, Script};
+use crate::multus_node::MultusNode;
 
 pub(crate) const CASES: &[Case] = &[
     case!(gives_a_pod_its_default_network_and_those_it_asks_for, Root, Netns, Macvlan, ReferencePlugins),
@@ -31,73 +26,34 @@ pub(crate) const CASES: &[Case] = &[
 
 const HCA: &str = "rdma/hca";
 
-/// A host with a kubelet, a pod's namespace, and a plugin `recorder` that
-/// writes down each call, and fails where the file `fail` names its interface.
+/// A node with a plugin `recorder` that writes down each call, and fails where
+/// the file `fail` names command and interface.
 struct World {
-    host: Netns,
+    node: MultusNode,
     pod_netns: Netns,
-    kubelet: Kubelet,
-    plugin: Plugin,
-    root: TempDir,
 }
 
 impl World {
     fn new(default: &Value, networks: &str) -> Result<Self> {
-        let root = tempfile::tempdir()?;
-        let kubelet = Kubelet::start(Settings::below(&root.path().join("kubelet")))?;
-        let options = DevicePluginOptions {
-            get_preferred_allocation_available: true,
-            ..DevicePluginOptions::default()
-        };
-        let preferred = vec!["0000:3b:00.0".to_owned()];
-        let script = Script { options, preferred, ..Script::default() };
-        let plugin = Plugin::serve(&kubelet.settings().device_plugins, "hca.sock", script)?;
-        plugin.list_healthy(&["0000:3b:00.0", "0000:d8:00.0"]);
-        plugin.register(HCA)?;
-        kubelet.wait_allocatable(HCA, 2, Duration::from_secs(10))?;
-        let world =
-            Self { host: Netns::new("host")?, pod_netns: Netns::new("pod")?, kubelet, plugin, root };
-        fs::create_dir(world.path("bin"))?;
-        fs::create_dir(world.path("calls"))?;
-        fs::write(world.path("default.conflist"), default.to_string())?;
-        fs::write(world.path("networks.yaml"), networks)?;
-        let recorder = world.path("bin/recorder");
-        let calls = world.path("calls");
-        fs::write(
-            &recorder,
-            format!(
-                r#"#!/bin/sh
-n=$(ls {calls} | wc -l)
-cat > {calls}/$n.stdin.part
-env | grep ^CNI_ > {calls}/$n.env.part
-printf '{{"stdin": %s, "env": "%s"}}' "$(cat {calls}/$n.stdin.part)" "$(tr '\n' ' ' < {calls}/$n.env.part)" > {calls}/$n.part
-rm {calls}/$n.stdin.part {calls}/$n.env.part
-mv {calls}/$n.part {calls}/$n
-if [ "$CNI_COMMAND $CNI_IFNAME" = "$(cat {calls}/../fail 2>/dev/null)" ]; then
-    echo '{{"cniVersion": "1.0.0", "code": 11, "msg": "told to fail"}}'
-    exit 1
-fi
-[ "$CNI_COMMAND" != ADD ] || echo '{{"cniVersion": "1.0.0",
-    "interfaces": [{{"name": "'$CNI_IFNAME'", "mac": "02:00:00:00:00:01", "sandbox": "'$CNI_NETNS'"}}],
-    "ips": [{{"address": "10.0.0.9/24", "interface": 0}}]}}'
-"#,
-                calls = calls.display()
-            ),
-        )?;
+        let node = MultusNode::new(HCA, &["0000:3b:00.0", "0000:d8:00.0"], default)?;
+        fs::write(node.path("networks/networks.yaml"), networks)?;
+        fs::create_dir(node.path("calls"))?;
+        let recorder = node.path("bin/recorder");
+        fs::write(&recorder, RECORDER.replace("CALLS", &node.path("calls").to_string_lossy()))?;
         fs::set_permissions(&recorder, fs::Permissions::from_mode(0o755))?;
-        Ok(world)
+        Ok(Self { node, pod_netns: Netns::new("pod")? })
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.root.path().join(name)
+        self.node.path(name)
     }
 
-    /// Admits a pod with this networks annotation and one unit of the resource a network.
+    /// Admits a pod with this networks annotation and so many units of the resource.
     fn pod(&self, annotation: &str, units: u64) -> Result<Pod> {
         let mut pod = Pod::with_limits("pod", &[(HCA, units)])?;
         let key = "k8s.v1.cni.cncf.io/networks".to_owned();
         pod.metadata.annotations.insert(key, annotation.to_owned());
-        self.kubelet.admit(pod.clone())?;
+        self.node.kubelet.admit(pod.clone())?;
         Ok(pod)
     }
 
@@ -106,27 +62,10 @@ fi
     }
 
     fn call_in(&self, command: &str, pod: &Pod, netns: &Path) -> Result<Answer> {
-        let mut call = Call::new(&standin("multus-standin")?, "sandbox1", netns, "eth0");
-        call.path = std::env::join_paths([self.path("bin").as_path(), Path::new(REFERENCE_PLUGINS)])?;
-        call.args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID=sandbox1;K8S_POD_UID={}",
-            pod.metadata.name, pod.metadata.uid
-        );
-        let conf = json!({
-            "cniVersion": "1.0.0",
-            "name": "node",
-            "type": "multus-standin",
-            "clusterNetwork": self.path("default.conflist"),
-            "networks": [self.path("networks.yaml")],
-            "pods": self.kubelet.settings().pods,
-            "podResources": self.kubelet.pod_resources_socket(),
-            "stateDir": self.path("state"),
-            "deviceInfo": self.path("devinfo"),
-        });
-        call.on_host(&self.host).run(command, conf.to_string().as_bytes())
+        self.node.multus(pod, netns)?.run(command, &self.node.multus_conf())
     }
 
-    /// What the recorder was called with, in order: command and interface, and its stdin.
+    /// What the recorder was called with, in order: command and interface, stdin, `CNI_ARGS`.
     fn calls(&self) -> Result<Vec<(String, Value, String)>> {
         let count = fs::read_dir(self.path("calls"))?.count();
         let mut calls = Vec::new();
@@ -148,6 +87,21 @@ fi
         Ok(self.calls()?.into_iter().map(|(what, ..)| what).collect())
     }
 }
+
+const RECORDER: &str = r#"#!/bin/sh
+n=$(ls CALLS | wc -l)
+stdin=$(cat)
+env=$(env | grep ^CNI_ | tr '\n' ' ')
+printf '{"stdin": %s, "env": "%s"}' "$stdin" "$env" > CALLS/../part
+mv CALLS/../part CALLS/$n
+if [ "$CNI_COMMAND $CNI_IFNAME" = "$(cat CALLS/../fail 2>/dev/null)" ]; then
+    echo '{"cniVersion": "1.0.0", "code": 11, "msg": "told to fail"}'
+    exit 1
+fi
+[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0",
+    "interfaces": [{"name": "'$CNI_IFNAME'", "mac": "02:00:00:00:00:01", "sandbox": "'$CNI_NETNS'"}],
+    "ips": [{"address": "10.0.0.9/24", "interface": 0}]}'
+"#;
 
 fn recorded_default() -> Value {
     json!({"cniVersion": "1.0.0", "name": "default-net", "plugins": [{"type": "recorder"}]})
@@ -185,8 +139,8 @@ fn gives_a_pod_its_default_network_and_those_it_asks_for() -> Result<()> {
         "ipam": {"type": "host-local", "subnet": "192.168.111.0/24", "dataDir": leases.path()},
     }]});
     let world = World::new(&default, &definitions(&[("rail", macvlan)]))?;
-    world.host.ip("link add up0 type veth peer name up1")?;
-    world.host.ip("link set up0 up")?;
+    world.node.host.ip("link add up0 type veth peer name up1")?;
+    world.node.host.ip("link set up0 up")?;
     let pod = world.pod("rail", 1)?;
 
     let result = world.call("ADD", &pod)?.success()?;
@@ -198,7 +152,7 @@ fn gives_a_pod_its_default_network_and_those_it_asks_for() -> Result<()> {
     assert_eq!(links[2]["linkinfo"]["info_kind"], "macvlan");
     assert_eq!(links[2]["addr_info"][0]["local"], "192.168.111.2");
 
-    let status = fs::read(world.path("state/sandbox1.network-status"))?;
+    let status = fs::read(world.path("state/sandbox-pod.network-status"))?;
     let status: Value = serde_json::from_slice(&status)?;
     assert_eq!(status[1]["name"], "default/rail");
     assert_eq!(status[1]["interface"], "net1");
@@ -214,7 +168,7 @@ fn gives_a_pod_its_default_network_and_those_it_asks_for() -> Result<()> {
         assert!(left.is_empty(), "{network}: leases left: {left:?}");
     }
     assert_eq!(fs::read_dir(world.path("state/results"))?.count(), 0);
-    assert!(!world.path("state/sandbox1").exists());
+    assert!(!world.path("state/sandbox-pod").exists());
     world.call("DEL", &pod)?.success()?;
     Ok(())
 }
@@ -235,7 +189,7 @@ fn puts_device_ids_where_multus_puts_them() -> Result<()> {
     let annotation = r#"[{"name": "chain", "mac": "02:00:00:00:00:07"},
         {"name": "single", "interface": "rail9", "cni-args": {"rail": 9}}]"#;
     let pod = world.pod(annotation, 2)?;
-    let held = world.kubelet.assigned("default/pod")?.into_values().next().unwrap();
+    let held = world.node.kubelet.assigned("default/pod")?.into_values().next().unwrap();
     world.call("ADD", &pod)?.success()?;
 
     let calls = world.calls()?;
@@ -256,7 +210,7 @@ fn puts_device_ids_where_multus_puts_them() -> Result<()> {
     assert_eq!(second["runtimeConfig"]["mac"], "02:00:00:00:00:07");
     assert_eq!(second["prevResult"]["interfaces"][0]["name"], "net1");
     let info = first["runtimeConfig"]["CNIDeviceInfoFile"].as_str().unwrap();
-    assert_eq!(info, world.path("devinfo/cni/default-chain-sandbox1_net1").to_str().unwrap());
+    assert_eq!(info, world.path("devinfo/cni/default-chain-sandbox-pod_net1").to_str().unwrap());
     let copied: Value = serde_json::from_slice(&fs::read(info)?)?;
     assert_eq!(copied["id"], first["deviceID"]);
     assert!(args.ends_with(";MAC=02:00:00:00:00:07"), "{args}");
@@ -276,7 +230,6 @@ fn puts_device_ids_where_multus_puts_them() -> Result<()> {
     assert_eq!(del["deviceID"], first["deviceID"]);
     assert_eq!(del["prevResult"]["ips"][0]["address"], "10.0.0.9/24", "the list's whole result");
     assert!(!Path::new(info).exists());
-    drop(world.plugin);
     Ok(())
 }
 
@@ -309,7 +262,7 @@ fn a_delete_goes_on_without_namespace_or_scratch_file() -> Result<()> {
 
     world.call_in("DEL", &pod, Path::new(""))?.success()?;
     assert_eq!(world.names()?[4..], ["DEL net1", "DEL eth0"], "from the pod's annotation");
-    world.kubelet.remove("default/pod")?;
+    world.node.kubelet.remove("default/pod")?;
     world.call_in("DEL", &pod, Path::new(""))?.success()?;
     assert_eq!(world.names()?.len(), 6, "nothing to go by, and no error");
 
