@@ -178,6 +178,7 @@ impl Config {
             .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
         }
         if let Some(length) = self.slice {
+            self.refuse_host_bits(ipam)?;
             for range in &self.ranges {
                 crate::slice::check(range.subnet(), length)
                     .map_err(|reason| ipam.wrong("node_slice_size", reason))?;
@@ -195,6 +196,26 @@ impl Config {
                 ),
             )
             .with_details("set cniVersion to 0.3.0 or newer"));
+        }
+        Ok(())
+    }
+
+    /// A range that is sliced has to be written as the network that it is: with
+    /// host bits it is a mistake which of the slices were meant.
+    fn refuse_host_bits(&self, ipam: &Section<'_>) -> Result<(), Error> {
+        let mut sections = vec![ipam.clone()];
+        sections.extend(ipam.sections("ipRanges")?);
+        for section in sections {
+            if let Some(text) = section.text("range")?
+                && let Some((address, Some(_))) = range::with_length(text)
+                && !self
+                    .ranges
+                    .iter()
+                    .any(|range| range.subnet().network() == address)
+            {
+                let rule = "has host bits set; node_slice_size needs a network address";
+                return Err(section.wrong("range", format_args!("{text:?} {rule}")));
+            }
         }
         Ok(())
     }

@@ -7,11 +7,14 @@
 //! - [`lease`]: what a lease records
 //! - [`node`], [`netns`]: who this machine is, and whether a namespace is there
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
+//! - [`reclaim`]: freeing what nobody holds any more
+//! - [`import`]: reading what other IPAM plugins left
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod import;
 mod keys;
 pub mod lease;
 pub mod netns;
@@ -19,5 +22,6 @@ pub mod node;
 pub mod plugin;
 pub mod policy;
 pub mod range;
+pub mod reclaim;
 pub mod slice;
 pub mod store;

@@ -1,14 +1,25 @@
 //! `rdma-ipam`: called by a runtime (`CNI_COMMAND` is set) it is a CNI IPAM
 //! plugin, called by a person an administrator's tool.
 
+mod admin;
+
 use ipam::plugin::Plugin;
 use ipam::policy::DEFAULT_PATH;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const ABOUT: &str = concat!("CNI IPAM plugin rdma-ipam ", env!("CARGO_PKG_VERSION"));
+const ABOUT: &str = concat!(
+    "CNI IPAM plugin rdma-ipam ",
+    env!("CARGO_PKG_VERSION"),
+    "; as an administrator see rdma-ipam --help"
+);
 
 fn main() -> ExitCode {
+    // A runtime's call comes first and touches nothing of the rest. Without
+    // either command it says what it is, as installers expect of a plugin.
+    if std::env::var_os("CNI_COMMAND").is_none() && std::env::args_os().len() > 1 {
+        return admin::run();
+    }
     cni_wire::serve::answer_panics();
     ExitCode::from(cni_wire::serve::serve(
         ABOUT,
@@ -18,8 +29,8 @@ fn main() -> ExitCode {
         &mut std::io::stderr().lock(),
         |request| {
             let policy = std::env::var_os("RDMA_NETDEV_POLICY").map(PathBuf::from);
-            let node = std::env::var("RDMA_NODE_NAME").ok();
             let policy = policy.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
+            let node = std::env::var("RDMA_NODE_NAME").ok();
             Plugin::load(policy, Path::new("/"), node.as_deref()).serve(request)
         },
     ))

@@ -14,7 +14,9 @@ use crate::config::{self, Config};
 use crate::lease::{Holder, Pod};
 use crate::node::Node;
 use crate::policy::{Policy, PolicyError};
-use crate::store::{Store, StoreError};
+use crate::range::Range;
+use crate::reclaim;
+use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
 use cni_wire::{CniResult, Code, Command, Error, Request, Section, Version};
 use serde_json::{Map, Value};
@@ -169,7 +171,7 @@ impl Plugin {
         store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
         for range in &config.ranges {
-            let range = add::part_of_node(range, &config, &store)
+            let range = add::part_to_come(range, &config, &store)
                 .map_err(|e| unavailable(to_error(&e, &at)))?;
             let want = add::want(&range, &config, &holder, 0);
             store
@@ -192,27 +194,23 @@ impl Plugin {
             return Ok(());
         };
         let network = &request.config.name;
-        let stale = |holder: &Holder| {
-            holder.network == *network
-                && !valid.iter().any(|id| {
-                    id.container_id.as_str() == holder.container
-                        && id.ifname.as_str() == holder.interface
-                })
+        let listed = |holder: &Holder| {
+            valid.iter().any(|id| {
+                id.container_id.as_str() == holder.container
+                    && id.ifname.as_str() == holder.interface
+            })
         };
-        let failed = store
-            .release_where(&stale)
-            .map_err(|e| to_error(&e, format_args!("collect garbage of network {network}")))?;
-        match failed.split_first() {
-            None => Ok(()),
-            Some((first, rest)) => {
-                let mut error =
-                    to_error(first, format_args!("collect garbage of network {network}"));
-                for other in rest {
-                    error = error.with_details(other.to_string());
-                }
-                Err(error)
-            }
+        let attempt = format!("collect garbage of network {network}");
+        let report =
+            reclaim::collect(&store, network, &listed).map_err(|e| to_error(&e, &attempt))?;
+        if report.failed.is_empty() {
+            return Ok(());
         }
+        Err(Error::new(
+            Code::State,
+            format!("{attempt}: {}", report.failed.join("; ")),
+        )
+        .with_details(format!("{} leases were freed", report.freed.len())))
     }
 
     /// Opens a store of the policy, made if it is new.
@@ -237,6 +235,24 @@ impl Plugin {
             Err(StoreError::Unknown { .. }) => Ok(None),
             other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
         }
+    }
+
+    /// What an ADD would find in one range now.
+    ///
+    /// # Errors
+    /// When the store cannot be used.
+    pub fn survey(
+        &self,
+        range: &Range,
+        config: &Config,
+        request: &Request,
+        store: &Store,
+    ) -> Result<Survey, Error> {
+        let attempt = format!("look for an address of {}", range.subnet());
+        let holder = self.anybody(request, store.node());
+        add::part_to_come(range, config, store)
+            .and_then(|part| store.survey(&add::want(&part, config, &holder, 0)))
+            .map_err(|e| to_error(&e, attempt))
     }
 
     /// The node's policy.

@@ -171,6 +171,14 @@ impl Range {
         &self.spans
     }
 
+    /// The lowest address that may be given.
+    #[must_use]
+    pub fn lowest(&self) -> Option<IpAddr> {
+        self.spans
+            .first()
+            .map(|span| from_bits(self.subnet.is_ipv4(), span.first))
+    }
+
     /// Whether `address` lies between first and last, excluded or not.
     #[must_use]
     pub fn window_contains(&self, address: IpAddr) -> bool {

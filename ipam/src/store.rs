@@ -57,20 +57,24 @@ mod claim;
 mod dir;
 mod format;
 mod former;
+mod fsck;
 mod hint;
 mod memory;
 mod name;
 mod owner;
+mod pools;
 pub(crate) mod probe;
 mod release;
 mod scan;
 mod shard;
 mod slices;
 
-pub use allocate::Want;
+pub use allocate::{Survey, Want};
 pub use dir::DirError;
 pub use former::Former;
+pub use fsck::Checkup;
 pub use owner::Owned;
+pub use pools::Pool;
 pub use scan::{Entry, Finding};
 
 use crate::node::{Node, NodeError};
@@ -404,6 +408,12 @@ impl Store {
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Whether other machines see the file system.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.file_system.shared
     }
 
     fn durable(&self) -> bool {

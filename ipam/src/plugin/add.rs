@@ -65,18 +65,25 @@ pub(super) fn want<'a>(
 }
 
 /// The range, or this node's slice of it.
-pub(super) fn part_of_node(
+fn part_of_node(range: &Range, config: &Config, store: &Store) -> Result<Range, StoreError> {
+    let Some(length) = config.slice else {
+        return Ok(range.clone());
+    };
+    let slice = store.slice(config.network_name.as_deref(), range.subnet(), length)?;
+    Ok(range.slice(slice))
+}
+
+/// The same without taking a slice.
+pub(super) fn part_to_come(
     range: &Range,
     config: &Config,
     store: &Store,
 ) -> Result<Range, StoreError> {
-    match config.slice {
-        None => Ok(range.clone()),
-        Some(length) => {
-            let network_name = config.network_name.as_deref();
-            Ok(range.slice(store.slice(network_name, range.subnet(), length)?))
-        }
-    }
+    let Some(length) = config.slice else {
+        return Ok(range.clone());
+    };
+    let slice = store.slice_to_come(config.network_name.as_deref(), range.subnet(), length)?;
+    Ok(range.slice(slice))
 }
 
 /// Which range each requested address is to come from.
@@ -151,7 +158,11 @@ fn lease_all<'c>(
             Ok(lease)
         });
         match one {
-            Ok(lease) => leases.push(lease),
+            Ok(lease) => {
+                let network_name = config.network_name.as_deref();
+                store.note_pool(range, network_name, config.overlapping, &holder.network);
+                leases.push(lease);
+            }
             Err(error) => {
                 give_back(store, holder, kept);
                 return Err((error, Some(range)));

@@ -1,6 +1,6 @@
 //! Inclusive intervals of addresses as numbers.
 
-use super::bits;
+use super::{bits, from_bits};
 use ipnetwork::IpNetwork;
 
 /// All addresses from `first` to `last`, both included; never empty.
@@ -41,6 +41,17 @@ impl Span {
             last: self.last.min(other.last),
         };
         (both.first <= both.last).then_some(both)
+    }
+
+    /// As addresses: `10.0.0.1-10.0.0.9`, or one alone.
+    #[must_use]
+    pub fn show(self, v4: bool) -> String {
+        let (first, last) = (from_bits(v4, self.first), from_bits(v4, self.last));
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     }
 
     /// How many; `u128::MAX` for all of IPv6, one too few.

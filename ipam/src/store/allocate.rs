@@ -29,6 +29,21 @@ pub struct Want<'a> {
     pub index: usize,
 }
 
+/// What a search for an address finds on its way.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// The address that would be given; `None` when all are held.
+    pub next: Option<IpAddr>,
+    /// Addresses before it that are held.
+    pub held: u128,
+    /// Addresses before it that rest since they were freed.
+    pub resting: u128,
+    /// Whether it has not rested enough itself, but nothing else is free.
+    pub unrested: bool,
+    /// Parts of the range that cannot be looked into.
+    pub unreadable: usize,
+}
+
 /// More collisions than this mean that something is wrong with the store.
 const MAX_COLLISIONS: usize = 10_000;
 
@@ -170,6 +185,65 @@ impl Store {
             }
         }
         Err(search.exhausted())
+    }
+
+    /// What [`Store::allocate`] would find on its way now.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn survey(&self, want: &Want<'_>) -> Result<Survey, StoreError> {
+        let search = Search {
+            store: self,
+            want,
+            intent: None,
+            collisions: 0,
+        };
+        let v4 = want.range.subnet().is_ipv4();
+        let mut survey = Survey::default();
+        let mut longest: Option<(u64, u128)> = None;
+        for number in want.shards() {
+            let Some((_, choice)) = search.look(number, self.cooldown)? else {
+                survey.unreadable += 1;
+                continue;
+            };
+            let next = choice.free.first().map(|free| free.address);
+            let below = |address: u128| next.is_none_or(|next| address < next);
+            let whole = Span {
+                first: number << 8,
+                last: number << 8 | 0xff,
+            };
+            let seats = want
+                .range
+                .spans()
+                .iter()
+                .filter_map(|span| span.intersection(whole));
+            let seats: u128 = seats
+                .filter_map(|span| {
+                    span.intersection(Span {
+                        first: 0,
+                        last: next.unwrap_or(u128::MAX),
+                    })
+                })
+                .fold(0, |sum, span| sum.saturating_add(span.size()));
+            let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
+            survey.resting = survey.resting.saturating_add(resting);
+            let free = u128::from(next.is_some());
+            survey.held = survey
+                .held
+                .saturating_add(seats.saturating_sub(resting + free));
+            if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
+                && longest.is_none_or(|(than, _)| at < than)
+            {
+                longest = Some((at, first.address));
+            }
+            if let Some(next) = next {
+                survey.next = Some(from_bits(v4, next));
+                return Ok(survey);
+            }
+        }
+        survey.next = longest.map(|(_, address)| from_bits(v4, address));
+        survey.unrested = longest.is_some();
+        Ok(survey)
     }
 
     fn held(&self, want: &Want<'_>, address: IpAddr) -> StoreError {

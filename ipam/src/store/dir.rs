@@ -260,6 +260,11 @@ impl Dir {
         }
     }
 
+    /// Moves whatever has a name, unseen, to another directory.
+    pub(crate) fn move_to(&self, name: &str, to: &Self, new: &str) -> Result<(), DirError> {
+        nix::fcntl::renameat(&self.fd, name, &to.fd, new).map_err(self.failed("move", name))
+    }
+
     /// Removes a name; gone already is no error.
     pub(crate) fn unlink(&self, name: &str) -> Result<bool, DirError> {
         match nix::unistd::unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {

@@ -79,18 +79,21 @@ impl Store {
     /// When a call failed; the lease may still be there then.
     pub fn end(&self, former: &Former) -> Result<(), StoreError> {
         self.release_seat(&former.lease, &former.meta)?;
-        let holder = &former.lease.holder;
+        self.drop_record(&former.lease, &former.meta)
+    }
+
+    /// Removes the record of a lease that was ended by somebody else than its
+    /// owner, if it is the owner's last: or the numbering would have a gap. What
+    /// stays is a record without seat, for the owner's DEL.
+    pub(super) fn drop_record(&self, lease: &Lease, meta: &Meta) -> Result<(), StoreError> {
+        let holder = &lease.holder;
         let records = self.owned_at(
             name::node(&holder.node),
             &holder.container,
             &holder.interface,
         )?;
-        // Only the last may go, or the numbering would have a gap; another one
-        // stays as a record without seat until the owner's DEL.
-        if let Some(last) = records.last()
-            && matches!(&last.content, Content::Lease(_, meta) if meta.same_file(&former.meta))
-        {
-            last.dir.unlink_same(&last.name, &former.meta)?;
+        if let Some(last) = records.last().filter(|last| last.is_file(meta)) {
+            last.dir.unlink_same(&last.name, meta)?;
         }
         Ok(())
     }

@@ -40,6 +40,13 @@ impl Owned {
         }
     }
 
+    pub(super) fn is_file(&self, file: &Meta) -> bool {
+        match &self.content {
+            Content::Lease(_, meta) | Content::Broken(_, meta) => meta.same_file(file),
+            Content::Foreign(_) => false,
+        }
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> PathBuf {

@@ -4,7 +4,7 @@ use super::dir::Meta;
 use super::name::{self, Seat};
 use super::owner::{Content, Owned};
 use super::{Store, StoreError, hint};
-use crate::lease::{Holder, Lease};
+use crate::lease::Lease;
 use crate::range::bits;
 
 impl Store {
@@ -55,31 +55,8 @@ impl Store {
         }
     }
 
-    /// Frees every record of this node whose holder `stale` picks. Answers what
-    /// could not be freed.
-    ///
-    /// # Errors
-    /// When the store cannot be gone through.
-    pub fn release_where(
-        &self,
-        stale: &impl Fn(&Holder) -> bool,
-    ) -> Result<Vec<StoreError>, StoreError> {
-        let mut failed = Vec::new();
-        for node in self.names() {
-            self.records_of(node, |owned| {
-                if owned.lease().is_some_and(|lease| stale(&lease.holder))
-                    && let Err(error) = self.release_owned(&owned)
-                {
-                    failed.push(error);
-                }
-                Ok(())
-            })?;
-        }
-        Ok(failed)
-    }
-
     /// This machine's names in this boot.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.node.name)
             .chain(&self.former_names)
             .map(String::as_str)

@@ -1,12 +1,13 @@
 //! Going through a whole store: for listings, reclaim and fsck; never for ADD or DEL.
 
-use super::dir::Dir;
-use super::name::{self, Seat};
+use super::dir::{Dir, Meta};
+use super::name::{self, Class, Seat};
 use super::owner::{Content, Owned, read};
 use super::{Store, StoreError};
 use crate::lease::Lease;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 /// A held or freed seat.
 #[derive(Debug)]
@@ -23,6 +24,17 @@ pub struct Entry {
     pub path: PathBuf,
     /// The record (of the last holder, when freed), or what is wrong with it.
     pub record: Result<Lease, String>,
+    pub(super) dir: Rc<Dir>,
+    pub(super) seat: Seat,
+    pub(super) meta: Option<Meta>,
+}
+
+impl Entry {
+    /// Whether its seat is unique in all of its space, not in one range only.
+    #[must_use]
+    pub fn in_shared_class(&self) -> bool {
+        self.seat.class == Class::SHARED
+    }
 }
 
 /// Something in the store that should not be there or cannot be used.
@@ -73,6 +85,7 @@ impl Store {
                 let Some(dir) = enter(&shards, &shard, &mut findings)? else {
                     continue;
                 };
+                let dir = Rc::new(dir);
                 for name in sorted(dir.names()?) {
                     let path = dir.path().join(&name);
                     let seat = Seat::parse(&name).filter(|seat| belongs(seat, v4, number));
@@ -83,10 +96,9 @@ impl Store {
                         });
                         continue;
                     };
-                    let record = if records {
-                        record(&dir, &name, &seat)?
-                    } else {
-                        Err(String::new())
+                    let (record, meta) = match records {
+                        true => record(&dir, &name, &seat)?,
+                        false => (Err(String::new()), None),
                     };
                     each(Entry {
                         network_name: network_name.clone(),
@@ -95,6 +107,9 @@ impl Store {
                         freed: seat.freed,
                         path,
                         record,
+                        dir: Rc::clone(&dir),
+                        seat,
+                        meta,
                     })?;
                 }
             }
@@ -173,21 +188,24 @@ fn belongs(seat: &Seat, v4: bool, number: u128) -> bool {
     seat.address.is_ipv4() == v4 && name::shard_number(bits) == number
 }
 
-fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Result<Lease, String>, StoreError> {
+type Read = (Result<Lease, String>, Option<Meta>);
+
+fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Read, StoreError> {
     Ok(match read(dir, name)? {
-        None => Err("it vanished".to_owned()),
-        Some(Content::Foreign(what)) => Err(format!("it is {what}")),
-        Some(Content::Broken(why, _)) => Err(why),
-        Some(Content::Lease(lease, _)) => {
+        None => (Err("it vanished".to_owned()), None),
+        Some(Content::Foreign(what)) => (Err(format!("it is {what}")), None),
+        Some(Content::Broken(why, meta)) => (Err(why), Some(meta)),
+        Some(Content::Lease(lease, meta)) => {
             let same = Seat {
                 freed: seat.freed,
                 ..Seat::of(&lease)
             } == *seat;
-            if same {
+            let record = if same {
                 Ok(*lease)
             } else {
                 Err("its record is of another address".to_owned())
-            }
+            };
+            (record, Some(meta))
         }
     })
 }

@@ -18,7 +18,7 @@ use ipnetwork::IpNetwork;
 const MAX_BYTES: u64 = 256;
 
 impl Store {
-    /// This node's slice of a range.
+    /// This node's slice of a range, taken if it has none yet.
     ///
     /// # Errors
     /// [`StoreError::NoSlice`] when other nodes have all of them,
@@ -29,14 +29,38 @@ impl Store {
         subnet: IpNetwork,
         length: u8,
     ) -> Result<IpNetwork, StoreError> {
-        let space = name::space(network_name);
-        let range = subnet.to_string().replace('/', "-");
+        let [space, range] = place(network_name, subnet);
         let dir = self.make_below(&["slices", &space, &range])?;
         let number = match self.slice_by_node(&dir, subnet, length)? {
             Some(number) => number,
             None => self.take_slice(&dir, subnet, length)?,
         };
         slice::nth(subnet, length, number).ok_or_else(|| self.no_slice(subnet, length))
+    }
+
+    /// The slice that this node has or would take. Takes none.
+    ///
+    /// # Errors
+    /// As [`Store::slice`].
+    pub fn slice_to_come(
+        &self,
+        network_name: Option<&str>,
+        subnet: IpNetwork,
+        length: u8,
+    ) -> Result<IpNetwork, StoreError> {
+        let [space, range] = place(network_name, subnet);
+        let number = match self.open_below(&["slices", &space, &range])? {
+            None => Some(0),
+            Some(dir) => {
+                let taken = taken(&dir, &dir.names()?)?;
+                refuse_other_size(&taken, subnet, length)?;
+                let mine = taken.iter().find(|taken| taken.node == self.node.name);
+                mine.map(|mine| mine.number)
+                    .or_else(|| lowest_free(&taken, subnet, length))
+            }
+        };
+        let slice = number.and_then(|number| slice::nth(subnet, length, number));
+        slice.ok_or_else(|| self.no_slice(subnet, length))
     }
 
     /// Gives up a node's slices; answers their names.
@@ -116,18 +140,14 @@ impl Store {
     ) -> Result<u128, StoreError> {
         loop {
             let taken = taken(dir, &dir.names()?)?;
-            if let Some(other) = taken.iter().find(|taken| taken.length != length) {
-                return Err(size_mismatch(subnet, other.length, length));
-            }
+            refuse_other_size(&taken, subnet, length)?;
             // Ours already, if we were killed before the second link.
             let mine = taken.iter().find(|taken| taken.node == self.node.name);
             if let Some(mine) = mine {
                 dir.link(&mine.name, dir, &by_node(&self.node.name))?;
                 return Ok(mine.number);
             }
-            let free = (0..slice::count(subnet, length))
-                .find(|number| !taken.iter().any(|taken| taken.number == *number));
-            let Some(number) = free else {
+            let Some(number) = lowest_free(&taken, subnet, length) else {
                 return Err(self.no_slice(subnet, length));
             };
             let name = format!("{number}@{length}");
@@ -182,6 +202,24 @@ fn taken(dir: &Dir, names: &[String]) -> Result<Vec<Taken>, StoreError> {
         });
     }
     Ok(all)
+}
+
+fn place(network_name: Option<&str>, subnet: IpNetwork) -> [String; 2] {
+    [
+        name::space(network_name),
+        subnet.to_string().replace('/', "-"),
+    ]
+}
+
+fn lowest_free(taken: &[Taken], subnet: IpNetwork, length: u8) -> Option<u128> {
+    (0..slice::count(subnet, length)).find(|number| !taken.iter().any(|t| t.number == *number))
+}
+
+fn refuse_other_size(taken: &[Taken], subnet: IpNetwork, length: u8) -> Result<(), StoreError> {
+    match taken.iter().find(|taken| taken.length != length) {
+        Some(other) => Err(size_mismatch(subnet, other.length, length)),
+        None => Ok(()),
+    }
 }
 
 fn by_node(node: &str) -> String {

@@ -1,0 +1,169 @@
+//! The administrator's face of `rdma-ipam`.
+//!
+//! Each command looks through the library and prints a table for people or, with
+//! `--json`, the same data for machines.
+
+mod explain;
+mod fsck;
+mod import;
+mod list;
+mod pools;
+mod reclaim;
+mod release;
+mod show;
+mod table;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, Parser, Subcommand};
+use ipam::plugin::Plugin;
+use ipam::policy::{DEFAULT_PATH, Policy};
+use ipam::store::Store;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// IP addresses of RDMA pods: who holds which, and why.
+///
+/// Exit status: 0 done, 1 failed, 2 wrong usage, 3 nothing found or, for fsck,
+/// something found that was not put right.
+#[derive(Debug, Parser)]
+#[command(name = "rdma-ipam", version)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Global {
+    /// The node's policy
+    #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = DEFAULT_PATH)]
+    policy: PathBuf,
+    /// The store, by its name in the policy
+    #[arg(long, global = true, default_value = ipam::config::DEFAULT_STORE)]
+    store: String,
+    /// This node's name, where the policy has none
+    #[arg(long, global = true, env = "RDMA_NODE_NAME")]
+    node_name: Option<String>,
+    /// Prefix of /proc, /etc and the network namespaces' paths
+    #[arg(long, global = true, default_value = "/")]
+    host_root: PathBuf,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Leases, by address
+    List(list::List),
+    /// Everything known about an address, a pod or a container
+    Show(show::Show),
+    /// Pools: size, used, resting, free
+    Pools(pools::Pools),
+    /// Which addresses a network configuration may give, and which is next
+    Explain(explain::Explain),
+    /// Free this node's leases that are over
+    Reclaim(reclaim::Reclaim),
+    /// Free leases by hand
+    Release(release::Release),
+    /// Look for what should not be in the store
+    Fsck(fsck::Fsck),
+    /// Take over the leases of another IPAM plugin
+    Import(import::Import),
+}
+
+/// How a command ended, when it did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// Nothing was found, or something was that is not in order.
+    Found,
+}
+
+/// Parses the arguments and runs the command.
+pub(crate) fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let global = &cli.global;
+    let ran = match cli.command {
+        Command::List(command) => command.run(global),
+        Command::Show(command) => command.run(global),
+        Command::Pools(command) => command.run(global),
+        Command::Explain(command) => command.run(global),
+        Command::Reclaim(command) => command.run(global),
+        Command::Release(command) => command.run(global),
+        Command::Fsck(command) => command.run(global),
+        Command::Import(command) => command.run(global),
+    };
+    match ran {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Found) => ExitCode::from(3),
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Global {
+    fn plugin(&self) -> Result<Plugin> {
+        let policy = Policy::load(&self.policy).map_err(|e| anyhow!("{e} ({})", e.remedy()))?;
+        Ok(Plugin::new(
+            policy,
+            &self.host_root,
+            self.node_name.as_deref(),
+        ))
+    }
+
+    /// The store, which must be there.
+    fn open(&self) -> Result<(Plugin, Store)> {
+        let plugin = self.plugin()?;
+        let store = plugin.open_existing(&self.store)?.with_context(|| {
+            format!(
+                "store {:?} has never been used: there is nothing to see",
+                self.store
+            )
+        })?;
+        Ok((plugin, store))
+    }
+}
+
+/// The one place that prints results. A reader that has seen enough (`| head`)
+/// is no error.
+fn say(text: &str) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "rdma-ipam: {text}");
+}
+
+fn say_json(value: &impl serde::Serialize) -> Result<()> {
+    say(&format!("{}\n", serde_json::to_string_pretty(value)?));
+    Ok(())
+}
+
+/// Asks on the terminal, unless `yes` was said.
+fn confirmed(yes: bool, question: &str) -> Result<bool> {
+    use std::io::{BufRead, IsTerminal};
+    if yes {
+        return Ok(true);
+    }
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return Err(anyhow!("{question} Nobody is there to be asked; say --yes"));
+    }
+    complain(&format!("{question} [y/N]"));
+    let mut answer = String::new();
+    stdin
+        .lock()
+        .read_line(&mut answer)
+        .context("read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// What a path is called in output.
+fn shown(path: &Path) -> String {
+    path.display().to_string().escape_debug().to_string()
+}

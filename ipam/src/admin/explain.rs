@@ -1,0 +1,164 @@
+//! `rdma-ipam explain`: what a configuration means, and which address is next.
+
+use super::{Global, Outcome, say, say_json};
+use anyhow::{Context, Result};
+use clap::Args;
+use cni_wire::{Command, Environment, NetworkConfig, Request, env};
+use ipam::config::Config;
+use ipam::policy::Profile;
+use ipam::store::Survey;
+use serde_json::{Value, json};
+use std::io::Read;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(super) struct Explain {
+    /// File with a network configuration (of one plugin), or - for standard input
+    config: PathBuf,
+}
+
+impl Explain {
+    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
+        let plugin = global.plugin()?;
+        let request = self.request()?;
+        let config = plugin.config(&request)?;
+        let store = plugin.open_existing(&config.store)?;
+        let mut ranges = Vec::new();
+        for range in &config.ranges {
+            let survey = match &store {
+                Some(store) => Some(plugin.survey(range, &config, &request, store)?),
+                None => None,
+            };
+            ranges.push(describe(range, survey.as_ref()));
+        }
+        let value = json!({
+            "profile": if config.profile == Profile::Strict { "strict" } else { "compatible" },
+            "store": config.store,
+            "networkName": config.network_name,
+            "uniqueAmong": unique(&config),
+            "ignoredKeys": config.ignored,
+            "ranges": ranges,
+        });
+        if global.json {
+            say_json(&value)?;
+        } else {
+            say(&text(&config, &value));
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn request(&self) -> Result<Request> {
+        let mut text = Vec::new();
+        if self.config.as_os_str() == "-" {
+            std::io::stdin()
+                .lock()
+                .read_to_end(&mut text)
+                .context("read standard input")?;
+        } else {
+            text = std::fs::read(&self.config)
+                .with_context(|| format!("read {}", self.config.display()))?;
+        }
+        let env = Environment {
+            command: Command::Status,
+            attachment: None,
+            netns: None,
+            args: env::Args::default(),
+            path: Vec::new(),
+            netns_override: false,
+        };
+        Ok(Request {
+            env,
+            config: NetworkConfig::parse(&text)?,
+        })
+    }
+}
+
+fn unique(config: &Config) -> &'static str {
+    if config.overlapping {
+        "all ranges of the network name"
+    } else {
+        "this range alone"
+    }
+}
+
+fn describe(range: &ipam::range::Range, survey: Option<&Survey>) -> Value {
+    let (first, last) = range.window();
+    let v4 = range.subnet().is_ipv4();
+    let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();
+    let mut value = json!({
+        "range": range.subnet(),
+        "first": first,
+        "last": last,
+        "gives": parts,
+        "size": range.size().to_string(),
+    });
+    let next = match survey {
+        // A store that was never used: the lowest address is free.
+        None => json!({"next": range.lowest(), "because": "no address was ever leased here"}),
+        Some(survey) => json!({
+            "next": survey.next,
+            "held": survey.held.to_string(),
+            "resting": survey.resting.to_string(),
+            "because": because(survey),
+        }),
+    };
+    if let (Some(map), Value::Object(next)) = (value.as_object_mut(), next) {
+        map.extend(next);
+    }
+    value
+}
+
+fn because(survey: &Survey) -> String {
+    let before = format!(
+        "{} lower ones are held and {} rest",
+        survey.held, survey.resting
+    );
+    let mut because = match (survey.next, survey.unrested) {
+        (Some(_), false) if survey.held + survey.resting == 0 => "it is the lowest".to_owned(),
+        (Some(_), false) => format!("it is the lowest that is free: {before}"),
+        (Some(_), true) => format!("nothing else is free, it has rested longest: {before}"),
+        (None, _) => "every address is held".to_owned(),
+    };
+    if survey.unreadable > 0 {
+        because += &format!(
+            "; {} parts cannot be looked into, see fsck",
+            survey.unreadable
+        );
+    }
+    because
+}
+
+fn text(config: &Config, value: &Value) -> String {
+    let mut out = format!(
+        "profile {}, store {:?}, addresses unique among {}\n",
+        value["profile"].as_str().unwrap_or_default(),
+        config.store,
+        unique(config)
+    );
+    if !config.ignored.is_empty() {
+        out += &format!("ignored keys: {}\n", config.ignored.join(", "));
+    }
+    for range in value["ranges"].as_array().into_iter().flatten() {
+        let get = |key: &str| match &range[key] {
+            Value::String(text) => text.clone(),
+            Value::Null => "none".to_owned(),
+            other => other.to_string(),
+        };
+        let gives = range["gives"].as_array().map_or(0, Vec::len);
+        out += &format!(
+            "range {}: {} addresses in {gives} parts\n",
+            get("range"),
+            get("size")
+        );
+        for part in range["gives"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+        {
+            out += &format!("  {part}\n");
+        }
+        out += &format!("  next: {}, because {}\n", get("next"), get("because"));
+    }
+    out
+}

@@ -1,0 +1,266 @@
+//! `rdma-ipam import`: take over the leases of another IPAM plugin.
+
+use super::table::{cell, table};
+use super::{Global, Outcome, complain, say, say_json};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use ipam::import::{self, Planned};
+use ipam::lease::{Holder, Pod};
+use ipam::policy::Profile;
+use ipam::range::{Range, Spec};
+use ipam::store::{Store, Want};
+use ipnetwork::IpNetwork;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub(super) struct Import {
+    #[command(subcommand)]
+    from: From,
+}
+
+#[derive(Debug, Subcommand)]
+enum From {
+    /// A directory of host-local, as in /var/lib/cni/networks/NETWORK: leases of this node
+    HostLocal {
+        directory: PathBuf,
+        /// The range the addresses belong to; may be repeated
+        #[arg(long, required = true)]
+        range: Vec<IpNetwork>,
+        /// The CNI network's name; the directory's name unless given
+        #[arg(long)]
+        network: Option<String>,
+        #[command(flatten)]
+        how: How,
+    },
+    /// A file with the objects of whereabouts, from kubectl get -o yaml or -o json
+    Whereabouts {
+        file: PathBuf,
+        /// The CNI network's name
+        #[arg(long, default_value = "whereabouts")]
+        network: String,
+        /// The interface, for old records that have none
+        #[arg(long, default_value = "net1")]
+        interface: String,
+        #[command(flatten)]
+        how: How,
+    },
+}
+
+#[derive(Debug, Args)]
+struct How {
+    /// Lease them; without this only the plan is shown
+    #[arg(long, short)]
+    yes: bool,
+}
+
+impl Import {
+    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
+        let plugin = global.plugin()?;
+        let store = plugin.open(&global.store)?;
+        match self.from {
+            From::HostLocal {
+                directory,
+                range,
+                network,
+                how,
+            } => {
+                let (planned, empty) = import::host_local(&directory, &range)?;
+                for name in empty {
+                    complain(&format!(
+                        "{}: the file is empty; not imported",
+                        directory.join(name).display()
+                    ));
+                }
+                let name = directory
+                    .file_name()
+                    .map(|name| name.to_string_lossy().into_owned());
+                let network = network
+                    .or(name)
+                    .context("name the network with --network")?;
+                let node = store.node().clone();
+                let holder = move |planned: &Planned| Holder {
+                    network: network.clone(),
+                    node: node.name.clone(),
+                    machine: node.machine.clone(),
+                    boot: node.boot.clone(),
+                    ..anybody(planned, "eth0")
+                };
+                apply(global, &store, &planned, &holder, &how)
+            }
+            From::Whereabouts {
+                file,
+                network,
+                interface,
+                how,
+            } => {
+                let planned = import::whereabouts(&documents(&file)?)?;
+                let holder = move |planned: &Planned| Holder {
+                    network: network.clone(),
+                    ..anybody(planned, &interface)
+                };
+                apply(global, &store, &planned, &holder, &how)
+            }
+        }
+    }
+}
+
+/// A holder whose node is not known: DEL finds it by the container all the same.
+fn anybody(planned: &Planned, interface: &str) -> Holder {
+    let pod = planned.pod.clone();
+    Holder {
+        network: String::new(),
+        pod: pod.map(|(namespace, name)| Pod {
+            namespace,
+            name,
+            uid: None,
+        }),
+        container: planned.container.clone(),
+        interface: planned
+            .interface
+            .clone()
+            .unwrap_or_else(|| interface.to_owned()),
+        node: planned.node.clone().unwrap_or_default(),
+        machine: String::new(),
+        boot: String::new(),
+        netns: None,
+        netns_inode: None,
+        device: None,
+    }
+}
+
+fn documents(file: &Path) -> Result<Vec<Value>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    serde_yaml_ng::Deserializer::from_str(&text)
+        .map(|document| {
+            Value::deserialize(document)
+                .with_context(|| format!("{} is neither YAML nor JSON", file.display()))
+        })
+        .collect()
+}
+
+/// Shows the plan; with `--yes` leases all of it or, if one fails, none.
+fn apply(
+    global: &Global,
+    store: &Store,
+    planned: &[Planned],
+    holder: &impl Fn(&Planned) -> Holder,
+    how: &How,
+) -> Result<Outcome> {
+    let ranges = planned
+        .iter()
+        .map(range_of)
+        .collect::<Result<Vec<Range>>>()?;
+    for planned in planned {
+        let of = holder(planned);
+        if cni_wire::ContainerId::parse(&of.container).is_err() {
+            bail!(
+                "{}: container ID {:?} is none",
+                planned.address,
+                of.container
+            );
+        }
+    }
+    let mut done = Vec::new();
+    if how.yes {
+        for (planned, range) in planned.iter().zip(&ranges) {
+            match lease(store, planned, range, &holder(planned)) {
+                Ok(true) => done.push(planned),
+                // Imported by an earlier run.
+                Ok(false) => {}
+                Err(error) => {
+                    let back = give_back(store, &done, holder);
+                    return Err(error.context(format!("import {}; {back}", planned.address)));
+                }
+            }
+        }
+    }
+    if global.json {
+        say_json(&json!({"dryRun": !how.yes, "leases": planned, "imported": done.len()}))?;
+        return Ok(Outcome::Done);
+    }
+    let rows: Vec<Vec<String>> = planned
+        .iter()
+        .map(|planned| row(planned, &holder(planned)))
+        .collect();
+    say(&table(
+        &["ADDRESS", "RANGE", "NETWORK NAME", "HOLDER"],
+        &rows,
+    ));
+    match how.yes {
+        true => say(&format!(
+            "{} imported, {} were there\n",
+            done.len(),
+            planned.len() - done.len()
+        )),
+        false => say(&format!(
+            "{} to import; nothing was written, say --yes\n",
+            planned.len()
+        )),
+    }
+    Ok(Outcome::Done)
+}
+
+fn range_of(planned: &Planned) -> Result<Range> {
+    let text = planned.range.to_string();
+    let range = Range::new(
+        &Spec {
+            range: &text,
+            ..Spec::default()
+        },
+        Profile::Strict,
+    )?;
+    if !range.may_be_requested(planned.address) {
+        bail!("{} is the first or last address of {text}", planned.address);
+    }
+    Ok(range)
+}
+
+/// Whether it was leased now; false when the same holder has it already.
+fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Result<bool> {
+    let there = store.owned(&holder.container, &holder.interface)?;
+    let same = |lease: &ipam::lease::Lease| {
+        lease.address == planned.address && lease.network_name == planned.network_name
+    };
+    if there.iter().filter_map(|owned| owned.lease()).any(same) {
+        return Ok(false);
+    }
+    let want = Want {
+        range,
+        network_name: planned.network_name.as_deref(),
+        overlapping: true,
+        holder,
+        index: there.len(),
+    };
+    store.allocate_this(&want, planned.address)?;
+    Ok(true)
+}
+
+fn give_back(store: &Store, done: &[&Planned], holder: &impl Fn(&Planned) -> Holder) -> String {
+    let mut left = 0;
+    for planned in done.iter().rev() {
+        let holder = holder(planned);
+        let last = store
+            .owned(&holder.container, &holder.interface)
+            .ok()
+            .and_then(|mut all| all.pop());
+        match last.map(|last| store.release_owned(&last)) {
+            Some(Ok(_)) => {}
+            _ => left += 1,
+        }
+    }
+    match left {
+        0 => "nothing was imported".to_owned(),
+        n => format!("{n} leases could not be given back, see rdma-ipam list"),
+    }
+}
+
+fn row(planned: &Planned, holder: &Holder) -> Vec<String> {
+    vec![
+        planned.address.to_string(),
+        planned.range.to_string(),
+        cell(planned.network_name.as_deref().unwrap_or_default()),
+        cell(&holder.to_string()),
+    ]
+}

@@ -1,0 +1,94 @@
+//! `rdma-ipam list`: who holds which address.
+
+use super::table::{age, cell, table};
+use super::{Global, Outcome, complain, say, say_json, shown};
+use anyhow::Result;
+use clap::Args;
+use ipam::lease::Lease;
+use ipam::store::Store;
+use ipnetwork::IpNetwork;
+
+#[derive(Debug, Args)]
+pub(super) struct List {
+    /// Only leases of this range, as in 10.0.0.0/24
+    #[arg(long)]
+    pool: Option<IpNetwork>,
+    /// Only leases of this node
+    #[arg(long)]
+    node: Option<String>,
+}
+
+impl List {
+    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
+        // A store that was never used has no leases; that is an answer.
+        let leases = match global.plugin()?.open_existing(&global.store)? {
+            Some(store) => self.leases(&store)?,
+            None => Vec::new(),
+        };
+        if global.json {
+            say_json(&leases)?;
+            return Ok(Outcome::Done);
+        }
+        let now = jiff::Timestamp::now();
+        let rows: Vec<Vec<String>> = leases.iter().map(|lease| row(lease, now)).collect();
+        say(&table(
+            &[
+                "ADDRESS",
+                "POD",
+                "INTERFACE",
+                "NODE",
+                "NETWORK",
+                "CONTAINER",
+                "AGE",
+            ],
+            &rows,
+        ));
+        Ok(Outcome::Done)
+    }
+
+    fn leases(&self, store: &Store) -> Result<Vec<Lease>> {
+        let mut leases = Vec::new();
+        let findings = store.seats(true, |entry| {
+            match entry.record {
+                _ if entry.freed.is_some() => {}
+                Ok(lease) => leases.push(lease),
+                Err(why) => complain(&format!("{}: {why}; see fsck", shown(&entry.path))),
+            }
+            Ok(())
+        })?;
+        for finding in findings {
+            complain(&format!(
+                "{}: {}; see fsck",
+                shown(&finding.path),
+                finding.what
+            ));
+        }
+        leases.retain(|lease| {
+            self.pool.is_none_or(|pool| pool == lease.range)
+                && self
+                    .node
+                    .as_ref()
+                    .is_none_or(|node| *node == lease.holder.node)
+        });
+        leases.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));
+        Ok(leases)
+    }
+}
+
+fn row(lease: &Lease, now: jiff::Timestamp) -> Vec<String> {
+    let holder = &lease.holder;
+    let pod = holder
+        .pod
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    vec![
+        format!("{}/{}", lease.address, lease.prefix),
+        cell(&pod),
+        cell(&holder.interface),
+        cell(&holder.node),
+        cell(&holder.network),
+        cell(holder.container.get(..12).unwrap_or(&holder.container)),
+        age(lease.created, now),
+    ]
+}

@@ -1,0 +1,111 @@
+//! `rdma-ipam show`: everything known about an address, a pod or a container.
+
+use super::{Global, Outcome, complain, say, say_json};
+use anyhow::Result;
+use clap::Args;
+use ipam::lease::Lease;
+use ipam::store::Entry;
+use serde_json::{Value, json};
+use std::net::IpAddr;
+
+#[derive(Debug, Args)]
+pub(super) struct Show {
+    /// An address, a pod (namespace/name or name) or the beginning of a container ID
+    what: String,
+}
+
+impl Show {
+    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
+        let (_, store) = global.open()?;
+        let address: Option<IpAddr> = self.what.parse().ok();
+        let mut found = Vec::new();
+        store.seats(true, |entry| {
+            let wanted = match (address, &entry.record) {
+                (Some(address), _) => entry.address == address,
+                (None, Ok(lease)) => self.means(lease),
+                (None, Err(_)) => false,
+            };
+            if wanted {
+                found.push(describe(&entry));
+            }
+            Ok(())
+        })?;
+        if found.is_empty() {
+            complain(&format!(
+                "nothing is known about {}",
+                self.what.escape_debug()
+            ));
+            return Ok(Outcome::Found);
+        }
+        if global.json {
+            say_json(&found)?;
+        } else {
+            for entry in &found {
+                say(&format!("{}\n", text(entry)));
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn means(&self, lease: &Lease) -> bool {
+        let pod = lease.holder.pod.as_ref();
+        pod.is_some_and(|pod| pod.to_string() == self.what || pod.name == self.what)
+            || (self.what.len() >= 4 && lease.holder.container.starts_with(&self.what))
+    }
+}
+
+fn describe(entry: &Entry) -> Value {
+    let state = if entry.freed.is_some() {
+        "freed"
+    } else {
+        "held"
+    };
+    let mut value = json!({
+        "address": entry.address,
+        "state": state,
+        "timesLeased": entry.generation,
+        "file": entry.path,
+    });
+    if let (Some(map), Some(freed)) = (value.as_object_mut(), entry.freed) {
+        let at = i64::try_from(freed)
+            .ok()
+            .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+        map.insert("freed".into(), json!(at));
+    }
+    if let Some(map) = value.as_object_mut() {
+        match &entry.record {
+            Ok(lease) => {
+                let key = if entry.freed.is_some() {
+                    "lastLease"
+                } else {
+                    "lease"
+                };
+                map.insert(key.into(), json!(lease));
+            }
+            Err(why) => {
+                map.insert("fault".into(), json!(why));
+            }
+        }
+    }
+    value
+}
+
+/// Key and value on a line each, what is inside an object indented.
+fn text(value: &Value) -> String {
+    fn lines(value: &Value, depth: usize, out: &mut String) {
+        for (key, value) in value.as_object().into_iter().flatten() {
+            let indent = "  ".repeat(depth);
+            match value {
+                Value::Object(_) => {
+                    *out += &format!("{indent}{key}:\n");
+                    lines(value, depth + 1, out);
+                }
+                Value::String(text) => *out += &format!("{indent}{key}: {}\n", text.escape_debug()),
+                other => *out += &format!("{indent}{key}: {other}\n"),
+            }
+        }
+    }
+    let mut out = String::new();
+    lines(value, 0, &mut out);
+    out
+}

@@ -1,0 +1,85 @@
+//! Columns for a terminal.
+
+/// Rows below a header, each column as wide as its widest cell.
+pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows
+            .iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count());
+        cells
+            .chain(header.get(column).map(|title| title.len()))
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for (cell, width) in cells.zip(&widths) {
+            line += &format!("{cell:<width$}  ");
+        }
+        format!("{}\n", line.trim_end())
+    };
+    let mut text = line(&mut header.iter().copied());
+    for row in rows {
+        text += &line(&mut row.iter().map(String::as_str));
+    }
+    text
+}
+
+/// A cell's text: nothing that could steer a terminal, "-" for nothing.
+pub(super) fn cell(text: &str) -> String {
+    if text.is_empty() {
+        "-".to_owned()
+    } else {
+        text.escape_debug().to_string()
+    }
+}
+
+/// How long ago, as kubectl shows it.
+pub(super) fn age(since: jiff::Timestamp, now: jiff::Timestamp) -> String {
+    let seconds = (now.as_second() - since.as_second()).max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [
+            vec!["10.0.0.1".to_owned(), "a".to_owned()],
+            vec!["b".to_owned(), "cc".to_owned()],
+        ];
+        assert_eq!(
+            table(&["ADDRESS", "X"], &rows),
+            "ADDRESS   X\n10.0.0.1  a\nb         cc\n"
+        );
+    }
+
+    #[test]
+    fn cells_steer_no_terminal() {
+        assert_eq!(cell("\u{1b}[2J"), "\\u{1b}[2J");
+        assert_eq!(cell(""), "-");
+    }
+
+    #[test]
+    fn ages_are_short() {
+        let at = |s| jiff::Timestamp::from_second(s).unwrap();
+        for (seconds, text) in [
+            (5, "5s"),
+            (300, "5m"),
+            (7_200, "2h"),
+            (864_000, "10d"),
+            (-9, "0s"),
+        ] {
+            assert_eq!(age(at(1_000_000 - seconds), at(1_000_000)), text);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Freeing what nobody holds any more: one routine for the runtime's GC, for the
+//! daemon's loop and for the administrator.
+//!
+//! A lease is freed on evidence, never for lack of it. The evidence is this
+//! node's own: the lease is of an earlier boot of this very machine, or its
+//! network namespace is gone; seen twice, some seconds apart, of a lease that is
+//! not young. GC brings the runtime's word instead, which needs no second look.
+//! What cannot be told is kept. Leases of other nodes are theirs.
+//!
+//! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
+//! broken file costs one more look. Killed between two leases, the next run goes on.
+
+use crate::lease::{Holder, Lease};
+use crate::netns::{self, Netns};
+use crate::node::Node;
+use crate::store::{Entry, Finding, Owned, Store, StoreError};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A lease younger than this is left alone: its ADD may still be on its way.
+pub const MIN_AGE: Duration = Duration::from_secs(60);
+/// The second look comes at least this long after the first.
+pub const MIN_GAP: Duration = Duration::from_secs(5);
+
+/// How to look, and what to do.
+#[derive(Debug, Clone)]
+pub struct Options<'a> {
+    /// Prefix of the paths of network namespaces: `/` for who sees the host's.
+    pub netns_root: &'a Path,
+    /// The policy's `stateDir`.
+    pub state_dir: &'a Path,
+    /// The store's name in the policy.
+    pub store: &'a str,
+    /// Only say what would be freed.
+    pub dry_run: bool,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// Why a lease is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// It is of an earlier boot of this machine.
+    Boot,
+    /// Its network namespace is gone.
+    Netns,
+    /// The runtime does not list it.
+    Unlisted,
+}
+
+/// What one run did and found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Freed, or to be freed when it was a dry run.
+    pub freed: Vec<(Lease, Over)>,
+    /// Over by the evidence, but seen for the first time or still young.
+    pub waiting: Vec<(Lease, Over)>,
+    /// Leases of this node that are not over, or cannot be told to be.
+    pub kept: usize,
+    /// What could not be freed.
+    pub failed: Vec<String>,
+    /// What is no record; see fsck.
+    pub findings: Vec<Finding>,
+}
+
+impl Over {
+    /// For listings.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Boot => "its boot is over",
+            Self::Netns => "its network namespace is gone",
+            Self::Unlisted => "the runtime does not list it",
+        }
+    }
+}
+
+/// What is remembered from one run to the next.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Sightings {
+    boot: String,
+    /// Whether seats without owner were looked for in this boot.
+    #[serde(default)]
+    swept: bool,
+    /// Unix seconds at which a record was first seen to be over.
+    #[serde(default)]
+    seen: BTreeMap<String, i64>,
+}
+
+/// Frees this node's leases that are over.
+///
+/// # Errors
+/// When the store cannot be gone through. What could not be freed is in the report.
+pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
+    let path = sightings_path(options);
+    let before = Sightings::read(&path, &store.node().boot);
+    let mut run = Run {
+        store,
+        options,
+        before,
+        after: Sightings::default(),
+        report: Report::default(),
+    };
+    run.after.boot.clone_from(&store.node().boot);
+    let mut findings = Vec::new();
+    for name in store.names() {
+        findings.extend(store.records_of(name, |owned| {
+            run.record(&owned);
+            Ok(())
+        })?);
+    }
+    if !run.before.swept && !store.is_shared() {
+        findings.extend(store.seats(true, |entry| {
+            run.seat(&entry);
+            Ok(())
+        })?);
+    }
+    // Killed or failed in between, the sweep is made once more.
+    run.after.swept = run.before.swept || (run.report.failed.is_empty() && !options.dry_run);
+    if let Err(error) = run.after.write(&path) {
+        run.report.failed.push(format!(
+            "remember what was seen in {}: {error}",
+            path.display()
+        ));
+    }
+    run.report.findings = findings;
+    Ok(run.report)
+}
+
+/// Frees this node's leases of one network that the runtime does not list.
+///
+/// # Errors
+/// When the store cannot be gone through. What could not be freed is in the report.
+pub fn collect(
+    store: &Store,
+    network: &str,
+    listed: &impl Fn(&Holder) -> bool,
+) -> Result<Report, StoreError> {
+    let mut report = Report::default();
+    for name in store.names() {
+        let findings = store.records_of(name, |owned| {
+            if let Some(lease) = owned
+                .lease()
+                .filter(|lease| lease.holder.network == network)
+            {
+                if listed(&lease.holder) {
+                    report.kept += 1;
+                } else {
+                    report.free(store, &owned, Over::Unlisted);
+                }
+            }
+            Ok(())
+        })?;
+        report.findings.extend(findings);
+    }
+    Ok(report)
+}
+
+impl Report {
+    fn free(&mut self, store: &Store, owned: &Owned, why: Over) {
+        match (store.release_owned(owned), owned.lease()) {
+            (Ok(_), Some(lease)) => self.freed.push((lease.clone(), why)),
+            (Ok(_), None) => {}
+            (Err(error), _) => self.failed.push(error.to_string()),
+        }
+    }
+}
+
+struct Run<'a> {
+    store: &'a Store,
+    options: &'a Options<'a>,
+    before: Sightings,
+    after: Sightings,
+    report: Report,
+}
+
+impl Run<'_> {
+    fn record(&mut self, owned: &Owned) {
+        let Some(lease) = owned.lease() else { return };
+        let Some(why) = self.judge(lease) else {
+            self.report.kept += 1;
+            return;
+        };
+        let ripe = self.ripe(lease, &owned.path());
+        match (ripe, self.options.dry_run) {
+            (true, false) => self.report.free(self.store, owned, why),
+            (true, true) => self.report.freed.push((lease.clone(), why)),
+            (false, _) => self.report.waiting.push((lease.clone(), why)),
+        }
+    }
+
+    /// A seat to which no owner's record leads: after a crash of the machine the
+    /// record may be empty or missing on a file system of its own.
+    fn seat(&mut self, entry: &Entry) {
+        if entry.freed.is_some() || self.store.has_owner(entry).unwrap_or(true) {
+            return;
+        }
+        let over = match &entry.record {
+            Ok(lease) => self.judge(lease).is_some(),
+            // Whose it was is lost, but not that it was before this boot.
+            Err(_) => match (entry.modified(), self.store.node().booted()) {
+                (Some(modified), Some(booted)) => modified < booted,
+                _ => false,
+            },
+        };
+        if !over || self.options.dry_run {
+            return;
+        }
+        match self.store.release_entry(entry) {
+            Ok(()) => self
+                .report
+                .freed
+                .extend(entry.record.clone().ok().map(|l| (l, Over::Boot))),
+            Err(error) => self.report.failed.push(error.to_string()),
+        }
+    }
+
+    fn judge(&self, lease: &Lease) -> Option<Over> {
+        let netns = |holder: &Holder| match &holder.netns {
+            Some(path) => netns::look(self.options.netns_root, path, holder.netns_inode),
+            None => Netns::Unknown("no namespace is recorded"),
+        };
+        over(&lease.holder, self.store.node(), netns)
+    }
+
+    /// Whether a lease that is over was seen so before and is old enough.
+    fn ripe(&mut self, lease: &Lease, path: &Path) -> bool {
+        let key = format!("{}#{}", path.display(), lease.created);
+        let now = self.options.now.as_second();
+        let first = self.before.seen.get(&key).copied().unwrap_or(now);
+        self.after.seen.insert(key, first);
+        let gap = i64::try_from(MIN_GAP.as_secs()).unwrap_or(i64::MAX);
+        let age = i64::try_from(MIN_AGE.as_secs()).unwrap_or(i64::MAX);
+        now - first >= gap && now - lease.created.as_second() >= age
+    }
+}
+
+/// Whether a lease is over, by what this node can know. Pure but for `netns`.
+fn over(holder: &Holder, node: &Node, netns: impl FnOnce(&Holder) -> Netns) -> Option<Over> {
+    if holder.boot == node.boot {
+        // A boot ID is unique: the lease was made here, whatever name was used.
+        return (netns(holder) == Netns::Gone).then_some(Over::Netns);
+    }
+    let this_machine = holder.node == node.name
+        && !node.machine.is_empty()
+        && holder.machine == node.machine
+        && !holder.boot.is_empty();
+    this_machine.then_some(Over::Boot)
+}
+
+fn sightings_path(options: &Options<'_>) -> PathBuf {
+    options.state_dir.join("reclaim").join(options.store)
+}
+
+impl Sightings {
+    fn read(path: &Path, boot: &str) -> Self {
+        let read: Option<Self> = std::fs::read(path)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok());
+        read.filter(|sightings| sightings.boot == boot)
+            .unwrap_or_default()
+    }
+
+    fn write(&self, path: &Path) -> std::io::Result<()> {
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let draft = path.with_file_name(format!(".{}", std::process::id()));
+        std::fs::write(&draft, serde_json::to_vec_pretty(self)?)?;
+        std::fs::rename(&draft, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> Node {
+        let root = tempfile::tempdir().unwrap();
+        let random = root.path().join("proc/sys/kernel/random");
+        std::fs::create_dir_all(&random).unwrap();
+        std::fs::write(random.join("boot_id"), "now").unwrap();
+        std::fs::create_dir_all(root.path().join("etc")).unwrap();
+        std::fs::write(root.path().join("etc/machine-id"), "m1").unwrap();
+        Node::look(root.path(), "n1").unwrap()
+    }
+
+    fn holder(node: &str, machine: &str, boot: &str) -> Holder {
+        let lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
+        Holder {
+            node: node.into(),
+            machine: machine.into(),
+            boot: boot.into(),
+            ..lease.holder
+        }
+    }
+
+    #[test]
+    fn only_evidence_of_this_machine_ends_a_lease() {
+        let unknown = Netns::Unknown("");
+        for (of, netns, verdict) in [
+            (holder("n1", "m1", "now"), Netns::Gone, Some(Over::Netns)),
+            (holder("n1", "m1", "now"), Netns::Present, None),
+            (holder("n1", "m1", "now"), unknown.clone(), None),
+            (
+                holder("old-name", "m1", "now"),
+                Netns::Gone,
+                Some(Over::Netns),
+            ),
+            (
+                holder("n1", "m1", "before"),
+                Netns::Present,
+                Some(Over::Boot),
+            ),
+            (holder("n1", "m2", "before"), Netns::Gone, None),
+            (holder("n2", "m2", "before"), Netns::Gone, None),
+            (holder("n1", "", "before"), Netns::Gone, None),
+            (holder("n1", "m1", ""), Netns::Gone, None),
+            (holder("", "", ""), Netns::Gone, None),
+        ] {
+            assert_eq!(
+                over(&of, &node(), |_| netns.clone()),
+                verdict,
+                "{of:?} {netns:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn sightings_are_of_one_boot() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("reclaim/default");
+        let seen = BTreeMap::from([("a".to_owned(), 7)]);
+        let sightings = Sightings {
+            boot: "b1".into(),
+            swept: true,
+            seen,
+        };
+        sightings.write(&path).unwrap();
+        assert_eq!(Sightings::read(&path, "b1"), sightings);
+        assert_eq!(Sightings::read(&path, "b2"), Sightings::default());
+        std::fs::write(&path, "{").unwrap();
+        assert_eq!(Sightings::read(&path, "b1"), Sightings::default());
+    }
+}

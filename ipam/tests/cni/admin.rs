@@ -1,0 +1,559 @@
+//! The tool that a person runs.
+
+use crate::support::{Attachment, Place, network, range};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+fn c(name: &str) -> Attachment {
+    Attachment::new(name)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+#[test]
+fn list_shows_who_holds_what() {
+    let place = Place::new();
+    assert!(place.admin(&["list"]).ok(), "an unused store has no leases");
+    place
+        .add(
+            &c("aaaaaaaaaaaaaaaaaaaaaaaa").pod("ml/train-0"),
+            &range("10.0.0.0/24"),
+        )
+        .address();
+    place.add(&c("b"), &range("10.0.0.0/28")).address();
+    place.add(&c("d").node("n2"), &range("fd00::/64")).address();
+    let table = place.admin(&["list"]);
+    let lines: Vec<&str> = text(&table.document).lines().collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert!(
+        lines[1].starts_with("10.0.0.1/24") && lines[1].contains("ml/train-0"),
+        "{lines:?}"
+    );
+    let all = place.admin(&["list", "--json"]).document;
+    assert_eq!(all.as_array().unwrap().len(), 3);
+    for key in [
+        "address",
+        "prefix",
+        "range",
+        "network",
+        "pod",
+        "container",
+        "interface",
+        "node",
+        "boot",
+        "netns",
+        "created",
+    ] {
+        assert!(all[0].get(key).is_some(), "{key}: {}", all[0]);
+    }
+    let pool = place
+        .admin(&["list", "--pool", "10.0.0.0/28", "--json"])
+        .document;
+    assert_eq!(pool[0]["address"], "10.0.0.2");
+    assert_eq!(
+        place.admin(&["list", "--node", "n2", "--json"]).document[0]["address"],
+        "fd00::1"
+    );
+}
+
+#[test]
+fn show_finds_by_address_pod_and_container() {
+    let place = Place::new();
+    place
+        .add(&c("abcdef012345").pod("ml/train-0"), &range("10.0.0.0/24"))
+        .address();
+    for what in ["10.0.0.1", "ml/train-0", "train-0", "abcdef"] {
+        let shown = place.admin(&["show", what, "--json"]);
+        assert_eq!(
+            shown.document[0]["lease"]["container"], "abcdef012345",
+            "{what}"
+        );
+    }
+    assert!(place.del(&c("abcdef012345"), &range("10.0.0.0/24")).ok());
+    let history = place.admin(&["show", "10.0.0.1", "--json"]).document;
+    assert_eq!(
+        (
+            &history[0]["state"],
+            &history[0]["lastLease"]["pod"]["name"]
+        ),
+        (&json!("freed"), &json!("train-0"))
+    );
+    assert_eq!(place.admin(&["show", "10.9.9.9"]).status, Some(3));
+}
+
+#[test]
+fn pools_say_how_full_they_are() {
+    let place = Place::new();
+    for name in ["a", "b", "d"] {
+        place.add(&c(name), &range("10.0.0.0/28")).address();
+    }
+    place.add(&c("e"), &range("10.0.0.0/24")).address();
+    place.add(&c("f"), &range("fd00::/64")).address();
+    assert!(place.del(&c("b"), &range("10.0.0.0/28")).ok());
+    let pools = place.admin(&["pools", "--json"]).document;
+    let of = |range: &str| {
+        pools["pools"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|p| p["range"] == range)
+            .unwrap()
+            .clone()
+    };
+    let small = of("10.0.0.0/28");
+    assert_eq!(
+        (
+            &small["size"],
+            &small["used"],
+            &small["resting"],
+            &small["free"]
+        ),
+        (&json!(14), &json!(3), &json!(1), &json!(10))
+    );
+    assert_eq!(of("10.0.0.0/24")["used"], 3);
+    assert!(text(&place.admin(&["pools"]).document).contains("2^64"));
+    assert!(pools["store"]["id"].as_str().unwrap().len() == 32);
+}
+
+#[test]
+fn explain_says_what_is_next_and_why() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/29", "exclude": ["10.0.0.3"], "gateway": "10.0.0.6", "log_level": "debug"}),
+    );
+    let file = place.path().join("net.conf");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let explain = || {
+        place
+            .admin(&["explain", file.to_str().unwrap(), "--json"])
+            .document
+    };
+    assert_eq!(explain()["ranges"][0]["next"], "10.0.0.1");
+    place.add(&c("a"), &config).address();
+    place.add(&c("b"), &config).address();
+    assert!(place.del(&c("a"), &config).ok());
+    let said = explain();
+    let range = &said["ranges"][0];
+    assert_eq!(
+        range["gives"],
+        json!(["10.0.0.1-10.0.0.2", "10.0.0.4-10.0.0.5"])
+    );
+    assert_eq!(
+        (&range["next"], &range["held"], &range["resting"]),
+        (&json!("10.0.0.4"), &json!("1"), &json!("1"))
+    );
+    assert_eq!(said["ignoredKeys"], json!(["log_level"]));
+    place.add(&c("d"), &config).address();
+    place.add(&c("e"), &config).address();
+    assert!(
+        explain()["ranges"][0]["because"]
+            .as_str()
+            .unwrap()
+            .contains("rested longest")
+    );
+    assert_eq!(explain()["ranges"][0]["next"], "10.0.0.1");
+    place.add(&c("f"), &config).address();
+    assert_eq!(explain()["ranges"][0]["next"], Value::Null);
+    std::fs::write(&file, "{}").unwrap();
+    assert_eq!(
+        place.admin(&["explain", file.to_str().unwrap()]).status,
+        Some(1)
+    );
+}
+
+/// Makes a lease look `seconds` older, in place.
+fn age(place: &Place, container: &str, seconds: i64) {
+    let records = place.records();
+    let record = records
+        .iter()
+        .find(|r| r.to_str().unwrap().contains(&format!("/{container}:")))
+        .unwrap();
+    let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    let created: jiff::Timestamp = lease["created"].as_str().unwrap().parse().unwrap();
+    lease["created"] = json!(created - jiff::SignedDuration::from_secs(seconds));
+    std::fs::write(record, lease.to_string()).unwrap();
+}
+
+/// The same for every lease.
+pub(crate) fn age_all(place: &Place, seconds: i64) {
+    for record in place.records() {
+        let name = record.file_name().unwrap().to_str().unwrap();
+        age(place, name.split(':').next().unwrap(), seconds);
+    }
+}
+
+/// Makes what a former run saw look older.
+pub(crate) fn see_earlier(place: &Place) {
+    let path = place.state().join("reclaim/default");
+    let mut seen: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (_, at) in seen["seen"].as_object_mut().unwrap() {
+        *at = json!(at.as_i64().unwrap() - 10);
+    }
+    std::fs::write(&path, seen.to_string()).unwrap();
+}
+
+/// A namespace's file, as a runtime keeps them.
+fn netns(place: &Place, name: &str) -> PathBuf {
+    let directory = place.path().join("netns");
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join(name);
+    std::fs::write(&path, "").unwrap();
+    path
+}
+
+pub(crate) fn freed(report: &Value) -> Vec<&str> {
+    let mut freed: Vec<&str> = report["freed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|freed| freed["lease"]["address"].as_str().unwrap())
+        .collect();
+    freed.sort_unstable();
+    freed
+}
+
+#[test]
+fn reclaim_frees_what_is_over_after_a_second_look() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    let (gone, live) = (netns(&place, "gone"), netns(&place, "live"));
+    place.add(&c("gone").netns(&gone), &config).address();
+    place.add(&c("live").netns(&live), &config).address();
+    place.add(&c("young").netns(&gone), &config).address();
+    place
+        .add(
+            &c("blind").netns(&place.path().join("no/such/dir")),
+            &config,
+        )
+        .address();
+    place
+        .add(&c("far").netns(&gone).node("n2"), &config)
+        .address();
+    std::fs::remove_file(&gone).unwrap();
+    for name in ["gone", "live", "blind", "far"] {
+        age(&place, name, 120);
+    }
+    let first = place.admin(&["reclaim", "--json"]).document;
+    assert_eq!(freed(&first).len(), 0);
+    assert_eq!(
+        place.admin(&["reclaim", "--json"]).document["freed"],
+        json!([]),
+        "too soon"
+    );
+    see_earlier(&place);
+    let dry = place.admin(&["reclaim", "--dry-run", "--json"]).document;
+    assert_eq!(freed(&dry), ["10.0.0.1"]);
+    assert_eq!(place.held().len(), 5, "a dry run freed something");
+    let second = place.admin(&["reclaim", "--json"]).document;
+    assert_eq!(freed(&second), ["10.0.0.1"]);
+    assert_eq!(second["waiting"][0]["lease"]["container"], "young");
+    assert_eq!(
+        place.held(),
+        ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"]
+    );
+    assert!(place.del(&c("gone"), &config).ok());
+}
+
+#[test]
+fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    place.add(&c("old"), &config).address();
+    place.add(&c("empty"), &config).address();
+    place.add(&c("other-machine"), &config).address();
+    place.add(&c("fresh"), &config).address();
+    let edit = |name: &str, key: &str, value: &str| {
+        let records = place.records();
+        let record = records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(&format!("/{name}:")))
+            .unwrap();
+        let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+        lease[key] = json!(value);
+        std::fs::write(record, lease.to_string()).unwrap();
+    };
+    edit("old", "boot", "an-earlier-one");
+    edit("other-machine", "boot", "an-earlier-one");
+    edit("other-machine", "machine", "another");
+    age(&place, "old", 120);
+    age(&place, "other-machine", 120);
+    let records = place.records();
+    for (name, when) in [("empty", "1990-01-01"), ("fresh", "now")] {
+        let record = records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(&format!("/{name}:")))
+            .unwrap();
+        std::fs::write(record, "").unwrap();
+        assert!(
+            std::process::Command::new("touch")
+                .args(["-d", when])
+                .arg(record)
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+    // The sweep for seats without a legible record is made once in a boot.
+    let first = place.admin(&["reclaim", "--json"]);
+    assert!(first.ok(), "{first:?}");
+    assert_eq!(
+        place.held(),
+        ["10.0.0.1", "10.0.0.3", "10.0.0.4"],
+        "emptied before this boot"
+    );
+    see_earlier(&place);
+    let second = place.admin(&["reclaim", "--json"]).document;
+    assert_eq!(freed(&second), ["10.0.0.1"]);
+    assert_eq!(place.held(), ["10.0.0.3", "10.0.0.4"]);
+}
+
+#[test]
+fn release_frees_by_hand_and_asks_first() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["a", "b"] {
+        place.add(&c(name), &config).address();
+    }
+    place.add(&c("d").node("n2"), &config).address();
+    place.add(&c("e").node("n2"), &config).address();
+    let refused = place.admin(&["release", "10.0.0.1"]);
+    assert!(
+        refused.status == Some(1) && refused.stderr.contains("--yes"),
+        "{refused:?}"
+    );
+    assert_eq!(place.held().len(), 4);
+    assert!(place.admin(&["release", "10.0.0.1", "--yes"]).ok());
+    assert!(
+        place
+            .admin(&["release", "--pod", "default/b", "--yes"])
+            .ok()
+    );
+    assert!(place.admin(&["release", "--node", "n2", "--yes"]).ok());
+    assert_eq!((place.held().len(), place.records().len()), (0, 0));
+    assert_eq!(
+        place.admin(&["release", "10.0.0.1", "--yes"]).status,
+        Some(3)
+    );
+    assert_eq!(place.admin(&["release"]).status, Some(2));
+    assert!(place.del(&c("a"), &config).ok());
+}
+
+#[test]
+fn releasing_one_of_two_addresses_keeps_the_other_in_reach_of_del() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]}),
+    );
+    place.add(&c("a"), &config).addresses();
+    assert!(place.admin(&["release", "10.0.0.1", "--yes"]).ok());
+    assert_eq!(place.held(), ["fd00::1"]);
+    assert!(place.del(&c("a"), &config).ok());
+    assert_eq!((place.held().len(), place.records().len()), (0, 0));
+}
+
+#[test]
+fn release_of_a_node_gives_its_slice_to_another() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "node_slice_size": "/25"}),
+    );
+    place.add(&c("a").node("n1"), &config).address();
+    place.add(&c("b").node("n2"), &config).address();
+    assert_eq!(place.add(&c("d").node("n3"), &config).error().0, 102);
+    assert!(place.admin(&["release", "--node", "n1", "--yes"]).ok());
+    assert_eq!(
+        place.add(&c("d").node("n3"), &config).address(),
+        "10.0.0.2/24",
+        ".1 rests"
+    );
+    assert_eq!(
+        place.add(&c("e").node("n2"), &config).address(),
+        "10.0.0.130/24"
+    );
+}
+
+#[test]
+fn fsck_puts_right_what_can_be() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["a", "b", "d"] {
+        place.add(&c(name), &config).address();
+    }
+    assert!(place.admin(&["fsck"]).ok());
+    // The owner's record of one is lost, the seat of another.
+    let shard = place.store().join("leases/default/10.0.0.0-24");
+    let records = place.records();
+    let of = |name: &str| {
+        records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(&format!("/{name}:")))
+            .unwrap()
+    };
+    std::fs::remove_file(of("a")).unwrap();
+    std::fs::remove_file(shard.join("10.0.0.2@1")).unwrap();
+    std::fs::create_dir(place.store().join("probe-0123")).unwrap();
+    std::fs::write(place.store().join("stray"), "").unwrap();
+    for path in [
+        shard.join("10.0.0.1@1"),
+        of("b").clone(),
+        place.store().join("probe-0123"),
+    ] {
+        assert!(
+            std::process::Command::new("touch")
+                .args(["-d", "-2min"])
+                .arg(path)
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+    let found = place.admin(&["fsck", "--json"]);
+    assert_eq!(
+        (
+            found.status,
+            found.document["findings"].as_array().unwrap().len()
+        ),
+        (Some(3), 5),
+        "{found:?}"
+    );
+    let repaired = place.admin(&["fsck", "--repair", "--json"]);
+    assert_eq!(
+        (repaired.status, &repaired.document["repaired"]),
+        (Some(3), &json!(3)),
+        "{repaired:?}"
+    );
+    assert!(
+        place.store().join("stray").exists(),
+        "fsck removed what it does not know"
+    );
+    assert!(place.del(&c("a"), &config).ok());
+    assert_eq!(place.held(), ["10.0.0.3"]);
+}
+
+#[test]
+fn import_of_host_local_shows_its_plan_first() {
+    let place = Place::new();
+    let directory = place.path().join("rail0");
+    std::fs::create_dir(&directory).unwrap();
+    let put = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+    put("10.0.0.5", "c5\r\neth0");
+    put("10.0.0.6", "c6\r\neth0");
+    put("10.0.0.7", "");
+    put("lock", "");
+    put("last_reserved_ip.0", "10.0.0.6");
+    let from = directory.to_str().unwrap().to_owned();
+    let import = |more: &[&str]| {
+        let mut arguments = vec![
+            "import",
+            "host-local",
+            &from,
+            "--range",
+            "10.0.0.0/24",
+            "--json",
+        ];
+        arguments.extend(more);
+        place.admin(&arguments)
+    };
+    let plan = import(&[]);
+    assert_eq!(
+        (
+            plan.document["leases"].as_array().unwrap().len(),
+            &plan.document["imported"]
+        ),
+        (2, &json!(0)),
+        "{plan:?}"
+    );
+    assert!(plan.stderr.contains("10.0.0.7"));
+    assert_eq!(place.held().len(), 0);
+    assert_eq!(import(&["--yes"]).document["imported"], 2);
+    assert_eq!(import(&["--yes"]).document["imported"], 0, "twice");
+    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
+    let mut config = range("10.0.0.0/24");
+    config["name"] = json!("rail0");
+    assert_eq!(
+        place.add(&c("c6").interface("eth0"), &config).address(),
+        "10.0.0.6/24"
+    );
+    assert!(place.del(&c("c5").interface("eth0"), &config).ok());
+    assert_eq!(place.held(), ["10.0.0.6"]);
+}
+
+#[test]
+fn import_of_whereabouts_is_whole_or_not_at_all() {
+    let place = Place::new();
+    let file = place.path().join("pools.yaml");
+    let yaml = "
+apiVersion: v1
+kind: List
+items:
+- apiVersion: whereabouts.cni.cncf.io/v1alpha1
+  kind: IPPool
+  metadata: {name: 10.0.0.0-24, namespace: kube-system}
+  spec:
+    range: 10.0.0.0/24
+    allocations:
+      '5': {id: c5, podref: ml/train-0, ifname: net1}
+      '6': {id: c6, podref: ml/train-1, ifname: net1}
+- kind: OverlappingRangeIPReservation
+  metadata: {name: 10.0.0.5}
+  spec: {podref: ml/train-0, ifname: net1}
+---
+kind: IPPool
+metadata: {name: fd00---64}
+spec:
+  range: fd00::/64
+  allocations:
+    '9223372036854775809': {id: c7, podref: ml/train-2, ifname: net1}
+";
+    std::fs::write(&file, yaml).unwrap();
+    let from = file.to_str().unwrap().to_owned();
+    place
+        .add(&c("taken").args("IP=10.0.0.6"), &range("10.0.0.0/24"))
+        .address();
+    let clash = place.admin(&["import", "whereabouts", &from, "--yes"]);
+    assert!(
+        clash.status == Some(1)
+            && clash.stderr.contains("default/taken")
+            && clash.stderr.contains("nothing was imported"),
+        "{clash:?}"
+    );
+    assert_eq!(place.held(), ["10.0.0.6"], "half of it was imported");
+    assert!(place.del(&c("taken"), &range("10.0.0.0/24")).ok());
+    let plan = place.admin(&["import", "whereabouts", &from]);
+    assert!(text(&plan.document).contains("nothing was written"));
+    assert!(place.admin(&["import", "whereabouts", &from, "--yes"]).ok());
+    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6", "fd00::8000:0:0:1"]);
+    // The container's DEL finds it, from whichever node; so does the pod's next sandbox.
+    let config = network("whereabouts", json!({"range": "10.0.0.0/24"}));
+    assert!(place.del(&c("c6").node("n9"), &config).ok());
+    assert_eq!(
+        place.add(&c("new").pod("ml/train-0"), &config).address(),
+        "10.0.0.5/24"
+    );
+    assert_eq!(place.held(), ["10.0.0.5", "fd00::8000:0:0:1"]);
+}
+
+#[test]
+fn a_failing_command_says_so() {
+    let place = Place::new();
+    assert_eq!(place.admin(&["show", "x"]).status, Some(1));
+    assert_eq!(place.admin(&["nonsense"]).status, Some(2));
+    assert_eq!(
+        place
+            .admin(&["list", "--store", "nope"])
+            .document
+            .to_string(),
+        "\"ADDRESS  POD  INTERFACE  NODE  NETWORK  CONTAINER  AGE\""
+    );
+    assert_eq!(
+        place
+            .admin(&["import", "whereabouts", "/nonexistent"])
+            .status,
+        Some(1)
+    );
+}

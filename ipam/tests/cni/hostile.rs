@@ -1,0 +1,268 @@
+//! What others may have put into a shared store, and stores that are not what
+//! they should be.
+
+use crate::support::{Attachment, Place, range};
+use serde_json::json;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+fn c(name: &str) -> Attachment {
+    Attachment::new(name)
+}
+
+fn mkfifo(path: &Path) {
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(path)
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+/// A store with one lease, and its shard.
+fn used() -> (Place, std::path::PathBuf) {
+    let place = Place::new();
+    assert_eq!(
+        place.add(&c("a"), &range("10.0.0.0/24")).address(),
+        "10.0.0.1/24"
+    );
+    let shard = place.store().join("leases/default/10.0.0.0-24");
+    (place, shard)
+}
+
+#[test]
+fn nothing_in_a_seat_is_taken_for_free() {
+    let (place, shard) = used();
+    let target = place.path().join("target");
+    std::fs::write(&target, "untouched").unwrap();
+    symlink(&target, shard.join("10.0.0.2@1")).unwrap();
+    std::fs::create_dir(shard.join("10.0.0.3@1")).unwrap();
+    mkfifo(&shard.join("10.0.0.4@1"));
+    std::fs::write(shard.join("10.0.0.5@1"), "").unwrap();
+    std::fs::write(shard.join("10.0.0.6@1"), "{\"address\": \"10.0.").unwrap();
+    std::fs::write(shard.join("10.0.0.7@1"), b"\xff\xfe\x00").unwrap();
+    std::fs::write(shard.join("10.0.0.8@1"), "x").unwrap();
+    std::os::unix::fs::chown(shard.join("10.0.0.8@1"), Some(65534), None).unwrap();
+    std::fs::write(shard.join("10.0.0.9@18446744073709551615"), "").unwrap();
+    std::fs::write(shard.join("10.0.0.10~18446744073709551615.5"), "").unwrap();
+    assert_eq!(
+        place.add(&c("b"), &range("10.0.0.0/24")).address(),
+        "10.0.0.11/24"
+    );
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "untouched");
+
+    let report = place.admin(&["fsck", "--json"]);
+    assert_eq!(report.status, Some(3));
+    let text = report.document.to_string();
+    for name in [
+        "10.0.0.2@1",
+        "10.0.0.3@1",
+        "10.0.0.4@1",
+        "10.0.0.5@1",
+        "10.0.0.6@1",
+        "10.0.0.7@1",
+        "10.0.0.8@1",
+    ] {
+        assert!(text.contains(name), "{name} is not reported: {text}");
+    }
+    assert_eq!(report.document["sound"], 2);
+    // What is no record is put aside; what might be a lease stays taken.
+    place.admin(&["fsck", "--repair"]);
+    assert_eq!(
+        place.add(&c("d"), &range("10.0.0.0/24")).address(),
+        "10.0.0.2/24"
+    );
+    assert_eq!(
+        place.add(&c("e"), &range("10.0.0.0/24")).address(),
+        "10.0.0.3/24"
+    );
+    assert_eq!(
+        place.add(&c("f"), &range("10.0.0.0/24")).address(),
+        "10.0.0.4/24"
+    );
+    assert_eq!(
+        place.add(&c("g"), &range("10.0.0.0/24")).address(),
+        "10.0.0.8/24"
+    );
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "untouched");
+    assert!(place.admin(&["release", "10.0.0.5", "--yes"]).ok());
+    assert!(!place.held().contains(&"10.0.0.5".to_owned()));
+}
+
+#[test]
+fn a_link_in_place_of_a_shard_is_not_followed() {
+    let (place, shard) = used();
+    let elsewhere = place.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::rename(&shard, place.path().join("kept")).unwrap();
+    symlink(&elsewhere, &shard).unwrap();
+    // The rest of the range is given out.
+    assert_eq!(
+        place.add(&c("b"), &range("10.0.0.0/23")).address(),
+        "10.0.1.0/23"
+    );
+    assert_eq!(place.add(&c("d"), &range("10.0.0.0/24")).error().0, 102);
+    assert_eq!(
+        std::fs::read_dir(&elsewhere).unwrap().count(),
+        0,
+        "something was written there"
+    );
+    assert!(
+        place
+            .admin(&["fsck"])
+            .document
+            .to_string()
+            .contains("10.0.0.0-24")
+    );
+}
+
+#[test]
+fn a_strange_record_of_an_owner_is_an_error_for_him_alone() {
+    let (place, _) = used();
+    let record = place.records().pop().unwrap();
+    let other = record.with_file_name("a:net2:0");
+    symlink("/etc/passwd", &other).unwrap();
+    let (code, text) = place
+        .add(&c("a").interface("net2"), &range("10.0.0.0/24"))
+        .error();
+    assert!(
+        code == 105 && text.contains("symbolic link"),
+        "{code} {text}"
+    );
+    assert!(
+        place
+            .del(&c("a").interface("net2"), &range("10.0.0.0/24"))
+            .ok()
+    );
+    assert!(other.is_symlink(), "DEL removed what it does not know");
+    assert_eq!(
+        place.add(&c("b"), &range("10.0.0.0/24")).address(),
+        "10.0.0.2/24"
+    );
+}
+
+#[test]
+fn a_record_cannot_lead_del_to_somebody_elses_lease() {
+    let (place, shard) = used();
+    place.add(&c("victim"), &range("10.0.0.0/24")).address();
+    // The attacker's record claims the victim's address, as a copy of his record.
+    let records = place.records();
+    let of = |name: &str| {
+        records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(name))
+            .unwrap()
+    };
+    let forged = std::fs::read_to_string(of("victim:")).unwrap();
+    std::fs::remove_file(of("/a:")).unwrap();
+    std::fs::write(of("/a:"), forged).unwrap();
+    assert!(place.del(&c("a"), &range("10.0.0.0/24")).ok());
+    assert!(
+        shard.join("10.0.0.2@1").exists(),
+        "the victim lost his address"
+    );
+}
+
+#[test]
+fn another_store_or_none_in_the_known_place_is_refused() {
+    let (place, _) = used();
+    // The share is not mounted: an empty directory is left.
+    let away = place.path().join("away");
+    std::fs::rename(place.store(), &away).unwrap();
+    std::fs::create_dir(place.store()).unwrap();
+    let (code, text) = place.add(&c("b"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && text.contains("no store") && text.contains("mount"),
+        "{code} {text}"
+    );
+    assert!(
+        !place.del(&c("a"), &range("10.0.0.0/24")).ok(),
+        "the lease is not freed yet"
+    );
+    assert_eq!(
+        std::fs::read_dir(place.store()).unwrap().count(),
+        0,
+        "a new store was made"
+    );
+    std::fs::remove_dir(place.store()).unwrap();
+    std::fs::rename(&away, place.store()).unwrap();
+    assert_eq!(
+        place.add(&c("b"), &range("10.0.0.0/24")).address(),
+        "10.0.0.2/24"
+    );
+
+    // A new store, put there on purpose.
+    std::fs::remove_dir_all(place.store()).unwrap();
+    assert_eq!(place.add(&c("b"), &range("10.0.0.0/24")).error().0, 105);
+    let other = Place::new();
+    other.add(&c("x"), &range("10.0.0.0/24")).address();
+    std::fs::rename(other.store(), place.store()).unwrap();
+    assert_eq!(place.add(&c("b"), &range("10.0.0.0/24")).error().0, 105);
+    assert!(place.admin(&["fsck", "--adopt"]).ok());
+    assert_eq!(
+        place.add(&c("b"), &range("10.0.0.0/24")).address(),
+        "10.0.0.2/24"
+    );
+}
+
+#[test]
+fn a_pinned_store_is_never_made() {
+    let place = Place::new();
+    let stores = json!({"default": {"type": "file", "directory": place.store(), "id": "abc"}});
+    let policy = json!({"stateDir": place.state(), "stores": stores});
+    std::fs::write(place.policy(), policy.to_string()).unwrap();
+    let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(code == 105 && text.contains("abc"), "{code} {text}");
+    assert!(!place.store().join("FORMAT").exists());
+}
+
+#[test]
+fn a_newer_store_is_refused_untouched() {
+    let (place, _) = used();
+    let format = place.store().join("FORMAT");
+    let text = std::fs::read_to_string(&format)
+        .unwrap()
+        .replace("\"version\": 1", "\"version\": 2");
+    std::fs::write(&format, &text).unwrap();
+    let before = place.files("");
+    let (code, message) = place.add(&c("b"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && message.contains("version 2"),
+        "{code} {message}"
+    );
+    assert!(!place.del(&c("a"), &range("10.0.0.0/24")).ok());
+    assert_eq!(place.files(""), before);
+    assert_eq!(std::fs::read_to_string(&format).unwrap(), text);
+}
+
+#[test]
+fn a_directory_that_is_no_store_is_not_taken_over() {
+    let place = Place::new();
+    std::fs::create_dir(place.store()).unwrap();
+    std::fs::write(place.store().join("10.0.0.5"), "container").unwrap();
+    let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && text.contains("no store and not empty"),
+        "{code} {text}"
+    );
+    assert_eq!(place.files("").len(), 1);
+}
+
+#[test]
+fn a_store_others_can_write_is_refused() {
+    let place = Place::new();
+    std::fs::create_dir(place.store()).unwrap();
+    std::fs::set_permissions(place.store(), PermissionsExt::from_mode(0o777)).unwrap();
+    let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(code == 105 && text.contains("writable"), "{code} {text}");
+}
+
+#[test]
+fn a_store_that_cannot_be_made_or_written_is_named() {
+    let place = Place::new();
+    std::fs::write(place.store(), "a file").unwrap();
+    let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(code == 105 && text.contains("store"), "{code} {text}");
+    assert_eq!(std::fs::read_to_string(place.store()).unwrap(), "a file");
+}
