@@ -6,6 +6,7 @@
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
+//! - [`cni_host`]: a host with a NIC and pods for such calls, and pictures of its state;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
 //! - [`node`]: kubelet and container runtime together, for whole pods;
 //! - [`multus`]: what Multus does between runtime and CNI plugins.
@@ -14,6 +15,7 @@
 
 pub mod bin_under_test;
 pub mod cni;
+pub mod cni_host;
 pub mod harness;
 pub mod kubelet;
 pub mod multus;

@@ -5,6 +5,8 @@ use std::{
     io,
     os::{fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -117,11 +119,21 @@ impl Namespace {
             )
         })?;
         let done = act();
-        #[expect(clippy::panic, reason = "no work is safe in the wrong namespace")]
-        if let Err(e) = setns(&home.file, CloneFlags::CLONE_NEWNET) {
-            panic!("return from network namespace {}: {e}", self.path.display());
-        }
+        home.go_back(&self.path);
         Ok(done)
+    }
+
+    /// Entering a namespace asks for memory, so it can fail for a moment.
+    fn go_back(&self, from: &Path) {
+        let enter = || setns(&self.file, CloneFlags::CLONE_NEWNET);
+        let entered = enter().or_else(|_| {
+            thread::sleep(Duration::from_millis(10));
+            enter()
+        });
+        #[expect(clippy::panic, reason = "no work is safe in the wrong namespace")]
+        if let Err(e) = entered {
+            panic!("return from network namespace {}: {e}", from.display());
+        }
     }
 
     /// A socket that belongs to this namespace.

@@ -20,6 +20,13 @@ macro_rules! modules {
 // One line each, in alphabetical order.
 modules! {
     chain_pods
+    cni_child
+    cni_delegate
+    cni_faults
+    cni_gc
+    cni_move
+    cni_policy
+    cni_protocol
     docs_config
     dp_install
     dp_kubelet

@@ -1,0 +1,515 @@
+//! Children made by `rdma-netdev`: macvlan on a host's NIC, with and without addresses.
+
+use anyhow::{Context, Result};
+use e2e::case;
+use e2e::cni::Call;
+use e2e::cni_host::{CniHost, same};
+use e2e::harness::Case;
+use e2e::netns::Netns;
+use serde_json::{Value, json};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(a_macvlan_in_every_version, Root, Netns, Macvlan, ReferencePlugins),
+    case!(without_ipam_it_is_up_and_has_no_address, Root, Netns, Macvlan),
+    case!(without_addresses_the_oldest_versions_are_refused, Root, Netns, Macvlan),
+    case!(modes_queue_and_mtu_reach_the_kernel, Root, Netns, Macvlan),
+    case!(the_most_specific_mac_is_set, Root, Netns, Macvlan),
+    case!(a_name_of_the_host_is_free_in_the_pod, Root, Netns, Macvlan),
+    case!(a_taken_name_is_refused_and_left_alone, Root, Netns, Macvlan, ReferencePlugins),
+    case!(del_finds_a_child_that_the_pod_renamed, Root, Netns, Macvlan),
+    case!(del_leaves_what_somebody_else_put_under_the_name, Root, Netns, Macvlan),
+    case!(del_needs_no_master_and_no_namespace, Root, Netns, Macvlan, ReferencePlugins),
+    case!(check_sees_what_changed, Root, Netns, Macvlan, ReferencePlugins),
+    case!(a_master_of_the_pods_own, Root, Netns, Macvlan),
+    case!(ipv6_is_usable_at_once_and_follows_no_router, Root, Netns, Macvlan, ReferencePlugins),
+    case!(link_local_addresses_only_where_they_serve, Root, Netns, Macvlan, ReferencePlugins),
+    case!(every_field_of_a_route_is_honoured, Root, Netns, Macvlan),
+    case!(a_previous_result_keeps_its_numbers, Root, Netns, Macvlan, ReferencePlugins),
+    case!(addresses_are_announced, Root, Netns, Macvlan, ReferencePlugins),
+    case!(sixty_four_pods_at_once, Root, Netns, Macvlan, ReferencePlugins),
+];
+
+fn macvlan(host: &CniHost, keys: Value) -> Value {
+    let mut all = json!({"attach": "macvlan", "master": "nic0"});
+    if let (Some(all), Some(keys)) = (all.as_object_mut(), keys.as_object()) {
+        all.extend(keys.clone());
+    }
+    host.config(&all)
+}
+
+fn with_v4(host: &CniHost) -> Value {
+    let ipam = host.host_local(&[("10.9.0.0/24", "10.9.0.100")], &json!({}));
+    macvlan(host, json!({"ipam": ipam}))
+}
+
+fn run(call: &Call, command: &str, config: &Value) -> Result<Value> {
+    call.run(command, config.to_string().as_bytes())?.success()
+}
+
+fn refused(call: &Call, command: &str, config: &Value) -> Result<(u64, String)> {
+    call.run(command, config.to_string().as_bytes())?.refusal()
+}
+
+/// One link of a namespace, with its kind and addresses.
+fn link(netns: &Netns, name: &str) -> Result<Value> {
+    let list = netns.ip_json(&format!("addr show dev {name}"))?;
+    list.get(0).cloned().with_context(|| format!("no link {name}"))
+}
+
+fn addresses(link: &Value) -> Vec<String> {
+    let list = link["addr_info"].as_array().cloned().unwrap_or_default();
+    list.iter()
+        .map(|a| format!("{}/{}", a["local"].as_str().unwrap_or_default(), a["prefixlen"]))
+        .collect()
+}
+
+fn a_macvlan_in_every_version() -> Result<()> {
+    let host = CniHost::new()?;
+    let before = host.picture()?;
+    for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
+        let pod = host.pod()?;
+        let call = host.call(&pod, "c1", "net1");
+        let mut config = with_v4(&host);
+        config["cniVersion"] = version.into();
+        let result = run(&call, "ADD", &config)?;
+        assert_eq!(result["cniVersion"], version);
+        let child = link(&pod, "net1")?;
+        assert_eq!(child["linkinfo"]["info_kind"], "macvlan");
+        assert_eq!(child["linkinfo"]["info_data"]["mode"], "bridge");
+        assert_eq!(addresses(&child).len(), 1, "{version}: {child}");
+        let address = addresses(&child).swap_remove(0);
+        if version < "0.3.0" {
+            assert_eq!(result["ip4"]["ip"], address.as_str());
+        } else {
+            let ip = &result["ips"][0];
+            assert_eq!(ip["address"], address.as_str());
+            assert_eq!(ip.get("version").is_some(), version < "1.0.0", "{result}");
+            assert_eq!(ip["interface"], 0);
+            let interface = &result["interfaces"][0];
+            assert_eq!(interface["name"], "net1");
+            assert_eq!(interface["mac"], child["address"]);
+            assert_eq!(interface["sandbox"], pod.path().to_string_lossy().as_ref());
+            assert_eq!(interface.get("mtu").is_some(), version >= "1.0.0");
+        }
+        run(&call, "DEL", &config)?;
+        assert!(link(&pod, "net1").is_err());
+        assert_eq!(run(&call, "DEL", &config)?, Value::Null);
+        same(&before, &host.picture()?, version)?;
+    }
+    Ok(())
+}
+
+fn without_ipam_it_is_up_and_has_no_address() -> Result<()> {
+    let host = CniHost::new()?;
+    for ipam in [Value::Null, json!({})] {
+        let pod = host.pod()?;
+        let call = host.call(&pod, "c1", "net1");
+        let config = macvlan(&host, json!({"ipam": ipam, "cniVersion": "1.1.0"}));
+        let result = run(&call, "ADD", &config)?;
+        assert!(result.get("ips").is_none(), "{result}");
+        assert_eq!(result["interfaces"][0]["mtu"], 1500);
+        let child = link(&pod, "net1")?;
+        assert_eq!(child["operstate"], "UP");
+        assert!(addresses(&child).is_empty(), "{child}");
+        run(&call, "DEL", &config)?;
+    }
+    Ok(())
+}
+
+fn without_addresses_the_oldest_versions_are_refused() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let before = host.picture()?;
+    let config = macvlan(&host, json!({"cniVersion": "0.2.0"}));
+    let (code, message) = refused(&host.call(&pod, "c1", "net1"), "ADD", &config)?;
+    assert_eq!(code, 1, "{message}");
+    assert!(link(&pod, "net1").is_err());
+    same(&before, &host.picture()?, "after the refusal")
+}
+
+fn modes_queue_and_mtu_reach_the_kernel() -> Result<()> {
+    let host = CniHost::new()?;
+    for mode in ["private", "vepa", "passthru"] {
+        let pod = host.pod()?;
+        let call = host.call(&pod, "c1", "net1");
+        let config = macvlan(&host, json!({"mode": mode, "mtu": 1400, "bcqueuelen": 5000}));
+        let result = run(&call, "ADD", &config)?;
+        assert_eq!(result["interfaces"][0]["mtu"], 1400);
+        let data = &link(&pod, "net1")?["linkinfo"]["info_data"];
+        assert_eq!(data["mode"], mode);
+        assert_eq!(data["bcqueuelen"], 5000);
+        run(&call, "DEL", &config)?;
+    }
+    let pod = host.pod()?;
+    let before = host.picture()?;
+    for (keys, word) in [
+        (json!({"mode": "source"}), "source"),
+        (json!({"mode": "l2"}), "l2"),
+        (json!({"mtu": 1501}), "1501"),
+        (json!({"mtu": -1}), "mtu"),
+        (json!({"pkey": "0x8001"}), "pkey"),
+    ] {
+        let (code, message) =
+            refused(&host.call(&pod, "c1", "net1"), "ADD", &macvlan(&host, keys))?;
+        assert_eq!(code, 7, "{message}");
+        assert!(message.contains(word), "{message}");
+    }
+    same(&before, &host.picture()?, "after refusals")
+}
+
+fn the_most_specific_mac_is_set() -> Result<()> {
+    let host = CniHost::new()?;
+    for (keys, args, expected) in [
+        (json!({"mac": "02:00:00:00:00:01"}), "", "02:00:00:00:00:01"),
+        (json!({"mac": "02:00:00:00:00:01"}), "MAC=02:00:00:00:00:02", "02:00:00:00:00:02"),
+        (
+            json!({"runtimeConfig": {"mac": "02:00:00:00:00:0A"}}),
+            "MAC=02:00:00:00:00:02",
+            "02:00:00:00:00:0a",
+        ),
+    ] {
+        let pod = host.pod()?;
+        let mut call = host.call(&pod, "c1", "net1");
+        call.args = args.into();
+        let config = macvlan(&host, keys);
+        let result = run(&call, "ADD", &config)?;
+        assert_eq!(result["interfaces"][0]["mac"], expected);
+        assert_eq!(link(&pod, "net1")?["address"], expected);
+        run(&call, "DEL", &config)?;
+    }
+    Ok(())
+}
+
+fn a_name_of_the_host_is_free_in_the_pod() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "nic0");
+    let config = macvlan(&host, json!({}));
+    run(&call, "ADD", &config)?;
+    assert_eq!(link(&pod, "nic0")?["linkinfo"]["info_kind"], "macvlan");
+    assert_eq!(link(&host.netns, "nic0")?["linkinfo"]["info_kind"], "veth");
+    run(&call, "DEL", &config)?;
+    Ok(())
+}
+
+fn a_taken_name_is_refused_and_left_alone() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    pod.ip("link add net1 type veth peer name other")?;
+    let before = host.picture()?;
+    let call = host.call(&pod, "c1", "net1");
+    let (code, message) = refused(&call, "ADD", &with_v4(&host))?;
+    assert_eq!(code, 103, "{message}");
+    assert!(message.contains("net1"), "{message}");
+    same(&before, &host.picture()?, "after the refusal")?;
+    // The runtime cleans up after a failed ADD.
+    run(&call, "DEL", &with_v4(&host))?;
+    assert_eq!(link(&pod, "net1")?["linkinfo"]["info_kind"], "veth");
+    // The same by an alternative name.
+    pod.ip("link property add dev other altname net2")?;
+    let (code, _) = refused(&host.call(&pod, "c1", "net2"), "ADD", &with_v4(&host))?;
+    assert_eq!(code, 103);
+    // And twice the same attachment.
+    let twice = host.call(&pod, "c2", "net3");
+    run(&twice, "ADD", &with_v4(&host))?;
+    let (code, message) = refused(&twice, "ADD", &with_v4(&host))?;
+    assert_eq!(code, 103, "{message}");
+    assert_eq!(addresses(&link(&pod, "net3")?).len(), 1, "the first one lives on");
+    assert_eq!(host.left_behind().keys().filter(|k| k.starts_with("host-local")).count(), 1);
+    run(&twice, "DEL", &with_v4(&host))?;
+    Ok(())
+}
+
+fn del_finds_a_child_that_the_pod_renamed() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let config = macvlan(&host, json!({}));
+    let calls = [host.call(&pod, "c1", "net1"), host.call(&pod, "c1", "net2")];
+    for call in &calls {
+        run(call, "ADD", &config)?;
+    }
+    pod.ip("link set net1 down")?;
+    pod.ip("link set net1 name mine")?;
+    run(&calls[0], "DEL", &config)?;
+    assert!(link(&pod, "mine").is_err());
+    assert!(link(&pod, "net2").is_ok(), "the other child of the same NIC stays");
+    run(&calls[1], "DEL", &config)?;
+    assert!(link(&pod, "net2").is_err());
+    Ok(())
+}
+
+fn del_leaves_what_somebody_else_put_under_the_name() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let config = macvlan(&host, json!({}));
+    let call = host.call(&pod, "c1", "net1");
+    run(&call, "ADD", &config)?;
+    pod.ip("link del net1")?;
+    pod.ip("link add net1 type veth peer name other")?;
+    run(&call, "DEL", &config)?;
+    assert_eq!(link(&pod, "net1")?["linkinfo"]["info_kind"], "veth");
+    Ok(())
+}
+
+fn del_needs_no_master_and_no_namespace() -> Result<()> {
+    let host = CniHost::new()?;
+    host.add_nic("nic1", "peer1")?;
+    let before = host.left_behind();
+    let mut config = with_v4(&host);
+    config["master"] = "nic1".into();
+    for gone in ["nothing", "namespace", "empty", "master"] {
+        if host.netns.ip("link show nic1").is_err() {
+            host.add_nic("nic1", "peer1")?;
+        }
+        let pod = host.pod()?;
+        let mut call = host.call(&pod, "c1", "net1");
+        run(&call, "ADD", &config)?;
+        match gone {
+            "namespace" => pod.delete()?,
+            "empty" => call.netns = "".into(),
+            "master" => drop(host.netns.ip("link del nic1")?),
+            _ => {}
+        }
+        run(&call, "DEL", &config)?;
+        run(&call, "DEL", &config)?;
+        same(&before, &host.left_behind(), gone)?;
+    }
+    // DEL of what never was, with a configuration that says nothing.
+    let pod = host.pod()?;
+    run(&host.call(&pod, "c9", "net1"), "DEL", &host.config(&json!({})))?;
+    Ok(())
+}
+
+fn check_sees_what_changed() -> Result<()> {
+    let host = CniHost::new()?;
+    let routes = json!({"routes": [{"dst": "10.50.0.0/16", "gw": "10.9.0.254"}]});
+    let ipam = host.host_local(&[("10.9.0.0/24", "10.9.0.100")], &routes);
+    let config = macvlan(&host, json!({"ipam": ipam}));
+    let with_result = |result: &Value| {
+        let mut config = config.clone();
+        config["prevResult"] = result.clone();
+        config
+    };
+    for (change, word) in [
+        ("", ""),
+        ("link set net1 mtu 1400", "MTU"),
+        ("addr flush dev net1", "address"),
+        ("route del 10.50.0.0/16", "route"),
+        ("link set net1 down", "down"),
+        ("link set net1 address 02:00:00:00:00:99", "MAC"),
+        ("link del net1", "gone"),
+    ] {
+        let pod = host.pod()?;
+        let call = host.call(&pod, "c1", "net1");
+        let result = run(&call, "ADD", &config)?;
+        let (code, _) = refused(&call, "CHECK", &config)?;
+        assert_eq!(code, 7, "CHECK needs a prevResult");
+        // What others add is no difference.
+        pod.ip("addr add 10.200.0.1/32 dev net1")?;
+        if change.is_empty() {
+            assert_eq!(run(&call, "CHECK", &with_result(&result))?, Value::Null);
+        } else {
+            pod.ip(change)?;
+            let (code, message) = refused(&call, "CHECK", &with_result(&result))?;
+            assert_eq!(code, 104, "{change}: {message}");
+            assert!(message.contains(word), "{change}: {message}");
+        }
+        run(&call, "DEL", &with_result(&result))?;
+    }
+    Ok(())
+}
+
+fn a_master_of_the_pods_own() -> Result<()> {
+    let host = CniHost::new()?;
+    // The policy guards the host's netdevs, not the pod's.
+    host.policy(&json!({"allow": {"nonRdma": false}}))?;
+    let pod = host.pod()?;
+    pod.ip("link add eth0 type veth peer name eth0p")?;
+    pod.ip("link set eth0 up")?;
+    let call = host.call(&pod, "c1", "net1");
+    let config = host.config(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
+    run(&call, "ADD", &config)?;
+    assert_eq!(link(&pod, "net1")?["link"], "eth0");
+    run(&call, "DEL", &config)?;
+    assert!(link(&pod, "net1").is_err() && link(&pod, "eth0").is_ok());
+    let missing = host.config(&json!({"master": "nic0", "linkInContainer": true}));
+    assert_eq!(refused(&call, "ADD", &missing)?.0, 7);
+    Ok(())
+}
+
+fn ipv6_is_usable_at_once_and_follows_no_router() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "eth0.100");
+    let ipam = host.host_local(
+        &[("fd09::/64", "fd09::100")],
+        &json!({"routes": [{"dst": "::/0", "gw": "fd09::1"}]}),
+    );
+    let config = macvlan(&host, json!({"ipam": ipam}));
+    run(&call, "ADD", &config)?;
+    let child = link(&pod, "eth0.100")?;
+    for address in child["addr_info"].as_array().context("addresses")? {
+        assert!(address.get("tentative").is_none(), "{address}");
+    }
+    assert!(pod.ip("-6 route")?.contains("default via fd09::1"));
+    let read = |key: &str| -> Result<String> {
+        let path = format!("/proc/sys/net/ipv6/conf/eth0.100/{key}");
+        Ok(e2e::netns::run(pod.command("cat").arg(path))?.trim().to_owned())
+    };
+    assert_eq!(read("accept_ra")?, "0");
+    assert_eq!(read("keep_addr_on_down")?, "1");
+    run(&call, "DEL", &config)?;
+    Ok(())
+}
+
+fn link_local_addresses_only_where_they_serve() -> Result<()> {
+    let host = CniHost::new()?;
+    let v6 = [("10.9.0.0/24", "10.9.0.100"), ("fd09::/64", "fd09::100")];
+    for (ranges, keys, expected) in [
+        (&v6[..1], json!({}), false),
+        (&v6[..1], json!({"linkLocal": true}), true),
+        (&v6[..], json!({}), true),
+        (&v6[..], json!({"linkLocal": false}), false),
+    ] {
+        let pod = host.pod()?;
+        let call = host.call(&pod, "c1", "net1");
+        let mut config = macvlan(&host, keys.clone());
+        config["ipam"] = host.host_local(ranges, &json!({}));
+        run(&call, "ADD", &config)?;
+        let has = addresses(&link(&pod, "net1")?).iter().any(|a| a.starts_with("fe80"));
+        assert_eq!(has, expected, "{keys} with {} ranges", ranges.len());
+        run(&call, "DEL", &config)?;
+    }
+    Ok(())
+}
+
+fn every_field_of_a_route_is_honoured() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let answer = json!({
+        "cniVersion": "1.1.0",
+        "ips": [{"address": "10.9.0.7/32", "gateway": "10.9.0.1"}],
+        "routes": [
+            {"dst": "10.60.0.0/16", "mtu": 1300, "advmss": 1200, "priority": 77, "table": 1000},
+            {"dst": "10.61.0.0/16", "scope": 253},
+            {"dst": "10.62.0.0/16", "gw": "10.9.0.8"},
+            {"dst": "10.62.0.0/16", "gw": "10.9.0.9"},
+        ],
+        "dns": {"nameservers": ["10.9.0.53"]},
+    });
+    super::cni_delegate::install(&host, "canned", &format!("[ $CNI_COMMAND = ADD ] && echo '{answer}'; true"))?;
+    let mut call = host.call(&pod, "c1", "net1");
+    call.path = host.directory().as_os_str().to_owned();
+    let config = macvlan(&host, json!({"ipam": {"type": "canned"}, "cniVersion": "1.1.0"}));
+    let result = run(&call, "ADD", &config)?;
+    assert_eq!(result["routes"], answer["routes"]);
+    assert_eq!(result["dns"], answer["dns"]);
+    let routes = pod.ip("route show table all")?;
+    for expected in [
+        "10.60.0.0/16 via 10.9.0.1 dev net1 table 1000 proto static metric 77 onlink mtu 1300 advmss 1200",
+        "10.61.0.0/16 dev net1 proto static scope link",
+        "10.62.0.0/16 via 10.9.0.8 dev net1 proto static onlink",
+        "10.62.0.0/16 via 10.9.0.9 dev net1 proto static onlink",
+    ] {
+        assert!(routes.lines().any(|l| l.trim() == expected), "no {expected} in:\n{routes}");
+    }
+    let mut again = config.clone();
+    again["prevResult"] = result;
+    run(&call, "CHECK", &again)?;
+    run(&call, "DEL", &config)?;
+    Ok(())
+}
+
+fn a_previous_result_keeps_its_numbers() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "net1");
+    let mut config = with_v4(&host);
+    // Key case as libcni writes it.
+    config["prevResult"] = json!({
+        "CNIVersion": "1.0.0",
+        "Interfaces": [{"Name": "br0"}, {"Name": "eth0", "Sandbox": pod.path()}],
+        "IPs": [{"Address": "10.244.0.5/24", "Interface": 1}],
+        "Routes": [{"Dst": "0.0.0.0/0"}],
+    });
+    let result = run(&call, "ADD", &config)?;
+    let names: Vec<_> = (0..3).map(|i| result["interfaces"][i]["name"].clone()).collect();
+    assert_eq!(names, ["br0", "eth0", "net1"]);
+    assert_eq!(result["ips"][0]["address"], "10.244.0.5/24");
+    assert_eq!(result["ips"][0]["interface"], 1);
+    assert_eq!(result["ips"][1]["interface"], 2);
+    assert!(!pod.ip("route")?.contains("default"), "the previous plugin's route is its own");
+    let mut check = config.clone();
+    check["prevResult"] = result;
+    pod.ip("link add eth0 type veth peer name eth0p")?;
+    run(&call, "CHECK", &check)?;
+    run(&call, "DEL", &config)?;
+    config["prevResult"]["IPs"][0]["Interface"] = 7.into();
+    assert_eq!(refused(&call, "ADD", &config)?.0, 7);
+    Ok(())
+}
+
+fn addresses_are_announced() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let ipam = host.host_local(&[("10.9.0.0/24", "10.9.0.100"), ("fd09::/64", "fd09::100")], &json!({}));
+    let config = macvlan(&host, json!({"ipam": ipam}));
+    // The far side knows the addresses at another place.
+    let wire = Netns::new("wire")?;
+    host.netns.ip(&format!("link set peer0 netns {}", wire.name()))?;
+    wire.ip("link set peer0 up")?;
+    wire.ip("addr add 10.9.0.2/24 dev peer0")?;
+    wire.ip("-6 addr add fd09::2/64 dev peer0 nodad")?;
+    for address in ["10.9.0.100", "fd09::100"] {
+        wire.ip(&format!("neigh replace {address} lladdr 02:00:00:00:de:ad dev peer0 nud stale"))?;
+    }
+    let started = std::time::Instant::now();
+    while !host.netns.ip("link show nic0")?.contains("LOWER_UP") {
+        anyhow::ensure!(started.elapsed().as_secs() < 10, "no carrier");
+    }
+    let call = host.call(&pod, "c1", "net1");
+    let result = run(&call, "ADD", &config)?;
+    let mac = result["interfaces"][0]["mac"].as_str().context("mac")?.to_owned();
+    let started = std::time::Instant::now();
+    loop {
+        let known = wire.ip("neigh")?;
+        if known.matches(mac.as_str()).count() >= 2 {
+            break;
+        }
+        anyhow::ensure!(started.elapsed().as_secs() < 5, "still:\n{known}");
+    }
+    run(&call, "DEL", &config)?;
+    Ok(())
+}
+
+fn sixty_four_pods_at_once() -> Result<()> {
+    let host = CniHost::new()?;
+    let before = host.picture()?;
+    let config = with_v4(&host);
+    let pods: Vec<Netns> = (0..64).map(|_| host.pod()).collect::<Result<_>>()?;
+    let all = |command: &str| -> Result<Vec<Value>> {
+        std::thread::scope(|scope| {
+            let running: Vec<_> = pods
+                .iter()
+                .enumerate()
+                .map(|(index, pod)| {
+                    let call = host.call(pod, &format!("c{index}"), "net1");
+                    let config = &config;
+                    scope.spawn(move || run(&call, command, config))
+                })
+                .collect();
+            running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        })
+    };
+    let results = all("ADD")?;
+    let distinct = |value: &dyn Fn(&Value) -> Value| {
+        let mut seen: Vec<String> = results.iter().map(|r| value(r).to_string()).collect();
+        seen.sort();
+        seen.dedup();
+        seen.len()
+    };
+    assert_eq!(distinct(&|r| r["interfaces"][0]["mac"].clone()), 64);
+    assert_eq!(distinct(&|r| r["ips"][0]["address"].clone()), 64);
+    all("DEL")?;
+    same(&before, &host.picture()?, "after 64 pods")
+}

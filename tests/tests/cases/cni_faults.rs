@@ -1,0 +1,247 @@
+//! `rdma-netdev` killed, or refused by the kernel, at system calls all through ADD and DEL.
+//!
+//! A call is traced once to know its system calls. Then it is made again and again, each time
+//! with a kill or an error at another one of them. Afterwards one DEL must leave the host as
+//! before; after an error, which the plugin lives to see, not even that is needed.
+//!
+//! Spread points are tried by default; `RDMA_E2E_FAULTS=all` tries every system call.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::case;
+use e2e::cni::{Answer, Call, answer};
+use e2e::cni_host::{CniHost, same};
+use e2e::harness::Case;
+use e2e::netns::Netns;
+use serde_json::{Value, json};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(a_killed_add_of_a_macvlan_leaves_nothing, Root, Netns, Macvlan, Strace, ReferencePlugins),
+    case!(a_killed_add_of_a_move_leaves_nothing, Root, Netns, Strace),
+    case!(a_killed_del_of_a_macvlan_is_finished_by_the_next, Root, Netns, Macvlan, Strace),
+    case!(a_killed_del_of_a_move_is_finished_by_the_next, Root, Netns, Strace),
+    case!(a_refused_add_of_a_macvlan_undoes_itself, Root, Netns, Macvlan, Strace),
+    case!(a_refused_add_of_a_move_undoes_itself, Root, Netns, Strace),
+    case!(an_add_after_a_killed_one_succeeds, Root, Netns, Macvlan, Strace),
+];
+
+/// The n-th call of one system call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Point {
+    syscall: String,
+    number: usize,
+}
+
+/// The command of `call` under strace, which writes to nowhere and injects as told.
+fn traced(call: &Call, command: &str, options: &[&str]) -> std::process::Command {
+    let mut strace = Call { plugin: "strace".into(), ..call.clone() }.command(command);
+    strace.args(options).arg("--").arg(&call.plugin);
+    strace
+}
+
+/// The system calls of a command, in order; it is carried out.
+fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec<Point>> {
+    let file = host.directory().join("trace");
+    let path = file.to_string_lossy().into_owned();
+    answer(&mut traced(call, command, &["-qq", "-o", &path]), config.as_bytes())?.success()?;
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let mut points = Vec::new();
+    for line in std::fs::read_to_string(&file)?.lines() {
+        let Some((name, _)) = line.split_once('(') else { continue };
+        if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            continue;
+        }
+        // The first is strace's own doing; a process that is leaving has done its work.
+        if matches!(name, "execve" | "exit_group") {
+            continue;
+        }
+        let number = counts.entry(name.to_owned()).or_default();
+        *number += 1;
+        points.push(Point { syscall: name.to_owned(), number: *number });
+    }
+    ensure!(points.len() > 40, "only {} system calls in {path}", points.len());
+    Ok(points)
+}
+
+/// All points, or about so many, spread evenly and the last among them.
+fn spread(points: &[Point], about: usize) -> Vec<Point> {
+    if std::env::var("RDMA_E2E_FAULTS").is_ok_and(|value| value == "all") {
+        return points.to_vec();
+    }
+    let step = points.len().div_ceil(about).max(1);
+    points.iter().rev().step_by(step).rev().cloned().collect()
+}
+
+fn inject(call: &Call, command: &str, config: &str, point: &Point, what: &str) -> Result<Answer> {
+    let rule = format!("inject={}:{what}:when={}", point.syscall, point.number);
+    answer(&mut traced(call, command, &["-qq", "-o", "/dev/null", "-e", &rule]), config.as_bytes())
+}
+
+fn was_killed(answer: &Answer) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    answer.status.signal() == Some(9) || answer.status.code() == Some(137)
+}
+
+struct Ground {
+    host: CniHost,
+    pod: Netns,
+    config: String,
+    before: BTreeMap<String, String>,
+}
+
+impl Ground {
+    fn new(keys: impl Fn(&CniHost) -> Value) -> Result<Self> {
+        let host = CniHost::new()?;
+        for command in [
+            "link set nic0 mtu 1450",
+            "route add 10.77.0.0/16 via 10.9.0.254 metric 50",
+            "route add default via 10.9.0.254 table 101",
+            "rule add from 10.9.0.1 lookup 101 pref 1000",
+            "neigh add 10.9.0.254 lladdr 02:00:00:00:00:fe dev nic0 nud permanent",
+        ] {
+            host.netns.ip(command)?;
+        }
+        let config = host.config(&keys(&host)).to_string();
+        let before = host.picture()?;
+        Ok(Ground { pod: host.pod()?, host, config, before })
+    }
+
+    fn macvlan() -> Result<Self> {
+        Ground::new(|host| {
+            let ipam = host.host_local(&[("10.9.0.0/24", "10.9.0.100")], &json!({}));
+            json!({"attach": "macvlan", "master": "nic0", "ipam": ipam})
+        })
+    }
+
+    fn moving() -> Result<Self> {
+        Ground::new(|_| json!({"attach": "move", "device": "nic0"}))
+    }
+
+    fn call(&self) -> Call {
+        self.host.call(&self.pod, "c1", "net1")
+    }
+
+    fn del(&self) -> Result<()> {
+        self.call().run("DEL", self.config.as_bytes())?.success()?;
+        Ok(())
+    }
+
+    fn clean(&self, when: &str) -> Result<()> {
+        // The kernel tells the far end of a link a little later that it has a carrier again.
+        let started = Instant::now();
+        while let Err(differs) = same(&self.before, &self.host.picture()?, when) {
+            if started.elapsed() > Duration::from_secs(3) {
+                return Err(differs);
+            }
+        }
+        if self.pod.ip("link show net1").is_ok() {
+            bail!("{when}, net1 is left in the pod");
+        }
+        let rules = self.pod.ip("rule")?;
+        ensure!(!rules.contains("101"), "{when}, rules are left in the pod:\n{rules}");
+        Ok(())
+    }
+
+    /// Kills ADD at points spread over it; DEL cleans up.
+    fn killed_adds(&self) -> Result<()> {
+        let points = trace(&self.host, &self.call(), "ADD", &self.config)?;
+        self.del()?;
+        self.clean("after an undisturbed round")?;
+        let mut killed = 0;
+        for point in spread(&points, 16) {
+            let answer = inject(&self.call(), "ADD", &self.config, &point, "signal=KILL")?;
+            killed += usize::from(was_killed(&answer));
+            self.del().with_context(|| format!("DEL after a kill at {point:?}"))?;
+            self.clean(&format!("after a kill at {point:?} and DEL"))?;
+        }
+        ensure!(killed >= 10, "only {killed} kills took effect on {} points: {:?} .. {:?}", points.len(), points.first(), points.iter().rev().take(300).map(|p| format!("{}{}", p.syscall, p.number)).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    /// Kills DEL at points spread over it; another DEL finishes it.
+    fn killed_dels(&self) -> Result<()> {
+        let add = || self.call().run("ADD", self.config.as_bytes())?.success();
+        add()?;
+        let points = trace(&self.host, &self.call(), "DEL", &self.config)?;
+        self.clean("after an undisturbed round")?;
+        let mut killed = 0;
+        for point in spread(&points, 12) {
+            add()?;
+            let answer = inject(&self.call(), "DEL", &self.config, &point, "signal=KILL")?;
+            killed += usize::from(was_killed(&answer));
+            self.del().with_context(|| format!("DEL after a kill at {point:?}"))?;
+            self.clean(&format!("after a DEL killed at {point:?} and another"))?;
+        }
+        ensure!(killed >= 10, "only {killed} kills took effect on {} points: {:?} .. {:?}", points.len(), points.first(), points.iter().rev().take(300).map(|p| format!("{}{}", p.syscall, p.number)).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    /// Lets each netlink request of ADD fail; it must undo what it did by itself.
+    fn refused_adds(&self) -> Result<()> {
+        let points = trace(&self.host, &self.call(), "ADD", &self.config)?;
+        self.del()?;
+        let requests: Vec<Point> =
+            points.into_iter().filter(|p| matches!(p.syscall.as_str(), "sendto" | "setns")).collect();
+        ensure!(requests.len() > 10, "{requests:?}");
+        let mut failed = 0;
+        for point in requests {
+            let answer = inject(&self.call(), "ADD", &self.config, &point, "error=ENOBUFS")?;
+            if answer.status.success() {
+                // Looking whether there is an IPv6 way out may fail, for instance.
+                self.del()?;
+            } else {
+                failed += 1;
+                answer.refusal().with_context(|| format!("refused at {point:?}"))?;
+            }
+            self.clean(&format!("after an error at {point:?}"))?;
+        }
+        ensure!(failed > 10, "only {failed} errors took effect");
+        Ok(())
+    }
+}
+
+fn a_killed_add_of_a_macvlan_leaves_nothing() -> Result<()> {
+    Ground::macvlan()?.killed_adds()
+}
+
+fn a_killed_add_of_a_move_leaves_nothing() -> Result<()> {
+    Ground::moving()?.killed_adds()
+}
+
+fn a_killed_del_of_a_macvlan_is_finished_by_the_next() -> Result<()> {
+    Ground::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?.killed_dels()
+}
+
+fn a_killed_del_of_a_move_is_finished_by_the_next() -> Result<()> {
+    Ground::moving()?.killed_dels()
+}
+
+fn a_refused_add_of_a_macvlan_undoes_itself() -> Result<()> {
+    Ground::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?.refused_adds()
+}
+
+fn a_refused_add_of_a_move_undoes_itself() -> Result<()> {
+    Ground::moving()?.refused_adds()
+}
+
+/// A runtime that tries again without a DEL in between.
+fn an_add_after_a_killed_one_succeeds() -> Result<()> {
+    for ground in [Ground::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?, Ground::moving()?] {
+        let points = trace(&ground.host, &ground.call(), "ADD", &ground.config)?;
+        ground.del()?;
+        for point in spread(&points, 12) {
+            inject(&ground.call(), "ADD", &ground.config, &point, "signal=KILL")?;
+            let again = ground.call().run("ADD", ground.config.as_bytes())?;
+            if !again.status.success() {
+                // Refused only because the interface is there: the runtime's DEL is due first.
+                let (code, message) = again.refusal()?;
+                ensure!(code == 103, "after a kill at {point:?}: {message}");
+            }
+            ground.del()?;
+            ground.clean(&format!("after a kill at {point:?}, ADD and DEL"))?;
+        }
+    }
+    Ok(())
+}
