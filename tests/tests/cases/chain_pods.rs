@@ -6,7 +6,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use e2e::bin_under_test::product;
@@ -72,12 +72,13 @@ impl World {
         Ok(world)
     }
 
-    /// The host's links: names, MTUs, flags but whether there is traffic.
+    /// The host's links: names, MTUs, whether they are meant to be up.
     fn host(&self) -> Result<Value> {
         let links = self.node.host.ip_json("link show")?;
         let links = links.as_array().context("no links")?.iter().map(|link| {
-            let name = link["ifname"].as_str() != Some("cni0");
-            json!([link["ifname"], link["mtu"], if name { &link["flags"] } else { &Value::Null }])
+            let flags = link["flags"].as_array();
+            let up = flags.is_some_and(|flags| flags.contains(&json!("UP")));
+            json!([link["ifname"], link["mtu"], up])
         });
         Ok(links.collect())
     }
@@ -106,6 +107,11 @@ impl World {
 
     /// Links, leases and the journal are as before the first pod.
     fn assert_untouched(&self) -> Result<()> {
+        // The kernel takes a dead namespace's links apart in its own time.
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.host()? != self.host_before && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         assert_eq!(self.host()?, self.host_before);
         let leases = self.leases()?;
         assert!(leases.is_empty(), "held: {leases:?}");
