@@ -270,9 +270,7 @@ fn uplink(
             .into_iter()
             .find(|r| replay::is_default(r) && replay::route_table(r) == replay::MAIN);
         if default.is_some() {
-            return Ok(Some(format!(
-                "it carries the node's default route ({family:?})"
-            )));
+            return Ok(Some("it carries the node's default route".to_owned()));
         }
         let Some(way) = way_out(socket, family)? else {
             continue;
