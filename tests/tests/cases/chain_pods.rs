@@ -96,13 +96,13 @@ impl World {
         call.run(command, &self.node.multus_conf())
     }
 
-    /// Addresses that are held, by the names in the store: `10.0.0.5@3`.
+    /// Addresses that are leased, by the administrator's tool.
     fn leases(&self) -> Result<Vec<String>> {
-        let found = run(self.node.host.command("find").arg(self.node.path("leases")))?;
-        let names = found.lines().filter_map(|path| path.rsplit('/').next());
-        let held = names.filter_map(|name| name.split_once('@'));
-        let held = held.filter(|(address, _)| address.parse::<std::net::IpAddr>().is_ok());
-        Ok(held.map(|(address, _)| address.to_owned()).collect())
+        let mut list = self.node.host.command(product("rdma-ipam")?);
+        list.env("RDMA_NETDEV_POLICY", self.node.path("policy.json")).args(["list", "--json"]);
+        let leases: Vec<Value> = serde_json::from_str(&run(&mut list)?)?;
+        let address = |lease: &Value| lease["address"].as_str().map(str::to_owned);
+        leases.iter().map(|lease| address(lease).context("a lease without an address")).collect()
     }
 
     /// Links, leases and the journal are as before the first pod.

@@ -24,6 +24,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_kubelet_that_comes_late_is_waited_for, Root),
     case!(a_kubelet_that_refuses_is_asked_again, Root),
     case!(a_kubelet_that_never_watches_is_asked_again, Root),
+    case!(a_slow_kubelet_is_asked_once, Root),
+    case!(a_replaced_directory_is_noticed, Root),
     case!(a_dropped_stream_is_registered_anew, Root),
     case!(a_deleted_socket_is_served_anew, Root),
     case!(a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none, Root),
@@ -172,6 +174,28 @@ fn a_kubelet_that_never_watches_is_asked_again() -> Result<()> {
     let daemon = machine.daemon(SHARED)?;
     kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
     kubelet.misbehave(Misbehaviour::default());
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)
+}
+
+fn a_slow_kubelet_is_asked_once() -> Result<()> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    let delay = Duration::from_secs(4);
+    kubelet.misbehave(Misbehaviour { delay, ..Misbehaviour::default() });
+    let daemon = machine.daemon(SHARED)?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
+    assert_eq!(kubelet.registrations().len(), 1, "{}", daemon.log());
+    Ok(())
+}
+
+/// Then there are no events from it any more.
+fn a_replaced_directory_is_noticed() -> Result<()> {
+    let (machine, kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
+    kubelet.kill();
+    let directory = machine.settings().device_plugins;
+    fs::rename(&directory, directory.with_extension("old"))?;
+    std::thread::sleep(Duration::from_millis(500));
+    let kubelet = machine.kubelet()?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 4)
 }
 
