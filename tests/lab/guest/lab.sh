@@ -29,15 +29,15 @@ fail() {
 # skip DESCRIPTION REASON: not tried, by name and with the reason.
 skip() { lab_send "skip $1 # $2"; echo "--- skipped: $1: $2"; }
 
-# check DESCRIPTION COMMAND…: passes if the command succeeds; its output is kept in the log,
-# and shown if it fails.
+# check DESCRIPTION COMMAND…: passes if the command succeeds. Its output is kept in the log and
+# in $checked, and shown if it fails.
 check() {
-	local what=$1 out rc=0
+	local what=$1 rc=0
 	shift
-	out=$("$@" 2>&1) || rc=$?
+	checked=$("$@" 2>&1) || rc=$?
 	echo "\$ $*"
-	[ -z "$out" ] || printf '%s\n' "$out"
-	if [ "$rc" = 0 ]; then pass "$what"; else fail "$what" "exit status $rc of: $*" "$out"; fi
+	[ -z "$checked" ] || printf '%s\n' "$checked"
+	if [ "$rc" = 0 ]; then pass "$what"; else fail "$what" "exit status $rc of: $*" "$checked"; fi
 }
 
 # refuses DESCRIPTION PATTERN COMMAND…: passes if the command fails and says PATTERN (an
@@ -68,6 +68,8 @@ contains() {
 # --- what a person who watches is told -----------------------------------------------------
 
 tell() { lab_send "tell $*"; }
+# step TEXT: a headline, with the seconds since the scenario began.
+step() { tell "" && tell "$(printf '[%3d s]' $SECONDS) $*"; }
 # show COMMAND…: runs it and tells its output, indented.
 show() { "$@" 2>&1 | while IFS= read -r line; do lab_send "tell   $line"; done; }
 
@@ -165,7 +167,7 @@ host_state() {
 
 # --- pods ----------------------------------------------------------------------------------
 
-# start_containerd: with the pods' image imported and our CNI directory; ready when it returns.
+# start_containerd: with the test pods' image imported; ready when it returns.
 start_containerd() {
 	mount -t tmpfs containerd /var/lib/containerd
 	mkdir -p /etc/containerd /etc/cni/net.d /opt/cni/bin
@@ -182,6 +184,37 @@ start_containerd() {
 	containerd --log-level warn >"$LAB_OUT/containerd.log" 2>&1 &
 	wait_for 60 ctr version
 	ctr --namespace k8s.io image import /lab/image.tar >/dev/null
+}
+
+# install_cni MANIFESTS…: our CNI programs and the node's policy, as the DaemonSet's init
+# container installs them, and what a pod's networks are: the first is any, and leaves nothing
+# on the host when the pod is gone; further ones by the definitions among MANIFESTS.
+install_cni() {
+	mkdir -p /host/opt/cni /host/etc /etc/rdma-netdev
+	ln -sfn /opt/cni/bin /host/opt/cni/bin
+	ln -sfn /etc/rdma-netdev /host/etc/rdma-netdev
+	rdma-device-plugin install --policy /lab/manifests/base/policy.json --node "$(uname -n)"
+	cp /usr/lib/cni/{ptp,host-local,loopback} /lab/bin/multus-standin /opt/cni/bin/
+	cat >/etc/cni/cluster.conflist <<-'CONFIG'
+		{"cniVersion": "1.0.0", "name": "cluster", "plugins": [
+		  {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.244.0.0/24"}}]}
+	CONFIG
+	cat >/etc/cni/net.d/00-multus.conf <<-CONFIG
+		{"cniVersion": "1.0.0", "name": "multus", "type": "multus-standin",
+		 "clusterNetwork": "/etc/cni/cluster.conflist", "networks": [$(printf '"%s"\n' "$@" | paste -sd,)]}
+	CONFIG
+}
+
+# start_kubelet: the stand-in on containerd, which must run; `kubelet-standin` then asks it.
+start_kubelet() {
+	mkdir -p /var/lib/kubelet/device-plugins
+	kubelet-standin serve >"$LAB_OUT/kubelet.log" 2>&1 &
+	wait_for 30 kubelet-standin node
+}
+
+# start_daemon CONFIGURATION: the device plugin.
+start_daemon() {
+	rdma-device-plugin run --config-file "$1" >"$LAB_OUT/rdma-device-plugin.log" 2>&1 &
 }
 
 # --- CNI -----------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+# The whole way: two pods ask for an HCA, get it, an interface and an address, and talk RDMA
+# lab: memory=1536 timeout=300 image=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# shellcheck shell=bash disable=SC2016
+
+# The names that the shipped manifests use.
+hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a
+manifests=/lab/manifests/examples/perftest
+
+ip link set eth0 name $netdev
+ip link set $netdev mtu 4200
+make_hca $netdev $hca
+start_containerd
+install_cni $manifests
+start_kubelet
+start_daemon /lab/manifests/base/config.json
+check "the kubelet learns of the HCA" kubelet-standin node --wait $resource=1000
+before=$(host_state)
+
+step "the node's HCAs, as rdma-device-plugin sees them"
+show rdma-device-plugin discover
+step "what the node offers to pods"
+show kubelet-standin node
+
+check "both pods run" kubelet-standin run-pod $manifests/pod-1.yaml $manifests/pod-2.yaml
+step "two pods, each asking for $resource: 1"
+in_pod() { kubelet-standin exec "rdma-test-pod-$1" -- "${@:2}"; }
+address=()
+for pod in 1 2; do
+	address[pod]=$(in_pod $pod ip -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }')
+	tell "rdma-test-pod-$pod"
+	show in_pod $pod ip addr show net1
+	show eval 'in_pod $pod ibv_devinfo | grep -E "hca_id|transport|node_guid|state|active_mtu|link_layer"'
+	contains "pod $pod: net1 has an address of the network's range" '^192\.168\.111\.[0-9]+$' "${address[pod]}"
+	contains "pod $pod: net1 has the master's MTU" 'mtu 4200 ' "$(in_pod $pod ip link show net1)"
+	equal "pod $pod sees its HCA and no other" $hca "$(in_pod $pod ibv_devinfo | awk '/^hca_id/ { print $2 }')"
+	equal "pod $pod has the HCA's nodes and no other" "rdma_cm uverbs0" \
+		"$(in_pod $pod sh -c 'cd /dev/infiniband && echo *')"
+	check "pod $pod: its address is a GID of the HCA" wait_for 10 gid_index $hca "${address[pod]}"
+done
+equal "the pods' addresses differ" 2 "$(printf '%s\n' "${address[@]}" | sort -u | wc -l)"
+
+step "their addresses in the HCA's GID table"
+for pod in 1 2; do
+	show eval 'gids $hca | grep "^$(gid_index $hca "${address[pod]}") "'
+done
+
+step "ping, pod 1 to pod 2"
+check "the pods reach each other" in_pod 1 ping -c 3 -W 5 "${address[2]}"
+show tail -n 2 <<<"$checked"
+
+step "ib_write_bw, pod 1 to pod 2"
+write_bw() {
+	in_pod 2 ib_write_bw -d $hca -x "$(gid_index $hca "${address[2]}")" -n 500 &
+	wait_for 30 in_pod 2 grep -q ':4853 ' /proc/net/tcp /proc/net/tcp6
+	in_pod 1 ib_write_bw -d $hca -x "$(gid_index $hca "${address[1]}")" -n 500 "${address[2]}"
+	wait $!
+}
+check "the pods write to each other's memory" write_bw
+show eval 'grep -A 1 "#bytes" <<<"$checked" | tail -n 2'
+
+step "both pods deleted"
+check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
+wait_for 30 eval '! gid_index $hca "${address[1]}" && ! gid_index $hca "${address[2]}"'
+after=$(host_state)
+leases=$(rdma-ipam list --json | jq -c .)
+equal "links, addresses, routes and GIDs are as before" "$before" "$after"
+equal "no lease is left" "[]" "$leases"
+[ "$before" != "$after" ] || tell "  host links, addresses, routes, GIDs: as before ($(wc -l <<<"$before") lines compared)"
+[ "$leases" != "[]" ] || tell "  leases: none"
