@@ -222,7 +222,7 @@ start_daemon() {
 # cni PLUGIN COMMAND CONTAINER NETNS INTERFACE CONFIGURATION: calls a CNI plugin as a runtime
 # does; NETNS is a name below /run/netns. Its answer, result or error, is on stdout.
 cni() {
-	CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$4 CNI_IFNAME=$5 CNI_PATH=/lab/bin \
+	CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$4 CNI_IFNAME=$5 CNI_PATH=/lab/bin:/usr/lib/cni \
 		"$1" <<<"$6"
 }
 
