@@ -71,7 +71,7 @@ tell() { lab_send "tell $*"; }
 # step TEXT: a headline, with the seconds since the scenario began.
 step() { tell "" && tell "$(printf '[%3d s]' $SECONDS) $*"; }
 # show COMMAND…: runs it and tells its output, indented.
-show() { "$@" 2>&1 | while IFS= read -r line; do lab_send "tell   $line"; done; }
+show() { "$@" 2>&1 | expand -t 4 | while IFS= read -r line; do lab_send "tell     $line"; done; }
 
 # --- waiting, the other guest, the machine -------------------------------------------------
 
@@ -220,10 +220,13 @@ start_daemon() {
 # --- CNI -----------------------------------------------------------------------------------
 
 # cni PLUGIN COMMAND CONTAINER NETNS INTERFACE CONFIGURATION: calls a CNI plugin as a runtime
-# does; NETNS is a name below /run/netns. Its answer, result or error, is on stdout.
+# does; NETNS is a name below /run/netns. The result is on stdout, an error on stderr.
 cni() {
-	CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$4 CNI_IFNAME=$5 CNI_PATH=/lab/bin:/usr/lib/cni \
-		"$1" <<<"$6"
+	local answer rc=0
+	answer=$(CNI_COMMAND=$2 CNI_CONTAINERID=$3 CNI_NETNS=/run/netns/$4 CNI_IFNAME=$5 \
+		CNI_PATH=/lab/bin:/usr/lib/cni "$1" <<<"$6") || rc=$?
+	if [ $rc = 0 ]; then printf '%s' "${answer:+$answer$'\n'}"; else echo "$1 $2 $3: $answer" >&2; fi
+	return $rc
 }
 
 # --- a store that nodes share --------------------------------------------------------------
@@ -233,7 +236,7 @@ cni() {
 serve_store() {
 	modprobe -a sunrpc nfsd
 	mkdir -p "$1" /var/lib/nfs/{v4recovery,sm,sm.bak,rpc_pipefs} /run/rpcbind
-	mount -t tmpfs store "$1"
+	mount -t tmpfs -o mode=755 store "$1"
 	touch /var/lib/nfs/{etab,rmtab,xtab,state}
 	echo "$1 $2(rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure)" >/etc/exports
 	mount -t nfsd nfsd /proc/fs/nfsd

@@ -1,7 +1,7 @@
 # The whole way: two pods ask for an HCA, get it, an interface and an address, and talk RDMA
-# lab: memory=1536 timeout=300 image=yes
+# lab: nics=2 memory=1536 timeout=300 image=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
-# shellcheck shell=bash disable=SC2016
+# shellcheck shell=bash disable=SC2016,SC2154
 
 # The names that the shipped manifests use.
 hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a
@@ -10,6 +10,8 @@ manifests=/lab/manifests/examples/perftest
 ip link set eth0 name $netdev
 ip link set $netdev mtu 4200
 make_hca $netdev $hca
+# Another HCA, in no pool: nobody may get it.
+make_hca eth1 mlx5_1
 start_containerd
 install_cni $manifests
 start_kubelet
@@ -22,20 +24,23 @@ show rdma-device-plugin discover
 step "what the node offers to pods"
 show kubelet-standin node
 
+address=()
 check "both pods run" kubelet-standin run-pod $manifests/pod-1.yaml $manifests/pod-2.yaml
 step "two pods, each asking for $resource: 1"
+show cat <<<"$checked"
 in_pod() { kubelet-standin exec "rdma-test-pod-$1" -- "${@:2}"; }
-address=()
 for pod in 1 2; do
-	address[pod]=$(in_pod $pod ip -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }')
-	tell "rdma-test-pod-$pod"
-	show in_pod $pod ip addr show net1
-	show eval 'in_pod $pod ibv_devinfo | grep -E "hca_id|transport|node_guid|state|active_mtu|link_layer"'
+	link=$(in_pod $pod ip addr show net1)
+	hcas=$(in_pod $pod ibv_devinfo)
+	nodes=$(in_pod $pod sh -c 'cd /dev/infiniband && echo *')
+	address[pod]=$(awk '$1 == "inet" { sub("/.*", "", $2); print $2 }' <<<"$link")
+	tell "    rdma-test-pod-$pod: ip addr show net1; ibv_devinfo"
+	show grep -v valid_lft <<<"$link"
+	show grep -E 'hca_id|transport|node_guid|state|active_mtu|link_layer' <<<"$hcas"
 	contains "pod $pod: net1 has an address of the network's range" '^192\.168\.111\.[0-9]+$' "${address[pod]}"
-	contains "pod $pod: net1 has the master's MTU" 'mtu 4200 ' "$(in_pod $pod ip link show net1)"
-	equal "pod $pod sees its HCA and no other" $hca "$(in_pod $pod ibv_devinfo | awk '/^hca_id/ { print $2 }')"
-	equal "pod $pod has the HCA's nodes and no other" "rdma_cm uverbs0" \
-		"$(in_pod $pod sh -c 'cd /dev/infiniband && echo *')"
+	contains "pod $pod: net1 has the master's MTU" 'mtu 4200 ' "$link"
+	equal "pod $pod sees its HCA and no other" $hca "$(awk '/^hca_id/ { print $2 }' <<<"$hcas")"
+	equal "pod $pod has the nodes of its HCA and no other" "issm0 rdma_cm umad0 uverbs0" "$nodes"
 	check "pod $pod: its address is a GID of the HCA" wait_for 10 gid_index $hca "${address[pod]}"
 done
 equal "the pods' addresses differ" 2 "$(printf '%s\n' "${address[@]}" | sort -u | wc -l)"
@@ -63,8 +68,8 @@ step "both pods deleted"
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
 wait_for 30 eval '! gid_index $hca "${address[1]}" && ! gid_index $hca "${address[2]}"'
 after=$(host_state)
-leases=$(rdma-ipam list --json | jq -c .)
+leases=$(find /var/lib/rdma-ipam/owners /var/lib/rdma-ipam/pods -type f)
 equal "links, addresses, routes and GIDs are as before" "$before" "$after"
-equal "no lease is left" "[]" "$leases"
-[ "$before" != "$after" ] || tell "  host links, addresses, routes, GIDs: as before ($(wc -l <<<"$before") lines compared)"
-[ "$leases" != "[]" ] || tell "  leases: none"
+equal "no lease is left" "" "$leases"
+[ "$before" != "$after" ] || tell "    the node's links, addresses, routes and GIDs: as before ($(wc -l <<<"$before") lines compared)"
+[ -n "$leases" ] || tell "    leases: none"
