@@ -1,5 +1,5 @@
 # A NIC and its HCA go into a pod and come home unharmed, in both modes of RDMA's namespaces
-# lab: nics=3 memory=768 timeout=300 binaries=rdma-netdev,rdma-ipam
+# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # Rails as an administrator leaves them: addresses, policy routing, tuned.
@@ -88,6 +88,6 @@ for mode in shared; do
 	wait_for 20 settled rail2
 	equal "$mode: both NICs are as they were: names, MTU, addresses, routes, rules, neighbours, tuning" \
 		"$before" "$(whole_state)"
-	equal "$mode: no lease is left" "" "$(find /var/lib/rdma-ipam/owners -type f)"
+	equal "$mode: no lease is left" "[]" "$(rdma-ipam list --json)"
 	equal "$mode: no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 done

@@ -33,7 +33,7 @@ class Scenario:
     # NUMA nodes x switches of each x NICs of each, with a display device beside them; instead of nics.
     topology: tuple[int, int, int] | None = None
     # Seconds for the scenario, after the boot.
-    timeout: int = 180
+    timeout: int = 300
     # The pods' container image is put into the share.
     image: bool = False
     # Binaries under test that it calls.
