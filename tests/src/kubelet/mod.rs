@@ -44,7 +44,7 @@ use tonic::transport::Server;
 
 pub use admission::NotAdmitted;
 pub use checkpoint::FILE as CHECKPOINT_FILE;
-pub use pod::{Container, Pod};
+pub use pod::{ConfigMaps, Container, Pod, Propagation, SeccompType, Volume};
 pub use resource_name::{NotExtended, check as check_resource_name};
 pub use run_options::RunOptions;
 pub use shared::{Misbehaviour, Registration, Settings};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A Pod object.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -21,7 +21,13 @@ pub struct Pod {
     pub metadata: Metadata,
     /// What it runs.
     pub spec: Spec,
+    /// Each ConfigMap of the same manifest.
+    #[serde(default)]
+    pub config_maps: ConfigMaps,
 }
+
+/// Each ConfigMap by its name: files by name.
+pub type ConfigMaps = BTreeMap<String, BTreeMap<String, String>>;
 
 /// A Pod's metadata.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -79,6 +85,18 @@ pub struct Spec {
     /// As `affinity`.
     #[serde(default)]
     pub tolerations: Option<Value>,
+    /// For admission when a node is full, which this one never is.
+    #[serde(default)]
+    pub priority_class_name: Option<String>,
+    /// No pod here asks a name server for anything.
+    #[serde(default)]
+    pub dns_policy: Option<String>,
+    /// Honoured only as `false`: there is no API server to give a token.
+    #[serde(default)]
+    pub automount_service_account_token: Option<bool>,
+    /// There are no Services.
+    #[serde(default)]
+    pub enable_service_links: Option<bool>,
 }
 
 /// One container of a Pod.
@@ -102,7 +120,7 @@ pub struct Container {
     /// Working directory.
     #[serde(default)]
     pub working_dir: Option<String>,
-    /// Environment; plain values only.
+    /// Environment: plain values, and fields of the pod.
     #[serde(default)]
     pub env: Vec<EnvVar>,
     /// What it asks for.
@@ -121,13 +139,32 @@ pub struct Container {
 
 /// An environment variable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EnvVar {
     /// Name.
     pub name: String,
     /// Value.
     #[serde(default)]
     pub value: String,
+    /// A field of the pod instead.
+    #[serde(default)]
+    pub value_from: Option<ValueFrom>,
+}
+
+/// Where a variable's value comes from.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ValueFrom {
+    /// A field of the pod.
+    pub field_ref: FieldRef,
+}
+
+/// A field of the pod.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FieldRef {
+    /// `spec.nodeName`, `metadata.name`, `metadata.namespace` or `metadata.uid`.
+    pub field_path: String,
 }
 
 /// Limits and requests by resource name.
@@ -152,6 +189,35 @@ pub struct SecurityContext {
     /// Capabilities beside the runtime's own.
     #[serde(default)]
     pub capabilities: Capabilities,
+    /// The user its process runs as; the image's unless given.
+    #[serde(default)]
+    pub run_as_user: Option<i64>,
+    /// Whether a program may gain what its caller has not.
+    #[serde(default)]
+    pub allow_privilege_escalation: Option<bool>,
+    /// Nothing outside of volumes can be written.
+    #[serde(default)]
+    pub read_only_root_filesystem: bool,
+    /// Which system calls are let through.
+    #[serde(default)]
+    pub seccomp_profile: Option<SeccompProfile>,
+}
+
+/// Which system calls are let through.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SeccompProfile {
+    /// The kind; there are no profiles of the node's own.
+    pub r#type: SeccompType,
+}
+
+/// The kinds of seccomp profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SeccompType {
+    /// The runtime's own.
+    RuntimeDefault,
+    /// All of them.
+    Unconfined,
 }
 
 /// Capabilities to add to and drop from the runtime's own, without `CAP_`.
@@ -166,14 +232,26 @@ pub struct Capabilities {
     pub drop: Vec<String>,
 }
 
-/// A directory or file of the host.
+/// A directory or file of the host, or the files of a ConfigMap.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Volume {
     /// Name by which containers mount it.
     pub name: String,
-    /// Where on the host; the only kind of volume there is here.
-    pub host_path: HostPath,
+    /// A path of the host.
+    #[serde(default)]
+    pub host_path: Option<HostPath>,
+    /// Files of a ConfigMap of the same manifest.
+    #[serde(default)]
+    pub config_map: Option<ConfigMapSource>,
+}
+
+/// Which ConfigMap.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigMapSource {
+    /// Its name.
+    pub name: String,
 }
 
 /// A path of the host.
@@ -182,7 +260,7 @@ pub struct Volume {
 pub struct HostPath {
     /// The path.
     pub path: String,
-    /// `Directory`, `File`, ...; not checked.
+    /// `Directory`, `File`, `DirectoryOrCreate`, ...
     #[serde(default)]
     pub r#type: Option<String>,
 }
@@ -198,6 +276,20 @@ pub struct VolumeMount {
     /// Not writable.
     #[serde(default)]
     pub read_only: bool,
+    /// Whether later mounts are seen across.
+    #[serde(default)]
+    pub mount_propagation: Option<Propagation>,
+}
+
+/// Which later mounts are seen across a volume's border.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Propagation {
+    /// None.
+    None,
+    /// The host's, by the container.
+    HostToContainer,
+    /// Both ways.
+    Bidirectional,
 }
 
 fn default_namespace() -> String {
@@ -205,23 +297,33 @@ fn default_namespace() -> String {
 }
 
 impl Pod {
-    /// The Pods of a manifest, each with a UID of its own; objects of other kinds are passed over.
+    /// The Pods of a manifest, each with a UID of its own, and of each DaemonSet the one it has
+    /// on a node. What each ConfigMap holds goes with them, other kinds are passed over.
     ///
     /// # Errors
     /// Not YAML, a field the stand-in cannot honour, or requests the API server would refuse.
     pub fn from_manifest(text: &str) -> Result<Vec<Self>> {
+        let objects: Result<Vec<Value>, _> = serde_yaml_ng::Deserializer::from_str(text)
+            .map(Value::deserialize)
+            .collect();
+        let objects = objects.context("read the manifest as YAML")?;
+        let config_maps = objects
+            .iter()
+            .filter(|object| kind(object) == Some("ConfigMap"))
+            .map(config_map)
+            .collect::<Result<ConfigMaps>>()?;
         let mut pods = Vec::new();
-        for document in serde_yaml_ng::Deserializer::from_str(text) {
-            let object = Value::deserialize(document).context("read the manifest as YAML")?;
-            if object.get("kind").and_then(Value::as_str) != Some("Pod") {
-                continue;
-            }
-            let name = object
-                .pointer("/metadata/name")
-                .and_then(Value::as_str)
-                .unwrap_or("?");
+        for object in objects {
+            let object = match kind(&object) {
+                Some("Pod") => object,
+                Some("DaemonSet") => of_daemon_set(&object).context("a DaemonSet without a pod")?,
+                _ => continue,
+            };
+            let name = object.pointer("/metadata/name").and_then(Value::as_str);
+            let name = name.unwrap_or("?");
             let context = format!("read pod {name}");
             let mut pod: Self = serde_json::from_value(object).context(context)?;
+            pod.config_maps.clone_from(&config_maps);
             if pod.metadata.uid.is_empty() {
                 pod.metadata.uid = new_uid()?;
             }
@@ -263,6 +365,7 @@ impl Pod {
                 containers,
                 ..Spec::default()
             },
+            config_maps: ConfigMaps::new(),
         })
     }
 
@@ -317,6 +420,22 @@ impl Pod {
         {
             bail!("pod {pod}: restartPolicy {policy} is none of Always, OnFailure, Never");
         }
+        if self.spec.automount_service_account_token == Some(true) {
+            bail!("pod {pod}: there is no API server here that could give it a token");
+        }
+        for volume in &self.spec.volumes {
+            match (&volume.host_path, &volume.config_map) {
+                (Some(_), None) => {}
+                (None, Some(source)) if self.config_maps.contains_key(&source.name) => {}
+                (None, Some(source)) => {
+                    bail!(
+                        "pod {pod}: ConfigMap {} is not in its manifest",
+                        source.name
+                    )
+                }
+                _ => bail!("pod {pod}: volume {} is not of one kind", volume.name),
+            }
+        }
         for container in self
             .spec
             .init_containers
@@ -363,6 +482,26 @@ impl Pod {
     }
 }
 
+impl EnvVar {
+    /// Its value in a pod on the node of this name.
+    ///
+    /// # Errors
+    /// It is taken from a field that the stand-in does not know.
+    pub fn value_in(&self, pod: &Pod, node: &str) -> Result<String> {
+        let Some(from) = &self.value_from else {
+            return Ok(self.value.clone());
+        };
+        let metadata = &pod.metadata;
+        Ok(match from.field_ref.field_path.as_str() {
+            "spec.nodeName" => node.to_owned(),
+            "metadata.name" => metadata.name.clone(),
+            "metadata.namespace" => metadata.namespace.clone(),
+            "metadata.uid" => metadata.uid.clone(),
+            other => bail!("variable {}: no field {other} is known here", self.name),
+        })
+    }
+}
+
 impl Container {
     /// A container with these limits.
     #[must_use]
@@ -395,6 +534,37 @@ impl Container {
             .filter(|(name, _)| name.contains('/'));
         limits.filter_map(|(name, amount)| Some((name.clone(), whole(amount)?)))
     }
+}
+
+fn kind(object: &Value) -> Option<&str> {
+    object.get("kind").and_then(Value::as_str)
+}
+
+/// A DaemonSet's pod, under the DaemonSet's own name.
+fn of_daemon_set(object: &Value) -> Option<Value> {
+    let mut pod = object.pointer("/spec/template")?.clone();
+    let fields = pod.as_object_mut()?;
+    fields.insert("apiVersion".to_owned(), "v1".into());
+    fields.insert("kind".to_owned(), "Pod".into());
+    let metadata = fields
+        .entry("metadata")
+        .or_insert_with(|| Value::Object(Map::new()));
+    for key in ["name", "namespace"] {
+        if let Some(value) = object.pointer(&format!("/metadata/{key}")) {
+            metadata
+                .as_object_mut()?
+                .insert(key.to_owned(), value.clone());
+        }
+    }
+    Some(pod)
+}
+
+fn config_map(object: &Value) -> Result<(String, BTreeMap<String, String>)> {
+    let name = object.pointer("/metadata/name").and_then(Value::as_str);
+    let name = name.context("a ConfigMap without a name")?;
+    let data = object.get("data").cloned().unwrap_or_default();
+    let data = serde_json::from_value(data).with_context(|| format!("read ConfigMap {name}"))?;
+    Ok((name.to_owned(), data))
 }
 
 /// A whole number, written as one or as a string.
@@ -442,9 +612,42 @@ spec:
     }
 
     #[test]
+    fn a_daemon_set_is_its_pod_with_the_config_maps_of_the_manifest() {
+        let manifest = r"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {a: '1'}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent, namespace: kube-system}
+spec:
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      containers:
+      - name: main
+        env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        volumeMounts: [{name: settings, mountPath: /etc/agent}]
+      volumes: [{name: settings, configMap: {name: settings}}]
+";
+        let pod = Pod::from_manifest(manifest).unwrap().remove(0);
+        assert_eq!(pod.full_name(), "kube-system/agent");
+        assert_eq!(pod.metadata.labels["app"], "agent");
+        assert_eq!(pod.config_maps["settings"]["a"], "1");
+        let variable = &pod.spec.containers[0].env[0];
+        assert_eq!(variable.value_in(&pod, "node-7").unwrap(), "node-7");
+
+        let without = manifest.replace("name: settings}\ndata", "name: other}\ndata");
+        let error = Pod::from_manifest(&without).unwrap_err();
+        assert!(error.to_string().contains("ConfigMap settings"), "{error}");
+    }
+
+    #[test]
     fn names_what_it_cannot_honour() {
         for (from, to, word) in [
-            ("restartPolicy: Never", "dnsPolicy: None", "dnsPolicy"),
+            ("restartPolicy: Never", "hostPID: true", "hostPID"),
             ("restartPolicy: Never", "restartPolicy: Once", "Once"),
             ("{rdma/hca: 1}", "{rdma/hca: 2}", "overcommitted"),
             ("{rdma/hca: 1}", "{rdma/other: 2}", "no limit"),

@@ -1,12 +1,12 @@
 //! From pod to the runtime's messages, as a kubelet fills them in.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use super::cri::api;
-use crate::kubelet::{Container, Pod, RunOptions};
+use crate::kubelet::{Container, Pod, Propagation, RunOptions, SeccompType};
 
 /// The cluster DNS that kubeadm sets up; nothing answers there in a lab.
 const CLUSTER_DNS: &str = "10.96.0.10";
@@ -40,6 +40,15 @@ pub(super) struct Instance<'a> {
     pub(super) container: &'a Container,
     /// Counts restarts.
     pub(super) attempt: u32,
+}
+
+/// What the node adds.
+#[derive(Debug)]
+pub(super) struct Surroundings {
+    /// The node's name.
+    pub(super) node: String,
+    /// Where the pod's volumes are on the host, by name.
+    pub(super) volumes: BTreeMap<String, PathBuf>,
 }
 
 impl Instance<'_> {
@@ -106,6 +115,7 @@ pub(super) fn sandbox_config(pod: &Pod, logs: &Path) -> Result<api::PodSandboxCo
 pub(super) fn container_config(
     instance: &Instance<'_>,
     options: &RunOptions,
+    around: &Surroundings,
 ) -> Result<api::ContainerConfig> {
     let Instance {
         pod,
@@ -121,13 +131,15 @@ pub(super) fn container_config(
     // The manifest's word counts where both set a variable.
     let named = |name: &String| container.env.iter().any(|variable| variable.name == *name);
     let given = options.envs.iter().filter(|(name, _)| !named(name));
-    let own = container
-        .env
-        .iter()
-        .map(|variable| (&variable.name, &variable.value));
-    let envs = given.chain(own).map(|(key, value)| api::KeyValue {
-        key: key.clone(),
-        value: value.clone().into_bytes(),
+    let given = given.map(|(key, value)| Ok((key.clone(), value.clone())));
+    let own = container.env.iter().map(|variable| {
+        let value = variable.value_in(pod, &around.node)?;
+        Ok((variable.name.clone(), value))
+    });
+    let envs = given.chain(own).map(|variable: Result<_>| {
+        let (key, value) = variable?;
+        let value = value.into_bytes();
+        Ok(api::KeyValue { key, value })
     });
 
     let mut mounts: Vec<_> = options
@@ -137,19 +149,20 @@ pub(super) fn container_config(
             container_path: mount.container_path.clone(),
             host_path: mount.host_path.clone(),
             readonly: mount.read_only,
+            propagation: api::MountPropagation::PropagationPrivate.into(),
         })
         .collect();
     for mount in &container.volume_mounts {
-        let volume = pod
-            .spec
-            .volumes
-            .iter()
-            .find(|volume| volume.name == mount.name);
-        let volume = volume.with_context(|| format!("there is no volume {}", mount.name))?;
+        let place = around.volumes.get(&mount.name);
+        let place = place.with_context(|| format!("there is no volume {}", mount.name))?;
         mounts.push(api::Mount {
             container_path: mount.mount_path.clone(),
-            host_path: volume.host_path.path.clone(),
+            host_path: place
+                .to_str()
+                .context("a volume's path is not UTF-8")?
+                .to_owned(),
             readonly: mount.read_only,
+            propagation: propagation(mount.mount_propagation).into(),
         });
     }
 
@@ -175,7 +188,7 @@ pub(super) fn container_config(
         command: container.command.clone(),
         args: container.args.clone(),
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: envs.collect(),
+        envs: envs.collect::<Result<_>>()?,
         mounts,
         devices: devices.collect(),
         labels,
@@ -189,8 +202,16 @@ pub(super) fn container_config(
                 }),
                 privileged: security.privileged,
                 namespace_options: Some(namespaces(pod)),
+                run_as_user: security.run_as_user.map(|value| api::Int64Value { value }),
+                readonly_rootfs: security.read_only_root_filesystem,
+                no_new_privs: security.allow_privilege_escalation == Some(false),
                 masked_paths: paths(&MASKED),
                 readonly_paths: paths(&READ_ONLY),
+                // A kubelet without seccompDefault confines nobody who does not ask for it.
+                seccomp: Some(api::SecurityProfile {
+                    profile_type: seccomp(security.seccomp_profile.as_ref().map(|p| p.r#type))
+                        .into(),
+                }),
             }),
         }),
         cdi_devices: cdi_devices
@@ -199,6 +220,21 @@ pub(super) fn container_config(
             })
             .collect(),
     })
+}
+
+fn propagation(wanted: Option<Propagation>) -> api::MountPropagation {
+    match wanted {
+        None | Some(Propagation::None) => api::MountPropagation::PropagationPrivate,
+        Some(Propagation::HostToContainer) => api::MountPropagation::PropagationHostToContainer,
+        Some(Propagation::Bidirectional) => api::MountPropagation::PropagationBidirectional,
+    }
+}
+
+fn seccomp(wanted: Option<SeccompType>) -> api::security_profile::ProfileType {
+    match wanted {
+        Some(SeccompType::RuntimeDefault) => api::security_profile::ProfileType::RuntimeDefault,
+        None | Some(SeccompType::Unconfined) => api::security_profile::ProfileType::Unconfined,
+    }
 }
 
 fn namespaces(pod: &Pod) -> api::NamespaceOption {
@@ -269,7 +305,12 @@ spec:
             attempt: 2,
         };
         let sandbox = sandbox_config(&pod, Path::new("/logs")).unwrap();
-        (sandbox, container_config(&instance, &options).unwrap())
+        let around = Surroundings {
+            node: "node-7".to_owned(),
+            volumes: [("data".to_owned(), "/srv/data".into())].into(),
+        };
+        let config = container_config(&instance, &options, &around).unwrap();
+        (sandbox, config)
     }
 
     #[test]

@@ -8,12 +8,13 @@
 //!
 //! - [`Node`]: run, look at, enter and delete pods;
 //! - `cri`: the runtime's gRPC side;
-//! - `container_config`: from pod to the runtime's messages, pure;
+//! - `container_config`: from pod to the runtime's messages, pure; `volume`: the pod's volumes;
 //! - [`control`]: the socket by which the demo and scenarios drive a node.
 
 mod container_config;
 pub mod control;
 mod cri;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::kubelet::{Container, Kubelet, Node as Resources, Pod, Settings};
-use container_config::{Instance, container_config, sandbox_config};
+use container_config::{Instance, Surroundings, container_config, sandbox_config};
 use cri::{Runtime, api};
 
 /// How long a container is watched after its start for an early end.
@@ -43,6 +44,8 @@ pub struct Node {
     kubelet: Mutex<Option<Kubelet>>,
     runtime: Runtime,
     logs: PathBuf,
+    /// What belongs to pods: their ConfigMap volumes.
+    pods: PathBuf,
 }
 
 /// A pod as `pods` lists it.
@@ -78,6 +81,7 @@ impl Node {
     /// Either fails to.
     pub fn start(settings: Settings, runtime_socket: &Path) -> Result<Self> {
         let logs = settings.root.join("logs");
+        let pods = settings.root.join("pods");
         let runtime = Runtime::connect(runtime_socket)?;
         let version = runtime.version()?;
         tracing::info!(
@@ -90,6 +94,7 @@ impl Node {
             kubelet,
             runtime,
             logs,
+            pods,
         })
     }
 
@@ -262,7 +267,7 @@ impl Node {
             container,
             attempt,
         };
-        let config = container_config(&instance, &options)?;
+        let config = container_config(&instance, &options, &self.around(pod)?)?;
         let sandbox_config = sandbox_config(pod, &self.logs)?;
         let log = Path::new(&sandbox_config.log_directory).join(&config.log_path);
         if let Some(directory) = log.parent() {
@@ -277,6 +282,19 @@ impl Node {
             .start_container(&id)
             .with_context(|| format!("start container {}", container.name))?;
         Ok(id)
+    }
+
+    fn around(&self, pod: &Pod) -> Result<Surroundings> {
+        let volumes = pod.spec.volumes.iter().map(|volume| {
+            let place = volume::make(pod, volume, &self.pods);
+            let place = place.with_context(|| format!("volume {}", volume.name))?;
+            Ok((volume.name.clone(), place))
+        });
+        let node = nix::unistd::gethostname().context("ask for the host name")?;
+        Ok(Surroundings {
+            node: node.to_string_lossy().into_owned(),
+            volumes: volumes.collect::<Result<_>>()?,
+        })
     }
 
     /// One that has ended well within [`SETTLE`] is content too.

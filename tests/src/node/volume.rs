@@ -1,0 +1,68 @@
+//! Volumes, made as a kubelet makes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::kubelet::{Pod, Volume};
+
+/// Makes a pod's volume, if it is not there, and says where on the host it is. `pods` is the
+/// kubelet's directory of what belongs to pods.
+pub(super) fn make(pod: &Pod, volume: &Volume, pods: &Path) -> Result<PathBuf> {
+    if let Some(source) = &volume.config_map {
+        let of_pod = pods.join(&pod.metadata.uid);
+        let directory = of_pod
+            .join("volumes/kubernetes.io~configmap")
+            .join(&volume.name);
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        for (name, text) in pod.config_maps.get(&source.name).into_iter().flatten() {
+            let file = directory.join(name);
+            fs::write(&file, text).with_context(|| file.display().to_string())?;
+        }
+        return Ok(directory);
+    }
+    let source = volume.host_path.as_ref();
+    let source = source.with_context(|| format!("volume {} is of no kind", volume.name))?;
+    let path = PathBuf::from(&source.path);
+    let kind = source.r#type.as_deref().unwrap_or_default();
+    let right = match kind {
+        "DirectoryOrCreate" => {
+            fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+            true
+        }
+        "Directory" => path.is_dir(),
+        "File" => path.is_file(),
+        _ => path.exists(),
+    };
+    ensure!(
+        right,
+        "hostPath type check failed: {} is not a {kind}",
+        path.display()
+    );
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_must_be_there_is_not_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let pod = Pod::with_limits("a", &[]).unwrap();
+        let make = |name: &str, kind: &str| {
+            let path = directory.path().join(name);
+            let volume = serde_json::json!({"name": "v", "hostPath": {"path": path, "type": kind}});
+            make(
+                &pod,
+                &serde_json::from_value(volume).unwrap(),
+                directory.path(),
+            )
+        };
+        assert!(make("a", "Directory").is_err());
+        assert!(make("a", "DirectoryOrCreate").unwrap().is_dir());
+        assert!(make("a", "Directory").is_ok());
+        assert!(make("a", "File").is_err());
+    }
+}
