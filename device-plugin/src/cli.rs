@@ -7,6 +7,7 @@ pub mod topology;
 pub mod validate;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -119,6 +120,25 @@ struct Run {
     host: HostRoot,
     #[command(flatten)]
     defaults: Defaults,
+    /// Where CDI specifications are written, for pools that deliver by them
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_CDI_DIR",
+        default_value = "/var/run/cdi"
+    )]
+    cdi_dir: PathBuf,
+    /// Where information on allocated devices is written for Multus
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_DEVICE_INFO_DIR",
+        default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp"
+    )]
+    device_info_dir: PathBuf,
+    /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
+    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR")]
+    metrics_addr: Option<SocketAddr>,
     /// How much to log
     #[arg(
         long,
@@ -217,6 +237,10 @@ fn serve(args: Run) -> anyhow::Result<()> {
         config_file: config_file(args.config_file)?,
         defaults: args.defaults.read(),
         device_plugin_dir: args.device_plugin_dir,
+        kubelet_root_dir: args.kubelet_root_dir,
+        cdi_dir: args.cdi_dir,
+        device_info_dir: args.device_info_dir,
+        metrics_addr: args.metrics_addr,
         host: args.host.host(),
     })
 }

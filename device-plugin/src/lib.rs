@@ -7,19 +7,22 @@
 //! - [`pool`]: which HCAs are in which pool and as how many units; [`snapshot`]: what the kubelet
 //!   is told about one resource;
 //! - [`health`]: damping of flapping ports;
-//! - [`publish`]: new snapshots for the sessions; [`kubelet`]: one session for each resource;
+//! - [`board`]: the pools as they are now; [`sessions`], [`kubelet`]: one session for each resource;
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
-//! - [`run`]: the daemon; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
+//! - [`events`], [`watch`]: when to look again; [`reclaim`]: cleaning up behind pods;
+//! - [`run`]: the daemon; [`report`]: how it is doing; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
 //! - [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
 //! - [`install`]: what the DaemonSet's init container does.
 
 #![forbid(unsafe_code)]
 
 pub mod allocate;
+pub mod board;
 pub mod candidate;
 pub mod cli;
 pub mod config;
 pub mod deliver;
+pub mod events;
 pub mod health;
 pub mod install;
 pub mod kubelet;
@@ -27,8 +30,11 @@ pub mod observe;
 pub mod podresources;
 pub mod pool;
 pub mod prefer;
-pub mod publish;
+pub mod reclaim;
+pub mod report;
 pub mod run;
+pub mod sessions;
 pub mod snapshot;
 pub mod telemetry;
 pub mod topology;
+pub mod watch;

@@ -90,18 +90,27 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
     }
 }
 
-async fn call(socket: &Path) -> Result<Devices, String> {
-    let channel: Channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
+/// What containers hold, asked once from inside of a runtime.
+///
+/// # Errors
+/// What came back instead of an answer.
+pub async fn held(socket: &Path) -> Result<Vec<Held>, String> {
+    list(&mut client(socket).await?).await
+}
+
+async fn client(socket: &Path) -> Result<PodResourcesListerClient<Channel>, String> {
+    let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(|error| error.to_string())?
         .connect()
         .await
-        .map_err(|error| root_cause(&error))?;
-    let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES);
-    let said = |status: tonic::Status| format!("{:?}: {}", status.code(), status.message());
-    let list = client
-        .list(ListPodResourcesRequest {})
-        .await
-        .map_err(said)?
+        .map_err(|error| crate::kubelet::root_cause(&error))?;
+    Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES))
+}
+
+async fn list(client: &mut PodResourcesListerClient<Channel>) -> Result<Vec<Held>, String> {
+    let answer = client.list(ListPodResourcesRequest {}).await;
+    let list = answer
+        .map_err(|status| format!("{:?}: {}", status.code(), status.message()))?
         .into_inner();
     let mut held = Vec::new();
     for pod in list.pod_resources {
@@ -115,6 +124,12 @@ async fn call(socket: &Path) -> Result<Devices, String> {
             }));
         }
     }
+    Ok(held)
+}
+
+async fn call(socket: &Path) -> Result<Devices, String> {
+    let mut client = client(socket).await?;
+    let held = list(&mut client).await?;
     // Kubelets before 1.23 do not know this call; what is held matters more.
     let allocatable = match client
         .get_allocatable_resources(AllocatableResourcesRequest {})
@@ -139,15 +154,6 @@ fn by_resource(devices: Vec<ContainerDevices>) -> Vec<(String, Vec<String>)> {
         }
     }
     resources
-}
-
-/// tonic's errors say "transport error"; what happened is at the end of the chain.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    last.to_string()
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ pub fn assemble(
     config: &Config,
     candidates: &[Candidate],
     seen: &Observation,
-    previous: &[Snapshot],
+    previous: &[Arc<Snapshot>],
 ) -> Pools {
     let mut remarks = Vec::new();
     let mut left_out = Vec::new();
@@ -115,7 +115,7 @@ pub fn assemble(
             .iter()
             .find(|before| *before.resource() == pool.resource);
         let gone = |id: &HcaId| !candidates.iter().any(|candidate| candidate.id == *id);
-        keep_missing(&mut members, before, gone);
+        keep_missing(&mut members, before.map(Arc::as_ref), gone);
         members.sort_by(|a, b| a.id.cmp(&b.id));
         let shape = shape(pool, candidates, &mut members, &mut remarks);
         snapshots.push(Snapshot::new(

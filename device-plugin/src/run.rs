@@ -1,21 +1,34 @@
 //! The daemon: wires looking, deciding and the kubelet sessions together, and ends them.
+//!
+//! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
+//! HTTP server) either reads what the loop publishes or rings for it. Nothing is kept on disk but
+//! CDI specifications and device information, each replaced whole: a daemon killed at any point is
+//! followed by one that finds the host as it is.
 
+mod daemon;
+
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hca::Host;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config};
+use crate::config;
+use crate::deliver::device_info;
+use crate::events::netlink::{Source, listen};
+use crate::events::{Bell, Watched};
 use crate::kubelet::directory::{self, Contents};
-use crate::kubelet::session::{SOCKET_PREFIX, Session, SocketName, State, Timing};
-use crate::observe::Observation;
-use crate::publish::{PATIENCE, Publisher};
+use crate::kubelet::holdings;
+use crate::kubelet::service::Errands;
+use crate::kubelet::session::{SOCKET_PREFIX, Timing};
+use crate::podresources;
+use crate::sessions::{Ground, Sessions};
+use crate::telemetry::http;
+use daemon::Daemon;
 
 /// What the daemon is started with.
 #[derive(Debug, Clone)]
@@ -26,6 +39,14 @@ pub struct Settings {
     pub defaults: config::Defaults,
     /// The kubelet's device-plugins directory.
     pub device_plugin_dir: PathBuf,
+    /// The kubelet's root directory.
+    pub kubelet_root_dir: PathBuf,
+    /// Where CDI specifications go.
+    pub cdi_dir: PathBuf,
+    /// Where device information goes.
+    pub device_info_dir: PathBuf,
+    /// Where metrics and probes are served, if they are.
+    pub metrics_addr: Option<SocketAddr>,
     /// Roots of the host's kernel file systems.
     pub host: Host,
 }
@@ -34,136 +55,130 @@ pub struct Settings {
 ///
 /// # Errors
 /// At start, what makes running pointless: a configuration that is wrong, a device-plugins
-/// directory that is not there. Later, only what should be impossible.
+/// directory that is not there, an address that is taken. Later, only what should be impossible.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(2)
+        .max_blocking_threads(4)
         .build()
         .context("start the runtime")?;
     runtime.block_on(serve(settings))
 }
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
-    let started = Instant::now();
     directory::check(&settings.device_plugin_dir)?;
     let config = config::load(&settings.config_file, &settings.defaults)?;
-    tracing::info!(
-        file = %settings.config_file.display(), format = %config.format, pools = config.pools.len(),
-        "configuration read"
-    );
-    for warning in &config.warnings {
-        tracing::warn!("configuration: {warning}");
-    }
     let stop = CancellationToken::new();
-    let mut tasks = JoinSet::new();
+    let mut services = JoinSet::new();
+    let (bell, heard) = Bell::new();
+    let (errands, asked) = Errands::new();
+    let watched = Watched::default();
+
     let contents = watch::Sender::new(Contents::default());
-    let seen_there = contents.subscribe();
-    tasks.spawn(directory::keep_watch(
+    let sessions = Sessions::new(Ground {
+        directory: settings.device_plugin_dir.clone(),
+        contents: contents.subscribe(),
+        nonce: format!("{:x}", std::process::id() ^ nanoseconds()),
+        timing: Timing::default(),
+        errands,
+    });
+    services.spawn(directory::keep_watch(
         settings.device_plugin_dir.clone(),
         SOCKET_PREFIX,
         contents,
         stop.clone(),
     ));
-    let mut publisher = Publisher::new(&config, started);
-    look(&settings.host, &config, &mut publisher).await;
-    let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
-    for pool in &config.pools {
-        let Some(feed) = publisher.feed(&pool.resource) else {
-            continue;
-        };
-        let session = Session {
-            resource: pool.resource.clone(),
-            directory: settings.device_plugin_dir.clone(),
-            socket: SocketName::new(&pool.resource, &nonce),
-            contents: seen_there.clone(),
-            feed,
-            state: watch::Sender::new(State::default()),
-            allocations: Arc::default(),
-            timing: Timing::default(),
-            stop: stop.clone(),
-        };
-        tasks.spawn(session.run());
+    for source in [
+        Source::Links(watched.clone()),
+        Source::Devices,
+        Source::Rdma,
+    ] {
+        services.spawn(listen(source, bell.clone(), stop.clone()));
     }
-    let ended = keep_looking(&settings, &config, &mut publisher, &mut tasks).await;
+    let held = watch::Sender::new(None);
+    let known = held.subscribe();
+    let socket = podresources::socket(&settings.kubelet_root_dir);
+    services.spawn(holdings::keep_asking(socket, held, stop.clone()));
+    services.spawn(write_files(
+        settings.device_info_dir.clone(),
+        asked.files,
+        stop.clone(),
+    ));
+
+    let address = settings.metrics_addr;
+    let daemon = Daemon::new(settings, config, sessions, watched, known);
+    if let Some(address) = address {
+        let server = http::Server::bind(address).await?;
+        services.spawn(server.run(daemon.report(), stop.clone()));
+    }
+    let mut signals = Signals::new()?;
+    let ended = daemon
+        .run(&bell, heard, asked.looks, &mut signals, &mut services)
+        .await;
     stop.cancel();
-    while tasks.join_next().await.is_some() {}
+    while services.join_next().await.is_some() {}
     ended
 }
 
-/// Looks again whenever there is a reason to, until a signal or the end of a task.
-async fn keep_looking(
-    settings: &Settings,
-    config: &Config,
-    publisher: &mut Publisher,
-    tasks: &mut JoinSet<()>,
-) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
-    let mut quit = signal(SignalKind::quit()).context("wait for SIGQUIT")?;
-    let late = tokio::time::sleep(PATIENCE);
-    tokio::pin!(late);
-    let mut late_done = false;
-    let mut rescan = config.rescan.map(|every| {
-        let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        ticks
-    });
+/// Writes device information as it comes.
+async fn write_files(
+    directory: PathBuf,
+    mut files: mpsc::Receiver<Vec<device_info::File>>,
+    stop: CancellationToken,
+) {
     loop {
-        let tick = async {
-            match rescan.as_mut() {
-                Some(ticks) => {
-                    ticks.tick().await;
-                }
-                None => std::future::pending().await,
-            }
+        let batch = tokio::select! {
+            () = stop.cancelled() => return,
+            batch = files.recv() => batch,
         };
+        let Some(batch) = batch else {
+            return stop.cancelled().await;
+        };
+        let directory = directory.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            batch
+                .iter()
+                .try_for_each(|file| device_info::write(&directory, file))
+        });
+        if let Ok(Err(error)) = written.await {
+            tracing::warn!(%error, "cannot write device information; see --device-info-dir");
+        }
+    }
+}
+
+/// Signals that the daemon acts on.
+#[derive(Debug)]
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    quit: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let wait = |kind| signal(kind).context("wait for signals");
+        Ok(Self {
+            terminate: wait(SignalKind::terminate())?,
+            interrupt: wait(SignalKind::interrupt())?,
+            quit: wait(SignalKind::quit())?,
+            hang_up: wait(SignalKind::hangup())?,
+        })
+    }
+
+    /// The name of a signal that ends the daemon, or `None` for the one that makes it read its
+    /// configuration again.
+    async fn next(&mut self) -> Option<&'static str> {
         tokio::select! {
-            _ = terminate.recv() => return stopped("SIGTERM"),
-            _ = interrupt.recv() => return stopped("SIGINT"),
-            _ = quit.recv() => return stopped("SIGQUIT"),
-            Some(ended) = tasks.join_next() => {
-                ended.context("a task of the daemon failed")?;
-                anyhow::bail!("a task of the daemon ended by itself");
-            }
-            () = &mut late, if !late_done => late_done = true,
-            () = tick => {}
+            _ = self.terminate.recv() => Some("SIGTERM"),
+            _ = self.interrupt.recv() => Some("SIGINT"),
+            _ = self.quit.recv() => Some("SIGQUIT"),
+            _ = self.hang_up.recv() => None,
         }
-        look(&settings.host, config, publisher).await;
     }
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "the arm of a select whose other arms fail"
-)]
-fn stopped(signal: &str) -> anyhow::Result<()> {
-    tracing::info!(signal, "stopping");
-    Ok(())
-}
-
-/// Looks at the host off the runtime's thread and publishes what is seen.
-async fn look(host: &Host, config: &Config, publisher: &mut Publisher) {
-    let host = host.clone();
-    let before = Instant::now();
-    match tokio::task::spawn_blocking(move || Observation::make(&host)).await {
-        Ok(Ok(seen)) => {
-            let took: Duration = before.elapsed();
-            tracing::debug!(
-                devices = seen.inventory.rdma_devices.len(),
-                ?took,
-                "looked at the host"
-            );
-            publisher.publish(config, &seen, Instant::now());
-        }
-        Ok(Err(error)) => {
-            tracing::error!(%error, "cannot look at the host; what was known stays in force");
-        }
-        Err(error) => tracing::error!(%error, "looking at the host failed"),
-    }
-}
-
-/// Two processes of one pid namespace's number 1 differ in the moment they start.
+/// Two processes that are number 1 of their pid namespaces differ in the moment they start.
 fn nanoseconds() -> u32 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -125,6 +125,8 @@ pub enum Ailment {
     Port(String),
     /// A port that can, but has changed too often of late.
     Flapping(String),
+    /// What containers would need to get it could not be put in place.
+    Delivery(String),
     /// The namespace mode of the RDMA subsystem does not allow what the pool is for.
     NetnsMode(String),
 }
@@ -138,6 +140,7 @@ impl Ailment {
             Ailment::Node(_) => "node",
             Ailment::Port(_) => "port",
             Ailment::Flapping(_) => "flapping",
+            Ailment::Delivery(_) => "delivery",
             Ailment::NetnsMode(_) => "netns-mode",
         }
     }
@@ -148,7 +151,8 @@ impl fmt::Display for Ailment {
         match self {
             Ailment::Gone => formatter.write_str("not seen on this host any more"),
             Ailment::LeftOut => formatter.write_str("not chosen for this pool any more"),
-            Ailment::Node(reason)
+            Ailment::Delivery(reason)
+            | Ailment::Node(reason)
             | Ailment::Port(reason)
             | Ailment::Flapping(reason)
             | Ailment::NetnsMode(reason) => formatter.write_str(reason),
@@ -157,6 +161,12 @@ impl fmt::Display for Ailment {
 }
 
 impl Member {
+    /// Paths of its nodes of one class.
+    pub fn paths(&self, class: NodeClass) -> Vec<String> {
+        let nodes = self.nodes.iter().filter(|node| node.class == class);
+        nodes.map(|node| node.path.clone()).collect()
+    }
+
     /// Whether its nodes can be handed over, whatever its ports do.
     pub fn is_deliverable(&self) -> bool {
         matches!(
@@ -237,6 +247,15 @@ impl Snapshot {
     /// The HCAs, to be changed before the snapshot is shown to anybody.
     pub fn members_mut(&mut self) -> &mut [Member] {
         &mut self.members
+    }
+
+    /// The same with every HCA unusable, because containers could not get it.
+    pub fn undeliverable(&self, reason: &str) -> Self {
+        let mut spoilt = self.clone();
+        for member in &mut spoilt.members {
+            member.health = Health::Unhealthy(Ailment::Delivery(reason.into()));
+        }
+        spoilt
     }
 
     /// The unit of this identity; `None` if the resource has none such.

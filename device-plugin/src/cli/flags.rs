@@ -3,7 +3,10 @@
 use std::ffi::OsString;
 
 /// Long flags that are known with a single dash.
-const LONG: [&str; 10] = [
+const LONG: [&str; 13] = [
+    "cdi-dir",
+    "device-info-dir",
+    "metrics-addr",
     "config-file",
     "device-plugin-dir",
     "host-root",

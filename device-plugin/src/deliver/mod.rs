@@ -1,17 +1,28 @@
 //! How a container gets what was allocated to it.
+//!
+//! [`nodes`]: paths in the response; [`cdi`]: names that the container runtime resolves; [`env`]:
+//! what is said about the HCAs; [`device_info`]: the same for Multus.
 
+pub mod cdi;
+pub mod device_info;
 pub mod env;
 pub mod nodes;
 
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
+use crate::config::Delivery;
 use crate::snapshot::{Member, Snapshot};
 
 /// The response for a container that gets these HCAs of a resource.
 pub fn response(snapshot: &Snapshot, members: &[&Member]) -> ContainerAllocateResponse {
-    ContainerAllocateResponse {
-        envs: env::variables(snapshot.terms(), members),
-        devices: nodes::specs(snapshot.terms(), members),
+    let terms = snapshot.terms();
+    let mut response = ContainerAllocateResponse {
+        envs: env::variables(terms, members),
         ..ContainerAllocateResponse::default()
+    };
+    match terms.delivery {
+        Delivery::DeviceSpecs => response.devices = nodes::specs(terms, members),
+        Delivery::Cdi => response.cdi_devices = cdi::names(&terms.resource, members),
     }
+    response
 }

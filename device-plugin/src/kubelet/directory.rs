@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kubelet_api::deviceplugin::KUBELET_SOCKET;
-use notify::{EventKind, RecursiveMode, Watcher};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -145,15 +144,10 @@ fn look(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> b
 }
 
 fn arm(path: &Path, wake: mpsc::Sender<()>) -> notify::Result<notify::RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        let reading = matches!(&event, Ok(event) if matches!(event.kind, EventKind::Access(_)));
-        if !reading {
-            // A full channel already holds a wake-up that has not been taken.
-            let _ = wake.try_send(());
-        }
-    })?;
-    watcher.watch(path, RecursiveMode::NonRecursive)?;
-    Ok(watcher)
+    crate::watch::directory(path, move || {
+        // A full channel already holds a wake-up that has not been taken.
+        let _ = wake.try_send(());
+    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,19 @@
 //! The kubelet's side of the daemon: one session for each resource.
 //!
 //! In reading order: [`directory`] watches the kubelet's device-plugins directory, [`service`]
-//! answers the kubelet's calls, [`session`] keeps one resource registered.
+//! answers the kubelet's calls, [`session`] keeps one resource registered, [`holdings`] is who
+//! holds which units.
 
 pub mod directory;
+pub mod holdings;
 pub mod service;
 pub mod session;
+
+/// tonic's errors say "transport error"; what happened is at the end of the chain.
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}

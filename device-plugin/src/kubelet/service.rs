@@ -3,8 +3,9 @@
 //! Nothing here waits for a disk, a netlink socket or another process: the kubelet calls Allocate
 //! with no deadline while it admits pods one by one.
 
+use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
@@ -13,21 +14,72 @@ use kubelet_api::deviceplugin::{
     Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 
 use crate::allocate;
-use crate::snapshot::Snapshot;
+use crate::config::{Delivery, NodeClass};
+use crate::deliver::device_info;
+use crate::snapshot::{Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until there is something to tell.
 pub type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 
+/// What sessions ask of the daemon, in whose hands the host is.
+#[derive(Debug, Clone)]
+pub struct Errands {
+    looks: mpsc::Sender<oneshot::Sender<()>>,
+    files: mpsc::Sender<Vec<device_info::File>>,
+}
+
+/// Where errands arrive.
+#[derive(Debug)]
+pub struct Asked {
+    /// Looks at the host that somebody waits for.
+    pub looks: mpsc::Receiver<oneshot::Sender<()>>,
+    /// Device information to be written.
+    pub files: mpsc::Receiver<Vec<device_info::File>>,
+}
+
+impl Errands {
+    /// A way to ask, and where it is heard.
+    pub fn new() -> (Self, Asked) {
+        let (looks, looks_asked) = mpsc::channel(16);
+        let (files, files_asked) = mpsc::channel(256);
+        (
+            Self { looks, files },
+            Asked {
+                looks: looks_asked,
+                files: files_asked,
+            },
+        )
+    }
+
+    /// Asks for a look and waits until what containers get is true again. An HCA that was moved to
+    /// a pod's namespace since it was allocated may have another device number by now.
+    async fn look(&self) -> Result<(), Status> {
+        let over = || Status::unavailable("the device plugin is stopping");
+        let (done, answer) = oneshot::channel();
+        self.looks.send(done).await.map_err(|_| over())?;
+        answer.await.map_err(|_| over())
+    }
+
+    /// Has files written some time soon; never waits.
+    fn write(&self, files: Vec<device_info::File>) {
+        if !files.is_empty() && self.files.try_send(files).is_err() {
+            tracing::warn!("device information is not written: too much is waiting already");
+        }
+    }
+}
+
 /// One resource's gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service {
+    /// Whether its units are whole HCAs, which may be moved to a pod's namespace.
+    exclusive: bool,
     feed: Feed,
     /// Streams that are open now.
     streams: Arc<watch::Sender<usize>>,
@@ -35,6 +87,40 @@ pub struct Service {
     end: CancellationToken,
     /// Allocations that were answered, for metrics.
     allocations: Arc<AllocationCounts>,
+    errands: Errands,
+    granted: Arc<Granted>,
+}
+
+/// Verbs nodes that units were allocated with, so far as this process knows.
+#[derive(Debug, Default)]
+struct Granted(Mutex<HashMap<String, Vec<String>>>);
+
+impl Granted {
+    fn note(&self, snapshot: &Snapshot, ids: &[String]) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in ids {
+            if let Some(Unit::Member(member)) = snapshot.unit(id) {
+                known.insert(id.clone(), member.paths(NodeClass::Uverbs));
+            }
+        }
+    }
+
+    /// The first unit whose verbs node is another one now than when it was allocated.
+    fn moved<'i>(&self, snapshot: &Snapshot, ids: &'i [String]) -> Option<(&'i str, String)> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.iter().find_map(|id| {
+            let Some(Unit::Member(member)) = snapshot.unit(id) else {
+                return None;
+            };
+            let (then, now) = (known.get(id)?, member.paths(NodeClass::Uverbs));
+            (*then != now).then(|| {
+                (
+                    id.as_str(),
+                    format!("{} became {}", then.join(","), now.join(",")),
+                )
+            })
+        })
+    }
 }
 
 /// Allocate calls of one resource since the start.
@@ -53,12 +139,17 @@ impl Service {
         streams: Arc<watch::Sender<usize>>,
         end: CancellationToken,
         allocations: Arc<AllocationCounts>,
+        errands: Errands,
+        exclusive: bool,
     ) -> Self {
         Self {
+            exclusive,
             feed,
             streams,
             end,
             allocations,
+            errands,
+            granted: Arc::default(),
         }
     }
 
@@ -66,6 +157,14 @@ impl Service {
         self.feed.borrow().clone().ok_or_else(|| {
             Status::unavailable("the host's RDMA devices have not been looked at yet; try again")
         })
+    }
+
+    /// What the kubelet should know before it uses this resource.
+    fn options(&self) -> DevicePluginOptions {
+        DevicePluginOptions {
+            pre_start_required: self.exclusive,
+            get_preferred_allocation_available: true,
+        }
     }
 
     fn answer(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
@@ -83,6 +182,11 @@ impl Service {
                     }
                 }
             })?;
+        for container in &request.container_requests {
+            self.granted.note(&snapshot, &container.devices_ids);
+            self.errands
+                .write(device_info::files(&snapshot, &container.devices_ids));
+        }
         Ok(AllocateResponse {
             container_responses,
         })
@@ -95,10 +199,7 @@ impl DevicePlugin for Service {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions {
-            pre_start_required: false,
-            get_preferred_allocation_available: true,
-        }))
+        Ok(Response::new(self.options()))
     }
 
     type ListAndWatchStream = Listing;
@@ -143,8 +244,22 @@ impl DevicePlugin for Service {
 
     async fn pre_start_container(
         &self,
-        _: Request<PreStartContainerRequest>,
+        request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        self.errands.look().await?;
+        let snapshot = self.snapshot()?;
+        if snapshot.terms().delivery == Delivery::DeviceSpecs
+            && let Some((unit, change)) = self
+                .granted
+                .moved(&snapshot, &request.get_ref().devices_ids)
+        {
+            return Err(Status::failed_precondition(format!(
+                "unit {unit} of {}: its move to the pod's namespace gave it another device node \
+                 ({change}), and what was allocated cannot be changed any more; set delivery: cdi \
+                 for this pool",
+                snapshot.resource()
+            )));
+        }
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

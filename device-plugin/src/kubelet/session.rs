@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use hca::unit::PoolTag;
 use kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
 use kubelet_api::deviceplugin::registration_client::RegistrationClient;
-use kubelet_api::deviceplugin::{DevicePluginOptions, KUBELET_SOCKET, RegisterRequest, VERSION};
+use kubelet_api::deviceplugin::{KUBELET_SOCKET, RegisterRequest, VERSION};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
 use super::directory::{Contents, SocketId};
-use super::service::{AllocationCounts, Feed, Service};
+use super::service::{AllocationCounts, Errands, Feed, Service};
 use crate::config::ResourceName;
 
 /// What the names of all our sockets begin with.
@@ -104,6 +104,10 @@ pub struct Session {
     pub state: watch::Sender<State>,
     /// Counters of Allocate.
     pub allocations: Arc<AllocationCounts>,
+    /// Whether units are whole HCAs.
+    pub exclusive: bool,
+    /// What is asked of the daemon.
+    pub errands: Errands,
     /// Waits.
     pub timing: Timing,
     /// Ends the session.
@@ -205,6 +209,8 @@ impl Session {
             streams.clone(),
             end.clone(),
             self.allocations.clone(),
+            self.errands.clone(),
+            self.exclusive,
         );
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
@@ -299,10 +305,8 @@ impl Session {
             version: VERSION.into(),
             endpoint: self.socket.as_str().into(),
             resource_name: self.resource.as_str().into(),
-            options: Some(DevicePluginOptions {
-                pre_start_required: false,
-                get_preferred_allocation_available: true,
-            }),
+            // Kubelets ask for the options when they dial back, and ignore these.
+            options: None,
         };
         let call = tokio::time::timeout(self.timing.register, call_register(&socket, request));
         tokio::pin!(call);
@@ -475,20 +479,11 @@ async fn call_register(socket: &Path, request: RegisterRequest) -> Result<(), St
     let channel = endpoint
         .connect()
         .await
-        .map_err(|error| root_cause(&error))?;
+        .map_err(|error| super::root_cause(&error))?;
     let answer = RegistrationClient::new(channel).register(request).await;
     answer
         .map(drop)
         .map_err(|status| format!("{:?}: {}", status.code(), status.message()))
-}
-
-/// tonic's errors say "transport error"; what happened is at the end of the chain.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    last.to_string()
 }
 
 /// Doubling waits with jitter, so that the sessions of a node do not knock in step.

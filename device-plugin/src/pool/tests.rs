@@ -43,8 +43,9 @@ impl Node {
 }
 
 fn pools(config: &Config, seen: &Observation, previous: &[Snapshot]) -> Pools {
+    let previous: Vec<_> = previous.iter().cloned().map(Arc::new).collect();
     let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
-    assemble(config, &candidates, seen, previous)
+    assemble(config, &candidates, seen, &previous)
 }
 
 fn two_nics(tree: &Tree) {

@@ -79,6 +79,8 @@ impl Scene {
             feed: feed.subscribe(),
             state,
             allocations: Arc::default(),
+            exclusive: true,
+            errands: Errands::new().0,
             timing: FAST,
             stop: stop.clone(),
         };

@@ -1,0 +1,168 @@
+//! What is known of the pools now: from observations to snapshots.
+//!
+//! Pure but for the log and for what it remembers; the time is given to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::candidate::gather::{self, Unusable};
+use crate::candidate::memory::Memory;
+use crate::config::{Config, ResourceName};
+use crate::health::Damper;
+use crate::observe::Observation;
+use crate::pool::{self, LeftOut, Reason};
+use crate::snapshot::{Health, Snapshot};
+
+/// The pools, and what they were made from.
+#[derive(Debug, Default)]
+pub struct Board {
+    memory: Memory,
+    damper: Damper,
+    snapshots: Vec<Arc<Snapshot>>,
+    told: Told,
+    transitions: Transitions,
+}
+
+/// How often HCAs of a resource became healthy or unhealthy.
+pub type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
+
+/// What was logged already, and is not again while it stays true.
+#[derive(Debug, Default)]
+struct Told {
+    remarks: Vec<String>,
+    left_out: Vec<LeftOut>,
+    unusable: Vec<Unusable>,
+}
+
+impl Board {
+    /// Works out the pools from a new observation. Returns when to look again at the latest, because
+    /// a port will have been up or down for long enough then.
+    pub fn update(&mut self, config: &Config, seen: &Observation, now: Instant) -> Option<Instant> {
+        let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
+        self.memory.complete(&mut candidates);
+        let mut pools = pool::assemble(config, &candidates, seen, &self.snapshots);
+        let mut again: Option<Instant> = None;
+        for snapshot in &mut pools.snapshots {
+            let due = self.damper.damp(snapshot, &config.damping, now);
+            again = again.into_iter().chain(due).min();
+        }
+        for snapshot in &pools.snapshots {
+            let before = self
+                .snapshots
+                .iter()
+                .find(|old| old.resource() == snapshot.resource());
+            note_changes(before.map(Arc::as_ref), snapshot, &mut self.transitions);
+        }
+        // An unchanged pool keeps its snapshot, so that nobody takes it for news.
+        self.snapshots = pools
+            .snapshots
+            .into_iter()
+            .map(
+                |new| match self.snapshots.iter().find(|old| ***old == new) {
+                    Some(old) => old.clone(),
+                    None => Arc::new(new),
+                },
+            )
+            .collect();
+        self.told.tell(pools.remarks, pools.left_out, unusable);
+        again
+    }
+
+    /// Forgets pools whose configuration changed: what they consisted of says nothing about what
+    /// they will. HCAs that are only gone from the host for the moment go with them.
+    pub fn keep_only(&mut self, unchanged: impl Fn(&ResourceName) -> bool) {
+        self.snapshots
+            .retain(|snapshot| unchanged(snapshot.resource()));
+    }
+
+    /// The pools, in the order of the configuration.
+    pub fn snapshots(&self) -> &[Arc<Snapshot>] {
+        &self.snapshots
+    }
+
+    /// HCAs that a pool chooses and does not have.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.told.left_out
+    }
+
+    /// What an administrator should know about the way the configuration meets this host.
+    pub fn remarks(&self) -> &[String] {
+        &self.told.remarks
+    }
+
+    /// How often health changed.
+    pub fn transitions(&self) -> &Transitions {
+        &self.transitions
+    }
+
+    /// What is known of HCAs that are partly in pods.
+    pub fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+}
+
+impl Told {
+    fn tell(&mut self, remarks: Vec<String>, left_out: Vec<LeftOut>, unusable: Vec<Unusable>) {
+        for remark in remarks
+            .iter()
+            .filter(|remark| !self.remarks.contains(remark))
+        {
+            tracing::warn!("{remark}");
+        }
+        for one in left_out.iter().filter(|one| !self.left_out.contains(one)) {
+            match one.reason {
+                Reason::Claimed(_) => tracing::error!("{one}"),
+                Reason::HasVfs(_) | Reason::Uplink(_) => tracing::info!("{one}"),
+            }
+        }
+        for one in unusable.iter().filter(|one| !self.unusable.contains(one)) {
+            tracing::warn!(
+                rdma_device = one.rdma_device,
+                reason = one.reason,
+                "cannot be offered"
+            );
+        }
+        *self = Self {
+            remarks,
+            left_out,
+            unusable,
+        };
+    }
+}
+
+/// Says what became of each HCA, once for each change, and counts it.
+fn note_changes(before: Option<&Snapshot>, after: &Snapshot, transitions: &mut Transitions) {
+    let resource = after.resource();
+    if after.members().is_empty() && before.is_none() {
+        tracing::warn!(%resource, "no HCA of this host is in the pool yet");
+    }
+    for member in after.members() {
+        let old = before.and_then(|old| old.members().iter().find(|m| m.id == member.id));
+        let devices = member.rdma_devices.join(",");
+        let word = match (&member.health, old.map(|old| &old.health)) {
+            (now, Some(before)) if now == before => continue,
+            (Health::Healthy, None) => {
+                tracing::info!(%resource, hca = %member.id, devices, "HCA in the pool");
+                continue;
+            }
+            (Health::Healthy, Some(_)) => {
+                tracing::info!(%resource, hca = %member.id, devices, "HCA is healthy again");
+                "healthy"
+            }
+            (Health::Unhealthy(ailment), was) => {
+                tracing::warn!(
+                    %resource, hca = %member.id, devices, reason = %ailment, "HCA is unhealthy"
+                );
+                if was.is_some_and(|was| !was.is_healthy()) {
+                    continue;
+                }
+                "unhealthy"
+            }
+        };
+        *transitions.entry((resource.clone(), word)).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+//! The board over a host that changes.
+
+use std::time::Duration;
+
+use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+
+use super::*;
+use crate::config;
+use crate::snapshot::{Ailment, Counts};
+
+struct Node {
+    tree: Tree,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(true);
+        tree.pci(&PciSpec::MLX5);
+        tree.netdev(&NetdevSpec {
+            name: "ens1",
+            on: On::Pci("0000:3b:00.0"),
+            ..NetdevSpec::default()
+        });
+        tree.rdma(&RdmaSpec {
+            on: On::Pci("0000:3b:00.0"),
+            ..RdmaSpec::default()
+        });
+        Self { tree, _dir: dir }
+    }
+
+    fn look(&self) -> Observation {
+        let mut seen = Observation::make(&self.tree.host()).unwrap();
+        seen.nodes
+            .values_mut()
+            .for_each(|node| *node = hca::chardev::Node::Ready);
+        seen
+    }
+}
+
+fn config(words: &str) -> Config {
+    config::parse(&format!(
+        "version: 1\npools:\n- {{ resource: rdma/a, {words} }}\n"
+    ))
+    .unwrap()
+}
+
+const BY_NAME: &str = "mode: exclusive, select: { ifNames: [ens1], linkSpeed: [100G] }";
+
+fn counts(board: &Board) -> Counts {
+    board.snapshots()[0].count()
+}
+
+#[test]
+fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
+    let (node, config) = (Node::new(), config(BY_NAME));
+    let (mut board, start) = (Board::default(), Instant::now());
+    assert_eq!(board.update(&config, &node.look(), start), None);
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+    node.tree
+        .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
+    assert_eq!(
+        board.update(&config, &node.look(), start + Duration::from_secs(10)),
+        None
+    );
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 0,
+            unhealthy: 1
+        }
+    );
+    node.tree
+        .set_port_state("mlx5_0", 1, "4: ACTIVE", "5: LinkUp");
+    let up = start + Duration::from_secs(20);
+    let due = board.update(&config, &node.look(), up).unwrap();
+    assert_eq!(due, up + config.damping.up_delay);
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 0,
+            unhealthy: 1
+        }
+    );
+    assert_eq!(board.update(&config, &node.look(), due), None);
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+    let resource = config.pools[0].resource.clone();
+    assert_eq!(board.transitions()[&(resource.clone(), "unhealthy")], 1);
+    assert_eq!(board.transitions()[&(resource, "healthy")], 1);
+}
+
+#[test]
+fn an_unchanged_pool_is_no_news() {
+    let (node, config) = (Node::new(), config(BY_NAME));
+    let (mut board, now) = (Board::default(), Instant::now());
+    board.update(&config, &node.look(), now);
+    let before = board.snapshots()[0].clone();
+    board.update(&config, &node.look(), now);
+    assert!(Arc::ptr_eq(&before, &board.snapshots()[0]));
+}
+
+#[test]
+fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
+    let (node, config) = (Node::new(), config(BY_NAME));
+    node.tree.rdma_core(false);
+    let (mut board, now) = (Board::default(), Instant::now());
+    board.update(&config, &node.look(), now);
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+    // The netdev and the RDMA device go; the device's verbs node stays in sight.
+    node.tree.hide_rdma("mlx5_0");
+    node.tree.remove("/sys/class/net/ens1");
+    node.tree
+        .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
+    board.update(&config, &node.look(), now);
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+    assert_eq!(
+        board.snapshots()[0].members()[0].paths(crate::config::NodeClass::Uverbs),
+        ["/dev/infiniband/uverbs0"]
+    );
+}
+
+#[test]
+fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what() {
+    let node = Node::new();
+    node.tree.rdma_core(false);
+    node.tree.hide_rdma("mlx5_0");
+    node.tree.remove("/sys/class/net/ens1");
+    node.tree
+        .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
+    let by_hardware = config("mode: exclusive, select: { vendors: [15b3], functions: [pf] }");
+    let mut board = Board::default();
+    board.update(&by_hardware, &node.look(), Instant::now());
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+
+    let by_name = config("mode: exclusive, select: { ifNames: [ens1] }");
+    let mut board = Board::default();
+    board.update(&by_name, &node.look(), Instant::now());
+    assert_eq!(counts(&board), Counts::default());
+    let taken = (
+        "0000:3b:00.0".parse().unwrap(),
+        "ens1".into(),
+        crate::candidate::LinkType::Ether,
+    );
+    board.memory_mut().note_taken([taken]);
+    board.update(&by_name, &node.look(), Instant::now());
+    assert_eq!(
+        counts(&board),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+}
+
+#[test]
+fn a_pool_that_is_configured_anew_forgets_what_it_had() {
+    let node = Node::new();
+    let (mut board, now) = (Board::default(), Instant::now());
+    board.update(&config(BY_NAME), &node.look(), now);
+    let other = config("mode: exclusive, select: { ifNames: [ens2] }");
+    board.keep_only(|_| false);
+    board.update(&other, &node.look(), now);
+    assert!(board.snapshots()[0].members().is_empty());
+    // Without that, an HCA is never dropped.
+    let mut board = Board::default();
+    board.update(&config(BY_NAME), &node.look(), now);
+    board.update(&other, &node.look(), now);
+    assert_eq!(
+        board.snapshots()[0].members()[0].health,
+        Health::Unhealthy(Ailment::LeftOut)
+    );
+}

@@ -1,0 +1,302 @@
+//! Delivery by CDI: one specification file for each pool, one CDI device for each HCA.
+//!
+//! Files are written before the kubelet hears of the units, replaced whole by a rename, and left in
+//! place when the daemon ends: a container that is restarted resolves its names anew, for as long
+//! as its pod lives. Only files that this program would write are ever removed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hca::unit::PoolTag;
+use kubelet_api::deviceplugin::CdiDevice;
+use serde_json::{Value, json};
+
+use super::nodes;
+use crate::config::ResourceName;
+use crate::snapshot::{Member, Snapshot};
+
+/// Vendor of all our kinds.
+const VENDOR: &str = "rdma-device-plugin";
+/// What the classes begin with: a class begins with a letter, a resource prefix need not.
+const CLASS_PREFIX: &str = "pool-";
+/// What the names of all our files begin with.
+const FILE_PREFIX: &str = "rdma-device-plugin-pool-";
+/// The oldest specification that has all that is used: since then a device's name may begin with a
+/// digit, as PCI addresses do.
+const VERSION: &str = "0.5.0";
+
+/// Why a specification could not be put in place.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "write CDI specification {path}: {source}; mount the host's CDI directory into this \
+         container, or name it with --cdi-dir"
+)]
+pub struct Error {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// The names for these HCAs, as the container runtime resolves them.
+pub fn names(resource: &ResourceName, members: &[&Member]) -> Vec<CdiDevice> {
+    let kind = kind(resource);
+    members
+        .iter()
+        .map(|member| CdiDevice {
+            name: format!("{kind}={}", member.id),
+        })
+        .collect()
+}
+
+fn kind(resource: &ResourceName) -> String {
+    format!("{VENDOR}/{}", class(resource))
+}
+
+/// A class of its own for each resource. Dots are allowed in classes only since version 0.6 of the
+/// specification, so the resource's tag tells `a.b/c` from `a_b/c`.
+fn class(resource: &ResourceName) -> String {
+    let legal = |c: char| {
+        if c.is_ascii_alphanumeric() || c == '-' {
+            c
+        } else {
+            '_'
+        }
+    };
+    let words: String = resource.as_str().chars().map(legal).collect();
+    format!("{CLASS_PREFIX}{words}-{}", PoolTag::of(resource.as_str()))
+}
+
+fn file_name(resource: &ResourceName) -> String {
+    format!("{VENDOR}-{}.json", class(resource))
+}
+
+/// The specification of a pool. An HCA without any node has no place in it: a device that edits
+/// nothing is invalid, and a container that asks for it has to fail.
+fn specification(snapshot: &Snapshot) -> Value {
+    let devices: Vec<Value> = snapshot
+        .members()
+        .iter()
+        .filter(|member| !member.nodes.is_empty())
+        .map(|member| {
+            let nodes: Vec<Value> = nodes::paths(snapshot.terms(), &[member])
+                .into_iter()
+                .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
+                .collect();
+            json!({"name": member.id.to_string(), "containerEdits": {"deviceNodes": nodes}})
+        })
+        .collect();
+    json!({"cdiVersion": VERSION, "kind": kind(snapshot.resource()), "devices": devices})
+}
+
+/// Makes the file of a pool say what its snapshot says; a pool without any HCA keeps the file it
+/// has. Tells whether something was written.
+///
+/// # Errors
+/// [`Error`]; the file is as it was.
+pub fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
+    if snapshot
+        .members()
+        .iter()
+        .all(|member| member.nodes.is_empty())
+    {
+        return Ok(false);
+    }
+    let path = directory.join(file_name(snapshot.resource()));
+    let text = format!("{:#}\n", specification(snapshot));
+    if fs::read(&path).is_ok_and(|present| present == text.as_bytes()) {
+        return Ok(false);
+    }
+    let failed = |source| Error {
+        path: path.clone(),
+        source,
+    };
+    fs::create_dir_all(directory).map_err(failed)?;
+    // Runtimes read files by their ending, and this one has another.
+    let beside = directory.join(format!(".{}.new", file_name(snapshot.resource())));
+    fs::write(&beside, text).map_err(failed)?;
+    fs::rename(&beside, &path).map_err(|error| {
+        let _ = fs::remove_file(&beside);
+        failed(error)
+    })?;
+    Ok(true)
+}
+
+/// Removes our files of resources that are neither configured for CDI nor held by any pod.
+pub fn remove_unused(directory: &Path, used: &BTreeSet<ResourceName>) {
+    let keep: BTreeSet<String> = used.iter().map(file_name).collect();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        let ours = name.starts_with(FILE_PREFIX) && name.ends_with(".json");
+        if ours && !keep.contains(&name) {
+            match fs::remove_file(entry.path()) {
+                Ok(()) => {
+                    tracing::info!(file = %entry.path().display(), "removed an unused CDI specification")
+                }
+                Err(error) => {
+                    tracing::warn!(file = %entry.path().display(), %error, "cannot remove an unused CDI specification");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::{Delivery, NodeClass, Policy};
+    use crate::snapshot::{DeviceNode, Health, Shape, Terms};
+
+    fn snapshot(resource: &str, uverbs: &[&str]) -> Snapshot {
+        let members = uverbs.iter().enumerate().map(|(index, uverbs)| {
+            let node = |class, path: &str| DeviceNode {
+                class,
+                path: path.into(),
+            };
+            Member {
+                id: format!("0000:3b:00.{index}").parse().unwrap(),
+                nodes: vec![
+                    node(NodeClass::Uverbs, uverbs),
+                    node(NodeClass::RdmaCm, "/dev/infiniband/rdma_cm"),
+                ],
+                health: Health::Healthy,
+                rdma_devices: Vec::new(),
+                netdevs: Vec::new(),
+                numa_node: None,
+                place: None,
+                pf_address: None,
+                slots: 1,
+            }
+        });
+        let terms = Terms {
+            resource: ResourceName::parse(resource).unwrap(),
+            topology: true,
+            delivery: Delivery::Cdi,
+            extra_nodes: Vec::new(),
+            additional_info: Default::default(),
+        };
+        let shape = Shape::Exclusive {
+            policy: Policy::Spread,
+        };
+        Snapshot::new(Arc::new(terms), shape, members.collect(), Arc::default())
+    }
+
+    #[test]
+    fn a_specification_has_one_device_for_each_hca() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = snapshot(
+            "example.com/nic_a",
+            &["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"],
+        );
+        assert!(write(dir.path(), &snapshot).unwrap());
+        let path = dir.path().join(file_name(snapshot.resource()));
+        let read: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        assert_eq!(
+            read["kind"],
+            "rdma-device-plugin/pool-example_com_nic_a-809a63c4"
+        );
+        assert_eq!(read["devices"].as_array().unwrap().len(), 2);
+        assert_eq!(
+            read["devices"][1],
+            json!({"name": "0000:3b:00.1", "containerEdits": {"deviceNodes": [
+                {"path": "/dev/infiniband/uverbs1", "type": "c", "permissions": "rw"},
+                {"path": "/dev/infiniband/rdma_cm", "type": "c", "permissions": "rw"},
+            ]}})
+        );
+        let members: Vec<&Member> = snapshot.members().iter().collect();
+        assert_eq!(
+            names(snapshot.resource(), &members)[0].name,
+            "rdma-device-plugin/pool-example_com_nic_a-809a63c4=0000:3b:00.0"
+        );
+    }
+
+    #[test]
+    fn what_is_unchanged_is_not_written_again_and_what_changed_is_replaced_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir
+            .path()
+            .join(file_name(&ResourceName::parse("rdma/a").unwrap()));
+        let inode = || fs::metadata(&path).unwrap().ino();
+        assert!(
+            write(
+                dir.path(),
+                &snapshot("rdma/a", &["/dev/infiniband/uverbs0"])
+            )
+            .unwrap()
+        );
+        let first = inode();
+        assert!(
+            !write(
+                dir.path(),
+                &snapshot("rdma/a", &["/dev/infiniband/uverbs0"])
+            )
+            .unwrap()
+        );
+        assert_eq!(inode(), first);
+        assert!(
+            write(
+                dir.path(),
+                &snapshot("rdma/a", &["/dev/infiniband/uverbs3"])
+            )
+            .unwrap()
+        );
+        assert_ne!(inode(), first);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // Nothing seen: what pods may hold stays resolvable.
+        assert!(!write(dir.path(), &snapshot("rdma/a", &[])).unwrap());
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn only_our_own_unused_files_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        for resource in ["rdma/a", "rdma/b"] {
+            write(
+                dir.path(),
+                &snapshot(resource, &["/dev/infiniband/uverbs0"]),
+            )
+            .unwrap();
+        }
+        for foreign in [
+            "nvidia.com_gpu.json",
+            "rdma-device-plugin.json",
+            "rdma-device-plugin-pool-x.yaml",
+        ] {
+            fs::write(dir.path().join(foreign), "{}").unwrap();
+        }
+        remove_unused(
+            dir.path(),
+            &BTreeSet::from([ResourceName::parse("rdma/b").unwrap()]),
+        );
+        let mut left: Vec<String> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(
+            left,
+            [
+                "nvidia.com_gpu.json",
+                &file_name(&ResourceName::parse("rdma/b").unwrap()),
+                "rdma-device-plugin-pool-x.yaml",
+                "rdma-device-plugin.json"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named_with_the_flag() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = write(
+            file.path(),
+            &snapshot("rdma/a", &["/dev/infiniband/uverbs0"]),
+        )
+        .unwrap_err();
+        assert!(error.to_string().contains("--cdi-dir"), "{error}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Device information files of the Network Plumbing Working Group: what Multus passes to CNI
+//! plugins and shows in a pod's network status about the device that a unit stands for.
+//!
+//! One file for each allocated unit, written when it is allocated and removed when no pod holds it
+//! any more. Allocate itself only hands over what is to be written: the files are wanted when the
+//! pod's network is made, which is later. A file that is lost to a crash in between costs Multus
+//! this information and nothing else.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hca::HcaId;
+use serde_json::{Value, json};
+
+use crate::config::ResourceName;
+use crate::snapshot::{Member, Snapshot, Unit};
+
+/// Version of the device information specification.
+const VERSION: &str = "1.1.0";
+const SUFFIX: &str = "-device.json";
+
+/// A file to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// Its content.
+    pub content: String,
+}
+
+/// The files of allocated units; none for units of a whole pool, which are no single device, and
+/// none for soft RoCE, for which the specification has no word.
+pub fn files(snapshot: &Snapshot, ids: &[String]) -> Vec<File> {
+    let described = ids.iter().filter_map(|id| match snapshot.unit(id)? {
+        Unit::Member(member) => Some(File {
+            name: file_name(snapshot.resource(), id),
+            content: describe(member)?.to_string(),
+        }),
+        Unit::Pool => None,
+    });
+    described.collect()
+}
+
+/// The name that the network attachment library asks for.
+fn file_name(resource: &ResourceName, id: &str) -> String {
+    format!("{}-{id}{SUFFIX}", resource.as_str().replace('/', "-"))
+}
+
+fn describe(member: &Member) -> Option<Value> {
+    let address = match (&member.id, &member.place) {
+        (HcaId::Pci(address), _) => address.to_string(),
+        // A scalable function is part of a PCI function.
+        (HcaId::Auxiliary(_), Some(place)) => place.address.to_string(),
+        _ => return None,
+    };
+    let mut pci = json!({"pci-address": address, "rdma-device": member.rdma_devices.join(",")});
+    if let (Some(pci), Some(pf)) = (pci.as_object_mut(), &member.pf_address) {
+        pci.insert("pf-pci-address".into(), pf.as_str().into());
+    }
+    Some(json!({"type": "pci", "version": VERSION, "pci": pci}))
+}
+
+/// Writes a file whole, over one that is there.
+///
+/// # Errors
+/// What the kernel said.
+pub fn write(directory: &Path, file: &File) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let beside = directory.join(format!(".{}.new", file.name));
+    fs::write(&beside, &file.content)?;
+    fs::rename(&beside, directory.join(&file.name)).inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
+}
+
+/// Removes the files of our resources whose unit nobody holds. `held` are the resources that are
+/// ours, with the units that pods hold.
+pub fn remove_unheld(directory: &Path, held: &[(ResourceName, BTreeSet<String>)]) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if is_unheld(&name, held) {
+            let path: PathBuf = entry.path();
+            if let Err(error) = fs::remove_file(&path) {
+                tracing::debug!(file = %path.display(), %error, "cannot remove device information");
+            }
+        }
+    }
+}
+
+fn is_unheld(name: &str, held: &[(ResourceName, BTreeSet<String>)]) -> bool {
+    let of_resource = held.iter().filter_map(|(resource, units)| {
+        let prefix = format!("{}-", resource.as_str().replace('/', "-"));
+        let id = name.strip_prefix(&prefix)?.strip_suffix(SUFFIX)?;
+        // The resource rdma/a must not take the files of rdma/a-b for its own.
+        id.parse::<hca::UnitId>().ok()?;
+        Some(units.contains(id))
+    });
+    let all: Vec<bool> = of_resource.collect();
+    !all.is_empty() && !all.contains(&true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(id: &str, pf: Option<&str>) -> Member {
+        Member {
+            id: id.parse().unwrap(),
+            rdma_devices: vec!["mlx5_0".into(), "mlx5_1".into()],
+            netdevs: Vec::new(),
+            nodes: Vec::new(),
+            numa_node: None,
+            place: None,
+            pf_address: pf.map(Into::into),
+            slots: 1,
+            health: crate::snapshot::Health::Healthy,
+        }
+    }
+
+    #[test]
+    fn a_function_is_described_with_its_owner() {
+        assert_eq!(
+            describe(&member("0000:3b:00.2", Some("0000:3b:00.0"))).unwrap(),
+            json!({"type": "pci", "version": "1.1.0", "pci": {
+                "pci-address": "0000:3b:00.2", "rdma-device": "mlx5_0,mlx5_1",
+                "pf-pci-address": "0000:3b:00.0"
+            }})
+        );
+        assert_eq!(describe(&member("guid-505400fffe000001", None)), None);
+    }
+
+    #[test]
+    fn files_are_named_as_the_library_asks() {
+        let resource = ResourceName::parse("intel.com/sriov_net").unwrap();
+        assert_eq!(
+            file_name(&resource, "0000:3b:00.2"),
+            "intel.com-sriov_net-0000:3b:00.2-device.json"
+        );
+    }
+
+    #[test]
+    fn only_files_of_our_resources_whose_unit_is_free_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = [
+            (
+                ResourceName::parse("rdma/a").unwrap(),
+                BTreeSet::from(["0000:3b:00.2".into()]),
+            ),
+            (ResourceName::parse("rdma/a-b").unwrap(), BTreeSet::new()),
+        ];
+        let cases = [
+            ("rdma-a-0000:3b:00.2-device.json", true),
+            ("rdma-a-0000:3b:00.3-device.json", false),
+            ("rdma-a-b-0000:3b:00.2-device.json", false),
+            ("intel.com-x-0000:3b:00.2-device.json", true),
+            ("rdma-a-notes-device.json", true),
+            ("rdma-a-0000:3b:00.3-device.yaml", true),
+        ];
+        for (name, _) in cases {
+            write(
+                dir.path(),
+                &File {
+                    name: name.into(),
+                    content: "{}".into(),
+                },
+            )
+            .unwrap();
+        }
+        remove_unheld(dir.path(), &held);
+        for (name, stays) in cases {
+            assert_eq!(dir.path().join(name).exists(), stays, "{name}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Reasons to look at the host again, as they happen.
+//!
+//! Nothing is concluded from an event itself: whatever comes in, the same look follows. Sources:
+//! link changes ([`netlink`]: route), devices that come and go ([`netlink`]: uevents), the RDMA
+//! subsystem's own notices (Linux 6.12 and later), device nodes (inotify), and a timer behind all
+//! of them, because each can be missing: a container without the host's network namespace hears no
+//! link changes, old kernels have no RDMA notices.
+
+pub mod netlink;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc;
+
+/// What made the daemon look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// The start.
+    Start,
+    /// The rescan interval.
+    Timer,
+    /// A change of a netdev that an RDMA device stands on.
+    Link,
+    /// A device that came, went or got a driver.
+    Device,
+    /// A notice of the RDMA subsystem.
+    Rdma,
+    /// Something in `/dev/infiniband`.
+    Node,
+    /// A port has been up or down for long enough.
+    Damping,
+    /// A new configuration.
+    Configuration,
+    /// A container that is about to start.
+    Container,
+    /// SIGHUP.
+    Signal,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Reason::Start => "start",
+            Reason::Timer => "timer",
+            Reason::Link => "link",
+            Reason::Device => "device",
+            Reason::Rdma => "rdma",
+            Reason::Node => "node",
+            Reason::Damping => "damping",
+            Reason::Configuration => "configuration",
+            Reason::Container => "container",
+            Reason::Signal => "signal",
+        })
+    }
+}
+
+/// Where sources put their reasons.
+#[derive(Debug, Clone)]
+pub struct Bell(mpsc::Sender<Reason>);
+
+impl Bell {
+    /// A bell, and where it is heard.
+    pub fn new() -> (Self, mpsc::Receiver<Reason>) {
+        let (ring, heard) = mpsc::channel(64);
+        (Self(ring), heard)
+    }
+
+    /// Asks for a look; never waits.
+    pub fn ring(&self, reason: Reason) {
+        // A full channel: a look is due anyway.
+        let _ = self.0.try_send(reason);
+    }
+}
+
+/// Interface indexes whose link changes matter, as the last look found them.
+#[derive(Debug, Clone, Default)]
+pub struct Watched(Arc<Mutex<BTreeSet<u32>>>);
+
+impl Watched {
+    /// Replaces them.
+    pub fn set(&self, indexes: BTreeSet<u32>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = indexes;
+    }
+
+    fn contains(&self, index: u32) -> bool {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&index)
+    }
+}

@@ -1,0 +1,260 @@
+//! Multicast netlink: what the kernel tells everybody who listens.
+//!
+//! Messages are only looked at as far as it takes to know whether they matter. A socket that was
+//! overrun has lost some, which is a reason to look like any other.
+
+use std::io;
+use std::time::Duration;
+
+use netlink_sys::protocols::{NETLINK_KOBJECT_UEVENT, NETLINK_RDMA, NETLINK_ROUTE};
+use netlink_sys::{Socket, SocketAddr};
+use nix::errno::Errno;
+use tokio::io::unix::AsyncFd;
+use tokio_util::sync::CancellationToken;
+
+use super::{Bell, Reason, Watched};
+
+/// `RTMGRP_LINK` (`include/uapi/linux/rtnetlink.h`).
+const LINK_GROUP: u32 = 1;
+/// The kernel's own uevents; group 2 has what udev passes on.
+const UEVENT_GROUP: u32 = 1;
+/// Bit of `RDMA_NL_GROUP_NOTIFY`, which is group 4 (`include/uapi/rdma/rdma_netlink.h`).
+const RDMA_GROUP: u32 = 1 << 3;
+/// How long to wait before a source that cannot be opened is tried again: the RDMA family exists
+/// only while `ib_core` is loaded.
+const RETRY: Duration = Duration::from_secs(30);
+/// Largest message read; longer ones are cut, and what matters is at their beginning.
+const BUFFER: usize = 16 * 1024;
+
+/// A netlink source.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// Changes of the watched netdevs.
+    Links(Watched),
+    /// Devices of the RDMA, net, PCI and auxiliary subsystems.
+    Devices,
+    /// Notices of the RDMA subsystem.
+    Rdma,
+}
+
+impl Source {
+    fn open(&self) -> io::Result<AsyncFd<Socket>> {
+        let (protocol, groups) = match self {
+            Source::Links(_) => (NETLINK_ROUTE, LINK_GROUP),
+            Source::Devices => (NETLINK_KOBJECT_UEVENT, UEVENT_GROUP),
+            Source::Rdma => (NETLINK_RDMA, RDMA_GROUP),
+        };
+        let mut socket = Socket::new(protocol)?;
+        socket.set_non_blocking(true)?;
+        socket.bind(&SocketAddr::new(0, groups))?;
+        #[expect(
+            deprecated,
+            reason = "its successor is unsafe, for types whose descriptor may change; a Socket \
+                      keeps its own until it is dropped, and this crate has no unsafe code"
+        )]
+        AsyncFd::new(socket)
+    }
+
+    /// Why a message is a reason to look, if it is.
+    fn judge(&self, message: &[u8]) -> Option<Reason> {
+        match self {
+            Source::Links(watched) => link_indexes(message)
+                .any(|index| watched.contains(index))
+                .then_some(Reason::Link),
+            Source::Devices => uevent_matters(message).then_some(Reason::Device),
+            Source::Rdma => Some(Reason::Rdma),
+        }
+    }
+}
+
+/// Listens until `stop`, and rings for what matters.
+pub async fn listen(source: Source, bell: Bell, stop: CancellationToken) {
+    let mut told = false;
+    loop {
+        let failed = tokio::select! {
+            () = stop.cancelled() => return,
+            failed = serve(&source, &bell) => failed,
+        };
+        if !told {
+            tracing::info!(?source, error = %failed, "no events of this kind; will try again");
+            told = true;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+}
+
+/// Reads messages until the socket fails.
+async fn serve(source: &Source, bell: &Bell) -> io::Error {
+    let socket = match source.open() {
+        Ok(socket) => socket,
+        Err(error) => return error,
+    };
+    let mut buffer: Vec<u8> = Vec::with_capacity(BUFFER);
+    loop {
+        let mut ready = match socket.readable().await {
+            Ok(ready) => ready,
+            Err(error) => return error,
+        };
+        buffer.clear();
+        match ready.try_io(|socket| socket.get_ref().recv(&mut buffer, 0)) {
+            Ok(Ok(_)) => {
+                if let Some(reason) = source.judge(&buffer) {
+                    bell.ring(reason);
+                }
+            }
+            Ok(Err(error)) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
+                bell.ring(Reason::Device);
+            }
+            Ok(Err(error)) => return error,
+            Err(_would_block) => {}
+        }
+    }
+}
+
+/// Interface indexes of the `RTM_NEWLINK` and `RTM_DELLINK` messages of a datagram.
+fn link_indexes(datagram: &[u8]) -> impl Iterator<Item = u32> {
+    const RTM_NEWLINK: u16 = 16;
+    const RTM_DELLINK: u16 = 17;
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        loop {
+            // struct nlmsghdr: length, type, flags, sequence, port; then struct ifinfomsg, whose
+            // index is behind family, padding and type.
+            let length = usize::try_from(u32::from_ne_bytes(take(rest, 0)?)).ok()?;
+            let kind = u16::from_ne_bytes(take(rest, 4)?);
+            let index = take(rest, 20).map(u32::from_ne_bytes);
+            rest = rest
+                .get(length.max(16).next_multiple_of(4)..)
+                .unwrap_or_default();
+            match (kind, index) {
+                (RTM_NEWLINK | RTM_DELLINK, Some(index)) => return Some(index),
+                _ if rest.is_empty() => return None,
+                _ => {}
+            }
+        }
+    })
+}
+
+fn take<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+/// Whether a uevent is about hardware that matters. Virtual netdevs come and go with every pod.
+fn uevent_matters(message: &[u8]) -> bool {
+    const SUBSYSTEMS: [&[u8]; 7] = [
+        b"infiniband",
+        b"infiniband_verbs",
+        b"infiniband_mad",
+        b"infiniband_cm",
+        b"net",
+        b"pci",
+        b"auxiliary",
+    ];
+    let value = |key: &[u8]| {
+        message
+            .split(|byte| *byte == 0)
+            .find_map(|field| field.strip_prefix(key))
+    };
+    let Some(subsystem) = value(b"SUBSYSTEM=") else {
+        return false;
+    };
+    let path = value(b"DEVPATH=").unwrap_or_default();
+    if subsystem == b"misc" {
+        return path.ends_with(b"/rdma_cm");
+    }
+    SUBSYSTEMS.contains(&subsystem)
+        && !(subsystem == b"net" && path.starts_with(b"/devices/virtual/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn uevent(fields: &[&str]) -> Vec<u8> {
+        fields
+            .iter()
+            .flat_map(|field| field.bytes().chain([0]))
+            .collect()
+    }
+
+    fn link(kind: u16, index: u32, extra: usize) -> Vec<u8> {
+        let length = u32::try_from(32 + extra).unwrap();
+        let mut message = length.to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.extend([0; 10]);
+        message.extend([0, 0, 1, 0]);
+        message.extend(index.to_ne_bytes());
+        message.resize(32 + extra, 0);
+        message
+    }
+
+    #[test]
+    fn uevents_of_rdma_hardware_matter_and_those_of_pods_do_not() {
+        let cases = [
+            ("infiniband", "/devices/virtual/infiniband/rxe0", true),
+            (
+                "infiniband_verbs",
+                "/devices/pci0000:3a/0000:3b:00.0/infiniband_verbs/uverbs0",
+                true,
+            ),
+            ("net", "/devices/pci0000:3a/0000:3b:00.0/net/ens1f0", true),
+            ("net", "/devices/virtual/net/veth1a2b", false),
+            ("pci", "/devices/pci0000:3a/0000:3b:00.2", true),
+            (
+                "auxiliary",
+                "/devices/pci0000:3a/0000:3b:00.0/mlx5_core.sf.4",
+                true,
+            ),
+            ("misc", "/devices/virtual/misc/rdma_cm", true),
+            ("misc", "/devices/virtual/misc/fuse", false),
+            ("block", "/devices/virtual/block/loop0", false),
+        ];
+        for (subsystem, path, matters) in cases {
+            let message = uevent(&[
+                &format!("add@{path}"),
+                "ACTION=add",
+                &format!("DEVPATH={path}"),
+                &format!("SUBSYSTEM={subsystem}"),
+                "SEQNUM=4711",
+            ]);
+            assert_eq!(uevent_matters(&message), matters, "{path}");
+        }
+        assert!(!uevent_matters(b""));
+        assert!(!uevent_matters(b"libudev\0\xfe\xed\xca\xfe"));
+    }
+
+    #[test]
+    fn link_messages_are_found_among_others() {
+        let mut datagram = link(16, 7, 8);
+        datagram.extend(link(20, 8, 0));
+        datagram.extend(link(17, 9, 3));
+        assert_eq!(link_indexes(&datagram).collect::<Vec<_>>(), [7, 9]);
+        let watched = Watched::default();
+        watched.set(BTreeSet::from([9]));
+        assert_eq!(
+            Source::Links(watched.clone()).judge(&datagram),
+            Some(Reason::Link)
+        );
+        watched.set(BTreeSet::from([8]));
+        assert_eq!(Source::Links(watched).judge(&datagram), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_readers_panic_or_hang(bytes in proptest::collection::vec(0u8.., 0..80)) {
+            let _ = link_indexes(&bytes).count();
+            let _ = uevent_matters(&bytes);
+        }
+    }
+
+    #[tokio::test]
+    async fn sources_that_every_kernel_has_can_be_opened() {
+        assert!(Source::Links(Watched::default()).open().is_ok());
+        assert!(Source::Devices.open().is_ok());
+    }
+}

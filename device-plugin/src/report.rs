@@ -1,0 +1,191 @@
+//! How the daemon is doing, as plain data: what `/metrics`, `/readyz` and `/status` are made from.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use hca::NetnsMode;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::board::Transitions;
+use crate::config::{Format, ResourceName};
+use crate::events::Reason;
+use crate::kubelet::holdings::Holdings;
+use crate::kubelet::service::AllocationCounts;
+use crate::kubelet::session::State;
+use crate::reclaim;
+use crate::snapshot::{Health, Snapshot};
+
+/// The state of the daemon.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// When it started.
+    pub started: Instant,
+    /// Its configuration.
+    pub config: Configuration,
+    /// Looks at the host.
+    pub looks: Looks,
+    /// How the RDMA subsystem treats network namespaces.
+    pub netns_mode: Option<NetnsMode>,
+    /// One for each resource, in the order of the configuration.
+    pub pools: Vec<Pool>,
+    /// HCAs that are chosen by a pool and not in it, with the reason.
+    pub left_out: Vec<String>,
+    /// How configuration and host do not fit.
+    pub remarks: Vec<String>,
+    /// Health changes.
+    pub transitions: Transitions,
+    /// Who holds what, once known.
+    pub holdings: Option<Arc<Holdings>>,
+    /// What was cleaned up behind pods.
+    pub reclaim: reclaim::Counts,
+}
+
+/// The configuration in force.
+#[derive(Debug, Clone)]
+pub struct Configuration {
+    /// The file.
+    pub file: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// How many configurations have been in force.
+    pub generation: u64,
+    /// Files that were refused since the start.
+    pub refused: u64,
+    /// Why the file as it is now is not in force.
+    pub error: Option<String>,
+}
+
+/// Looks at the host since the start.
+#[derive(Debug, Clone, Default)]
+pub struct Looks {
+    /// By what made the daemon look.
+    pub by_reason: BTreeMap<Reason, u64>,
+    /// Failed ones.
+    pub failures: u64,
+    /// Why the last one failed; cleared by success.
+    pub error: Option<String>,
+    /// How long the last one took.
+    pub last: Duration,
+    /// How long all took.
+    pub total: Duration,
+}
+
+/// One resource.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// Its name.
+    pub resource: ResourceName,
+    /// What the kubelet is told; `None` before the first look.
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// Its session.
+    pub session: watch::Receiver<State>,
+    /// Its Allocate calls.
+    pub allocations: Arc<AllocationCounts>,
+}
+
+impl Report {
+    /// Why the daemon is not ready; empty when it is.
+    pub fn unready(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if let Some(error) = &self.looks.error {
+            reasons.push(format!("the host cannot be looked at: {error}"));
+        }
+        for pool in &self.pools {
+            let state = pool.session.borrow();
+            if !state.registered {
+                let error = state.last_error.as_deref().unwrap_or("not yet");
+                reasons.push(format!("{} is not registered: {error}", pool.resource));
+            }
+        }
+        reasons
+    }
+
+    /// What is worth knowing although it does not make the daemon unready.
+    pub fn notes(&self) -> Vec<String> {
+        let refused = self.config.error.iter().map(|error| {
+            format!("the configuration file is refused, the one before is in force: {error}")
+        });
+        let pools = self.pools.iter().filter_map(|pool| {
+            let counts = pool.snapshot.as_ref()?.count();
+            (counts.healthy == 0).then(|| format!("{} has no healthy unit", pool.resource))
+        });
+        refused
+            .chain(pools)
+            .chain(self.left_out.clone())
+            .chain(self.remarks.clone())
+            .collect()
+    }
+
+    /// The report as a document.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptimeSeconds": self.started.elapsed().as_secs(),
+            "ready": self.unready().is_empty(),
+            "unready": self.unready(),
+            "notes": self.notes(),
+            "configuration": {
+                "file": self.config.file,
+                "format": self.config.format.to_string(),
+                "generation": self.config.generation,
+                "error": self.config.error,
+            },
+            "netnsMode": self.netns_mode,
+            "pools": self.pools.iter().map(|pool| self.pool_json(pool)).collect::<Vec<_>>(),
+        })
+    }
+
+    fn pool_json(&self, pool: &Pool) -> Value {
+        let state = pool.session.borrow();
+        let counts = pool
+            .snapshot
+            .as_ref()
+            .map(|snapshot| snapshot.count())
+            .unwrap_or_default();
+        let members = pool.snapshot.iter().flat_map(|snapshot| snapshot.members());
+        let hcas: Vec<Value> = members
+            .map(|member| {
+                let (healthy, reason) = match &member.health {
+                    Health::Healthy => (true, None),
+                    Health::Unhealthy(ailment) => (false, Some(ailment.to_string())),
+                };
+                json!({
+                    "id": member.id.to_string(),
+                    "rdmaDevices": member.rdma_devices,
+                    "netdevs": member.netdevs,
+                    "numaNode": member.numa_node,
+                    "nodes": member.nodes.iter().map(|node| &node.path).collect::<Vec<_>>(),
+                    "healthy": healthy,
+                    "reason": reason,
+                })
+            })
+            .collect();
+        let held = self.holdings.as_ref().map(|holdings| {
+            let held = holdings.of(&pool.resource).map(|(unit, holder)| {
+                json!({
+                    "unit": unit, "namespace": holder.namespace, "pod": holder.pod,
+                    "container": holder.container,
+                })
+            });
+            held.collect::<Vec<_>>()
+        });
+        json!({
+            "resource": pool.resource.as_str(),
+            "units": {"healthy": counts.healthy, "unhealthy": counts.unhealthy},
+            "hcas": hcas,
+            "held": held,
+            "registered": state.registered,
+            "streaming": state.streaming_since.is_some(),
+            "registrations": state.registrations,
+            "lastError": state.last_error,
+            "allocations": {
+                "granted": pool.allocations.granted.load(Ordering::Relaxed),
+                "refused": pool.allocations.refused.load(Ordering::Relaxed),
+            },
+        })
+    }
+}

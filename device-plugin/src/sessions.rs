@@ -1,0 +1,151 @@
+//! The sessions of all configured resources: started, fed, and ended with them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, ResourceName};
+use crate::kubelet::directory::Contents;
+use crate::kubelet::service::{AllocationCounts, Errands};
+use crate::kubelet::session::{Session, SocketName, State, Timing};
+use crate::snapshot::Snapshot;
+
+/// What all sessions of a process have in common.
+#[derive(Debug, Clone)]
+pub struct Ground {
+    /// The kubelet's device-plugins directory.
+    pub directory: PathBuf,
+    /// What is in it.
+    pub contents: watch::Receiver<Contents>,
+    /// What tells this process's sockets from those of another one.
+    pub nonce: String,
+    /// Waits.
+    pub timing: Timing,
+    /// What is asked of the daemon.
+    pub errands: Errands,
+}
+
+/// Sessions by resource.
+#[derive(Debug)]
+pub struct Sessions {
+    ground: Ground,
+    running: BTreeMap<ResourceName, Running>,
+    tasks: JoinSet<()>,
+}
+
+/// One session, seen from outside.
+#[derive(Debug)]
+struct Running {
+    feed: watch::Sender<Option<Arc<Snapshot>>>,
+    state: watch::Receiver<State>,
+    allocations: Arc<AllocationCounts>,
+    exclusive: bool,
+    stop: CancellationToken,
+}
+
+impl Sessions {
+    /// No session yet.
+    pub fn new(ground: Ground) -> Self {
+        Self {
+            ground,
+            running: BTreeMap::new(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Ends the sessions of resources that are not configured any more and starts those that are
+    /// new. A session goes on when only its pool changed, unless it has to tell the kubelet another
+    /// option, which kubelets ask for at registration alone.
+    pub fn follow(&mut self, config: &Config) {
+        self.running.retain(|resource, running| {
+            let pool = config.pools.iter().find(|pool| pool.resource == *resource);
+            let stays = pool.is_some_and(|p| p.sharing.is_shared() != running.exclusive);
+            if !stays {
+                tracing::info!(%resource, configured = pool.is_some(), "ending the session");
+                running.stop.cancel();
+            }
+            stays
+        });
+        for pool in &config.pools {
+            if !self.running.contains_key(&pool.resource) {
+                self.start(&pool.resource, !pool.sharing.is_shared());
+            }
+        }
+    }
+
+    fn start(&mut self, resource: &ResourceName, exclusive: bool) {
+        let feed = watch::Sender::new(None);
+        let state = watch::Sender::new(State::default());
+        let running = Running {
+            state: state.subscribe(),
+            allocations: Arc::default(),
+            exclusive,
+            stop: CancellationToken::new(),
+            feed,
+        };
+        let session = Session {
+            resource: resource.clone(),
+            directory: self.ground.directory.clone(),
+            socket: SocketName::new(resource, &self.ground.nonce),
+            contents: self.ground.contents.clone(),
+            feed: running.feed.subscribe(),
+            state,
+            allocations: running.allocations.clone(),
+            exclusive,
+            errands: self.ground.errands.clone(),
+            timing: self.ground.timing,
+            stop: running.stop.clone(),
+        };
+        self.tasks.spawn(session.run());
+        self.running.insert(resource.clone(), running);
+    }
+
+    /// Gives each session its snapshot. While `patient`, a pool without HCAs is not shown at all,
+    /// unless something was shown before.
+    pub fn show(&self, snapshots: &[Arc<Snapshot>], patient: bool) {
+        for snapshot in snapshots {
+            let Some(running) = self.running.get(snapshot.resource()) else {
+                continue;
+            };
+            running.feed.send_if_modified(|shown| {
+                let same = shown
+                    .as_ref()
+                    .is_some_and(|shown| Arc::ptr_eq(shown, snapshot));
+                if same || (shown.is_none() && patient && snapshot.members().is_empty()) {
+                    return false;
+                }
+                *shown = Some(snapshot.clone());
+                true
+            });
+        }
+    }
+
+    /// How each session is doing, and its counters.
+    pub fn states(
+        &self,
+    ) -> impl Iterator<Item = (&ResourceName, watch::Receiver<State>, Arc<AllocationCounts>)> {
+        self.running.iter().map(|(resource, running)| {
+            (resource, running.state.clone(), running.allocations.clone())
+        })
+    }
+
+    /// Waits for a session that ended; `None` while there is none at all.
+    ///
+    /// # Errors
+    /// If one panicked.
+    pub async fn ended(&mut self) -> Option<Result<(), JoinError>> {
+        self.tasks.join_next().await
+    }
+
+    /// Ends all sessions: streams end, open calls finish, sockets are removed.
+    pub async fn end(mut self) {
+        self.running
+            .values()
+            .for_each(|running| running.stop.cancel());
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
