@@ -100,12 +100,11 @@ fn return_netdev(
     patience: Duration,
 ) -> Result<bool, Error> {
     let _lock = node.store.lock(&taken.identity)?;
-    let ours = node
-        .store
-        .claim(&taken.identity)?
-        .is_some_and(|claim| claim.owner == key.as_str());
-    if !ours {
-        return Ok(false);
+    match node.store.claim(&taken.identity)? {
+        Some(claim) if claim.owner == key.as_str() => {}
+        Some(_) => return Ok(false),
+        // Not claimed, or the claim was cut off: it was never moved.
+        None => return node.store.release(&taken.identity).map(|()| false),
     }
     let home = bring_home(&mut node.ground(), taken, pod, patience).map_err(stranded)?;
     report(node, taken, &home);

@@ -138,6 +138,16 @@ impl CniHost {
         config
     }
 
+    /// Our own IPAM, in the plugin's process, for a range or several.
+    #[must_use]
+    pub fn own_ipam(&self, range: &str, first: &str, more: &Value) -> Value {
+        let mut ipam = json!({"type": "rdma-ipam", "range": range, "range_start": first});
+        if let (Some(ipam), Some(more)) = (ipam.as_object_mut(), more.as_object()) {
+            ipam.extend(more.clone());
+        }
+        ipam
+    }
+
     /// The reference plugin `host-local` for a subnet or two, with its files in the case's directory.
     #[must_use]
     pub fn host_local(&self, ranges: &[(&str, &str)], more: &Value) -> Value {
@@ -247,16 +257,18 @@ impl CniHost {
     }
 }
 
-/// Every lease file of our own store, whatever its layout; counters and locks are no leases.
+/// Every lease of our own store and its owner's entry; what rests after a release is no lease.
 fn collect_leases(directory: &Path, found: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
             collect_leases(&path, found);
-        } else if let Ok(text) = fs::read_to_string(&path)
-            && text.contains("\"containerID\"")
-        {
-            found.insert(format!("lease {}", path.display()), String::new());
+        } else {
+            let path = path.to_string_lossy().into_owned();
+            if path.contains("/owners/") || path.rsplit('/').next().is_some_and(|n| n.contains('@'))
+            {
+                found.insert(format!("lease {path}"), String::new());
+            }
         }
     }
 }

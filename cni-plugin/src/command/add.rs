@@ -347,7 +347,7 @@ fn key_of(request: &Request, id: &AttachmentId) -> Result<Key, Error> {
                 request.config.name
             ),
         )
-        .with_details("network name, container ID and interface together have at most 253 bytes")
+        .with_details("network name, container ID and interface together have at most 248 bytes")
     })
 }
 

@@ -8,10 +8,11 @@
 //!
 //! Safe to be killed anywhere. A record is created under its final name and written at once,
 //! and nothing is changed before that has succeeded: a file that is empty or cut off says that
-//! nothing was done, and is removed by whoever finds it. It is changed by renaming another over
-//! it. A claim is a link to a finished file, so it names an owner whenever it is there. Locks
-//! are the kernel's and end with the process; their files stay, as removing one would let two
-//! hold "the" lock.
+//! nothing was done, and is removed by whoever finds it. The same goes for a claim, which is
+//! read and written only with the netdev's lock held. A record is changed by renaming another
+//! over it; what is left of one that never got that far has the record's name in its own and
+//! goes with it. Locks are the kernel's and end with the process; their files stay, as removing
+//! one would let two hold "the" lock.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -31,8 +32,11 @@ use crate::netdev::snapshot::Identity;
 /// How long another attachment of the same netdev may take before the runtime is told to try
 /// again: a move and a restoration, several times over.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-/// The longest name a file may have (`NAME_MAX`).
-const NAME_MAX: usize = 255;
+/// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
+/// changed.
+const LONGEST: usize = 255 - NEW.len();
+/// Stands before the name of a record that is to replace another.
+const NEW: &str = ".new-";
 /// A record is some ten kilobytes with the sysctls of a moved netdev.
 const MAX_RECORD: u64 = 16 << 20;
 
@@ -46,11 +50,14 @@ impl Key {
     /// The name for an attachment; none when a file cannot be named so.
     pub fn of(network: &str, id: &AttachmentId) -> Option<Key> {
         let name = format!("{network}@{}@{}", id.container_id, id.ifname);
-        (name.len() <= NAME_MAX).then_some(Key(name))
+        (name.len() <= LONGEST).then_some(Key(name))
     }
 
     /// Network and attachment of a record's name.
     pub fn parse(name: &str) -> Option<(Key, String, AttachmentId)> {
+        if name.starts_with(NEW) {
+            return None;
+        }
         let mut parts = name.splitn(3, '@');
         let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
         let id = AttachmentId {
@@ -178,8 +185,17 @@ impl Store {
     /// # Errors
     /// Code 105; the old one is there then.
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
-        let text = serde_json::to_vec(record).map_err(|e| state(format!("write record: {e}")))?;
-        put(&self.attachments(), &key.0, &text)
+        let path = self.attachments().join(&key.0);
+        let new = self.attachments().join(format!("{NEW}{}", key.0));
+        serde_json::to_vec(record)
+            .map_err(io::Error::from)
+            .and_then(|text| write_over(&new, &text))
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(|e| {
+                // The record that was there is there.
+                let _ = fs::remove_file(&new);
+                state(format!("write {}: {e}", path.display()))
+            })
     }
 
     /// Removes a record; one that is gone is removed.
@@ -187,6 +203,7 @@ impl Store {
     /// # Errors
     /// Code 105.
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
+        remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
     }
 
@@ -279,8 +296,10 @@ impl Store {
         let Some(text) = read_file(&path)? else {
             return Ok(None);
         };
-        let claim: Claim = serde_json::from_slice(&text)
-            .map_err(|e| state(format!("{} is damaged: {e}", path.display())))?;
+        // Cut off while it was written: the netdev was not touched after that.
+        let Ok(claim) = serde_json::from_slice::<Claim>(&text) else {
+            return Ok(None);
+        };
         if claim.version > VERSION {
             return Err(state(format!(
                 "{} was written by a newer version",
@@ -300,8 +319,19 @@ impl Store {
             owner: key.0.clone(),
             boot: boot.to_owned(),
         };
-        let text = serde_json::to_vec(&claim).map_err(|e| state(format!("write claim: {e}")))?;
-        put(&self.devices(), &identity.key(), &text)
+        let path = self.devices().join(identity.key());
+        let write = || {
+            let text = serde_json::to_vec(&claim)?;
+            write_over(&path, &text)
+        };
+        match write() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                make_directory(&self.devices())?;
+                write()
+            }
+            done => done,
+        }
+        .map_err(|e| state(format!("write {}: {e}", path.display())))
     }
 
     /// Makes a netdev nobody's. Call with its lock held.
@@ -334,29 +364,10 @@ fn read_file(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     }
 }
 
-/// Puts a whole file under a name, over the one there is.
-fn put(directory: &Path, name: &str, text: &[u8]) -> Result<(), Error> {
-    // A name no record and no netdev has. Only the holder of the lock writes a claim, and only
-    // one process at a time a record; a leftover of a killed one is written over.
-    let temporary = directory.join(format!(".new-{}", std::process::id()));
-    let path = directory.join(name);
-    let write = || {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&temporary)?.write_all(text)?;
-        fs::rename(&temporary, &path)
-    };
-    match write() {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            make_directory(directory)?;
-            write()
-        }
-        done => done,
-    }
-    .map_err(|e| {
-        let _ = fs::remove_file(&temporary);
-        state(format!("write {}: {e}", path.display()))
-    })
+fn write_over(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)?.write_all(text)
 }
 
 fn remove(path: &Path) -> Result<(), Error> {
@@ -436,15 +447,18 @@ mod tests {
             created: 2,
             ..record()
         };
+        fs::write(store.attachments().join(".new-rail0@c1@net1"), "{\"ver").unwrap();
         store.replace(&key, &changed).unwrap();
         assert_eq!(store.read(&key).unwrap(), Some(changed));
         assert_eq!(
             store.list().unwrap(),
             [(key.clone(), "rail0".into(), id("c1", "net1"))]
         );
+        fs::write(store.attachments().join(".new-rail0@c1@net1"), "{\"ver").unwrap();
         store.forget(&key).unwrap();
         store.forget(&key).unwrap();
         assert_eq!(store.read(&key).unwrap(), None);
+        assert_eq!(fs::read_dir(store.attachments()).unwrap().count(), 0);
     }
 
     #[test]
@@ -493,6 +507,7 @@ mod tests {
         );
         assert_eq!(Key::parse("no-record"), None);
         assert_eq!(Key::parse(".probe-7"), None);
+        assert_eq!(Key::parse(".new-rail0@c1@net1"), None);
         assert_eq!(Key::of(&"n".repeat(250), &id("c", "net1")), None);
     }
 
@@ -512,6 +527,8 @@ mod tests {
             ..Identity::default()
         };
         assert_eq!(store.claim(&other).unwrap(), None);
+        fs::write(store.devices().join(nic.key()), "{\"version\": 1, \"ow").unwrap();
+        assert_eq!(store.claim(&nic).unwrap(), None, "cut off");
         store.release(&nic).unwrap();
         assert_eq!(store.claim(&nic).unwrap(), None);
         drop(lock);

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
     case!(a_macvlan_in_every_version, Root, Netns, Macvlan, ReferencePlugins),
+    case!(our_ipam_gives_and_takes_addresses, Root, Netns, Macvlan),
+    case!(an_unusable_store_leaves_nothing, Root, Netns, Macvlan),
     case!(without_ipam_it_is_up_and_has_no_address, Root, Netns, Macvlan),
     case!(without_addresses_the_oldest_versions_are_refused, Root, Netns, Macvlan),
     case!(modes_queue_and_mtu_reach_the_kernel, Root, Netns, Macvlan),
@@ -97,6 +99,54 @@ fn a_macvlan_in_every_version() -> Result<()> {
         same(&before, &host.picture()?, version)?;
     }
     Ok(())
+}
+
+fn our_ipam_gives_and_takes_addresses() -> Result<()> {
+    let host = CniHost::new()?;
+    let before = host.picture()?;
+    let routes = json!({"routes": [{"dst": "10.50.0.0/16"}], "gateway": "10.9.0.1", "range_end": "10.9.0.101"});
+    let ipam = host.own_ipam("10.9.0.0/24", "10.9.0.100", &routes);
+    let config = macvlan(&host, json!({"ipam": ipam, "cniVersion": "1.1.0"}));
+    let pods = [host.pod()?, host.pod()?, host.pod()?];
+    let call = |index: usize| host.call(&pods[index], &format!("c{index}"), "net1");
+    for (index, pod) in pods.iter().enumerate().take(2) {
+        let result = run(&call(index), "ADD", &config)?;
+        let address = result["ips"][0]["address"]
+            .as_str()
+            .context("address")?
+            .to_owned();
+        assert_eq!(addresses(&link(pod, "net1")?), [address]);
+        assert!(pod.ip("route")?.contains("10.50.0.0/16 via 10.9.0.1 dev net1"));
+        let mut check = config.clone();
+        check["prevResult"] = result;
+        run(&call(index), "CHECK", &check)?;
+    }
+    let between = host.picture()?;
+    let (code, message) = refused(&call(2), "ADD", &config)?;
+    assert_eq!(code, 102, "{message}");
+    assert!(link(&pods[2], "net1").is_err());
+    same(&between, &host.picture()?, "after the pool was exhausted")?;
+    // The runtime's clean-up, with the first pod's namespace gone.
+    pods[0].delete()?;
+    for index in 0..3 {
+        run(&call(index), "DEL", &config)?;
+    }
+    same(&before, &host.picture()?, "after DEL")
+}
+
+fn an_unusable_store_leaves_nothing() -> Result<()> {
+    let host = CniHost::new()?;
+    let before = host.picture()?;
+    let file = host.directory().join("policy.json/leases");
+    host.policy(&json!({"stores": {"default": {"type": "file", "directory": file}}}))?;
+    let pod = host.pod()?;
+    let ipam = host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    let config = macvlan(&host, json!({"ipam": ipam}));
+    let (code, message) = refused(&host.call(&pod, "c1", "net1"), "ADD", &config)?;
+    assert_eq!(code, 105, "{message}");
+    assert!(message.contains("policy.json/leases"), "{message}");
+    assert!(link(&pod, "net1").is_err());
+    same(&before, &host.picture()?, "after the refusal")
 }
 
 fn without_ipam_it_is_up_and_has_no_address() -> Result<()> {
