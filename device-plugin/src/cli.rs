@@ -1,8 +1,10 @@
 //! The sub-commands, as a person, a DaemonSet or an init container starts them.
 
 pub mod discover;
+pub mod explain;
 pub mod flags;
 pub mod install;
+pub mod status;
 pub mod topology;
 pub mod validate;
 
@@ -41,6 +43,10 @@ enum Command {
     Validate(validate::Validate),
     /// Show the RDMA devices of this host
     Discover(discover::Discover),
+    /// Say why a device is or is not in each pool
+    ExplainDevice(explain::Explain),
+    /// Show how the daemon on this node is doing
+    Status(status::Status),
     /// Show how far GPUs and NICs are from each other, choose NICs for GPUs
     Topology(topology::Topology),
     /// Put the CNI programs and the node's policy in their places
@@ -191,6 +197,8 @@ pub fn main() -> ExitCode {
         Some(Command::Run(run)) => serve(run),
         Some(Command::Validate(validate)) => validate.run(&mut out),
         Some(Command::Discover(discover)) => discover.run(&mut out),
+        Some(Command::ExplainDevice(explain)) => explain.run(&mut out),
+        Some(Command::Status(status)) => status.run(&mut out),
         Some(Command::Topology(topology)) => topology.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
     };

@@ -12,6 +12,9 @@ use crate::config::{self, PoolConfig, Sharing};
 #[derive(Debug, clap::Args)]
 pub struct Validate {
     /// Configuration file [default: as for "run"]
+    #[arg(value_name = "FILE", conflicts_with = "config_file")]
+    file: Option<PathBuf>,
+    /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
     /// Print JSON
@@ -27,7 +30,7 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = super::config_file(self.config_file.clone())?;
+        let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
         let config = config::load(&path, &self.defaults.read())?;
         let rescan = config.rescan.map(|every| every.as_secs());
         if self.json {

@@ -1,0 +1,221 @@
+//! `rdma-device-plugin explain-device NAME`: why an HCA is, or is not, in each pool.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+
+use super::HostRoot;
+use crate::candidate::{Candidate, gather};
+use crate::config::{self, Config, PoolConfig};
+use crate::observe::Observation;
+use crate::pool::{self, Pools};
+use crate::snapshot::Health;
+
+/// Says of one device why it is or is not in each pool.
+#[derive(Debug, clap::Args)]
+pub struct Explain {
+    /// RDMA device, netdev, PCI address, auxiliary device, node GUID or unit of a pool
+    name: String,
+    /// Configuration file [default: as for "run"]
+    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    defaults: super::Defaults,
+    #[command(flatten)]
+    host: HostRoot,
+}
+
+impl Explain {
+    /// Looks once and prints.
+    ///
+    /// # Errors
+    /// The configuration is wrong, sysfs cannot be read, or there is no such device.
+    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let path = super::config_file(self.config_file.clone())?;
+        let config = config::load(&path, &self.defaults.read())?;
+        let seen = Observation::make(&self.host.host()).context("look at this host")?;
+        let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
+        if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
+            anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);
+        }
+        let candidate = find(&candidates, &self.name).with_context(|| {
+            let known: Vec<String> = candidates.iter().map(title).collect();
+            let known = if known.is_empty() {
+                "none".into()
+            } else {
+                known.join(", ")
+            };
+            format!(
+                "no HCA of this host goes by {:?}; there are: {known}",
+                self.name
+            )
+        })?;
+        let pools = pool::assemble(&config, &candidates, &seen, &[]);
+        let verdicts: Vec<Verdict> = config
+            .pools
+            .iter()
+            .map(|pool| judge(pool, candidate, &pools))
+            .collect();
+        if self.json {
+            let document = json!({
+                "hca": candidate.id.to_string(),
+                "rdmaDevices": names(candidate),
+                "pools": verdicts.iter().map(Verdict::to_json).collect::<Vec<_>>(),
+            });
+            return writeln!(out, "{document:#}").context("print");
+        }
+        writeln!(out, "{}", title(candidate))?;
+        for verdict in &verdicts {
+            writeln!(out, "  {}: {}", verdict.resource, verdict.summary())?;
+            for reason in &verdict.reasons {
+                writeln!(out, "    {reason}")?;
+            }
+        }
+        warn(&config, out)
+    }
+}
+
+fn warn(config: &Config, out: &mut impl Write) -> anyhow::Result<()> {
+    for warning in &config.warnings {
+        writeln!(out, "warning: {warning}")?;
+    }
+    Ok(())
+}
+
+fn names(candidate: &Candidate) -> Vec<&str> {
+    candidate
+        .rdma_devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect()
+}
+
+fn title(candidate: &Candidate) -> String {
+    format!("{} ({})", names(candidate).join(", "), candidate.id)
+}
+
+/// The HCA that goes by a name, whichever of its names that is.
+fn find<'c>(candidates: &'c [Candidate], name: &str) -> Option<&'c Candidate> {
+    let plain = |text: &str| text.to_ascii_lowercase().replace(':', "");
+    let of_unit = name
+        .parse::<hca::UnitId>()
+        .ok()
+        .and_then(|unit| unit.hca().cloned());
+    candidates.iter().find(|candidate| {
+        candidate.id.to_string() == name
+            || of_unit.as_ref() == Some(&candidate.id)
+            || candidate.rdma_devices.iter().any(|device| {
+                device.name == name
+                    || (!device.node_guid.is_empty() && plain(name) == device.node_guid)
+            })
+            || candidate.netdevs.iter().any(|netdev| netdev.name == name)
+    })
+}
+
+/// What one pool makes of the HCA.
+#[derive(Debug)]
+struct Verdict {
+    resource: String,
+    /// Whether its selectors choose it, and whether it is in the pool.
+    chosen: bool,
+    member: bool,
+    healthy: bool,
+    reasons: Vec<String>,
+}
+
+impl Verdict {
+    fn summary(&self) -> &'static str {
+        match (self.chosen, self.member, self.healthy) {
+            (_, true, true) => "in the pool",
+            (_, true, false) => "in the pool, unhealthy",
+            (true, false, _) => "chosen, but left out",
+            (false, false, _) => "not chosen",
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "resource": self.resource, "chosen": self.chosen, "member": self.member,
+            "healthy": self.healthy, "reasons": self.reasons,
+        })
+    }
+}
+
+fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
+    let snapshot = pools
+        .snapshots
+        .iter()
+        .find(|one| *one.resource() == pool.resource);
+    let member = snapshot
+        .into_iter()
+        .flat_map(|snapshot| snapshot.members())
+        .find(|member| member.id == candidate.id);
+    let mut reasons = Vec::new();
+    let mut chosen = false;
+    for (index, selector) in pool.selectors.iter().enumerate() {
+        let which = if pool.selectors.len() > 1 {
+            format!("alternative {}: ", index + 1)
+        } else {
+            String::new()
+        };
+        match selector.check(candidate) {
+            Ok(()) => {
+                chosen = true;
+                let criteria = if selector.is_empty() {
+                    "anything".into()
+                } else {
+                    selector.to_string()
+                };
+                reasons.push(format!("{which}matches {criteria}"));
+            }
+            Err(mismatch) => reasons.push(format!("{which}{mismatch}")),
+        }
+    }
+    let left_out = pools
+        .left_out
+        .iter()
+        .filter(|one| one.resource == pool.resource && one.id == candidate.id);
+    reasons.extend(left_out.map(ToString::to_string));
+    let health = member.map(|member| &member.health);
+    if let Some(Health::Unhealthy(ailment)) = health {
+        reasons.push(ailment.to_string());
+    }
+    Verdict {
+        resource: pool.resource.to_string(),
+        chosen,
+        member: member.is_some(),
+        healthy: health == Some(&Health::Healthy),
+        reasons,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::candidate::example::{infiniband, virtual_function};
+
+    #[test]
+    fn an_hca_is_found_by_any_of_its_names() {
+        let all = [virtual_function(), infiniband()];
+        let id = |name: &str| find(&all, name).map(|candidate| candidate.id.to_string());
+        for name in [
+            "0000:3b:00.5",
+            "mlx5_5",
+            "ens1f0v3",
+            "5054:00FF:fe00:0005",
+            "505400fffe000005",
+            "0000:3b:00.5_3e71787e_17",
+        ] {
+            assert_eq!(id(name).as_deref(), Some("0000:3b:00.5"), "{name}");
+        }
+        assert_eq!(id("mlx4_0").as_deref(), Some("0000:5e:00.0"));
+        for name in ["", "mlx5_1", "0000:3b:00.0", "ens1"] {
+            assert_eq!(id(name), None, "{name}");
+        }
+    }
+}
