@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{config, run};
+use crate::{config, reclaim, run};
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
 #[derive(Debug, Parser)]
@@ -142,6 +142,17 @@ struct Run {
         default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     )]
     device_info_dir: PathBuf,
+    /// The node's policy, which says where attachments and leases are kept
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = ipam::policy::DEFAULT_PATH
+    )]
+    policy: PathBuf,
+    /// The node's name in the cluster, as the policy has it unless it says none
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    node: Option<String>,
     /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
     #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR")]
     metrics_addr: Option<SocketAddr>,
@@ -250,6 +261,12 @@ fn serve(args: Run) -> anyhow::Result<()> {
         device_info_dir: args.device_info_dir,
         metrics_addr: args.metrics_addr,
         host: args.host.host(),
+        reclaim: reclaim::Settings {
+            host: args.host.host(),
+            root: args.host.host_root,
+            policy: args.policy,
+            node: args.node.filter(|name| !name.is_empty()),
+        },
     })
 }
 

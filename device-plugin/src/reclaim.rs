@@ -1,6 +1,46 @@
-//! Cleaning up behind pods that are gone, in place of the CNI calls that never came.
+//! Cleaning up behind pods that are gone, in place of the CNI calls that never came: Multus sends
+//! secondary networks neither GC nor STATUS, and a node that crashed sends no DEL.
 //!
-//! Multus sends secondary networks neither GC nor STATUS, and a node that reboots sends no DEL.
+//! An attachment is undone on evidence, never for lack of it: its boot is over, or its network
+//! namespace is gone, seen in two rounds, of an attachment that is not young. What cannot be told
+//! is kept. Undoing is the CNI plugin's own, the same as for DEL, so that a NIC comes home with its
+//! name, addresses and routes, and its leases are freed; then the leases that no attachment names
+//! are looked at by IPAM's own rules. Killed anywhere, the next round goes on from the journal.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hca::{HcaId, Host};
+use ipam::netns::{self, Netns};
+use rdma_netdev::detach::detach;
+use rdma_netdev::journal::{Key, Record, Store};
+use rdma_netdev::node::{Node, Places, now};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::candidate::LinkType;
+
+/// Time between rounds; evidence has to last from one to the next.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// An attachment younger than this is left alone: its ADD may still be on its way.
+const MIN_AGE_SECONDS: u64 = 60;
+/// How long a netdev on its way out of a dying namespace is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where things are.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Roots of the host's kernel file systems.
+    pub host: Host,
+    /// The directory that they are below.
+    pub root: PathBuf,
+    /// The node's policy.
+    pub policy: PathBuf,
+    /// The node's name, if it was given.
+    pub node: Option<String>,
+}
 
 /// What was cleaned up since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -9,6 +49,339 @@ pub struct Counts {
     pub rounds: u64,
     /// Attachments undone.
     pub attachments: u64,
-    /// Attachments that could not be undone.
+    /// Attachments that could not be undone; each round counts.
     pub failures: u64,
+    /// Leases freed that no attachment named.
+    pub leases: u64,
+    /// Why nothing is cleaned up, if so.
+    pub idle: Option<String>,
+}
+
+/// A netdev that a pod has, as the journal names it.
+pub type Taken = (HcaId, String, LinkType);
+
+/// What a round found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// What was cleaned up since the start.
+    pub counts: Counts,
+    /// Netdevs that pods have now.
+    pub taken: Arc<Vec<Taken>>,
+}
+
+/// Cleans up every now and then until `stop`.
+pub async fn keep_reclaiming(
+    settings: Settings,
+    findings: watch::Sender<Findings>,
+    stop: CancellationToken,
+) {
+    let mut sightings = BTreeSet::new();
+    let mut counts = Counts::default();
+    loop {
+        let task = settings.clone();
+        let round = tokio::task::spawn_blocking(move || {
+            let taken = taken(&task);
+            let outcome = round(&task, &mut sightings, counts);
+            (sightings, outcome, taken)
+        });
+        let taken;
+        (sightings, counts, taken) = match round.await {
+            Ok(done) => done,
+            // Only a panic ends up here.
+            Err(error) => {
+                tracing::error!(%error, "cleaning up behind pods failed");
+                return stop.cancelled().await;
+            }
+        };
+        findings.send_if_modified(|before| {
+            let after = Findings {
+                counts: counts.clone(),
+                taken: Arc::new(taken),
+            };
+            let news = *before != after;
+            *before = after;
+            news
+        });
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(INTERVAL) => {}
+        }
+    }
+}
+
+/// The netdevs that pods have, by the journal. What cannot be read is none.
+pub fn taken(settings: &Settings) -> Vec<Taken> {
+    let (policy, _) = ipam::policy::Policy::load_for_release(&settings.policy);
+    let store = Store::at(&policy.state_dir);
+    let keys = store.list().unwrap_or_default();
+    let moved = keys
+        .iter()
+        .filter_map(|(key, ..)| store.read(key).ok().flatten()?.moved);
+    moved
+        .filter_map(|netdev| {
+            let id = netdev.identity.bus_device.as_deref()?.parse().ok()?;
+            let infiniband = netdev.identity.mac.len() > "00:00:00:00:00:00".len();
+            let link_type = if infiniband {
+                LinkType::Infiniband
+            } else {
+                LinkType::Ether
+            };
+            Some((id, netdev.name, link_type))
+        })
+        .collect()
+}
+
+/// One round; `sightings` are the attachments that were seen dead in the round before.
+fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) -> Counts {
+    let mut counts = Counts {
+        rounds: before.rounds + 1,
+        idle: None,
+        ..before.clone()
+    };
+    if let Err(reason) = in_host_namespace(&settings.host) {
+        if before.idle.as_ref() != Some(&reason) {
+            tracing::warn!(reason, "nothing is cleaned up behind pods");
+        }
+        return Counts {
+            idle: Some(reason),
+            ..before
+        };
+    }
+    let places = Places {
+        root: settings.root.clone(),
+        policy: settings.policy.clone(),
+        node: settings.node.clone(),
+    };
+    match Node::open_for_release(&places, "daemon".into()) {
+        Ok(mut node) => {
+            attachments(&mut node, sightings, &mut counts);
+            leases(settings, &node, &mut counts);
+        }
+        Err(error) => {
+            counts.failures += 1;
+            tracing::warn!(%error, "cannot clean up behind pods");
+        }
+    }
+    counts
+}
+
+/// Undoes the attachments that are over.
+fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut Counts) {
+    let listed = match node.store.list() {
+        Ok(listed) => listed,
+        Err(error) => {
+            counts.failures += 1;
+            tracing::warn!(%error, "cannot read the journal of attachments");
+            return;
+        }
+    };
+    let mut dead = BTreeSet::new();
+    for (key, ..) in listed {
+        let record = match node.store.read(&key) {
+            Ok(Some(record)) => record,
+            // Cut off while it was written, by an ADD that may still be on its way.
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::debug!(%error, "cannot read an attachment's record");
+                continue;
+            }
+        };
+        let Some(why) = over(&record, &node.boot, now()) else {
+            continue;
+        };
+        let seen = sightings.contains(key.as_str());
+        dead.insert(key.as_str().to_owned());
+        if seen {
+            undo(node, &key, &record, why, counts);
+        }
+    }
+    *sightings = dead;
+}
+
+fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Counts) {
+    let owner = record.owner();
+    match detach(node, key, record, PATIENCE) {
+        Ok(()) => {
+            counts.attachments += 1;
+            tracing::info!(owner, network = record.network, why, "attachment undone");
+        }
+        Err(error) => {
+            counts.failures += 1;
+            tracing::warn!(owner, network = record.network, why, %error, "cannot undo an attachment");
+        }
+    }
+}
+
+/// Why an attachment is over, if it is.
+fn over(record: &Record, boot: &str, now: u64) -> Option<&'static str> {
+    if now.saturating_sub(record.created) < MIN_AGE_SECONDS {
+        return None;
+    }
+    // Without a boot ID nothing can be said of another boot.
+    if !boot.is_empty() && !record.boot.is_empty() && record.boot != boot {
+        return Some("its boot is over");
+    }
+    is_gone(&record.netns.path, record.netns.inode).then_some("its network namespace is gone")
+}
+
+/// Whether a namespace is known to be gone. `/var/run` is a link to `/run` on every host, but need
+/// not be in a container's own file system.
+fn is_gone(path: &str, inode: u64) -> bool {
+    let look = |path: &str| netns::look(Path::new("/"), path, Some(inode));
+    let plain = path
+        .strip_prefix("/var/run/")
+        .map(|rest| format!("/run/{rest}"));
+    look(plain.as_deref().unwrap_or(path)) == Netns::Gone
+}
+
+/// Frees leases that are over and that no attachment named, in each store of the policy.
+fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
+    let plugin =
+        ipam::plugin::Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
+    for name in node.policy.stores.keys() {
+        let store = match plugin.open_existing(name) {
+            Ok(Some(store)) => store,
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::debug!(store = name, %error, "store is not cleaned up");
+                continue;
+            }
+        };
+        let options = ipam::reclaim::Options {
+            netns_root: Path::new("/"),
+            state_dir: &node.policy.state_dir,
+            store: name,
+            dry_run: false,
+            now: jiff::Timestamp::now(),
+        };
+        match ipam::reclaim::run(&store, &options) {
+            Ok(report) => {
+                counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
+                for (lease, why) in &report.freed {
+                    tracing::info!(
+                        address = %lease.address, holder = %lease.holder, store = name,
+                        why = why.as_str(), "lease freed"
+                    );
+                }
+                for failure in &report.failed {
+                    tracing::warn!(store = name, failure, "lease not freed");
+                }
+            }
+            Err(error) => tracing::warn!(store = name, %error, "store is not cleaned up"),
+        }
+    }
+}
+
+/// Whether this process is in the network namespace of the host that `sys` shows: what is to be
+/// restored is restored where this process is.
+fn in_host_namespace(host: &Host) -> Result<(), String> {
+    let own = std::fs::read_to_string(host.proc.join("self/net/dev"))
+        .map_err(|error| format!("this process' netdevs cannot be read: {error}"))?;
+    let own = names_of(&own);
+    let shown: BTreeSet<String> = std::fs::read_dir(host.sys.join("class/net"))
+        .map_err(|error| format!("the host's netdevs cannot be read: {error}"))?
+        .flatten()
+        // Plain files, such as bonding_masters, are no netdevs.
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    // Pods' links come and go between the two looks; a namespace apart shares only "lo".
+    let common = own
+        .intersection(&shown)
+        .filter(|name| *name != "lo")
+        .count();
+    if common == 0 || common * 2 < shown.len() {
+        return Err(
+            "this process is not in the host's network namespace; set hostNetwork: true".into(),
+        );
+    }
+    Ok(())
+}
+
+/// Names in the table that `/proc/net/dev` prints.
+fn names_of(table: &str) -> BTreeSet<String> {
+    table
+        .lines()
+        .skip(2)
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(created: u64, boot: &str, path: &str) -> Record {
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
+            "created": created, "boot": boot,
+            "netns": {"path": path, "device": 4, "inode": 4026531840u64},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_attachment_is_over_on_evidence_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone").display().to_string();
+        let file = dir.path().join("plain");
+        std::fs::write(&file, "").unwrap();
+        let cases = [
+            (
+                record(0, "this", &gone),
+                Some("its network namespace is gone"),
+            ),
+            (record(0, "other", &gone), Some("its boot is over")),
+            (
+                record(0, "other", "/proc/1/ns/net"),
+                Some("its boot is over"),
+            ),
+            // Young.
+            (record(950, "this", &gone), None),
+            (record(950, "other", &gone), None),
+            // Not to be told: another directory, another process, a file that is no namespace.
+            (record(0, "this", "/nonexistent/directory/netns"), None),
+            (record(0, "this", "/proc/4711/ns/net"), None),
+            (record(0, "this", &file.display().to_string()), None),
+            (record(0, "", &file.display().to_string()), None),
+        ];
+        for (record, expected) in cases {
+            assert_eq!(over(&record, "this", 1000), expected, "{record:?}");
+        }
+        assert_eq!(over(&record(0, "other", "/proc/1/ns/net"), "", 1000), None);
+    }
+
+    #[test]
+    fn only_the_hosts_own_namespace_will_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::at(dir.path());
+        assert!(in_host_namespace(&host).is_err());
+        let net = dir.path().join("proc/self/net");
+        std::fs::create_dir_all(&net).unwrap();
+        let table = |names: &[&str]| {
+            let lines: String = names
+                .iter()
+                .map(|name| format!("{name:>6}: 0 0 0\n"))
+                .collect();
+            std::fs::write(
+                net.join("dev"),
+                format!("Inter-| Receive\n face |bytes\n{lines}"),
+            )
+            .unwrap();
+        };
+        for name in ["lo", "ens1", "ens2", "veth1"] {
+            std::fs::create_dir_all(dir.path().join("sys/class/net").join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("sys/class/net/bonding_masters"), "").unwrap();
+        table(&["lo", "ens1", "ens2"]);
+        assert_eq!(in_host_namespace(&host), Ok(()));
+        table(&["lo", "eth0"]);
+        assert!(
+            in_host_namespace(&host)
+                .unwrap_err()
+                .contains("hostNetwork")
+        );
+        table(&["lo"]);
+        assert!(in_host_namespace(&host).is_err());
+    }
 }

@@ -9,6 +9,7 @@ mod daemon;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use hca::Host;
@@ -26,9 +27,10 @@ use crate::kubelet::holdings;
 use crate::kubelet::service::Errands;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::podresources;
+use crate::reclaim;
 use crate::sessions::{Ground, Sessions};
 use crate::telemetry::http;
-use daemon::Daemon;
+use daemon::{Daemon, Known};
 
 /// What the daemon is started with.
 #[derive(Debug, Clone)]
@@ -49,6 +51,8 @@ pub struct Settings {
     pub metrics_addr: Option<SocketAddr>,
     /// Roots of the host's kernel file systems.
     pub host: Host,
+    /// Cleaning up behind pods.
+    pub reclaim: reclaim::Settings,
 }
 
 /// Runs until a signal.
@@ -105,8 +109,29 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
+    // What pods have is known before the first look, so that none of it seems to be gone.
+    let reclaim = settings.reclaim.clone();
+    let taken = tokio::task::spawn_blocking(move || reclaim::taken(&reclaim)).await?;
+    let findings = reclaim::Findings {
+        taken: Arc::new(taken),
+        ..Default::default()
+    };
+    let findings = watch::Sender::new(findings);
+    let found = findings.subscribe();
+    services.spawn(reclaim::keep_reclaiming(
+        settings.reclaim.clone(),
+        findings,
+        stop.clone(),
+    ));
+
     let address = settings.metrics_addr;
-    let daemon = Daemon::new(settings, config, sessions, watched, known);
+    let daemon = Daemon::new(
+        settings,
+        config,
+        sessions,
+        watched,
+        Known { held: known, found },
+    );
     if let Some(address) = address {
         let server = http::Server::bind(address).await?;
         services.spawn(server.run(daemon.report(), stop.clone()));

@@ -18,7 +18,7 @@ use crate::deliver::{cdi, device_info};
 use crate::events::{Bell, Reason, Watched};
 use crate::kubelet::holdings::Holdings;
 use crate::observe::Observation;
-use crate::reclaim;
+use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
 use crate::sessions::Sessions;
 use crate::snapshot::Snapshot;
@@ -35,6 +35,14 @@ const GATHER_CONFIGURATION: Duration = Duration::from_millis(200);
 /// Shortest time between two looks that events ask for.
 const SPACING: Duration = Duration::from_millis(50);
 
+/// What others find out beside the looks at the host.
+pub(super) struct Known {
+    /// Who holds what.
+    pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
+    /// What was cleaned up, and what pods have.
+    pub(super) found: watch::Receiver<Findings>,
+}
+
 /// The state of the daemon.
 pub(super) struct Daemon {
     settings: Settings,
@@ -42,7 +50,7 @@ pub(super) struct Daemon {
     board: Board,
     sessions: Sessions,
     watched: Watched,
-    holdings: watch::Receiver<Option<Arc<Holdings>>>,
+    known: Known,
     looks: Looks,
     configuration: Configuration,
     netns_mode: Option<hca::NetnsMode>,
@@ -60,7 +68,7 @@ impl Daemon {
         config: Config,
         mut sessions: Sessions,
         watched: Watched,
-        holdings: watch::Receiver<Option<Arc<Holdings>>>,
+        known: Known,
     ) -> Self {
         let started = Instant::now();
         let configuration = Configuration {
@@ -82,7 +90,7 @@ impl Daemon {
             remarks: Vec::new(),
             transitions: Default::default(),
             holdings: None,
-            reclaim: reclaim::Counts::default(),
+            reclaim: Counts::default(),
         }));
         Self {
             settings,
@@ -90,7 +98,7 @@ impl Daemon {
             board: Board::default(),
             sessions,
             watched,
-            holdings,
+            known,
             looks: Looks::default(),
             configuration,
             netns_mode: None,
@@ -147,8 +155,12 @@ impl Daemon {
                 }
                 () = until(self.due.map(tokio::time::Instant::from_std)) => Reason::Damping,
                 () = tick(&mut rescan) => Reason::Timer,
-                Ok(()) = self.holdings.changed() => {
+                Ok(()) = self.known.held.changed() => {
                     self.tidy().await;
+                    self.publish();
+                    continue;
+                }
+                Ok(()) = self.known.found.changed() => {
                     self.publish();
                     continue;
                 }
@@ -275,6 +287,8 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
+        let taken = self.known.found.borrow_and_update().taken.clone();
+        self.board.memory_mut().note_taken(taken.iter().cloned());
         self.due = self.board.update(&self.config, seen, now);
         let ready = self.write_specifications().await;
         self.sessions
@@ -314,7 +328,7 @@ impl Daemon {
 
     /// Removes what was put in place for units that nobody holds any more.
     async fn tidy(&self) {
-        let Some(holdings) = self.holdings.borrow().clone() else {
+        let Some(holdings) = self.known.held.borrow().clone() else {
             return;
         };
         let of_cdi = self
@@ -372,8 +386,8 @@ impl Daemon {
                 .collect(),
             remarks: self.board.remarks().to_vec(),
             transitions: self.board.transitions().clone(),
-            holdings: self.holdings.borrow().clone(),
-            reclaim: reclaim::Counts::default(),
+            holdings: self.known.held.borrow().clone(),
+            reclaim: self.known.found.borrow().counts.clone(),
         }));
     }
 

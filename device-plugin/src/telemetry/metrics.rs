@@ -308,6 +308,11 @@ fn of_daemon(report: &Report) -> Vec<Family> {
             plain(number(report.reclaim.attachments)),
         ),
         counter(
+            "reclaimed_leases",
+            "Leases of dead pods that were freed beside their attachments",
+            plain(number(report.reclaim.leases)),
+        ),
+        counter(
             "reclaim_failures",
             "Attachments of dead pods that could not be undone",
             plain(number(report.reclaim.failures)),
