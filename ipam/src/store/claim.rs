@@ -5,6 +5,7 @@ use super::name::{self, Class, Seat};
 use super::shard;
 use super::{Store, StoreError};
 use crate::lease::Lease;
+use nix::errno::Errno;
 use std::fs::File;
 
 /// A record under its owner's name that does not hold a seat yet.
@@ -51,7 +52,12 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let seat = Seat::of(lease);
         let seat_name = seat.name();
-        if !intent.dir.link(&intent.name, shard, &seat_name)? {
+        let linked = match intent.dir.link(&intent.name, shard, &seat_name) {
+            // The record is gone: a DEL was here.
+            Err(error) if error.source == Errno::ENOENT => return Err(overtaken(lease)),
+            other => other?,
+        };
+        if !linked {
             // The answer to a link that was done may have been lost on its way.
             let there = shard.meta(&seat_name)?;
             if !there.is_some_and(|there| there.same_file(&intent.meta)) {

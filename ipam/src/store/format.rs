@@ -64,7 +64,8 @@ impl Format {
     pub(crate) fn establish(root: &Dir, durable: bool) -> Result<Self, StoreError> {
         let names = root.names()?;
         if let Some(stranger) = names.iter().find(|name| !may_lie_in_an_empty_store(name)) {
-            return Err(StoreError::Format {
+            // Unless somebody else was first, and uses the store already.
+            return Self::read(root)?.ok_or_else(|| StoreError::Format {
                 path: root.path().to_owned(),
                 why: format!("it has {stranger:?} but no {NAME}: it is no store and not empty"),
             });

@@ -76,13 +76,8 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
 
 /// The file system's number (`linux/magic.h`): 32 bits, in a field whose width and sign are the
 /// C library's.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "32 bits are all there are"
-)]
 pub(crate) fn magic(statfs: &Statfs) -> u32 {
-    statfs.filesystem_type().0 as u32
+    u32::try_from(i128::from(statfs.filesystem_type().0) & 0xFFFF_FFFF).unwrap_or(0)
 }
 
 /// A line of mountinfo: type and options.
