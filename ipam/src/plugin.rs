@@ -230,7 +230,7 @@ impl Plugin {
     /// When it may be there, but cannot be reached.
     pub fn open_existing(&self, name: &str) -> Result<Option<Store>, Error> {
         let node = self.look()?;
-        match Store::open_existing(&self.policy, name, node, &self.root) {
+        match Store::open_existing(&self.policy, name, node) {
             // Nothing can have been leased in a store that nobody configured.
             Err(StoreError::Unknown { .. }) => Ok(None),
             other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),

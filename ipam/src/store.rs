@@ -83,14 +83,19 @@ use dir::Dir;
 use format::Format;
 use memory::Memory;
 use nix::errno::Errno;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A store that is open.
 #[derive(Debug)]
 pub struct Store {
     root: Dir,
+    /// Directories below it that are open, by path.
+    dirs: RefCell<BTreeMap<String, Rc<Dir>>>,
     id: String,
     file_system: probe::FileSystem,
     node: Node,
@@ -253,9 +258,12 @@ impl Store {
         }
         let dir = Dir::open_path(directory)?;
         trust(&dir)?;
-        let file_system = probe::file_system(&dir, root)?;
         let path = memory::path(&policy.state_dir, name);
         let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
+        let file_system = match &remembered {
+            Some(memory) if memory.knows(&node) => probe::known(&dir, &memory.filesystem)?,
+            _ => probe::file_system(&dir, root)?,
+        };
         let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
         let format = match Format::read(&dir)? {
             Some(format) => format,
@@ -295,7 +303,6 @@ impl Store {
         policy: &Policy,
         name: &str,
         node: Node,
-        root: &Path,
     ) -> Result<Option<Self>, StoreError> {
         let (directory, pinned) = place(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
@@ -311,8 +318,8 @@ impl Store {
             return Ok(None);
         };
         memory::check(&dir, expected, &format.id, "its file system")?;
-        let file_system = probe::file_system(&dir, root)?;
         let memory = remembered.unwrap_or_default();
+        let file_system = probe::known(&dir, &memory.filesystem)?;
         Ok(Some(Self::with(
             policy,
             dir,
@@ -342,6 +349,7 @@ impl Store {
         let cooldown = policy.ipam.cooldown;
         Self {
             root,
+            dirs: RefCell::default(),
             id: format.id,
             file_system,
             node,

@@ -12,6 +12,7 @@ use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
 use crate::range::{Range, Span, bits, from_bits};
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// What one ADD wants from one range.
@@ -115,6 +116,13 @@ impl Want<'_> {
     }
 }
 
+/// A shard as it was found.
+struct Look {
+    /// Its directory, if there is one yet.
+    dir: Option<Rc<Dir>>,
+    choice: Choice,
+}
+
 /// One search for an address.
 struct Search<'a> {
     store: &'a Store,
@@ -176,7 +184,7 @@ impl Store {
                 if full.get(order) == Some(&true) {
                     continue;
                 }
-                let Some((_, choice)) = search.look(number, self.cooldown)? else {
+                let Some(Look { choice, .. }) = search.look(number, self.cooldown)? else {
                     continue;
                 };
                 if !choice.free.is_empty() || !choice.resting.is_empty() {
@@ -202,7 +210,7 @@ impl Store {
         let mut survey = Survey::default();
         let mut longest: Option<(u64, u128)> = None;
         for number in want.shards() {
-            let Some((_, choice)) = search.look(number, self.cooldown)? else {
+            let Some(Look { choice, .. }) = search.look(number, self.cooldown)? else {
                 survey.unreadable += 1;
                 continue;
             };
@@ -320,7 +328,7 @@ impl Search<'_> {
             }
             loop {
                 let stamp = hints.stamp(number);
-                let Some((dir, choice)) = self.look(number, cooldown)? else {
+                let Some(Look { dir, choice }) = self.look(number, cooldown)? else {
                     break;
                 };
                 let Some(candidate) = self.pick(&choice.free) else {
@@ -340,7 +348,7 @@ impl Search<'_> {
         loop {
             let mut oldest: Option<(u64, u128, Candidate)> = None;
             for number in self.want.shards() {
-                let Some((_, choice)) = self.look(number, self.store.cooldown)? else {
+                let Some(Look { choice, .. }) = self.look(number, self.store.cooldown)? else {
                     continue;
                 };
                 let (since, candidate) = match choice.free.first() {
@@ -367,12 +375,12 @@ impl Search<'_> {
         let number = name::shard_number(address);
         for _ in 0..3 {
             let dir = self.open(number)?;
-            let names = dir.as_ref().map_or(Ok(Vec::new()), Dir::names)?;
+            let names = dir.as_ref().map_or(Ok(Vec::new()), |dir| dir.names())?;
             let shard = self.read(number, &names);
             let Some(candidate) = shard.candidate(address) else {
                 return Ok(None);
             };
-            if self.conflicts(candidate, dir.as_ref())? {
+            if self.conflicts(candidate, dir.as_deref())? {
                 return Ok(None);
             }
             if let Some(lease) = self.take(dir, number, candidate, true)? {
@@ -384,17 +392,13 @@ impl Search<'_> {
 
     /// A shard's directory and what may be done with its addresses; nothing when
     /// the shard cannot be looked at because somebody put something in its place.
-    fn look(
-        &self,
-        number: u128,
-        cooldown: Duration,
-    ) -> Result<Option<(Option<Dir>, Choice)>, StoreError> {
+    fn look(&self, number: u128, cooldown: Duration) -> Result<Option<Look>, StoreError> {
         let dir = match self.open(number) {
             Ok(dir) => dir,
             Err(StoreError::Dir(error)) if is_foreign(error.source) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let names = dir.as_ref().map_or(Ok(Vec::new()), Dir::names)?;
+        let names = dir.as_ref().map_or(Ok(Vec::new()), |dir| dir.names())?;
         let shard = self.read(number, &names);
         let mut choice = shard.choose(self.want.range.spans(), now(), cooldown);
         if choice
@@ -403,14 +407,14 @@ impl Search<'_> {
             .chain(&choice.resting)
             .any(|c| c.twin.is_some())
         {
-            let mut conflict = |c: &Candidate| self.conflicts(*c, dir.as_ref());
+            let mut conflict = |c: &Candidate| self.conflicts(*c, dir.as_deref());
             choice.free = without(choice.free, &mut conflict)?;
             choice.resting = without(choice.resting, &mut conflict)?;
         }
-        Ok(Some((dir, choice)))
+        Ok(Some(Look { dir, choice }))
     }
 
-    fn open(&self, number: u128) -> Result<Option<Dir>, StoreError> {
+    fn open(&self, number: u128) -> Result<Option<Rc<Dir>>, StoreError> {
         let space = name::space(self.want.network_name);
         let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
         self.store.open_below(&["leases", &space, &shard])
@@ -443,7 +447,7 @@ impl Search<'_> {
 
     fn take(
         &mut self,
-        dir: Option<Dir>,
+        dir: Option<Rc<Dir>>,
         number: u128,
         candidate: Candidate,
         requested: bool,

@@ -7,11 +7,12 @@ use super::{Store, StoreError};
 use crate::lease::Lease;
 use nix::errno::Errno;
 use std::fs::File;
+use std::rc::Rc;
 
 /// A record under its owner's name that does not hold a seat yet.
 #[derive(Debug)]
 pub(super) struct Intent {
-    dir: Dir,
+    dir: Rc<Dir>,
     name: String,
     file: File,
     meta: Meta,

@@ -82,9 +82,7 @@ impl Store {
         self.drop_record(&former.lease, &former.meta)
     }
 
-    /// Removes the record of a lease that was ended by somebody else than its
-    /// owner, if it is the owner's last: or the numbering would have a gap. What
-    /// stays is a record without seat, for the owner's DEL.
+    /// Removes the record of a lease that was ended by somebody else than its owner.
     pub(super) fn drop_record(&self, lease: &Lease, meta: &Meta) -> Result<(), StoreError> {
         let holder = &lease.holder;
         let records = self.owned_at(
@@ -92,8 +90,8 @@ impl Store {
             &holder.container,
             &holder.interface,
         )?;
-        if let Some(last) = records.last().filter(|last| last.is_file(meta)) {
-            last.dir.unlink_same(&last.name, meta)?;
+        if let Some(owned) = records.iter().find(|owned| owned.is_file(meta)) {
+            self.remove_last(owned, meta)?;
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::range::{Range, Span};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 
 const STAMPS: &str = "released";
 /// Enough for all of a /8 of IPv4; what lies beyond is looked at every time.
@@ -27,7 +28,7 @@ const NEVER: u32 = u32::MAX;
 /// What is believed about the shards of one set of addresses.
 #[derive(Debug)]
 pub(crate) struct Hints {
-    dir: Option<Dir>,
+    dir: Option<Rc<Dir>>,
     name: String,
     entries: Vec<Entry>,
     stamps: Option<File>,
@@ -43,7 +44,7 @@ struct Entry {
 
 impl Hints {
     /// What is believed about `range` in a space's hint directory.
-    pub(crate) fn load(dir: Option<Dir>, range: &Range) -> Self {
+    pub(crate) fn load(dir: Option<Rc<Dir>>, range: &Range) -> Self {
         let mut hints = Self {
             name: table_name(range),
             dir,
@@ -214,7 +215,7 @@ mod tests {
     }
 
     fn load(place: &tempfile::TempDir, range: &Range) -> Hints {
-        Hints::load(Some(Dir::open_path(place.path()).unwrap()), range)
+        Hints::load(Some(Rc::new(Dir::open_path(place.path()).unwrap())), range)
     }
 
     #[test]

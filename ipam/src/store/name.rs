@@ -139,6 +139,13 @@ pub(crate) fn owner(container: &str, interface: &str, index: usize) -> (String, 
     )
 }
 
+/// The name of the owner's next record.
+pub(crate) fn next_owned(name: &str) -> Option<String> {
+    let (owner, index) = name.rsplit_once(':')?;
+    let next = index.parse::<usize>().ok()?.checked_add(1)?;
+    Some(format!("{owner}:{next}"))
+}
+
 /// The owner's directory below `owners`.
 pub(crate) fn node(name: &str) -> &str {
     if name.is_empty() { IMPORTED } else { name }
@@ -215,6 +222,7 @@ mod tests {
             Some((false, bits("fd00::1200".parse().unwrap()) >> 8))
         );
         assert_eq!(owner("c1", "net1", 0).1, "c1:net1:0");
+        assert_eq!(next_owned("c1:net1:9").as_deref(), Some("c1:net1:10"));
         assert_eq!(
             (space(None).as_str(), space(Some("x")).as_str()),
             ("default", "net.x")

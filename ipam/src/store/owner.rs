@@ -6,15 +6,19 @@
 
 use super::Store;
 use super::StoreError;
-use super::dir::{Dir, Found, Meta};
+use super::dir::{Dir, DirError, Found, Meta};
 use super::name::{self, Seat};
 use crate::lease::{self, Lease};
 use std::path::PathBuf;
+use std::rc::Rc;
+
+/// How many directories stay open.
+const MOST_OPEN: usize = 64;
 
 /// A record under its owner's name.
 #[derive(Debug)]
 pub struct Owned {
-    pub(super) dir: Dir,
+    pub(super) dir: Rc<Dir>,
     pub(super) name: String,
     pub(super) content: Content,
 }
@@ -180,40 +184,60 @@ impl Store {
     }
 
     /// The shard of a lease, if it is there.
-    pub(super) fn shard_of(&self, lease: &Lease) -> Result<Option<Dir>, StoreError> {
+    pub(super) fn shard_of(&self, lease: &Lease) -> Result<Option<Rc<Dir>>, StoreError> {
         let space = name::space(lease.network_name.as_deref());
         let number = name::shard_number(crate::range::bits(lease.address));
         let shard = name::shard(lease.address.is_ipv4(), number);
         self.open_below(&["leases", &space, &shard])
     }
 
-    /// A directory, if all of the path is there.
-    pub(super) fn open_below(&self, path: &[&str]) -> Result<Option<Dir>, StoreError> {
-        let Some((first, rest)) = path.split_first() else {
-            return Ok(None);
-        };
-        let Some(mut dir) = self.root.open(first)? else {
-            return Ok(None);
-        };
-        for name in rest {
-            match dir.open(name)? {
-                Some(next) => dir = next,
-                None => return Ok(None),
-            }
-        }
-        Ok(Some(dir))
+    /// A directory, if all of the path is there. One that was opened stays open:
+    /// directories of the store are made, never removed.
+    pub(super) fn open_below(&self, path: &[&str]) -> Result<Option<Rc<Dir>>, StoreError> {
+        self.walk(path, |dir, name| dir.open(name))
     }
 
     /// A directory, made if need be.
-    pub(super) fn make_below(&self, path: &[&str]) -> Result<Dir, StoreError> {
-        let Some((first, rest)) = path.split_first() else {
-            return Ok(Dir::open_path(self.root.path())?);
-        };
-        let mut dir = self.root.open_or_make(first)?;
-        for name in rest {
-            dir = dir.open_or_make(name)?;
+    pub(super) fn make_below(&self, path: &[&str]) -> Result<Rc<Dir>, StoreError> {
+        let made = self.walk(path, |dir, name| dir.open_or_make(name).map(Some))?;
+        // Only an empty path walks to nothing.
+        made.ok_or_else(|| self.root.failed("make", "")(nix::errno::Errno::EINVAL).into())
+    }
+
+    fn keep_open(&self, path: String, dir: &Rc<Dir>) {
+        let mut open = self.dirs.borrow_mut();
+        // Going through a whole store must not run out of descriptors.
+        if open.len() >= MOST_OPEN {
+            open.clear();
         }
-        Ok(dir)
+        open.insert(path, Rc::clone(dir));
+    }
+
+    fn walk(
+        &self,
+        path: &[&str],
+        enter: impl Fn(&Dir, &str) -> Result<Option<Dir>, DirError>,
+    ) -> Result<Option<Rc<Dir>>, StoreError> {
+        let mut key = String::new();
+        let mut at: Option<Rc<Dir>> = None;
+        for name in path {
+            key.push('/');
+            key += name;
+            let open = self.dirs.borrow().get(&key).cloned();
+            at = match open {
+                Some(dir) => Some(dir),
+                None => {
+                    let parent = at.as_deref().unwrap_or(&self.root);
+                    let Some(dir) = enter(parent, name)? else {
+                        return Ok(None);
+                    };
+                    let dir = Rc::new(dir);
+                    self.keep_open(key.clone(), &dir);
+                    Some(dir)
+                }
+            };
+        }
+        Ok(at)
     }
 }
 

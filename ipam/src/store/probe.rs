@@ -74,6 +74,18 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
     })
 }
 
+/// The same of a file system that was looked at in this boot: without a look at
+/// the mounts, of which a node may have thousands.
+pub(crate) fn known(dir: &Dir, name: &str) -> Result<FileSystem, StoreError> {
+    let magic = magic(&dir.file_system()?);
+    let shared = !LOCAL.iter().any(|(known, _)| *known == magic);
+    Ok(FileSystem {
+        name: name.to_owned(),
+        shared,
+        warning: None,
+    })
+}
+
 /// The file system's number (`linux/magic.h`): 32 bits, in a field whose width and sign are the
 /// C library's.
 pub(crate) fn magic(statfs: &Statfs) -> u32 {

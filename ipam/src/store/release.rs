@@ -41,12 +41,12 @@ impl Store {
         match &owned.content {
             Content::Lease(lease, meta) => {
                 let held = self.release_seat(lease, meta)?;
-                owned.dir.unlink_same(&owned.name, meta)?;
+                self.remove_last(owned, meta)?;
                 Ok(held)
             }
             // Killed between create and write: no seat was ever taken by it.
             Content::Broken(_, meta) if meta.names < 2 => {
-                owned.dir.unlink_same(&owned.name, meta)?;
+                self.remove_last(owned, meta)?;
                 Ok(false)
             }
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
@@ -60,6 +60,19 @@ impl Store {
         std::iter::once(&self.node.name)
             .chain(&self.former_names)
             .map(String::as_str)
+    }
+
+    /// Removes a record, unless the owner has a higher one: that one could not be
+    /// freed just now, and the numbering that leads to it must have no gap. What
+    /// stays is a record without seat; the next DEL removes both.
+    pub(super) fn remove_last(&self, owned: &Owned, meta: &Meta) -> Result<(), StoreError> {
+        if let Some(next) = name::next_owned(&owned.name)
+            && owned.dir.meta(&next)?.is_some()
+        {
+            return Ok(());
+        }
+        owned.dir.unlink_same(&owned.name, meta)?;
+        Ok(())
     }
 
     /// Frees the seat of a record, if it holds it, and the pod's hint.

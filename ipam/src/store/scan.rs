@@ -135,7 +135,7 @@ impl Store {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
-            let Some(dir) = enter(&buckets, &bucket, &mut findings)? else {
+            let Some(dir) = enter(&buckets, &bucket, &mut findings)?.map(Rc::new) else {
                 continue;
             };
             let mut names = dir.names()?;
@@ -152,11 +152,8 @@ impl Store {
                 let Some(content) = read(&dir, &name)? else {
                     continue;
                 };
-                let Some(own) = buckets.open(&bucket)? else {
-                    continue;
-                };
                 each(Owned {
-                    dir: own,
+                    dir: Rc::clone(&dir),
                     name,
                     content,
                 })?;
