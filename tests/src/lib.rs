@@ -6,6 +6,8 @@
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
+//! - [`lease_store`]: a store of leases, and `rdma-ipam` called on it from several nodes;
+//! - [`trace`]: a run that dies or fails at a chosen system call;
 //! - [`cni_host`]: a host with a NIC and pods for such calls, and pictures of its state;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
 //! - [`node`]: kubelet and container runtime together, for whole pods;
@@ -18,7 +20,9 @@ pub mod cni;
 pub mod cni_host;
 pub mod harness;
 pub mod kubelet;
+pub mod lease_store;
 pub mod multus;
 pub mod need;
 pub mod netns;
 pub mod node;
+pub mod trace;

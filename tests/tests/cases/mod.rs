@@ -31,6 +31,9 @@ modules! {
     dp_install
     dp_kubelet
     dp_validate
+    ipam_crowd
+    ipam_faults
+    ipam_kill
     standin_kubelet
     standin_multus
     standin_netns
