@@ -177,6 +177,8 @@ pub struct Found {
     pub link: Link,
     /// Its RDMA ports; empty when it has none.
     pub rdma: Vec<PortId>,
+    /// Whether its RDMA devices belong to one network namespace each, the host's.
+    pub exclusive: bool,
     /// What selectors of the policy ask for; only looked at when there are any.
     pub netdev: Option<hca::Netdev>,
     /// Vendor and device of its PCI function, four hexadecimal digits each; likewise.
@@ -214,8 +216,13 @@ pub fn look(
         Err(e) if e.is_missing() => Vec::new(),
         Err(e) => return Err(looked(&e)),
     };
+    let mode = match rdma.as_slice() {
+        [] => None,
+        _ => hca::nldev::netns_mode(host).map_err(|e| looked(&e))?,
+    };
     let mut found = Found {
         rdma,
+        exclusive: mode == Some(hca::NetnsMode::Exclusive),
         ..Found::default()
     };
     if with_selectors {

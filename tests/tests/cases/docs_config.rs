@@ -61,7 +61,7 @@ fn every_example_is_read_by_its_program() -> Result<()> {
         let name = file.to_str().context("path")?;
         let document: Option<Value> = serde_json::from_str(text).ok();
         let has = |key: &str| document.as_ref().is_some_and(|d| d.get(key).is_some());
-        let (which, outcome) = if language == "yaml" || has("configList") {
+        let (which, outcome) = if language == "yaml" || has("configList") || has("resourceList") {
             (0, daemon(&["validate", "--config-file", name])?)
         } else if has("cniVersion") {
             (1, status(&document.clone().unwrap_or_default(), &at)?)
