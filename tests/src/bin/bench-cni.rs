@@ -1,0 +1,505 @@
+//! ADD and DEL of `rdma-netdev` beside the reference plugins, as ratios of one interleaved run.
+//!
+//! Everything happens in a mount and network namespace of the bench's own, which plays the host:
+//! a veth pair is its NIC. Each plugin is started as a runtime starts it, by `posix_spawn` and
+//! without a shell between; wall time is from there to the end of the process, CPU time is that
+//! of the process and all it ran (`RUSAGE_CHILDREN`).
+//!
+//! Contestants take turns within each round, so that whatever else the machine does falls on
+//! all of them. Times on a shared machine mean little; their ratios mean something.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use e2e::bin_under_test::product;
+use e2e::need::REFERENCE_PLUGINS;
+use e2e::netns::{Netns, run};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+#[derive(Debug, Parser)]
+#[command(about = "ADD and DEL of rdma-netdev beside the reference plugins, as ratios of one run")]
+struct Arguments {
+    /// Rounds of the usual contests
+    #[arg(long, default_value_t = 60)]
+    rounds: usize,
+    /// Exit with a failure when a ratio is over its budget
+    #[arg(long)]
+    check: bool,
+}
+
+/// What one call cost.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    wall: Duration,
+    cpu: Duration,
+}
+
+/// A contestant's calls of one kind.
+#[derive(Debug, Default)]
+struct Costs(Vec<Cost>);
+
+impl Costs {
+    fn wall(&self) -> Duration {
+        median(self.0.iter().map(|cost| cost.wall).collect())
+    }
+
+    fn cpu(&self) -> Duration {
+        let total: Duration = self.0.iter().map(|cost| cost.cpu).sum();
+        total / u32::try_from(self.0.len()).unwrap_or(1).max(1)
+    }
+}
+
+fn median(mut list: Vec<Duration>) -> Duration {
+    list.sort_unstable();
+    list.get(list.len() / 2).copied().unwrap_or_default()
+}
+
+/// One side of a contest: a plugin with its configuration, and a pod for it.
+struct Side {
+    plugin: PathBuf,
+    config: String,
+    pod: Netns,
+    policy: PathBuf,
+    add: Costs,
+    del: Costs,
+}
+
+impl Side {
+    fn call(&self, command: &str, container: &str) -> Result<Cost> {
+        let mut process = Command::new(&self.plugin);
+        process
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("CNI_COMMAND", command)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", self.pod.path())
+            .env("CNI_IFNAME", "net1")
+            .env("CNI_PATH", REFERENCE_PLUGINS)
+            .env("RDMA_NETDEV_POLICY", &self.policy);
+        let (cost, output) = cost_of(&mut process, self.config.as_bytes())?;
+        ensure!(
+            output.status.success(),
+            "{} {command}: {}{}",
+            self.plugin.display(),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(cost)
+    }
+}
+
+fn cost_of(process: &mut Command, stdin: &[u8]) -> Result<(Cost, std::process::Output)> {
+    let cpu = || -> Result<Duration> {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+        let time = usage.user_time() + usage.system_time();
+        Ok(Duration::from_micros(u64::try_from(
+            time.num_microseconds(),
+        )?))
+    };
+    let before = cpu()?;
+    let started = Instant::now();
+    let mut child = process
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {}", process.get_program().display()))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // VERSION and a program that does nothing do not read it.
+        let _ = pipe.write_all(stdin);
+    }
+    let output = child.wait_with_output()?;
+    let wall = started.elapsed();
+    let cpu = cpu()?.saturating_sub(before);
+    Ok((Cost { wall, cpu }, output))
+}
+
+/// A row of the table: ours, the peer's, and the budgets of the ratios.
+struct Row {
+    what: String,
+    ours: Cost,
+    peer: Cost,
+    wall_budget: Option<f64>,
+    cpu_budget: Option<f64>,
+}
+
+impl Row {
+    fn ratio(ours: Duration, peer: Duration) -> f64 {
+        ours.as_secs_f64() / peer.as_secs_f64().max(1e-9)
+    }
+
+    fn within(&self) -> bool {
+        let fits = |budget: Option<f64>, ratio: f64| budget.is_none_or(|budget| ratio <= budget);
+        fits(
+            self.wall_budget,
+            Self::ratio(self.ours.wall, self.peer.wall),
+        ) && fits(self.cpu_budget, Self::ratio(self.ours.cpu, self.peer.cpu))
+    }
+
+    fn line(&self) -> String {
+        let column = |ours: Duration, peer: Duration, budget: Option<f64>| {
+            let budget = budget.map_or_else(String::new, |budget| format!(" (≤ {budget})"));
+            format!(
+                "{} | {} | {:.3}{budget}",
+                ms(ours),
+                ms(peer),
+                Self::ratio(ours, peer)
+            )
+        };
+        format!(
+            "| {} | {} | {} |",
+            self.what,
+            column(self.ours.wall, self.peer.wall, self.wall_budget),
+            column(self.ours.cpu, self.peer.cpu, self.cpu_budget)
+        )
+    }
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.2}", time.as_secs_f64() * 1e3)
+}
+
+/// The bench's ground.
+struct Ground {
+    directory: TempDir,
+    netdev: PathBuf,
+}
+
+impl Ground {
+    fn new() -> Result<Self> {
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+            .context("make namespaces (needs root)")?;
+        // A sysfs of this network namespace, seen by nobody else. Pods are made with ip, which
+        // shares its mounts, so only /sys is cut off from the rest.
+        let none = None::<&str>;
+        mount(
+            none,
+            "/sys",
+            none,
+            MsFlags::MS_REC | MsFlags::MS_SLAVE,
+            none,
+        )
+        .or_else(|_| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none))
+        .context("keep mounts to ourselves")?;
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)
+            .context("mount a sysfs of the namespace")?;
+        for command in [
+            "link set lo up",
+            "link add nic0 type veth peer name peer0",
+            "link set nic0 up",
+            "link set peer0 up",
+            "addr add 10.9.0.1/16 dev nic0",
+        ] {
+            run(Command::new("ip").args(command.split_whitespace()))?;
+        }
+        Ok(Ground {
+            directory: TempDir::new()?,
+            netdev: product("rdma-netdev")?,
+        })
+    }
+
+    fn policy(&self) -> Result<PathBuf> {
+        let directory = self.directory.path();
+        let policy = json!({
+            "stateDir": directory.join("state"),
+            "stores": {"default": {"type": "file", "directory": directory.join("leases")}},
+            "ipam": {"cooldown": "0s"},
+            "allow": {"nonRdma": true},
+        });
+        let path = directory.join("policy.json");
+        fs::write(&path, policy.to_string())?;
+        Ok(path)
+    }
+
+    fn side(&self, plugin: &Path, name: &str, keys: &Value) -> Result<Side> {
+        let mut config = json!({"cniVersion": "1.0.0", "name": name, "type": "bench"});
+        if let (Some(config), Some(keys)) = (config.as_object_mut(), keys.as_object()) {
+            config.extend(keys.clone());
+        }
+        Ok(Side {
+            plugin: plugin.to_owned(),
+            config: config.to_string(),
+            pod: Netns::new("bench")?,
+            policy: self.policy()?,
+            add: Costs::default(),
+            del: Costs::default(),
+        })
+    }
+
+    /// Ours and the reference's, in turns.
+    fn contest(&self, ours: &Value, peer: (&str, &Value), rounds: usize) -> Result<(Side, Side)> {
+        let plugin = Path::new(REFERENCE_PLUGINS).join(peer.0);
+        let mut sides = [
+            self.side(&self.netdev, "ours", ours)?,
+            self.side(&plugin, "theirs", peer.1)?,
+        ];
+        // The first round warms what is to be warm.
+        for round in 0..=rounds {
+            for side in &mut sides {
+                let container = format!("bench-{round}");
+                let add = side.call("ADD", &container)?;
+                let del = side.call("DEL", &container)?;
+                if round > 0 {
+                    side.add.0.push(add);
+                    side.del.0.push(del);
+                }
+            }
+        }
+        let [ours, theirs] = sides;
+        Ok((ours, theirs))
+    }
+
+    fn host_local(&self, ranges: &[&str], routes: &Value) -> Value {
+        let ranges: Vec<Value> = ranges
+            .iter()
+            .map(|subnet| json!([{"subnet": subnet}]))
+            .collect();
+        json!({
+            "type": "host-local",
+            "dataDir": self.directory.path().join("host-local"),
+            "ranges": ranges,
+            "routes": routes,
+        })
+    }
+}
+
+fn row(what: &str, ours: &Costs, peer: &Costs, budgets: [Option<f64>; 2]) -> Row {
+    let cost = |costs: &Costs| Cost {
+        wall: costs.wall(),
+        cpu: costs.cpu(),
+    };
+    let [wall_budget, cpu_budget] = budgets;
+    Row {
+        what: what.to_owned(),
+        ours: cost(ours),
+        peer: cost(peer),
+        wall_budget,
+        cpu_budget,
+    }
+}
+
+/// An empty `main`, built as the plugin is: what starting a process costs at the least.
+fn no_op(ground: &Ground) -> Result<PathBuf> {
+    let source = ground.directory.path().join("no_op.rs");
+    let program = ground.directory.path().join("no-op");
+    fs::write(&source, "fn main() {}\n")?;
+    let build = |target: &[&str]| {
+        run(Command::new("rustc")
+            .args(target)
+            .args([
+                "-O",
+                "-Cpanic=abort",
+                "-Cstrip=symbols",
+                "-Clto=fat",
+                "-Ccodegen-units=1",
+                "-o",
+            ])
+            .arg(&program)
+            .arg(&source))
+    };
+    let musl = format!("--target={}-unknown-linux-musl", std::env::consts::ARCH);
+    // The same C library as the plugin under test, or the comparison is of those.
+    match is_static(&ground.netdev)? {
+        true => build(&[&musl])?,
+        false => build(&[])?,
+    };
+    Ok(program)
+}
+
+fn is_static(program: &Path) -> Result<bool> {
+    let bytes = fs::read(program)?;
+    // An ELF that names no interpreter needs no dynamic linker.
+    Ok(!bytes
+        .windows(7)
+        .take(8192)
+        .any(|window| window == b"/ld-lin"))
+}
+
+fn versions(ground: &Ground, rounds: usize) -> Result<Row> {
+    let no_op = no_op(ground)?;
+    let (mut ours, mut nothing) = (Costs::default(), Costs::default());
+    for round in 0..=rounds * 5 {
+        let version = Command::new(&ground.netdev)
+            .env_clear()
+            .env("CNI_COMMAND", "VERSION")
+            .cost()?;
+        let empty = Command::new(&no_op).env_clear().cost()?;
+        if round > 0 {
+            ours.0.push(version);
+            nothing.0.push(empty);
+        }
+    }
+    Ok(row(
+        "VERSION, beside a program that does nothing",
+        &ours,
+        &nothing,
+        [Some(1.3), None],
+    ))
+}
+
+trait CostOf {
+    fn cost(&mut self) -> Result<Cost>;
+}
+
+impl CostOf for Command {
+    fn cost(&mut self) -> Result<Cost> {
+        let (cost, output) = cost_of(self, b"")?;
+        if !output.status.success() {
+            bail!("{self:?} failed: {}", output.status);
+        }
+        Ok(cost)
+    }
+}
+
+fn rows(ground: &Ground, rounds: usize) -> Result<Vec<Row>> {
+    let macvlan = |ipam: Value| json!({"master": "nic0", "mode": "bridge", "ipam": ipam});
+    let own = |more: Value| {
+        let mut ipam = json!({"type": "rdma-ipam"});
+        if let (Some(ipam), Some(more)) = (ipam.as_object_mut(), more.as_object()) {
+            ipam.extend(more.clone());
+        }
+        let mut config = macvlan(ipam);
+        if let Some(config) = config.as_object_mut() {
+            config.insert("attach".into(), "macvlan".into());
+        }
+        config
+    };
+    let mut rows = vec![versions(ground, rounds)?];
+
+    let (ours, theirs) = ground.contest(
+        &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
+        (
+            "macvlan",
+            &macvlan(ground.host_local(&["10.9.0.0/16"], &json!([]))),
+        ),
+        rounds,
+    )?;
+    rows.push(row(
+        "ADD macvlan + IPAM, beside macvlan + host-local",
+        &ours.add,
+        &theirs.add,
+        [Some(0.25), Some(0.2)],
+    ));
+    rows.push(row(
+        "DEL of the same",
+        &ours.del,
+        &theirs.del,
+        [None, Some(0.5)],
+    ));
+
+    let both = own(json!({
+        "ipRanges": [{"range": "10.9.0.0/16", "range_start": "10.9.1.0"}, {"range": "fd09::/64", "gateway": "fd09::1"}],
+        "routes": [{"dst": "fd77::/32", "gw": "fd09::1"}],
+    }));
+    let route = json!([{"dst": "fd77::/32", "gw": "fd09::1"}]);
+    let (dual, theirs) = ground.contest(
+        &both,
+        (
+            "macvlan",
+            &macvlan(ground.host_local(&["10.9.0.0/16", "fd09::/64"], &route)),
+        ),
+        rounds.min(5),
+    )?;
+    rows.push(row(
+        "ADD with an IPv6 gateway, beside the same peers",
+        &dual.add,
+        &theirs.add,
+        [None, None],
+    ));
+    // In turns again, with the addresses of one family and of both.
+    let mut sides = [
+        ground.side(&ground.netdev, "dual", &both)?,
+        ground.side(
+            &ground.netdev,
+            "single",
+            &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
+        )?,
+    ];
+    for round in 0..rounds {
+        for side in &mut sides {
+            let container = format!("family-{round}");
+            let cost = side.call("ADD", &container)?;
+            side.add.0.push(cost);
+            side.call("DEL", &container)?;
+        }
+    }
+    let [dual, single] = sides;
+    rows.push(row(
+        "ADD with IPv4 and IPv6, beside IPv4 alone",
+        &dual.add,
+        &single.add,
+        [Some(1.3), None],
+    ));
+
+    let (ours, theirs) = ground.contest(
+        &json!({"attach": "move", "device": "nic0"}),
+        ("host-device", &json!({"device": "nic0"})),
+        rounds.min(20),
+    )?;
+    rows.push(row(
+        "ADD by moving the NIC, beside host-device",
+        &ours.add,
+        &theirs.add,
+        [None, None],
+    ));
+    rows.push(row("DEL of the same", &ours.del, &theirs.del, [None, None]));
+    let sum = |side: &Side| {
+        Costs(
+            side.add
+                .0
+                .iter()
+                .zip(&side.del.0)
+                .map(|(add, del)| Cost {
+                    wall: add.wall + del.wall,
+                    cpu: add.cpu + del.cpu,
+                })
+                .collect(),
+        )
+    };
+    rows.push(row(
+        "there and back",
+        &sum(&ours),
+        &sum(&theirs),
+        [Some(0.7), None],
+    ));
+    Ok(rows)
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what this program is for")]
+fn report(ground: &Ground, rows: &[Row]) -> Result<()> {
+    println!(
+        "| what | ours ms | peer ms | wall ratio (budget) | ours CPU ms | peer CPU ms | CPU ratio (budget) |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for row in rows {
+        println!("{}", row.line());
+    }
+    println!();
+    for name in ["rdma-netdev", "rdma-ipam"] {
+        let bytes = fs::metadata(ground.netdev.with_file_name(name))?.len();
+        println!("{name}: {} KiB", bytes / 1024);
+    }
+    Ok(())
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    let ground = Ground::new()?;
+    let rows = rows(&ground, arguments.rounds)?;
+    report(&ground, &rows)?;
+    let over = rows.iter().filter(|row| !row.within()).count();
+    Ok(match arguments.check && over > 0 {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
