@@ -187,13 +187,18 @@ start_containerd() {
 }
 
 # install_cni MANIFESTS…: our CNI programs and the node's policy, as the DaemonSet's init
-# container installs them, and what a pod's networks are: the first is any, and leaves nothing
-# on the host when the pod is gone; further ones by the definitions among MANIFESTS.
+# container installs them, and the pods' networks, as offer_networks does.
 install_cni() {
 	mkdir -p /host/opt/cni /host/etc /etc/rdma-netdev
 	ln -sfn /opt/cni/bin /host/opt/cni/bin
 	ln -sfn /etc/rdma-netdev /host/etc/rdma-netdev
 	rdma-device-plugin install --policy /lab/manifests/base/policy.json --node "$(uname -n)"
+	offer_networks "$@"
+}
+
+# offer_networks MANIFESTS…: what a pod's networks are: the first is any, and leaves nothing on
+# the host when the pod is gone; further ones by the definitions among MANIFESTS.
+offer_networks() {
 	cp /usr/lib/cni/{ptp,host-local,loopback} /lab/bin/multus-standin /opt/cni/bin/
 	cat >/etc/cni/cluster.conflist <<-'CONFIG'
 		{"cniVersion": "1.0.0", "name": "cluster", "plugins": [

@@ -84,6 +84,18 @@ class Play:
             shutil.copy(binary, share / "bin")
         if self.scenario.image:
             shutil.copy(self.cache["image"] / "image.tar", share / "image.tar")
+        if self.scenario.node_image:
+            shutil.copy(self.node_image(), share / "node-image.tar")
+
+    def node_image(self) -> pathlib.Path:
+        """The image of the binaries under test. It is no part of a build, so it may not be there."""
+        image = self.binaries.place / "image.tar"
+        if not image.is_file():
+            raise Skipped(f"no image.tar in {self.binaries.place}: run `make image`")
+        newest = max(self.binaries.product(name).stat().st_mtime for name in self.scenario.binaries)
+        if image.stat().st_mtime < newest:
+            raise Skipped(f"{image} is older than the programs beside it: run `make image`")
+        return image
 
     def boot(self, shell: bool) -> None:
         """Starts the guests and waits until each has its root."""
@@ -198,7 +210,7 @@ class Play:
         self.shown()
         remark = f"{self.scenario.name}: {time.monotonic() - started:.1f} s"
         if self.directory.is_dir():
-            for leftover in ("bin", "image.tar"):
+            for leftover in ("bin", "image.tar", "node-image.tar"):
                 path = self.directory / "share" / leftover
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             remark += f", logs in {self.directory}"

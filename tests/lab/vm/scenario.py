@@ -36,6 +36,8 @@ class Scenario:
     timeout: int = 300
     # The pods' container image is put into the share.
     image: bool = False
+    # The image of our own programs, as `make image` leaves it, is put there, too.
+    node_image: bool = False
     # Binaries under test that it calls.
     binaries: tuple[str, ...] = ()
     # Of the test crate's own programs, those it calls.
@@ -54,7 +56,7 @@ def _value(key: str, text: str):
         case "topology":
             nodes, switches, nics = text.split("x")
             return (int(nodes), int(switches), int(nics))
-        case "image":
+        case "image" | "node-image":
             return {"yes": True, "no": False}[text]
         case "binaries" | "standins":
             return tuple(text.split(","))
@@ -83,7 +85,8 @@ def parse(path: pathlib.Path) -> Scenario:
                 value = _value(key, text)
             except (KeyError, ValueError):
                 raise BadScenario(f"{path}:{number}: cannot understand {word!r}") from None
-            fields[key] = fields.get(key, ()) + value if key in ("device", "kernel") else value
+            field = key.replace("-", "_")
+            fields[field] = fields.get(field, ()) + value if key in ("device", "kernel") else value
     return Scenario(name=path.stem, path=path, summary=summary, **fields)
 
 

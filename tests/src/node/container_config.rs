@@ -83,11 +83,7 @@ pub(super) fn sandbox_config(pod: &Pod, logs: &Path) -> Result<api::PodSandboxCo
             namespace: metadata.namespace.clone(),
             attempt: 0,
         }),
-        hostname: pod
-            .spec
-            .hostname
-            .clone()
-            .unwrap_or_else(|| metadata.name.clone()),
+        hostname: host_name(pod),
         log_directory: logs
             .to_str()
             .context("the log directory is not UTF-8")?
@@ -109,6 +105,15 @@ pub(super) fn sandbox_config(pod: &Pod, logs: &Path) -> Result<api::PodSandboxCo
             }),
         }),
     })
+}
+
+/// In the host's network namespace a pod has the host's name, which nobody may set.
+fn host_name(pod: &Pod) -> String {
+    if pod.spec.host_network {
+        return String::new();
+    }
+    let own = pod.spec.hostname.as_ref();
+    own.unwrap_or(&pod.metadata.name).clone()
 }
 
 /// A container with what its resources gave it, and nothing else of the host.
