@@ -58,12 +58,9 @@ lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SC
 demo: build ## two pods talk RDMA, told step by step, in a virtual machine (HOST=1: on this machine)
 	HOST=$(HOST) tests/lab/demo
 
-.PHONY: bench bench-cni bench-ipam
-bench: bench-cni bench-ipam ## both of the following
-bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run
+.PHONY: bench
+bench: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run
 	tests/bench/cni
-bench-ipam: build ## allocation beside host-local, at rising numbers of leases and writers
-	tests/bench/ipam
 
 .PHONY: image image-check
 image: build ## OCI image of the three programs, without a Docker daemon, as dist/image.tar
