@@ -4,6 +4,7 @@ pub mod discover;
 pub mod explain;
 pub mod flags;
 pub mod install;
+pub mod preflight;
 pub mod status;
 pub mod topology;
 pub mod validate;
@@ -49,6 +50,8 @@ enum Command {
     Status(status::Status),
     /// Show how far GPUs and NICs are from each other, choose NICs for GPUs
     Topology(topology::Topology),
+    /// Check what RDMA needs of this node, or of this container
+    Preflight(Box<preflight::Preflight>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
 }
@@ -211,6 +214,7 @@ pub fn main() -> ExitCode {
         Some(Command::ExplainDevice(explain)) => explain.run(&mut out),
         Some(Command::Status(status)) => status.run(&mut out),
         Some(Command::Topology(topology)) => topology.run(&mut out),
+        Some(Command::Preflight(preflight)) => preflight.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
     };
     match done.and_then(|()| Ok(out.flush()?)) {

@@ -223,7 +223,7 @@ fn answers_version(program: &Path) -> Result<(), String> {
 
 /// What an installed program calls its version, for the log. A CNI program that is started by
 /// hand says so on stderr, others on stdout.
-fn version_of(program: &Path) -> Option<String> {
+pub(crate) fn version_of(program: &Path) -> Option<String> {
     if !program.symlink_metadata().ok()?.is_file() {
         return None;
     }

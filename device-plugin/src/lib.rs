@@ -11,7 +11,7 @@
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
 //! - [`events`], [`watch`]: when to look again; [`reclaim`]: cleaning up behind pods;
 //! - [`run`]: the daemon; [`report`]: how it is doing; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
-//! - [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
+//! - [`preflight`]: is a node fit; [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
 //! - [`install`]: what the DaemonSet's init container does.
 
 #![forbid(unsafe_code)]
@@ -30,6 +30,7 @@ pub mod observe;
 pub mod podresources;
 pub mod pool;
 pub mod prefer;
+pub mod preflight;
 pub mod reclaim;
 pub mod report;
 pub mod run;
