@@ -503,6 +503,7 @@ fn a_captured_guest_with_four_switches() {
 fn a_nic_whose_devices_a_pod_has_keeps_its_place() {
     let lay = |tree: &Tree| {
         machine::a4(tree);
+        tree.rdma_core(false);
         tree.hide_rdma("mlx5_3");
         tree.hide_netdev("gpu3rdma0");
     };
