@@ -242,6 +242,13 @@ fn a_killed_daemon_is_followed_by_one_with_the_same_units() -> Result<()> {
     daemon.signal(Signal::SIGKILL)?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 0)?;
     assert_eq!(kubelet.node()[SHARED_RESOURCE].capacity, 4);
+    // The kernel closes a dead process' files one after another; the kubelet hears of the first.
+    for socket in sockets(&kubelet.settings().device_plugins)? {
+        let path = kubelet.settings().device_plugins.join(socket);
+        while std::os::unix::net::UnixStream::connect(&path).is_ok() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 
     let daemon = machine.daemon(SHARED)?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;

@@ -99,8 +99,8 @@ fn everywhere(
         next(&store).with_context(at)?;
         only(&store, &bystanders).with_context(at)?;
     }
-    // The last calls may come after the answer.
-    ensure!(dead + 10 > points.len(), "died at {dead} of {} points only", points.len());
+    // The last calls may come after the answer, and a run need not take the traced one's every turn.
+    ensure!(dead * 10 >= points.len() * 9, "died at {dead} of {} points only", points.len());
     tell(what, &points, dead);
     Ok(())
 }
