@@ -398,7 +398,8 @@ fn rows(ground: &Ground, rounds: usize) -> Result<Vec<Row>> {
     ));
 
     let both = own(json!({
-        "ipRanges": [{"range": "10.9.0.0/16", "range_start": "10.9.1.0"}, {"range": "fd09::/64", "gateway": "fd09::1"}],
+        "ipRanges": [{"range": "10.9.0.0/16", "range_start": "10.9.1.0"}, {"range": "fd09::/64"}],
+        "gateway": "fd09::1",
         "routes": [{"dst": "fd77::/32", "gw": "fd09::1"}],
     }));
     let route = json!([{"dst": "fd77::/32", "gw": "fd09::1"}]);
