@@ -256,16 +256,16 @@ impl Session {
     /// Registers, and again whenever the registration is lost, until the socket is or `stop`.
     async fn keep_registered(&mut self, served: &mut Served, back_off: &mut BackOff) -> Trouble {
         loop {
-            let kubelet = self.contents.borrow_and_update().kubelet;
-            let mut siblings = self.socket.siblings(&self.contents.borrow());
-            // What `sweep` removed may still be in that look; its going away would pass for the
-            // end of a process that the kubelet knew, and cost a second registration.
-            siblings.retain(|name| SocketId::of(&self.directory.join(name)).is_some());
+            let siblings = self.siblings();
+            // Not from the last look at the directory, which may be older than the socket that is
+            // about to be called: news of it would pass for a restart, and cost a second
+            // registration.
+            let kubelet = self.kubelet();
             // What happened before this point wakes nobody up any more, so it is looked at.
             if SocketId::of(&served.path) != Some(served.id) {
                 return Trouble::SocketGone;
             }
-            match self.register(served).await {
+            match self.register(served, kubelet).await {
                 Ok(()) => back_off.reset(),
                 Err(Attempt::Interrupted(trouble)) => match trouble {
                     Trouble::Stop | Trouble::SocketGone => return trouble,
@@ -297,10 +297,28 @@ impl Session {
         }
     }
 
+    /// Sockets of other processes for this resource.
+    ///
+    /// What `sweep` removed may still be in the last look at the directory; its going away would
+    /// pass for the end of a process that the kubelet knew, and cost a second registration.
+    fn siblings(&mut self) -> BTreeSet<String> {
+        let mut siblings = self.socket.siblings(&self.contents.borrow_and_update());
+        siblings.retain(|name| SocketId::of(&self.directory.join(name)).is_some());
+        siblings
+    }
+
+    /// The kubelet's socket as it is now.
+    fn kubelet(&self) -> Option<SocketId> {
+        SocketId::of(&self.directory.join(KUBELET_SOCKET))
+    }
+
     /// One Register call, given up when the directory shows that it cannot succeed any more.
-    async fn register(&mut self, served: &Served) -> Result<(), Attempt> {
+    async fn register(
+        &mut self,
+        served: &Served,
+        kubelet: Option<SocketId>,
+    ) -> Result<(), Attempt> {
         let socket = self.directory.join(KUBELET_SOCKET);
-        let before = self.contents.borrow().kubelet;
         let request = RegisterRequest {
             version: VERSION.into(),
             endpoint: self.socket.as_str().into(),
@@ -320,7 +338,7 @@ impl Session {
                     if SocketId::of(&served.path) != Some(served.id) {
                         return Err(Attempt::Interrupted(Trouble::SocketGone));
                     }
-                    if self.contents.borrow().kubelet != before {
+                    if self.kubelet() != kubelet {
                         return Err(Attempt::Interrupted(Trouble::KubeletRestarted));
                     }
                 }
@@ -379,7 +397,9 @@ impl Session {
         siblings: &BTreeSet<String>,
     ) -> Trouble {
         let mut streams = served.streams.subscribe();
+        // Those from before the registration, and those that came during it.
         let mut siblings = siblings.clone();
+        siblings.extend(self.siblings());
         // The deadline for a stream to come, while there is none.
         let mut patience = Some(tokio::time::Instant::now() + self.timing.stream);
         loop {
@@ -413,11 +433,11 @@ impl Session {
                     if SocketId::of(&served.path) != Some(served.id) {
                         return Trouble::SocketGone;
                     }
-                    let contents = self.contents.borrow_and_update();
-                    if contents.kubelet.is_some() && contents.kubelet != kubelet {
+                    let present = self.kubelet();
+                    if present.is_some() && present != kubelet {
                         return Trouble::KubeletRestarted;
                     }
-                    let now = self.socket.siblings(&contents);
+                    let now = self.socket.siblings(&self.contents.borrow_and_update());
                     if siblings.iter().any(|name| !now.contains(name)) {
                         return Trouble::SiblingGone;
                     }
