@@ -88,7 +88,7 @@ wait_for() {
 # meet NAME: waits until all guests of the scenario have come to the same point.
 meet() {
 	: >"/lab/sync/met.$1.$LAB_GUEST"
-	wait_for 120 lab_all_met "$1"
+	wait_for 400 lab_all_met "$1"
 }
 lab_all_met() {
 	local guest
@@ -182,7 +182,7 @@ start_containerd() {
 		    runtime_type = "io.containerd.runc.v2"
 	CONFIG
 	containerd --log-level warn >"$LAB_OUT/containerd.log" 2>&1 &
-	wait_for 60 ctr version
+	wait_for 180 ctr version
 	ctr --namespace k8s.io image import /lab/image.tar >/dev/null
 }
 
@@ -214,7 +214,7 @@ offer_networks() {
 start_kubelet() {
 	mkdir -p /var/lib/kubelet/device-plugins
 	kubelet-standin serve >"$LAB_OUT/kubelet.log" 2>&1 &
-	wait_for 30 kubelet-standin node
+	wait_for 90 kubelet-standin node
 }
 
 # start_daemon CONFIGURATION: the device plugin.

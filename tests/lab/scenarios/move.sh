@@ -1,4 +1,4 @@
-# A NIC and its HCA go into a pod and come home unharmed, in both modes of RDMA's namespaces
+# A NIC and its HCA go into a pod and come home unharmed, with RDMA's namespaces shared
 # lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
 # shellcheck shell=bash disable=SC2016,SC2154
 

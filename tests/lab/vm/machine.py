@@ -3,9 +3,13 @@
 Pure: from a scenario to a list of arguments.
 """
 
+import os
 import pathlib
 
 from .scenario import Scenario
+
+# Another than the system's: RDMA_LAB_QEMU.
+QEMU = os.environ.get("RDMA_LAB_QEMU", "qemu-system-x86_64")
 
 # Quiet and without what a guest under emulation need not wait for.
 KERNEL_ARGUMENTS = (
@@ -99,7 +103,7 @@ def command(
     else:
         console = ["-serial", f"file:{directory}/console-{guest}.log"]
     arguments = [
-        "qemu-system-x86_64", "-M", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        QEMU, "-M", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         *(["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", "max"]),
         "-m", str(scenario.memory), "-smp", str(max(scenario.cpus, scenario.topology[0] if scenario.topology else 1)),
         *console,
@@ -112,6 +116,8 @@ def command(
         *(topology(scenario, guest) if scenario.topology else plain_slots(scenario, guest)),
         *wire(scenario.guests, guest, directory),
     ]  # fmt: skip
+    for netdev in scenario.netdev:
+        arguments += ["-netdev", netdev]
     for device in scenario.device:
         arguments += ["-device", device]
     return arguments

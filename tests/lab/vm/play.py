@@ -33,8 +33,8 @@ def has_kvm() -> bool:
 
 
 def qemu_version() -> tuple[int, ...]:
-    """The version of the QEMU on the path."""
-    shown = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    """The version of the QEMU that runs the guests."""
+    shown = subprocess.run([machine.QEMU, "--version"], capture_output=True, text=True, check=True).stdout
     return tuple(int(part) for part in re.search(r"version (\d+(?:\.\d+)*)", shown)[1].split("."))
 
 

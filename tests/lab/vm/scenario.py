@@ -45,6 +45,7 @@ class Scenario:
     # Oldest QEMU it works with.
     qemu: tuple[int, ...] = ()
     # Further arguments of QEMU, and of the guest's kernel.
+    netdev: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
 
@@ -62,7 +63,7 @@ def _value(key: str, text: str):
             return tuple(text.split(","))
         case "qemu":
             return tuple(int(part) for part in text.split("."))
-        case "device" | "kernel":
+        case "netdev" | "device" | "kernel":
             return (text,)
     raise KeyError(key)
 
@@ -86,7 +87,8 @@ def parse(path: pathlib.Path) -> Scenario:
             except (KeyError, ValueError):
                 raise BadScenario(f"{path}:{number}: cannot understand {word!r}") from None
             field = key.replace("-", "_")
-            fields[field] = fields.get(field, ()) + value if key in ("device", "kernel") else value
+            more = key in ("netdev", "device", "kernel")
+            fields[field] = fields.get(field, ()) + value if more else value
     return Scenario(name=path.stem, path=path, summary=summary, **fields)
 
 
