@@ -1,0 +1,56 @@
+# Two nodes, a pod on each, addresses from one store on NFS, RDMA from node to node
+# lab: guests=2 memory=1536 timeout=900 image=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# shellcheck shell=bash disable=SC2016,SC2154
+
+hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a
+manifests=/lab/manifests/examples/perftest
+pod=rdma-test-pod-$LAB_GUEST
+
+ip link set eth0 name $netdev
+make_hca $netdev $hca
+ip addr add "192.168.10.$LAB_GUEST/24" dev $netdev
+[ "$LAB_GUEST" = 2 ] || serve_store /srv/store 192.168.10.0/24
+meet served
+umount /var/lib/rdma-ipam
+mount -t nfs4 -o vers=4.2,proto=tcp,soft,timeo=50 192.168.10.1:/ /var/lib/rdma-ipam
+start_containerd
+install_cni $manifests
+start_kubelet
+start_daemon /lab/manifests/base/config.json
+check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait $resource=1000
+before=$(host_state)
+meet ready
+
+check "the pod runs" kubelet-standin run-pod "$manifests/pod-$LAB_GUEST.yaml"
+in_pod() { kubelet-standin exec "$pod" -- "$@"; }
+address=$(in_pod ip -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }')
+echo "$address" >"$LAB_OUT/address"
+wait_for 20 gid_index $hca "$address"
+meet running
+equal "the pods of both nodes have different addresses" 2 "$(sort -u /lab/out/*/address | wc -l)"
+equal "each node sees the leases of both" "node1 node2" "$(rdma-ipam list --json | jq -r '[.[].node] | sort | join(" ")')"
+
+# The first node serves, the second writes.
+if [ "$LAB_GUEST" = 1 ]; then
+	in_pod ib_write_bw -d $hca -x "$(gid_index $hca "$address")" -n 500 &
+	wait_for 60 in_pod grep -q ':4853 ' /proc/net/tcp /proc/net/tcp6
+	meet serving
+	wait $!
+	pass "the pod was written to"
+else
+	server=$(cat /lab/out/1/address)
+	check "the pods reach each other" in_pod ping -c 3 -W 5 "$server"
+	meet serving
+	check "the pod writes to the other node's memory" \
+		in_pod ib_write_bw -d $hca -x "$(gid_index $hca "$address")" -n 500 "$server"
+fi
+meet written
+
+check "the pod ends" kubelet-standin delete-pod "$pod"
+meet ended
+wait_for 30 eval '! gid_index $hca "$address"'
+# Neighbours that the kernel learns are not part of this state.
+equal "links, addresses, routes and GIDs are as before" "$before" "$(host_state)"
+equal "no lease is left" "[]" "$(rdma-ipam list --json)"
+meet counted
