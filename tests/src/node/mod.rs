@@ -33,6 +33,8 @@ use cri::{Runtime, api};
 const SETTLE: Duration = Duration::from_millis(500);
 /// How long an init container may take.
 const INIT_LIMIT: Duration = Duration::from_secs(120);
+/// How long a stopped sandbox may resist its removal.
+const COLLECT_LIMIT: Duration = Duration::from_secs(20);
 /// Between asking a container to end and killing it, unless the pod says otherwise. A kubelet
 /// waits 30 s; `sleep infinity` as process 1 never listens, and a demo's spectator does wait.
 const GRACE_SECONDS: i64 = 2;
@@ -200,8 +202,8 @@ impl Node {
         let attempt = match self.container(&pod, container)? {
             None => 0,
             Some(old) => {
+                // It is removed with the pod, as a kubelet leaves it to its garbage collection.
                 self.runtime.stop_container(&old.id, grace(&pod))?;
-                self.runtime.remove_container(&old.id)?;
                 old.metadata.map_or(0, |metadata| metadata.attempt) + 1
             }
         };
@@ -220,12 +222,29 @@ impl Node {
         for sandbox in self.sandboxes(&pod)? {
             for container in self.runtime.containers(&sandbox.id)? {
                 self.runtime.stop_container(&container.id, grace(&pod))?;
-                self.runtime.remove_container(&container.id)?;
             }
             self.runtime.stop_sandbox(&sandbox.id)?;
-            self.runtime.remove_sandbox(&sandbox.id)?;
+            self.collect(&sandbox.id)?;
         }
         self.with_kubelet(|kubelet| kubelet.remove(&pod.full_name()))
+    }
+
+    /// Removes a stopped sandbox with its containers. The runtime may take one
+    /// that was killed for running a moment longer; a kubelet's garbage
+    /// collection comes back, too.
+    fn collect(&self, sandbox: &str) -> Result<()> {
+        let end = Instant::now() + COLLECT_LIMIT;
+        loop {
+            let containers = self.runtime.containers(sandbox)?;
+            let removed = containers
+                .iter()
+                .try_for_each(|container| self.runtime.remove_container(&container.id))
+                .and_then(|()| self.runtime.remove_sandbox(sandbox));
+            if removed.is_ok() || Instant::now() > end {
+                return removed;
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
     }
 
     fn run_admitted(&self, pod: &Pod) -> Result<()> {
@@ -391,7 +410,10 @@ impl Node {
         let Some(sandbox) = self.sandbox(pod)? else {
             return Ok(view);
         };
-        for container in self.runtime.containers(&sandbox.id)? {
+        let mut containers = self.runtime.containers(&sandbox.id)?;
+        // Of one that was restarted the last counts.
+        containers.sort_by_key(attempt);
+        for container in containers {
             let status = self.runtime.container_status(&container.id)?;
             let name = container
                 .metadata
@@ -415,7 +437,7 @@ impl Node {
                 .as_ref()
                 .is_some_and(|metadata| metadata.name == name)
         });
-        Ok(named.max_by_key(|container| container.metadata.as_ref().map(|m| m.attempt)))
+        Ok(named.max_by_key(attempt))
     }
 
     fn sandbox(&self, pod: &Pod) -> Result<Option<api::PodSandbox>> {
@@ -449,6 +471,10 @@ impl Node {
     fn lock(&self) -> MutexGuard<'_, Option<Kubelet>> {
         self.kubelet.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn attempt(container: &api::Container) -> u32 {
+    container.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
 }
 
 fn grace(pod: &Pod) -> i64 {

@@ -1,0 +1,67 @@
+# What restarts and dies beneath a running pod: container, kubelet, daemon, namespace
+# lab: memory=1536 timeout=400 image=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# shellcheck shell=bash disable=SC2016,SC2154
+
+hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a pod=rdma-test-pod-1
+manifests=/lab/manifests/examples/perftest
+
+ip link set eth0 name $netdev
+make_hca $netdev $hca
+start_containerd
+install_cni $manifests
+start_kubelet
+start_daemon /lab/manifests/base/config.json
+daemon=$!
+kubelet-standin node --wait $resource=1000
+before=$(host_state)
+
+# What the pod has: devices by the kubelet's account, nodes, address, and its HCA at work.
+pod_state() {
+	kubelet-standin pods --json | jq -c 'map([.name, .devices])'
+	kubelet-standin exec $pod -- sh -c 'cd /dev/infiniband && ls -ln rdma_cm uverbs*' | awk '{ print $1, $5, $6, $NF }'
+	kubelet-standin exec $pod -- ip -4 -o addr show net1 | awk '{ print $4 }'
+	kubelet-standin exec $pod -- ibv_devinfo | grep -E 'hca_id|state'
+}
+
+kubelet-standin run-pod $manifests/pod-1.yaml
+state=$(pod_state)
+contains "the pod has an address and an active HCA" 'PORT_ACTIVE' "$state"
+
+check "the container restarts" kubelet-standin restart-container $pod perftest
+equal "it has what it had before" "$state" "$(pod_state)"
+
+check "the kubelet restarts" kubelet-standin restart-kubelet
+check "it learns of the units again" kubelet-standin node --wait $resource=1000
+equal "the pod has what it had before the kubelet's restart" "$state" "$(pod_state)"
+check "the container restarts after that" kubelet-standin restart-container $pod perftest
+equal "it has what it had before both" "$state" "$(pod_state)"
+
+kill -9 $daemon
+check "without its daemon the node has nothing to give" kubelet-standin node --wait $resource=0
+equal "the pod has what it had, without the daemon" "$state" "$(pod_state)"
+refuses "a second pod waits for the daemon" "insufficient $resource" \
+	kubelet-standin run-pod $manifests/pod-2.yaml
+start_daemon /lab/manifests/base/config.json
+check "the next daemon offers the same" kubelet-standin node --wait $resource=1000
+equal "the pod has what it had before the daemon's death" "$state" "$(pod_state)"
+check "a second pod runs" kubelet-standin run-pod $manifests/pod-2.yaml
+check "a second pod ends" kubelet-standin delete-pod rdma-test-pod-2
+
+# The namespace dies first, as when a node is cleaned up with a heavy hand.
+netns=$(awk '$3 == "nsfs" { print $2; exit }' /proc/mounts)
+pkill -9 sleep
+umount "$netns"
+rm "$netns"
+check "a pod whose namespace went first is deleted" kubelet-standin delete-pod $pod
+equal "its lease is free" "[]" "$(rdma-ipam list --json)"
+wait_for 30 eval '[ "$before" = "$(host_state)" ]' || true
+equal "the host is as before" "$before" "$(host_state)"
+
+ip link set $netdev name other0
+refuses "a pod whose uplink is not there does not start" "$netdev" \
+	kubelet-standin run-pod $manifests/pod-1.yaml
+equal "none of its units is taken" 0 "$(kubelet-standin node --json | jq ".\"$resource\".in_use")"
+equal "and no lease" "[]" "$(rdma-ipam list --json)"
+ip link set other0 name $netdev
+check "with its uplink back it does" kubelet-standin run-pod $manifests/pod-1.yaml
