@@ -73,9 +73,17 @@ def topology(scenario: Scenario, guest: int) -> list[str]:
 
 
 def wire(guests: int, guest: int, directory: pathlib.Path) -> list[str]:
-    """Joins the guests' wires; the first guest listens."""
+    """Joins the guests' wires; the first guest listens.
+
+    A lone guest's wire ends where nobody listens. With no end at all QEMU would never take a
+    frame from the NIC, and one that is never sent keeps the network namespace of its sender.
+    """
     if guests == 1:
-        return []
+        return [
+            "-netdev", f"dgram,id=link,local.type=unix,local.path={directory}/wire-{guest},"
+            f"remote.type=unix,remote.path={directory}/nowhere",
+            "-netdev", "hubport,id=linkport,hubid=0,netdev=link",
+        ]
     role = "on" if guest == 1 else "off"
     return [
         "-netdev", f"stream,id=link,server={role},addr.type=unix,addr.path={directory}/wire",
