@@ -474,7 +474,10 @@ impl Node {
 }
 
 fn attempt(container: &api::Container) -> u32 {
-    container.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+    container
+        .metadata
+        .as_ref()
+        .map_or(0, |metadata| metadata.attempt)
 }
 
 fn grace(pod: &Pod) -> i64 {
