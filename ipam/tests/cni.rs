@@ -13,6 +13,8 @@
 mod admin;
 #[path = "cni/hostile.rs"]
 mod hostile;
+#[path = "cni/model.rs"]
+mod model;
 #[path = "cni/support.rs"]
 mod support;
 #[path = "cni/vectors.rs"]
