@@ -62,6 +62,10 @@ demo: build ## two pods talk RDMA, told step by step, in a virtual machine (HOST
 bench: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run
 	tests/bench/cni
 
+.PHONY: bench-ipam
+bench-ipam: build ## ADD and DEL of rdma-ipam beside host-local, from 100 to 65,000 leases, as ratios of one run
+	tests/bench/ipam
+
 .PHONY: image image-check
 image: build ## OCI image of the three programs, without a Docker daemon, as dist/image.tar
 	manifests/image/build

@@ -7,6 +7,7 @@
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
 //! - [`lease_store`]: a store of leases, and `rdma-ipam` called on it from several nodes;
+//! - [`measure`]: what calls cost, side by side;
 //! - [`trace`]: a run that dies or fails at a chosen system call;
 //! - [`cni_host`]: a host with a NIC and pods for such calls, and pictures of its state;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
@@ -21,6 +22,7 @@ pub mod cni_host;
 pub mod harness;
 pub mod kubelet;
 pub mod lease_store;
+pub mod measure;
 pub mod multus;
 pub mod need;
 pub mod netns;

@@ -76,7 +76,8 @@ impl Store {
             intent.dir.sync()?;
             shard.sync()?;
         }
-        let listing = shard.names()?;
+        let address = lease.address.to_string();
+        let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
         if !shard::stands(&seat, listing.iter().map(String::as_str))
             || self.taken_by_twin(&listing, &seat, lease, shard)?
         {

@@ -294,6 +294,14 @@ impl Dir {
 
     /// All names but `.` and `..`, in no order. Names that are not UTF-8 are not ours.
     pub(crate) fn names(&self) -> Result<Vec<String>, DirError> {
+        self.names_that(|_| true)
+    }
+
+    /// Those of [`Self::names`] that are wanted.
+    pub(crate) fn names_that(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<String>, DirError> {
         let failed = || self.failed("list", "");
         let mut listing =
             Listing::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed())?;
@@ -302,6 +310,7 @@ impl Dir {
             let entry = entry.map_err(failed())?;
             if let Ok(name) = entry.file_name().to_str()
                 && !matches!(name, "." | "..")
+                && wanted(name)
             {
                 names.push(name.to_owned());
             }

@@ -78,24 +78,41 @@ impl Seat {
         };
         let (address, class) = match left.split_once('+') {
             None => (left, Class::SHARED),
-            Some((address, tag)) if tag.len() == 8 => {
+            Some((address, tag)) if is_tag(tag) => {
                 (address, Class(Some(u32::from_str_radix(tag, 16).ok()?)))
             }
             Some(_) => return None,
         };
-        let seat = Self {
-            address: address.parse().ok()?,
+        Some(Self {
+            address: address_of(address)?,
             class,
             generation,
             freed,
-        };
-        // One spelling only, or one address would have several exclusive names.
-        (seat.name() == name).then_some(seat)
+        })
     }
 }
 
+// One spelling only of each part, or one address would have several exclusive names.
+
 fn number(text: &str) -> Option<u64> {
-    text.parse().ok()
+    let plain = text.starts_with(|first: char| matches!(first, '1'..='9')) || text == "0";
+    plain.then(|| text.parse().ok()).flatten()
+}
+
+fn is_tag(text: &str) -> bool {
+    text.len() == 8 && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn address_of(text: &str) -> Option<IpAddr> {
+    let address: IpAddr = text.parse().ok()?;
+    // Of IPv4 the standard library reads one spelling: four numbers without leading zeros.
+    (address.is_ipv4() || address.to_string() == text).then_some(address)
+}
+
+/// Whether a name in a shard is of a seat of this address, in its one spelling.
+pub(crate) fn is_seat_of(address: &str, name: &str) -> bool {
+    name.strip_prefix(address)
+        .is_some_and(|rest| rest.starts_with(['@', '~', '+']))
 }
 
 /// The directory of a space.
@@ -279,13 +296,23 @@ mod tests {
             let address = from_bits(v4, if v4 { raw & 0xffff_ffff } else { raw | 1 << 127 });
             let seat = Seat { address, class: Class(tag), generation, freed };
             prop_assert_eq!(Seat::parse(&seat.name()), Some(seat));
+            prop_assert!(is_seat_of(&address.to_string(), &seat.name()));
             let number = shard_number(bits(address));
             prop_assert_eq!(parse_shard(&shard(v4, number)), Some((v4, number)));
         }
 
         #[test]
-        fn no_name_panics(name in "[0-9a-f:.@~+-]{0,40}") {
-            let _ = (Seat::parse(&name), parse_shard(&name));
+        fn a_seat_has_one_name(
+            name in prop_oneof![
+                "[0-9a-f:.@~+-]{0,40}",
+                r"[0-9]{1,3}(\.[0-9]{1,3}){3}(\+[0-9a-fA-F]{8})?[@~][+0-9]{1,4}(\.[+0-9]{1,4})?",
+                r"[0-9a-fA-F]{0,4}::[0-9a-f]{0,4}(\+[0-9a-f]{8})?@[0-9]{1,3}",
+            ],
+        ) {
+            let _ = parse_shard(&name);
+            if let Some(seat) = Seat::parse(&name) {
+                prop_assert_eq!(&seat.name(), &name, "a second spelling");
+            }
         }
     }
 }

@@ -179,7 +179,7 @@ impl Model {
     }
 }
 
-/// Each case is a few dozen processes; PROPTEST_CASES asks for more of them.
+/// Each case is a few dozen processes; `PROPTEST_CASES` asks for more of them.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig {

@@ -9,20 +9,17 @@
 //! all of them. Times on a shared machine mean little; their ratios mean something.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use e2e::bin_under_test::product;
+use e2e::measure::{Cost, Costs, Row, cost_of, row, table};
 use e2e::need::REFERENCE_PLUGINS;
 use e2e::netns::{Netns, run};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -35,33 +32,6 @@ struct Arguments {
     /// Exit with a failure when a ratio is over its budget
     #[arg(long)]
     check: bool,
-}
-
-/// What one call cost.
-#[derive(Debug, Clone, Copy)]
-struct Cost {
-    wall: Duration,
-    cpu: Duration,
-}
-
-/// A contestant's calls of one kind.
-#[derive(Debug, Default)]
-struct Costs(Vec<Cost>);
-
-impl Costs {
-    fn wall(&self) -> Duration {
-        median(self.0.iter().map(|cost| cost.wall).collect())
-    }
-
-    fn cpu(&self) -> Duration {
-        let total: Duration = self.0.iter().map(|cost| cost.cpu).sum();
-        total / u32::try_from(self.0.len()).unwrap_or(1).max(1)
-    }
-}
-
-fn median(mut list: Vec<Duration>) -> Duration {
-    list.sort_unstable();
-    list.get(list.len() / 2).copied().unwrap_or_default()
 }
 
 /// One side of a contest: a plugin with its configuration, and a pod for it.
@@ -96,77 +66,6 @@ impl Side {
         );
         Ok(cost)
     }
-}
-
-fn cost_of(process: &mut Command, stdin: &[u8]) -> Result<(Cost, std::process::Output)> {
-    let cpu = || -> Result<Duration> {
-        let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
-        let time = usage.user_time() + usage.system_time();
-        Ok(Duration::from_micros(u64::try_from(
-            time.num_microseconds(),
-        )?))
-    };
-    let before = cpu()?;
-    let started = Instant::now();
-    let mut child = process
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start {}", process.get_program().display()))?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // VERSION and a program that does nothing do not read it.
-        let _ = pipe.write_all(stdin);
-    }
-    let output = child.wait_with_output()?;
-    let wall = started.elapsed();
-    let cpu = cpu()?.saturating_sub(before);
-    Ok((Cost { wall, cpu }, output))
-}
-
-/// A row of the table: ours, the peer's, and the budgets of the ratios.
-struct Row {
-    what: String,
-    ours: Cost,
-    peer: Cost,
-    wall_budget: Option<f64>,
-    cpu_budget: Option<f64>,
-}
-
-impl Row {
-    fn ratio(ours: Duration, peer: Duration) -> f64 {
-        ours.as_secs_f64() / peer.as_secs_f64().max(1e-9)
-    }
-
-    fn within(&self) -> bool {
-        let fits = |budget: Option<f64>, ratio: f64| budget.is_none_or(|budget| ratio <= budget);
-        fits(
-            self.wall_budget,
-            Self::ratio(self.ours.wall, self.peer.wall),
-        ) && fits(self.cpu_budget, Self::ratio(self.ours.cpu, self.peer.cpu))
-    }
-
-    fn line(&self) -> String {
-        let column = |ours: Duration, peer: Duration, budget: Option<f64>| {
-            let budget = budget.map_or_else(String::new, |budget| format!(" (≤ {budget})"));
-            format!(
-                "{} | {} | {:.3}{budget}",
-                ms(ours),
-                ms(peer),
-                Self::ratio(ours, peer)
-            )
-        };
-        format!(
-            "| {} | {} | {} |",
-            self.what,
-            column(self.ours.wall, self.peer.wall, self.wall_budget),
-            column(self.ours.cpu, self.peer.cpu, self.cpu_budget)
-        )
-    }
-}
-
-fn ms(time: Duration) -> String {
-    format!("{:.2}", time.as_secs_f64() * 1e3)
 }
 
 /// The bench's ground.
@@ -270,21 +169,6 @@ impl Ground {
             "ranges": ranges,
             "routes": routes,
         })
-    }
-}
-
-fn row(what: &str, ours: &Costs, peer: &Costs, budgets: [Option<f64>; 2]) -> Row {
-    let cost = |costs: &Costs| Cost {
-        wall: costs.wall(),
-        cpu: costs.cpu(),
-    };
-    let [wall_budget, cpu_budget] = budgets;
-    Row {
-        what: what.to_owned(),
-        ours: cost(ours),
-        peer: cost(peer),
-        wall_budget,
-        cpu_budget,
     }
 }
 
@@ -478,14 +362,7 @@ fn rows(ground: &Ground, rounds: usize) -> Result<Vec<Row>> {
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]
 fn report(ground: &Ground, rows: &[Row]) -> Result<()> {
-    println!(
-        "| what | ours ms | peer ms | wall ratio (budget) | ours CPU ms | peer CPU ms | CPU ratio (budget) |"
-    );
-    println!("|---|---|---|---|---|---|---|");
-    for row in rows {
-        println!("{}", row.line());
-    }
-    println!();
+    println!("{}", table(rows));
     for name in ["rdma-netdev", "rdma-ipam"] {
         let bytes = fs::metadata(ground.netdev.with_file_name(name))?.len();
         println!("{name}: {} KiB", bytes / 1024);
