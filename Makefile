@@ -38,6 +38,7 @@ build: ## the three node programs, static, into dist/ (PROFILE=quick: into targe
 .PHONY: check
 check: ## format, lints, absences; dependencies and scripts where cargo-deny and shellcheck are installed
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --check --manifest-path fuzz/Cargo.toml
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	tests/absences
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --locked check bans licenses sources; \

@@ -13,6 +13,7 @@
 //! - [`act`]: making the interface;
 //! - [`netdev`]: a netdev's whole state, and giving it back;
 //! - [`detach`]: undoing an attachment, however far it got;
+//! - [`reclaim`]: which attachments are over though nobody said so;
 //! - [`kernel`]: the only place that changes anything outside the journal;
 //! - [`log`]: what the administrator should know.
 
@@ -30,3 +31,4 @@ pub mod log;
 pub mod netdev;
 pub mod node;
 pub mod plan;
+pub mod reclaim;

@@ -1,14 +1,27 @@
 //! CNI plugin that moves an RDMA netdev into a pod or wraps it, and puts it back unharmed.
-//! Parses and calls.
+//! Called by a runtime (`CNI_COMMAND` is set) it is a CNI plugin, called by a person with a command
+//! an administrator's tool. Parses and calls.
+
+mod admin;
 
 use std::{env, io, path::PathBuf, process::ExitCode};
 
 use rdma_netdev::{command, node::Places};
 
+const ABOUT: &str = concat!(
+    "CNI plugin rdma-netdev ",
+    env!("CARGO_PKG_VERSION"),
+    "; as an administrator see rdma-netdev --help"
+);
+
 fn main() -> ExitCode {
+    // A runtime's call comes first and touches nothing of the rest.
+    if env::var_os("CNI_COMMAND").is_none() && env::args_os().len() > 1 {
+        return admin::run(&places());
+    }
     cni_wire::serve::answer_panics();
     let status = cni_wire::serve::serve(
-        concat!("CNI plugin rdma-netdev ", env!("CARGO_PKG_VERSION")),
+        ABOUT,
         |name| env::var_os(name),
         io::stdin().lock(),
         &mut io::stdout().lock(),

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hca::{HcaId, Host};
-use ipam::netns::{self, Netns};
 use rdma_netdev::detach::detach;
 use rdma_netdev::journal::{Key, Record, Store};
 use rdma_netdev::node::{Node, Places, now};
+use rdma_netdev::reclaim::{in_host_namespace, over};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -24,8 +24,6 @@ use crate::candidate::LinkType;
 
 /// Time between rounds; evidence has to last from one to the next.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// An attachment younger than this is left alone: its ADD may still be on its way.
-const MIN_AGE_SECONDS: u64 = 60;
 /// How long a netdev on its way out of a dying namespace is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -139,6 +137,7 @@ fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) 
         ..before.clone()
     };
     if let Err(reason) = in_host_namespace(&settings.host) {
+        let reason = format!("{reason}; set hostNetwork: true");
         if before.idle.as_ref() != Some(&reason) {
             tracing::warn!(reason, "nothing is cleaned up behind pods");
         }
@@ -212,28 +211,6 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
     }
 }
 
-/// Why an attachment is over, if it is.
-fn over(record: &Record, boot: &str, now: u64) -> Option<&'static str> {
-    if now.saturating_sub(record.created) < MIN_AGE_SECONDS {
-        return None;
-    }
-    // Without a boot ID nothing can be said of another boot.
-    if !boot.is_empty() && !record.boot.is_empty() && record.boot != boot {
-        return Some("its boot is over");
-    }
-    is_gone(&record.netns.path, record.netns.inode).then_some("its network namespace is gone")
-}
-
-/// Whether a namespace is known to be gone. `/var/run` is a link to `/run` on every host, but need
-/// not be in a container's own file system.
-fn is_gone(path: &str, inode: u64) -> bool {
-    let look = |path: &str| netns::look(Path::new("/"), path, Some(inode));
-    let plain = path
-        .strip_prefix("/var/run/")
-        .map(|rest| format!("/run/{rest}"));
-    look(plain.as_deref().unwrap_or(path)) == Netns::Gone
-}
-
 /// Frees leases that are over and that no attachment named, in each store of the policy.
 fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
     let plugin =
@@ -269,119 +246,5 @@ fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
             }
             Err(error) => tracing::warn!(store = name, %error, "store is not cleaned up"),
         }
-    }
-}
-
-/// Whether this process is in the network namespace of the host that `sys` shows: what is to be
-/// restored is restored where this process is.
-fn in_host_namespace(host: &Host) -> Result<(), String> {
-    let own = std::fs::read_to_string(host.proc.join("self/net/dev"))
-        .map_err(|error| format!("this process' netdevs cannot be read: {error}"))?;
-    let own = names_of(&own);
-    let shown: BTreeSet<String> = std::fs::read_dir(host.sys.join("class/net"))
-        .map_err(|error| format!("the host's netdevs cannot be read: {error}"))?
-        .flatten()
-        // Plain files, such as bonding_masters, are no netdevs.
-        .filter(|entry| entry.path().is_dir())
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    // Pods' links come and go between the two looks; a namespace apart shares only "lo".
-    let common = own
-        .intersection(&shown)
-        .filter(|name| *name != "lo")
-        .count();
-    if common == 0 || common * 2 < shown.len() {
-        return Err(
-            "this process is not in the host's network namespace; set hostNetwork: true".into(),
-        );
-    }
-    Ok(())
-}
-
-/// Names in the table that `/proc/net/dev` prints.
-fn names_of(table: &str) -> BTreeSet<String> {
-    table
-        .lines()
-        .skip(2)
-        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(created: u64, boot: &str, path: &str) -> Record {
-        serde_json::from_value(serde_json::json!({
-            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
-            "created": created, "boot": boot,
-            "netns": {"path": path, "device": 4, "inode": 4026531840u64},
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn an_attachment_is_over_on_evidence_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let gone = dir.path().join("gone").display().to_string();
-        let file = dir.path().join("plain");
-        std::fs::write(&file, "").unwrap();
-        let cases = [
-            (
-                record(0, "this", &gone),
-                Some("its network namespace is gone"),
-            ),
-            (record(0, "other", &gone), Some("its boot is over")),
-            (
-                record(0, "other", "/proc/1/ns/net"),
-                Some("its boot is over"),
-            ),
-            // Young.
-            (record(950, "this", &gone), None),
-            (record(950, "other", &gone), None),
-            // Not to be told: another directory, another process, a file that is no namespace.
-            (record(0, "this", "/nonexistent/directory/netns"), None),
-            (record(0, "this", "/proc/4711/ns/net"), None),
-            (record(0, "this", &file.display().to_string()), None),
-            (record(0, "", &file.display().to_string()), None),
-        ];
-        for (record, expected) in cases {
-            assert_eq!(over(&record, "this", 1000), expected, "{record:?}");
-        }
-        assert_eq!(over(&record(0, "other", "/proc/1/ns/net"), "", 1000), None);
-    }
-
-    #[test]
-    fn only_the_hosts_own_namespace_will_do() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = Host::at(dir.path());
-        assert!(in_host_namespace(&host).is_err());
-        let net = dir.path().join("proc/self/net");
-        std::fs::create_dir_all(&net).unwrap();
-        let table = |names: &[&str]| {
-            let lines: String = names
-                .iter()
-                .map(|name| format!("{name:>6}: 0 0 0\n"))
-                .collect();
-            std::fs::write(
-                net.join("dev"),
-                format!("Inter-| Receive\n face |bytes\n{lines}"),
-            )
-            .unwrap();
-        };
-        for name in ["lo", "ens1", "ens2", "veth1"] {
-            std::fs::create_dir_all(dir.path().join("sys/class/net").join(name)).unwrap();
-        }
-        std::fs::write(dir.path().join("sys/class/net/bonding_masters"), "").unwrap();
-        table(&["lo", "ens1", "ens2"]);
-        assert_eq!(in_host_namespace(&host), Ok(()));
-        table(&["lo", "eth0"]);
-        assert!(
-            in_host_namespace(&host)
-                .unwrap_err()
-                .contains("hostNetwork")
-        );
-        table(&["lo"]);
-        assert!(in_host_namespace(&host).is_err());
     }
 }

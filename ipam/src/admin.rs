@@ -11,7 +11,6 @@ mod pools;
 mod reclaim;
 mod release;
 mod show;
-mod table;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Parser, Subcommand};

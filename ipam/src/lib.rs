@@ -9,6 +9,7 @@
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing what nobody holds any more
 //! - [`import`]: reading what other IPAM plugins left
+//! - [`table`]: columns for a terminal
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]
@@ -25,3 +26,4 @@ pub mod range;
 pub mod reclaim;
 pub mod slice;
 pub mod store;
+pub mod table;

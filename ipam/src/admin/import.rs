@@ -1,6 +1,5 @@
 //! `rdma-ipam import`: take over the leases of another IPAM plugin.
 
-use super::table::{cell, table};
 use super::{Global, Outcome, complain, say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -9,6 +8,7 @@ use ipam::lease::{Holder, Pod};
 use ipam::policy::Profile;
 use ipam::range::{Range, Spec};
 use ipam::store::{Store, Want};
+use ipam::table::{cell, table};
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde_json::{Value, json};

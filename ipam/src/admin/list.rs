@@ -1,11 +1,11 @@
 //! `rdma-ipam list`: who holds which address.
 
-use super::table::{age, cell, table};
 use super::{Global, Outcome, complain, say, say_json, shown};
 use anyhow::Result;
 use clap::Args;
 use ipam::lease::Lease;
 use ipam::store::Store;
+use ipam::table::{age, cell, table};
 use ipnetwork::IpNetwork;
 
 #[derive(Debug, Args)]
@@ -89,6 +89,6 @@ fn row(lease: &Lease, now: jiff::Timestamp) -> Vec<String> {
         cell(&holder.node),
         cell(&holder.network),
         cell(holder.container.get(..12).unwrap_or(&holder.container)),
-        age(lease.created, now),
+        age(now.as_second() - lease.created.as_second()),
     ]
 }

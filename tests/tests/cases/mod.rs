@@ -23,6 +23,7 @@ modules! {
     cni_child
     cni_delegate
     cni_faults
+    cni_admin
     cni_gc
     cni_move
     cni_policy

@@ -1,0 +1,99 @@
+//! The administrator's face of `rdma-netdev`: what this node's pods have of it, and taking it back
+//! from those that are gone.
+
+mod list;
+mod reclaim;
+
+use std::{io::Write, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use rdma_netdev::{
+    journal::{Key, Record},
+    node::{Node, Places},
+};
+
+/// RDMA netdevs of this node's pods: which pod has which, and since when.
+///
+/// Exit status: 0 done, 1 failed, 2 wrong usage.
+#[derive(Debug, Parser)]
+#[command(name = "rdma-netdev", version)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Global {
+    /// The node's policy, which names the directory of the journal
+    #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = ipam::policy::DEFAULT_PATH)]
+    policy: PathBuf,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Attachments of this node, by the journal
+    List,
+    /// Undo attachments that are over though nobody called DEL: netdevs come home, leases are freed
+    Reclaim(reclaim::Reclaim),
+}
+
+/// Parses the arguments and runs the command.
+pub(crate) fn run(places: &Places) -> ExitCode {
+    let cli = Cli::parse();
+    let places = Places {
+        policy: cli.global.policy.clone(),
+        ..places.clone()
+    };
+    let ran = match cli.command {
+        Command::List => list::run(&places, cli.global.json),
+        Command::Reclaim(command) => command.run(&places, cli.global.json),
+    };
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn open(places: &Places) -> Result<Node> {
+    Node::open_for_release(places, "administrator".into()).context("look at this node")
+}
+
+/// All attachments whose record can be read, oldest first; the others are complained about.
+fn records(node: &Node) -> Result<Vec<(Key, Record)>> {
+    let listed = node.store.list().context("read the journal")?;
+    let mut records = Vec::new();
+    for (key, network, id) in listed {
+        match node.store.read(&key) {
+            Ok(Some(record)) => records.push((key, record)),
+            // Cut off while it was written: nothing was begun, and its DEL removes it.
+            Ok(None) => complain(&format!(
+                "{id} of {network}: its record is not complete yet"
+            )),
+            Err(error) => complain(&format!("{id} of {network}: {error}")),
+        }
+    }
+    records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
+    Ok(records)
+}
+
+/// The one place that prints results. A reader that has seen enough (`| head`) is no error.
+fn say(text: &str) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+fn say_json(document: &serde_json::Value) {
+    say(&format!("{document:#}\n"));
+}
+
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "rdma-netdev: {text}");
+}

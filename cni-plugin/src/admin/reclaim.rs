@@ -1,0 +1,142 @@
+//! `rdma-netdev reclaim`: what the daemon does every half minute, by hand.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use ipam::table::{cell, table};
+use rdma_netdev::{
+    detach::detach,
+    journal::Record,
+    netdev::restore,
+    node::{Places, now},
+    reclaim::{in_host_namespace, over},
+};
+use serde_json::{Value, json};
+
+use super::{list::what, open, records, say, say_json};
+
+/// Between the two looks that evidence has to last for.
+const GAP: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub(super) struct Reclaim {
+    /// Only say what would be undone
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// An attachment that is over, and what became of undoing it.
+struct Undone {
+    record: Record,
+    why: &'static str,
+    error: Option<String>,
+}
+
+impl Reclaim {
+    pub(super) fn run(self, places: &Places, as_json: bool) -> Result<()> {
+        let mut node = open(places)?;
+        in_host_namespace(&node.host).map_err(|why| anyhow!("{why}; run this on the host"))?;
+        let before = records(&node)?;
+        let (all, dead): (usize, Vec<_>) = (
+            before.len(),
+            before
+                .into_iter()
+                .filter(|(_, record)| over(record, &node.boot, now()).is_some())
+                .collect(),
+        );
+        if !dead.is_empty() {
+            thread::sleep(GAP);
+        }
+        let mut undone = Vec::new();
+        for (key, seen) in dead {
+            // Undone or replaced meanwhile, it is somebody else's.
+            let record = match node.store.read(&key) {
+                Ok(Some(record)) if record == seen => record,
+                _ => continue,
+            };
+            let Some(why) = over(&record, &node.boot, now()) else {
+                continue;
+            };
+            let error = match self.dry_run {
+                true => None,
+                false => detach(&mut node, &key, &record, restore::ON_ITS_WAY).err(),
+            };
+            undone.push(Undone {
+                record,
+                why,
+                error: error.map(|error| error.to_string()),
+            });
+        }
+        match as_json {
+            true => say_json(&self.document(&undone)),
+            false => self.print(&undone, all),
+        }
+        match undone.iter().find_map(|one| one.error.as_ref()) {
+            Some(first) => bail!("not everything could be undone: {first}"),
+            None => Ok(()),
+        }
+    }
+
+    fn print(&self, undone: &[Undone], all: usize) {
+        let done = if self.dry_run {
+            "would be undone"
+        } else {
+            "undone"
+        };
+        let rows: Vec<_> = undone
+            .iter()
+            .map(|one| {
+                let (kind, netdev) = what(&one.record);
+                let state = if one.error.is_some() { "failed" } else { done };
+                vec![
+                    cell(one.record.pod.as_deref().unwrap_or_default()),
+                    cell(&one.record.ifname),
+                    cell(&one.record.network),
+                    cell(kind),
+                    cell(netdev),
+                    state.to_owned(),
+                    one.why.to_owned(),
+                ]
+            })
+            .collect();
+        if !rows.is_empty() {
+            let header = [
+                "POD",
+                "INTERFACE",
+                "NETWORK",
+                "KIND",
+                "NETDEV",
+                "STATE",
+                "BECAUSE",
+            ];
+            say(&table(&header, &rows));
+        }
+        let failed = undone.iter().filter(|one| one.error.is_some()).count();
+        say(&format!(
+            "{} {done}, {failed} failed, {} kept\n",
+            undone.len() - failed,
+            all.saturating_sub(undone.len())
+        ));
+    }
+
+    fn document(&self, undone: &[Undone]) -> Value {
+        let list: Vec<Value> = undone
+            .iter()
+            .map(|one| {
+                let (kind, netdev) = what(&one.record);
+                json!({
+                    "pod": one.record.pod,
+                    "interface": one.record.ifname,
+                    "network": one.record.network,
+                    "container": one.record.container_id,
+                    "kind": kind,
+                    "netdev": netdev,
+                    "because": one.why,
+                    "error": one.error,
+                })
+            })
+            .collect();
+        json!({"dryRun": self.dry_run, "undone": list})
+    }
+}

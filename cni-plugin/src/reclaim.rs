@@ -1,0 +1,158 @@
+//! When an attachment is over though nobody called DEL: what the daemon's loop and
+//! `rdma-netdev reclaim` go by. Undoing it is [`crate::detach`]'s.
+//!
+//! Evidence is never the lack of it: the boot is over, or the network namespace is gone. What
+//! cannot be told is kept. Both callers ask for it twice, some time apart.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use hca::Host;
+use ipam::netns;
+pub use ipam::netns::Netns;
+
+use crate::journal::{self, Record};
+
+/// An attachment younger than this is left alone: its ADD may still be on its way.
+pub const MIN_AGE_SECONDS: u64 = 60;
+
+/// Why an attachment is over, if it is.
+///
+/// `boot` is the kernel's boot ID now, empty where it does not tell; `now` is in seconds since
+/// 1970.
+pub fn over(record: &Record, boot: &str, now: u64) -> Option<&'static str> {
+    if now.saturating_sub(record.created) < MIN_AGE_SECONDS {
+        return None;
+    }
+    // Without a boot ID nothing can be said of another boot.
+    if !boot.is_empty() && !record.boot.is_empty() && record.boot != boot {
+        return Some("its boot is over");
+    }
+    (netns(&record.netns) == Netns::Gone).then_some("its network namespace is gone")
+}
+
+/// What became of an attachment's namespace. `/var/run` is a link to `/run` on every host, but
+/// need not be in a container's own file system.
+pub fn netns(of: &journal::Netns) -> Netns {
+    let plain = of
+        .path
+        .strip_prefix("/var/run/")
+        .map(|rest| format!("/run/{rest}"));
+    let path = plain.as_deref().unwrap_or(&of.path);
+    netns::look(Path::new("/"), path, Some(of.inode))
+}
+
+/// Whether this process is in the network namespace of the host that `sys` shows: what is to be
+/// restored is restored where this process is.
+///
+/// # Errors
+/// It is not, or that cannot be told; in words.
+pub fn in_host_namespace(host: &Host) -> Result<(), String> {
+    let own = std::fs::read_to_string(host.proc.join("self/net/dev"))
+        .map_err(|error| format!("this process' netdevs cannot be read: {error}"))?;
+    let own = names_of(&own);
+    let shown: BTreeSet<String> = std::fs::read_dir(host.sys.join("class/net"))
+        .map_err(|error| format!("the host's netdevs cannot be read: {error}"))?
+        .flatten()
+        // Plain files, such as bonding_masters, are no netdevs.
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    // Pods' links come and go between the two looks; a namespace apart shares only "lo".
+    let common = own
+        .intersection(&shown)
+        .filter(|name| *name != "lo")
+        .count();
+    if common == 0 || common * 2 < shown.len() {
+        return Err("this process is not in the host's network namespace".into());
+    }
+    Ok(())
+}
+
+/// Names in the table that `/proc/net/dev` prints.
+fn names_of(table: &str) -> BTreeSet<String> {
+    table
+        .lines()
+        .skip(2)
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(created: u64, boot: &str, path: &str) -> Record {
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
+            "created": created, "boot": boot,
+            "netns": {"path": path, "device": 4, "inode": 4026531840u64},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_attachment_is_over_on_evidence_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone").display().to_string();
+        let file = dir.path().join("plain");
+        std::fs::write(&file, "").unwrap();
+        let cases = [
+            (
+                record(0, "this", &gone),
+                Some("its network namespace is gone"),
+            ),
+            (record(0, "other", &gone), Some("its boot is over")),
+            (
+                record(0, "other", "/proc/1/ns/net"),
+                Some("its boot is over"),
+            ),
+            // Young.
+            (record(950, "this", &gone), None),
+            (record(950, "other", &gone), None),
+            // Not to be told: another directory, another process, a file that is no namespace.
+            (record(0, "this", "/nonexistent/directory/netns"), None),
+            (record(0, "this", "/proc/4711/ns/net"), None),
+            (record(0, "this", &file.display().to_string()), None),
+            (record(0, "", &file.display().to_string()), None),
+        ];
+        for (record, expected) in cases {
+            assert_eq!(over(&record, "this", 1000), expected, "{record:?}");
+        }
+        assert_eq!(over(&record(0, "other", "/proc/1/ns/net"), "", 1000), None);
+    }
+
+    #[test]
+    fn only_the_hosts_own_namespace_will_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::at(dir.path());
+        assert!(in_host_namespace(&host).is_err());
+        let net = dir.path().join("proc/self/net");
+        std::fs::create_dir_all(&net).unwrap();
+        let table = |names: &[&str]| {
+            let lines: String = names
+                .iter()
+                .map(|name| format!("{name:>6}: 0 0 0\n"))
+                .collect();
+            std::fs::write(
+                net.join("dev"),
+                format!("Inter-| Receive\n face |bytes\n{lines}"),
+            )
+            .unwrap();
+        };
+        for name in ["lo", "ens1", "ens2", "veth1"] {
+            std::fs::create_dir_all(dir.path().join("sys/class/net").join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("sys/class/net/bonding_masters"), "").unwrap();
+        table(&["lo", "ens1", "ens2"]);
+        assert_eq!(in_host_namespace(&host), Ok(()));
+        table(&["lo", "eth0"]);
+        assert!(
+            in_host_namespace(&host)
+                .unwrap_err()
+                .contains("not in the host's")
+        );
+        table(&["lo"]);
+        assert!(in_host_namespace(&host).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! `rdma-netdev list` and `reclaim`, as an administrator calls them on the node.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
+use e2e::case;
+use e2e::cni_host::CniHost;
+use e2e::harness::Case;
+use e2e::netns::{Netns, run};
+use serde_json::{Value, json};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(attachments_are_listed_and_the_dead_ones_reclaimed, Root, Netns, Macvlan),
+    case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
+    case!(reclaim_is_refused_outside_of_the_hosts_namespace, Root, Netns),
+];
+
+fn tool(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<String> {
+    let mut command = from.command(product("rdma-netdev")?);
+    command
+        .args(arguments)
+        .env_remove("CNI_COMMAND")
+        .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
+    run(&mut command)
+}
+
+fn listed(host: &CniHost) -> Result<Vec<Value>> {
+    let text = tool(host, &host.netns, &["list", "--json"])?;
+    let document: Value = serde_json::from_str(&text)?;
+    document.as_array().cloned().context("no list")
+}
+
+/// Lets a container's attachment be as old as the hills.
+fn age(host: &CniHost, container: &str) -> Result<()> {
+    let mut aged = 0;
+    for entry in fs::read_dir(host.state().join("attachments"))? {
+        let path = entry?.path();
+        let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
+        if record["containerId"] == container {
+            record["created"] = json!(1);
+            fs::write(&path, record.to_string())?;
+            aged += 1;
+        }
+    }
+    ensure!(aged == 1, "{aged} records of {container}");
+    Ok(())
+}
+
+fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host.config(&json!({
+        "attach": "macvlan", "master": "nic0",
+        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+    }));
+    let pods = [host.pod()?, host.pod()?, host.pod()?];
+    for (pod, container) in pods.iter().zip(["old", "young", "alive"]) {
+        let arguments = format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}");
+        let call = host.call(pod, container, "net1").env("CNI_ARGS", arguments);
+        call.run("ADD", config.to_string().as_bytes())?.success()?;
+    }
+    let all = listed(&host)?;
+    assert_eq!(all.len(), 3);
+    for container in ["old", "young", "alive"] {
+        let entry = all.iter().find(|entry| entry["container"] == container).context("missing")?;
+        let expected = json!([format!("default/{container}"), "net1", "rail0", "macvlan", "nic0", "alive"]);
+        let keys = ["pod", "interface", "network", "kind", "netdev", "netnsState"];
+        assert_eq!(keys.map(|key| entry[key].clone()).to_vec(), *expected.as_array().unwrap());
+    }
+    for container in ["old", "alive"] {
+        age(&host, container)?;
+    }
+    assert_eq!(tool(&host, &host.netns, &["reclaim"])?.trim(), "0 undone, 0 failed, 3 kept");
+
+    // Two namespaces go; of the younger attachment the ADD might still be on its way.
+    pods[0].delete()?;
+    pods[1].delete()?;
+    let table = tool(&host, &host.netns, &["list"])?;
+    assert_eq!(table.lines().filter(|line| line.contains(" gone ")).count(), 2, "{table}");
+    let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
+    assert!(would.contains("1 would be undone, 0 failed, 2 kept"), "{would}");
+    assert!(would.contains("its network namespace is gone"), "{would}");
+    assert_eq!(listed(&host)?.len(), 3, "a dry run changed something");
+
+    let done: Value = serde_json::from_str(&tool(&host, &host.netns, &["reclaim", "--json"])?)?;
+    assert_eq!(done["undone"][0]["container"], "old", "{done}");
+    assert_eq!(done["undone"][0]["error"], Value::Null, "{done}");
+    assert_eq!(listed(&host)?.len(), 2);
+    age(&host, "young")?;
+    tool(&host, &host.netns, &["reclaim"])?;
+    let left = listed(&host)?;
+    assert_eq!((left.len(), &left[0]["container"]), (1, &json!("alive")), "{left:?}");
+    assert!(pods[2].ip("link show net1").is_ok(), "a living pod lost its interface");
+
+    let call = host.call(&pods[2], "alive", "net1");
+    call.run("DEL", config.to_string().as_bytes())?.success()?;
+    assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    Ok(())
+}
+
+fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
+    let host = CniHost::new()?;
+    assert_eq!(listed(&host)?, Vec::<Value>::new());
+    assert_eq!(tool(&host, &host.netns, &["reclaim"])?.trim(), "0 undone, 0 failed, 0 kept");
+    assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    Ok(())
+}
+
+fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
+    let host = CniHost::new()?;
+    // `ip netns exec` shows the namespace's own /sys; a look at the host's is what a container has.
+    let elsewhere = host.pod()?;
+    let mut command = std::process::Command::new("nsenter");
+    command
+        .arg(format!("--net={}", elsewhere.path().display()))
+        .arg(product("rdma-netdev")?)
+        .arg("reclaim")
+        .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
+    let refused = run(&mut command).err().context("it was not refused")?;
+    assert!(format!("{refused:#}").contains("run this on the host"), "{refused:#}");
+    Ok(())
+}
