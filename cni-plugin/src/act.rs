@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// How long a moved netdev may take to have a carrier before its addresses are announced
-/// without one; the kernel announces them again when it comes (`arp_notify`).
+/// without one.
 const CARRIER: Duration = Duration::from_millis(100);
 
 /// The interface to be made.
@@ -186,6 +186,12 @@ fn move_in(
 /// Gives the interface its settings, addresses and routes, brings it up and announces it. Call
 /// from within the pod's namespace. Returns the interface as it is then.
 ///
+/// A child has its parent's carrier at once, so the kernel's own announcements reach the wire:
+/// with `arp_notify` and `ndisc_notify` it makes them when a link with addresses goes up
+/// (`inetdev_event()`, `ndisc_netdev_event()`). A NIC that was moved may train its link first; its
+/// addresses are announced once it has a carrier, from a packet socket, whose closing waits for
+/// all processors (`packet_release()`: `synchronize_net()`, some 10 ms).
+///
 /// # Errors
 /// The kernel's refusal.
 pub fn configure(
@@ -228,11 +234,8 @@ pub fn configure(
     }
     let started = Instant::now();
     let mut now = link::get(socket, By::Index(index))?;
-    if !layout.announced.is_empty() {
-        while attach == Attach::Move
-            && now.as_ref().is_some_and(|link| !link.carrier)
-            && started.elapsed() < CARRIER
-        {
+    if attach == Attach::Move && !layout.announced.is_empty() {
+        while now.as_ref().is_some_and(|link| !link.carrier) && started.elapsed() < CARRIER {
             std::thread::sleep(Duration::from_millis(5));
             now = link::get(socket, By::Index(index))?;
         }
