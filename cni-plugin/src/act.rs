@@ -16,9 +16,9 @@ use crate::{
         link::{self, By, Change, Child, Link, NewChild},
         neighbour, route, rule, sysctl,
     },
+    layout::Layout,
     netdev::{replay, words},
     node::Node,
-    plan::Layout,
 };
 
 /// How long a moved netdev may take to have a carrier before its addresses are announced

@@ -8,6 +8,8 @@ use cni_wire::{Code, Error, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 
+use crate::rails::Rails;
+
 /// `attach`: what becomes the pod's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
@@ -64,7 +66,7 @@ pub struct Allocation {
 }
 
 /// The plugin's own keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// `attach`, when it is given.
     pub attach: Option<Attach>,
@@ -97,6 +99,8 @@ pub struct Config {
     pub accept_ra: bool,
     /// `dad`: whether duplicate address detection runs (and is waited for by nobody).
     pub dad: bool,
+    /// `rails`: whether it is routed by source.
+    pub rails: Rails,
 }
 
 impl Config {
@@ -154,6 +158,7 @@ impl Config {
             link_local: root.get("linkLocal")?,
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
+            rails: Rails::read(&root)?,
         };
         config.check(&root)?;
         Ok(config)

@@ -28,16 +28,17 @@ use crate::{
         record::{self, Netns},
     },
     kernel::{
-        Namespace, Socket,
+        Namespace, Socket, address,
         link::{self, By, Change, Child, Link},
         route,
     },
+    layout::{self, Layout},
     netdev::{
         replay, restore,
         snapshot::{Message, Snapshot},
     },
     node::{Node, now},
-    plan::{self, Layout},
+    plan,
 };
 
 /// Serves ADD.
@@ -211,22 +212,67 @@ impl Add<'_> {
         moved: Option<&Snapshot>,
         leased: Option<&CniResult>,
     ) -> Result<Layout, Error> {
-        let Some(taken) = moved.filter(|_| leased.is_none()) else {
-            let none = CniResult::default();
-            return Ok(Layout::of_result(
-                self.attach,
-                self.config,
-                leased.unwrap_or(&none),
-            ));
+        let mut layout = match moved.filter(|_| leased.is_none()) {
+            Some(taken) => {
+                Layout::of_host(self.config, taken, self.id.ifname.as_str()).map_err(|e| {
+                    Error::new(Code::Internal, format!("read back {}: {e}", taken.name))
+                })?
+            }
+            None => {
+                let none = CniResult::default();
+                Layout::of_result(self.attach, self.config, leased.unwrap_or(&none))
+            }
         };
-        let mut with_default = Vec::new();
+        self.lay_rails(&mut layout, leased.is_none())?;
+        Ok(layout)
+    }
+
+    /// Decides about source routing, and keeps the pod's way out where it is.
+    fn lay_rails(&mut self, layout: &mut Layout, of_host: bool) -> Result<(), Error> {
         for family in route::FAMILIES {
-            let main = route::list_table(self.inside, family, replay::MAIN)?;
-            with_default.extend(main.iter().any(replay::is_default).then_some(family));
+            if layout.has_default(family) {
+                let main = route::list_table(self.inside, family, replay::MAIN)?;
+                layout
+                    .defaults_of_the_pod
+                    .extend(main.iter().any(replay::is_default).then_some(family));
+            }
         }
-        let has_default = |family: AddressFamily| with_default.contains(&family);
-        Layout::of_host(self.config, taken, self.id.ifname.as_str(), has_default)
-            .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name)))
+        let rails = &self.config.rails;
+        let others = match rails.wanted {
+            Some(_) => Vec::new(),
+            None => self.families_of_others()?,
+        };
+        let families = rails.families(layout, &others, &layout.defaults_of_the_pod);
+        if !families.is_empty() {
+            let ifname = self.id.ifname.as_str();
+            let table = rails.table(ifname, &route::tables(self.inside)?)?;
+            rails.apply(layout, &families, ifname, table);
+        }
+        if of_host {
+            let stay = layout.defaults_of_the_pod.clone();
+            layout.without_defaults(&stay);
+        }
+        Ok(())
+    }
+
+    /// The families of which the pod's other RDMA interfaces have addresses.
+    fn families_of_others(&mut self) -> Result<Vec<AddressFamily>, Error> {
+        let mut families = Vec::new();
+        for (_, _, other) in self.node.store.list()? {
+            if other.container_id != self.id.container_id || other.ifname == self.id.ifname {
+                continue;
+            }
+            let Some(link) = link::get(self.inside, By::Name(other.ifname.as_str()))? else {
+                continue;
+            };
+            families.extend(
+                address::list(self.inside, link.index)?
+                    .iter()
+                    .filter(|a| !replay::is_link_local(a))
+                    .map(|a| a.header.family),
+            );
+        }
+        Ok(families)
     }
 
     /// Makes the interface and gives it what it is to have. Returns this plugin's own result.
@@ -254,7 +300,15 @@ impl Add<'_> {
                 link::change(self.inside, what, link.index, &Change::up())?;
                 // What fails from here on is undone with the record, which releases the lease.
                 made = self.ipam.add(self.node, self.request)?.unwrap_or_default();
-                Some(Layout::of_result(self.attach, self.config, &made))
+                let late = self.lay_out(None, Some(&made))?;
+                if !late.rules.is_empty() {
+                    let known = Record {
+                        rules: late.rules.iter().map(Message::rule).collect(),
+                        ..planned.record.clone()
+                    };
+                    self.node.store.replace(key, &known)?;
+                }
+                Some(late)
             }
         };
         let none = Layout::default();
@@ -275,6 +329,7 @@ impl Add<'_> {
         for ip in &mut made.ips {
             ip.interface = Some(0);
         }
+        layout.tell_defaults(&mut made, self.request.config.version);
         made.interfaces = vec![self.interface(&link, planned)];
         Ok(made)
     }
@@ -294,7 +349,7 @@ impl Add<'_> {
 }
 
 fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
-    let address = Cidr::new(plan::own_address(message)?, message.header.prefix_len)?;
+    let address = Cidr::new(layout::own_address(message)?, message.header.prefix_len)?;
     Some(IpConfig {
         address,
         gateway: None,

@@ -2,19 +2,20 @@
 
 use cni_wire::{CniResult, Code, Command, Error, Interface, Request};
 use hca::MacAddress;
+use netlink_packet_route::rule::RuleMessage;
 
 use super::pod_namespace;
 use crate::{
     addresses::Ipam,
-    journal::Key,
+    journal::{Key, Record},
     kernel::{
         Socket, address,
         link::{self, By, Link},
-        route,
+        route, rule,
     },
-    netdev::replay,
+    layout,
+    netdev::{replay, words},
     node::Node,
-    plan,
 };
 
 /// Serves CHECK.
@@ -33,9 +34,9 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
         Some(key) => node.store.read(&key)?,
         None => None,
     };
-    if recorded.is_none() {
+    let Some(recorded) = recorded else {
         return Err(differs(format!("the journal knows no attachment of {id}")));
-    }
+    };
     let mut inside = pod.socket(&node.home)?;
     let sandbox = request.env.netns.as_deref();
     let position = before
@@ -54,6 +55,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     check_link(expected, &link)?;
     check_addresses(&mut inside, &before, index, &link)?;
     check_routes(&mut inside, &before, index, &link)?;
+    check_rules(&mut inside, &recorded)?;
     let ipam = Ipam::of(request)?;
     drop(inside);
     ipam.ask(&node, Command::Check, request)
@@ -100,13 +102,38 @@ fn check_addresses(
         .filter(|ip| ip.interface.is_none_or(|i| i == index))
     {
         let there = addresses.iter().any(|message| {
-            plan::own_address(message) == Some(ip.address.addr)
+            layout::own_address(message) == Some(ip.address.addr)
                 && message.header.prefix_len == ip.address.prefix
         });
         if !there {
             return Err(differs(format!(
                 "{} has lost address {}",
                 link.name, ip.address
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The rules that ADD made, by which an interface's addresses find their table.
+fn check_rules(inside: &mut Socket, recorded: &Record) -> Result<(), Error> {
+    if recorded.rules.is_empty() {
+        return Ok(());
+    }
+    let mut there = Vec::new();
+    for family in route::FAMILIES {
+        let rules = rule::list(inside, family)?;
+        there.extend(rules.iter().map(|r| (family, words::rule(r))));
+    }
+    for message in &recorded.rules {
+        // A record this program cannot read is no statement about the pod.
+        let Ok(rule) = message.parse::<RuleMessage>() else {
+            continue;
+        };
+        if !there.contains(&(rule.header.family, words::rule(&rule))) {
+            return Err(differs(format!(
+                "{} has lost the rule {}",
+                recorded.ifname, message.text
             )));
         }
     }
@@ -129,7 +156,7 @@ fn check_routes(
             r.gw.is_some_and(|gw| ours.ips.iter().any(|ip| ip.address.contains(gw)))
         });
     }
-    for (route, expected) in ours.routes.iter().zip(plan::routes(&ours)) {
+    for (route, expected) in ours.routes.iter().zip(layout::routes(&ours)) {
         let family = expected.header.address_family;
         let wanted = replay::route(&expected, 0, link.index);
         let there = route::list(inside, family, link.index)?

@@ -1,12 +1,15 @@
 //! Routes.
 
+use std::collections::BTreeSet;
+
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE, Parseable};
 use netlink_packet_route::{
     AddressFamily,
     route::{RouteAttribute, RouteMessage},
 };
 
-use super::{Result, Socket};
+use super::{Result, Socket, rule};
+use crate::netdev::replay;
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -43,6 +46,21 @@ pub fn list_table(
         Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
         done => done,
     }
+}
+
+/// The numbers of all tables that have a route, or that a rule looks up.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
+    let mut tables = BTreeSet::new();
+    for family in FAMILIES {
+        let mut filter = RouteMessage::default();
+        filter.header.address_family = family;
+        tables.extend(dump(socket, &filter)?.iter().map(replay::route_table));
+        tables.extend(rule::list(socket, family)?.iter().map(replay::rule_table));
+    }
+    Ok(tables)
 }
 
 /// The route the kernel would take for a packet to the destination of `query`; none when there

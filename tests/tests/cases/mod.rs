@@ -28,6 +28,7 @@ modules! {
     cni_move
     cni_policy
     cni_protocol
+    cni_rails
     docs_config
     dp_install
     dp_kubelet

@@ -1,0 +1,493 @@
+//! Source routing for rails: what leaves with an interface's address leaves through it.
+//!
+//! A pod with several NICs, often in one subnet, has one main table: replies and RDMA connections
+//! of the second NIC would leave through the first, and every NIC would answer ARP for every
+//! address. So a rail has a table of its own with its connected networks, its routes and its
+//! gateway, which rules choose by source address (and by interface, for sockets bound to it). The
+//! main table keeps the connected route and the others with their source, because libraries such
+//! as UCX look there and know no rules. Default routes do not get into the main table of a pod
+//! that has one: the pod's way out and its DNS stay where they are. Pure.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use cni_wire::{Code, Error, Section};
+use netlink_packet_route::{
+    AddressFamily,
+    address::AddressMessage,
+    route::{
+        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope,
+        RouteType,
+    },
+    rule::{RuleAction, RuleAttribute, RuleMessage},
+};
+
+use crate::{
+    layout::{Layout, Setting, own_address},
+    netdev::replay,
+};
+
+/// Before the main table (32766), behind what people number by hand.
+const PRIORITY: u32 = 1000;
+/// Tables chosen here are 2^24 and more; people and other plugins number theirs by hand, from 1
+/// or from 100.
+const FIRST_TABLE: u32 = 1 << 24;
+const TABLES: u32 = 1 << 24;
+
+/// `rails`: what is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rails {
+    /// On, off, or by what the pod has.
+    pub wanted: Option<bool>,
+    /// The table; none for one chosen by the interface's name.
+    pub table: Option<u32>,
+    /// Priority of the rules; none for 1000.
+    pub priority: Option<u32>,
+}
+
+impl Rails {
+    /// Reads `rails`: true, false, or an object with `enabled`, `table`, `priority`.
+    ///
+    /// # Errors
+    /// Code 7 naming key and value.
+    pub fn read(root: &Section<'_>) -> Result<Rails, Error> {
+        let Some(value) = root.value("rails") else {
+            return Ok(Rails::default());
+        };
+        if let Some(wanted) = value.as_bool() {
+            return Ok(Rails {
+                wanted: Some(wanted),
+                ..Rails::default()
+            });
+        }
+        let section = Section::of(value, root.path_of("rails"))
+            .map_err(|e| e.with_details("expected true, false, or an object"))?;
+        if let Some(unknown) = section
+            .keys()
+            .find(|key| !["enabled", "table", "priority"].contains(key))
+        {
+            return Err(section
+                .wrong(unknown, "is not a key of rails")
+                .with_details("expected enabled, table, priority"));
+        }
+        let table = section.get::<u32>("table")?;
+        // 253 to 255 are default, main and local; 0 is no table.
+        if table.is_some_and(|table| matches!(table, 0 | 253..=255)) {
+            return Err(section
+                .wrong("table", "0 and 253 to 255 are the kernel's own tables")
+                .with_details("leave it out for one that nobody else has"));
+        }
+        let priority = section.get::<u32>("priority")?;
+        if priority.is_some_and(|priority| !(1..=32765).contains(&priority)) {
+            return Err(section.wrong("priority", "is not between 1 and 32765"));
+        }
+        Ok(Rails {
+            wanted: Some(section.get("enabled")?.unwrap_or(true)),
+            table,
+            priority,
+        })
+    }
+
+    /// Whether ARP is to keep the interface's addresses to the interface.
+    pub fn keep_arp(&self) -> bool {
+        self.wanted != Some(false)
+    }
+
+    /// The families of addresses that are routed by source.
+    ///
+    /// Unless it is said, those of which the pod has another RDMA interface (`others`), and those
+    /// of which network and pod both have a default route (`defaults`: the pod's); not those that
+    /// bring rules of their own.
+    pub fn families(
+        &self,
+        layout: &Layout,
+        others: &[AddressFamily],
+        defaults: &[AddressFamily],
+    ) -> Vec<AddressFamily> {
+        let mut families: Vec<AddressFamily> = Vec::new();
+        for address in &layout.addresses {
+            let family = address.header.family;
+            let has_rules = layout.rules.iter().any(|rule| rule.header.family == family);
+            let due = match self.wanted {
+                Some(wanted) => wanted,
+                None if has_rules => false,
+                None => {
+                    others.contains(&family)
+                        || (defaults.contains(&family) && layout.has_default(family))
+                }
+            };
+            if due && !families.contains(&family) {
+                families.push(family);
+            }
+        }
+        families
+    }
+
+    /// The table of an interface: the one that is asked for, else one that follows from its name,
+    /// which is unique in the pod, and that nobody has (`used`).
+    ///
+    /// # Errors
+    /// Code 7: the table that is asked for is in use.
+    pub fn table(&self, ifname: &str, used: &BTreeSet<u32>) -> Result<u32, Error> {
+        if let Some(table) = self.table {
+            if used.contains(&table) {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!("rails.table: {table} is in use in the pod already"),
+                )
+                .with_details("leave it out for one that nobody else has"));
+            }
+            return Ok(table);
+        }
+        // FNV-1a: the same name has the same table in every pod.
+        let hash = ifname.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        let free = (0..TABLES)
+            .map(|step| FIRST_TABLE + hash.wrapping_add(step) % TABLES)
+            .find(|table| !used.contains(table));
+        free.ok_or_else(|| Error::new(Code::Internal, "the pod has no routing table left"))
+    }
+
+    /// Makes a rail of the interface, for these families.
+    pub fn apply(&self, layout: &mut Layout, families: &[AddressFamily], ifname: &str, table: u32) {
+        let priority = self.priority.unwrap_or(PRIORITY);
+        for family in families.iter().copied() {
+            if family == AddressFamily::Inet {
+                // The kernel takes the larger of this and `all` (ip-sysctl.rst): 2, loose, holds
+                // whatever the pod's `all` is, 0 does not.
+                layout.settings.push(Setting {
+                    group: "ipv4/conf",
+                    key: "rp_filter",
+                    value: "2",
+                });
+            }
+            let addresses: Vec<AddressMessage> = layout
+                .addresses
+                .iter()
+                .filter(|a| a.header.family == family)
+                .cloned()
+                .collect();
+            let gateway = layout
+                .gateways
+                .iter()
+                .copied()
+                .find(|gateway| family_of(*gateway) == family);
+            let mut own: Vec<RouteMessage> = addresses
+                .iter()
+                .filter_map(|address| connected(address, table))
+                .collect();
+            let in_main: Vec<RouteMessage> = layout
+                .routes
+                .iter()
+                .filter(|r| {
+                    r.header.address_family == family && replay::route_table(r) == replay::MAIN
+                })
+                .cloned()
+                .collect();
+            let mut led_out = false;
+            for route in &in_main {
+                led_out |= replay::is_default(route);
+                own.push(in_table(route, table));
+            }
+            if let Some(gateway) = gateway.filter(|_| !led_out) {
+                own.push(default_via(gateway, &addresses, table));
+            }
+            own.sort_by_key(replay::has_gateway);
+            if layout.defaults_of_the_pod.contains(&family) {
+                layout.without_defaults(&[family]);
+            }
+            for route in &mut layout.routes {
+                if route.header.address_family == family
+                    && replay::route_table(route) == replay::MAIN
+                {
+                    hint_source(route, &addresses);
+                }
+            }
+            for mut route in own {
+                hint_source(&mut route, &addresses);
+                if !layout.routes.contains(&route) {
+                    layout.routes.push(route);
+                }
+            }
+            for address in &addresses {
+                layout.rules.extend(
+                    own_address(address)
+                        .map(|from| rule(family, Some(from), None, table, priority)),
+                );
+            }
+            layout
+                .rules
+                .push(rule(family, None, Some(ifname), table, priority));
+        }
+    }
+}
+
+fn family_of(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+/// The network of an address as the kernel makes its route, in another table; none for a single
+/// address.
+fn connected(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
+    let own = own_address(address)?;
+    let network = cni_wire::Cidr::new(own, address.header.prefix_len)?;
+    if network == cni_wire::Cidr::host(own) {
+        return None;
+    }
+    let mut route = route_to(family_of(own), table);
+    route.header.destination_prefix_length = network.prefix;
+    route.header.scope = RouteScope::Link;
+    if network.prefix > 0 {
+        route
+            .attributes
+            .push(RouteAttribute::Destination(network.network().addr.into()));
+    }
+    // Of several addresses each network has its own.
+    hint_source(&mut route, std::slice::from_ref(address));
+    Some(route)
+}
+
+fn route_to(family: AddressFamily, table: u32) -> RouteMessage {
+    let mut route = RouteMessage::default();
+    route.header.address_family = family;
+    route.header.protocol = RouteProtocol::Static;
+    route.header.kind = RouteType::Unicast;
+    route.header.scope = RouteScope::Universe;
+    route.attributes = vec![RouteAttribute::Oif(0)];
+    in_table(&route, table)
+}
+
+fn default_via(gateway: IpAddr, addresses: &[AddressMessage], table: u32) -> RouteMessage {
+    let mut route = route_to(family_of(gateway), table);
+    route
+        .attributes
+        .push(RouteAttribute::Gateway(gateway.into()));
+    let near = addresses.iter().any(|address| {
+        own_address(address)
+            .and_then(|own| cni_wire::Cidr::new(own, address.header.prefix_len))
+            .is_some_and(|network| network.contains(gateway))
+    });
+    let on_link = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
+    if !near && !on_link {
+        route.header.flags |= RouteFlags::Onlink;
+    }
+    route
+}
+
+fn in_table(route: &RouteMessage, table: u32) -> RouteMessage {
+    let mut copy = route.clone();
+    copy.header.table = u8::try_from(table).unwrap_or(0);
+    copy.attributes
+        .retain(|a| !matches!(a, RouteAttribute::Table(_)));
+    copy.attributes.push(RouteAttribute::Table(table));
+    copy
+}
+
+/// The first address that can be one, unless the route says another. Not IPv6: there the kernel
+/// refuses an address that is still tentative, and finds the interface's own by itself.
+fn hint_source(route: &mut RouteMessage, addresses: &[AddressMessage]) {
+    let said = route
+        .attributes
+        .iter()
+        .any(|a| matches!(a, RouteAttribute::PrefSource(_)));
+    let Some(IpAddr::V4(source)) = addresses.first().and_then(own_address).filter(|_| !said) else {
+        return;
+    };
+    route
+        .attributes
+        .push(RouteAttribute::PrefSource(RouteAddress::Inet(source)));
+}
+
+fn rule(
+    family: AddressFamily,
+    from: Option<IpAddr>,
+    oif: Option<&str>,
+    table: u32,
+    priority: u32,
+) -> RuleMessage {
+    let mut rule = RuleMessage::default();
+    rule.header.family = family;
+    rule.header.action = RuleAction::ToTable;
+    rule.header.table = u8::try_from(table).unwrap_or(0);
+    if let Some(from) = from {
+        rule.header.src_len = if from.is_ipv4() { 32 } else { 128 };
+        rule.attributes.push(RuleAttribute::Source(from));
+    }
+    rule.attributes
+        .extend(oif.map(|name| RuleAttribute::Oifname(name.to_owned())));
+    rule.attributes.push(RuleAttribute::Table(table));
+    rule.attributes.push(RuleAttribute::Priority(priority));
+    rule
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_wire::{CniResult, IpConfig, Route};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        config::{Attach, Config},
+        netdev::words,
+    };
+
+    const V4: AddressFamily = AddressFamily::Inet;
+    const V6: AddressFamily = AddressFamily::Inet6;
+
+    fn layout(ips: &[(&str, Option<&str>)], routes: &[(&str, Option<&str>)]) -> Layout {
+        let result = CniResult {
+            ips: ips
+                .iter()
+                .map(|(address, gateway)| IpConfig {
+                    address: address.parse().unwrap(),
+                    gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+                    interface: None,
+                })
+                .collect(),
+            routes: routes
+                .iter()
+                .map(|(dst, gw)| Route::via(dst.parse().unwrap(), gw.map(|gw| gw.parse().unwrap())))
+                .collect(),
+            ..CniResult::default()
+        };
+        Layout::of_result(Attach::Macvlan, &Config::default(), &result)
+    }
+
+    fn read(value: Value) -> Result<Rails, Error> {
+        let object = json!({ "rails": value });
+        Rails::read(&Section::root(object.as_object().unwrap()))
+    }
+
+    fn said(layout: &Layout) -> (Vec<String>, Vec<String>) {
+        (
+            layout.routes.iter().map(words::route).collect(),
+            layout.rules.iter().map(words::rule).collect(),
+        )
+    }
+
+    #[test]
+    fn it_is_asked_for_in_three_ways() {
+        assert_eq!(read(Value::Null).unwrap(), Rails::default());
+        assert_eq!(read(json!(true)).unwrap().wanted, Some(true));
+        assert_eq!(read(json!(false)).unwrap().wanted, Some(false));
+        let full = read(json!({"table": 7, "priority": 9})).unwrap();
+        assert_eq!(
+            (full.wanted, full.table, full.priority),
+            (Some(true), Some(7), Some(9))
+        );
+        assert_eq!(read(json!({"enabled": false})).unwrap().wanted, Some(false));
+        for (wrong, named) in [
+            (json!("yes"), "rails"),
+            (json!({"tabel": 1}), "rails.tabel"),
+            (json!({"table": 254}), "rails.table"),
+            (json!({"table": -1}), "rails.table"),
+            (json!({"priority": 0}), "rails.priority"),
+            (json!({"priority": 40000}), "rails.priority"),
+        ] {
+            let error = read(wrong).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pods_second_interface_of_a_family_is_a_rail() {
+        let both = layout(&[("10.0.0.5/24", None), ("fd00::5/64", None)], &[]);
+        let by = |wanted, others: &[AddressFamily]| {
+            let rails = Rails {
+                wanted,
+                ..Rails::default()
+            };
+            rails.families(&both, others, &[V4, V6])
+        };
+        assert!(by(None, &[]).is_empty());
+        assert_eq!(by(None, &[V6]), [V6]);
+        assert_eq!(by(Some(true), &[]), [V4, V6]);
+        assert!(by(Some(false), &[V4, V6]).is_empty());
+    }
+
+    #[test]
+    fn a_network_with_a_way_out_does_not_take_the_pods() {
+        let out = layout(&[("10.0.0.5/24", Some("10.0.0.1"))], &[("0.0.0.0/0", None)]);
+        let auto = Rails::default();
+        assert_eq!(auto.families(&out, &[], &[V4]), [V4]);
+        assert!(auto.families(&out, &[], &[]).is_empty(), "the pod has none");
+    }
+
+    #[test]
+    fn a_rail_has_its_networks_routes_and_gateway_in_its_table() {
+        let mut rail = layout(
+            &[("10.0.0.5/24", Some("10.0.0.1"))],
+            &[("0.0.0.0/0", None), ("10.0.0.0/8", None)],
+        );
+        rail.defaults_of_the_pod = vec![V4];
+        Rails::default().apply(&mut rail, &[V4], "net2", 4242);
+        let (routes, rules) = said(&rail);
+        assert_eq!(
+            routes,
+            [
+                "10.0.0.0/8 via 10.0.0.1 src 10.0.0.5",
+                "10.0.0.0/24 src 10.0.0.5 table 4242",
+                "default via 10.0.0.1 src 10.0.0.5 table 4242",
+                "10.0.0.0/8 via 10.0.0.1 src 10.0.0.5 table 4242",
+            ]
+        );
+        assert_eq!(
+            rules,
+            [
+                "1000: from 10.0.0.5/32 lookup 4242",
+                "1000: oif net2 lookup 4242"
+            ]
+        );
+        assert!(
+            rail.settings
+                .iter()
+                .any(|s| s.key == "rp_filter" && s.value == "2")
+        );
+    }
+
+    #[test]
+    fn a_gateway_is_enough_and_may_lie_outside_of_a_single_address() {
+        let mut rail = layout(
+            &[
+                ("10.0.0.5/32", Some("10.0.0.1")),
+                ("fd00::5/64", Some("fe80::1")),
+            ],
+            &[],
+        );
+        Rails::default().apply(&mut rail, &[V4, V6], "net2", 4242);
+        let (routes, rules) = said(&rail);
+        assert_eq!(
+            routes,
+            [
+                "default via 10.0.0.1 src 10.0.0.5 table 4242",
+                "fd00::/64 table 4242",
+                "default (IPv6) via fe80::1 table 4242",
+            ]
+        );
+        assert_eq!(rail.routes[0].header.flags, RouteFlags::Onlink);
+        assert!(rail.routes[2].header.flags.is_empty());
+        assert_eq!(rules.len(), 4);
+    }
+
+    #[test]
+    fn tables_follow_from_the_name_and_never_meet() {
+        let rails = Rails::default();
+        let mut used = BTreeSet::new();
+        for name in ["net1", "net2", "net3", "rail0", "rail1", "ib0"] {
+            let table = rails.table(name, &used).unwrap();
+            assert_eq!(rails.table(name, &used).unwrap(), table);
+            assert!(table >= FIRST_TABLE && used.insert(table), "{name}");
+        }
+        let first = rails.table("net1", &BTreeSet::new()).unwrap();
+        assert_ne!(rails.table("net1", &used).unwrap(), first);
+        let asked = Rails {
+            table: Some(first),
+            ..rails
+        };
+        assert!(asked.table("x", &used).unwrap_err().msg.contains("in use"));
+    }
+}
