@@ -17,7 +17,7 @@ use crate::{
         neighbour, route, rule, sysctl,
     },
     layout::Layout,
-    netdev::{replay, words},
+    netdev::{replay, restore, snapshot::Identity, words},
     node::Node,
 };
 
@@ -181,6 +181,54 @@ fn move_in(
         )?;
     }
     Ok(moved)
+}
+
+/// A netdev of IP over InfiniBand ends when its RDMA device leaves a namespace, and is made anew
+/// by the driver when it has arrived; in which of the two, kernels differ. It is waited for in
+/// both and gets its name in the pod.
+///
+/// # Errors
+/// Code 11 when it does not come; the kernel's refusal.
+pub fn take_anew(
+    node: &mut Node,
+    pod: &Namespace,
+    inside: &mut Socket,
+    new: &Interface<'_>,
+    identity: &Identity,
+) -> Result<Link, Error> {
+    let started = Instant::now();
+    loop {
+        if let Some(link) = identity.find(&link::list(inside)?) {
+            let change = Change {
+                name: Some(new.name),
+                mtu: new.mtu,
+                ..Change::down()
+            };
+            let what = format!("name {} {}", link.name, new.name);
+            link::change(inside, what, link.index, &change)?;
+            return link::get(inside, By::Name(new.name))?.ok_or_else(|| vanished(new.name));
+        }
+        if let Some(link) = identity.find(&link::list(&mut node.socket)?) {
+            let anew = Interface {
+                netdev: link,
+                child: None,
+                mac: None,
+                ..*new
+            };
+            return move_in(node, pod, inside, &anew);
+        }
+        if started.elapsed() > restore::ON_ITS_WAY {
+            return Err(Error::new(
+                Code::TryAgain,
+                format!(
+                    "{} was not made anew after its RDMA device had moved",
+                    new.netdev.name
+                ),
+            )
+            .with_details("is the module ib_ipoib loaded?"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Gives the interface its settings, addresses and routes, brings it up and announces it. Call

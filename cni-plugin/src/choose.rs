@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use cni_wire::{Code, Error};
+use hca::HcaId;
 
 use crate::{
     config::{Attach, Config, Target},
     detach::{self, living, stranded},
     find::{self, Found, Missing},
-    journal::{Key, Record, store::Lock},
+    journal::{Key, RdmaDevice, Record, store::Lock},
     kernel::{
         Socket,
         link::{self, By, Link},
@@ -19,7 +20,7 @@ use crate::{
         snapshot::{Identity, Snapshot},
     },
     node::Node,
-    plan,
+    plan, rdma,
 };
 
 /// The netdev to work with.
@@ -162,7 +163,7 @@ fn fetch_from_the_dead(node: &mut Node, target: &Target, missing: Error) -> Resu
         let Some(taken) = record
             .moved
             .as_ref()
-            .filter(|taken| is_meant(target, taken))
+            .filter(|taken| is_meant(target, taken, &record.rdma))
         else {
             continue;
         };
@@ -180,17 +181,21 @@ fn fetch_from_the_dead(node: &mut Node, target: &Target, missing: Error) -> Resu
         let home =
             bring_home(&mut node.ground(), taken, None, restore::ON_ITS_WAY).map_err(stranded)?;
         detach::report(node, taken, &home);
-        return Ok(());
+        return rdma::bring_home(node, &record.rdma, None, restore::ON_ITS_WAY);
     }
     Err(missing)
 }
 
-fn is_meant(target: &Target, taken: &Snapshot) -> bool {
+fn is_meant(target: &Target, taken: &Snapshot, rdma: &[RdmaDevice]) -> bool {
     match target {
         Target::Name(name) => taken.name == *name || taken.altnames.contains(name),
         Target::Mac(mac) => {
             let mac = mac.to_string();
             taken.identity.mac == mac || taken.identity.permanent_mac.as_ref() == Some(&mac)
+        }
+        Target::Hca(HcaId::NodeGuid(guid)) => {
+            let guid = guid.to_string();
+            rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid))
         }
         Target::Hca(hca) => taken
             .identity
@@ -202,7 +207,7 @@ fn is_meant(target: &Target, taken: &Snapshot) -> bool {
             .bus_device
             .as_ref()
             .is_some_and(|device| path.split('/').next_back() == Some(device)),
-        Target::RdmaDevice(_) => false,
+        Target::RdmaDevice(name) => rdma.iter().any(|device| device.name == *name),
     }
 }
 
@@ -222,6 +227,7 @@ fn settle_claim(node: &mut Node, identity: &Identity) -> Result<Option<String>, 
         let home = bring_home(&mut node.ground(), taken, None, Duration::ZERO).map_err(stranded)?;
         detach::report(node, taken, &home);
         true_name = home.goes_by.is_some().then(|| taken.name.clone());
+        rdma::bring_home(node, &record.rdma, None, Duration::ZERO)?;
         if record.ipam.is_none() {
             node.store.forget(&key)?;
         } else {
@@ -229,6 +235,7 @@ fn settle_claim(node: &mut Node, identity: &Identity) -> Result<Option<String>, 
                 &key,
                 &Record {
                     moved: None,
+                    rdma: Vec::new(),
                     ..record.clone()
                 },
             )?;

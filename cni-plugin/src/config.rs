@@ -8,7 +8,7 @@ use cni_wire::{Code, Error, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 
-use crate::rails::Rails;
+use crate::{rails::Rails, rdma::Wish};
 
 /// `attach`: what becomes the pod's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Attach {
     Ipvlan,
     /// A child in a partition of an InfiniBand port.
     Ipoib,
+    /// No interface: the RDMA device of one that another plugin of the chain made.
+    RdmaOnly,
 }
 
 impl Attach {
@@ -31,13 +33,20 @@ impl Attach {
             Attach::Macvlan => "macvlan",
             Attach::Ipvlan => "ipvlan",
             Attach::Ipoib => "ipoib",
+            Attach::RdmaOnly => "rdma-only",
         }
     }
 
     fn parse(text: &str) -> Option<Attach> {
-        [Attach::Move, Attach::Macvlan, Attach::Ipvlan, Attach::Ipoib]
-            .into_iter()
-            .find(|attach| attach.as_str() == text)
+        [
+            Attach::Move,
+            Attach::Macvlan,
+            Attach::Ipvlan,
+            Attach::Ipoib,
+            Attach::RdmaOnly,
+        ]
+        .into_iter()
+        .find(|attach| attach.as_str() == text)
     }
 }
 
@@ -101,7 +110,14 @@ pub struct Config {
     pub dad: bool,
     /// `rails`: whether it is routed by source.
     pub rails: Rails,
+    /// `rdma`: what becomes of the RDMA devices.
+    pub rdma: Wish,
+    /// `runtimeConfig.CNIDeviceInfoFile`.
+    pub device_info: Option<String>,
 }
+
+/// The `type` under which the RDMA CNI plugin is installed.
+const DROP_IN: &str = "rdma";
 
 impl Config {
     /// Reads the keys of a request.
@@ -112,14 +128,16 @@ impl Config {
     pub fn read(request: &Request) -> Result<Config, Error> {
         let root = request.config.root();
         let runtime = request.config.runtime_config()?;
+        // Installed in that plugin's place this one does what that one does.
+        let stands_in = root.text("type")? == Some(DROP_IN);
         let attach = match root.text("attach")? {
-            None => None,
+            None => stands_in.then_some(Attach::RdmaOnly),
             Some(text) => Some(Attach::parse(text).ok_or_else(|| {
                 root.wrong(
                     "attach",
                     format_args!("{text:?} is not a kind of attachment"),
                 )
-                .with_details("expected move, macvlan, ipvlan or ipoib")
+                .with_details("expected move, macvlan, ipvlan, ipoib or rdma-only")
             })?),
         };
         if runtime.text("infinibandGUID")?.is_some() {
@@ -159,6 +177,8 @@ impl Config {
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
             rails: Rails::read(&root)?,
+            rdma: wish(&root, stands_in)?,
+            device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
         };
         config.check(&root)?;
         Ok(config)
@@ -166,9 +186,17 @@ impl Config {
 
     fn check(&self, root: &Section<'_>) -> Result<(), Error> {
         let attach = self.attach;
+        if attach == Some(Attach::RdmaOnly) && self.rdma == Wish::Off {
+            return Err(root
+                .wrong("rdma", "off leaves attach rdma-only nothing to do")
+                .with_details("leave the plugin out of the chain, or set rdma to auto"));
+        }
         let child_only = |key: &str, set: bool| match attach {
-            Some(Attach::Move) if set => Err(root
-                .wrong(key, "has no meaning for attach move")
+            Some(kind @ (Attach::Move | Attach::RdmaOnly)) if set => Err(root
+                .wrong(
+                    key,
+                    format_args!("has no meaning for attach {}", kind.as_str()),
+                )
                 .with_details("leave it out, or set attach to macvlan, ipvlan or ipoib")),
             _ => Ok(()),
         };
@@ -289,6 +317,21 @@ fn device(root: &Section<'_>, bus: Option<&str>) -> Result<Option<Target>, Error
     Ok(root
         .text("rdmaDevice")?
         .map(|name| Target::RdmaDevice(name.to_owned())))
+}
+
+fn wish(root: &Section<'_>, stands_in: bool) -> Result<Wish, Error> {
+    match root.text("rdma")? {
+        // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
+        None if stands_in => Ok(Wish::Required),
+        None => Ok(Wish::Auto),
+        Some(text) => Wish::parse(text).ok_or_else(|| {
+            root.wrong(
+                "rdma",
+                format_args!("{text:?} is not a wish about RDMA devices"),
+            )
+            .with_details("expected auto, required or off")
+        }),
+    }
 }
 
 /// Zero means "not given", as in the reference plugins.
@@ -474,6 +517,9 @@ mod tests {
             (json!({"attach": "move", "mode": "bridge"}), "mode"),
             (json!({"attach": "macvlan", "device": "eth1"}), "device"),
             (json!({"linkInContainer": true}), "linkInContainer"),
+            (json!({"rdma": "yes"}), "rdma"),
+            (json!({"attach": "rdma-only", "rdma": "off"}), "rdma"),
+            (json!({"attach": "rdma-only", "master": "eth1"}), "master"),
             (json!({"linkInContainer": 1}), "linkInContainer"),
             (json!({"pkey": "0x8000"}), "pkey"),
             (json!({"pkey": 65536}), "pkey"),
@@ -496,6 +542,16 @@ mod tests {
             read_with(json!({}), "MAC=x").unwrap_err().code,
             Code::InvalidEnvironment
         );
+    }
+
+    #[test]
+    fn in_the_place_of_the_rdma_plugin_it_does_what_that_does() {
+        let stands_in = read(json!({"type": "rdma", "deviceID": "0000:3b:00.2"})).unwrap();
+        assert_eq!(stands_in.attach, Some(Attach::RdmaOnly));
+        assert_eq!(stands_in.rdma, Wish::Required);
+        let said = read(json!({"type": "rdma", "rdma": "auto"})).unwrap();
+        assert_eq!(said.rdma, Wish::Auto);
+        assert_eq!(read(json!({})).unwrap().rdma, Wish::Auto);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::{
         snapshot::Snapshot,
     },
     node::Node,
+    rdma,
 };
 
 /// Undoes an attachment.
@@ -44,6 +45,9 @@ pub fn detach(
         let pod = living(record);
         match pod {
             Ok(pod) => {
+                // RDMA devices first: netdevs of InfiniBand stand on them.
+                let rdma = rdma::bring_home(node, &record.rdma, pod.as_ref(), patience);
+                failures.extend(rdma.err());
                 if let Some(taken) = &record.moved {
                     match return_netdev(node, key, taken, pod.as_ref(), patience) {
                         Ok(pending) => keep = pending,
@@ -70,6 +74,7 @@ pub fn detach(
         let rest = Record {
             ipam: None,
             child: None,
+            rdma: Vec::new(),
             rules: Vec::new(),
             ..record.clone()
         };

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use cni_wire::{Code, Error};
-use hca::{HcaId, Host, PortId, lookup};
+use hca::{HcaId, Host, NetnsMode, PortId, lookup};
 use netlink_packet_route::{
     AddressFamily,
     address::AddressAttribute,
@@ -88,29 +88,17 @@ pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String
             only(&names.iter().map(String::as_str).collect::<Vec<_>>(), path)
         }
         Target::RdmaDevice(name) => {
-            let device = hca::rdma::read(host, name)?;
+            let device = hca::rdma::read(host, name).map_err(away)?;
             of_ports(&device, port)
         }
-        Target::Hca(HcaId::NodeGuid(guid)) => {
-            let inventory = hca::inventory(host)?;
-            let device = inventory
-                .rdma_devices
-                .iter()
-                .find(|d| d.node_guid == Some(*guid))
-                .ok_or_else(|| {
-                    Missing::Other(Error::new(
-                        Code::InvalidConfig,
-                        format!("no RDMA device of this host has node GUID {guid}"),
-                    ))
-                })?;
-            of_ports(device, port)
+        Target::Hca(hca @ HcaId::NodeGuid(_)) => {
+            let device = lookup::on_hca(host, hca).map_err(away)?;
+            let device = device.rdma_devices.first().map(String::as_str);
+            let device = hca::rdma::read(host, device.unwrap_or_default()).map_err(away)?;
+            of_ports(&device, port)
         }
         Target::Hca(hca) => {
-            let occupants = match hca {
-                HcaId::Pci(address) => lookup::on_pci(host, *address)?,
-                HcaId::Auxiliary(name) => lookup::on_auxiliary(host, name.as_str())?,
-                HcaId::NodeGuid(_) => lookup::Occupants::default(),
-            };
+            let occupants = lookup::on_hca(host, hca)?;
             let candidates: Vec<(u32, &str)> = occupants
                 .netdevs
                 .iter()
@@ -118,6 +106,14 @@ pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String
                 .collect();
             by_port(&candidates, port, &hca.to_string())
         }
+    }
+}
+
+/// In exclusive mode an RDMA device that a pod has is not seen here.
+fn away(error: hca::Error) -> Missing {
+    match error.is_missing() {
+        true => Missing::Netdev(looked(&error)),
+        false => Missing::Other(looked(&error)),
     }
 }
 
@@ -177,8 +173,8 @@ pub struct Found {
     pub link: Link,
     /// Its RDMA ports; empty when it has none.
     pub rdma: Vec<PortId>,
-    /// Whether its RDMA devices belong to one network namespace each, the host's.
-    pub exclusive: bool,
+    /// How the RDMA subsystem treats namespaces; none without RDMA devices.
+    pub mode: Option<NetnsMode>,
     /// What selectors of the policy ask for; only looked at when there are any.
     pub netdev: Option<hca::Netdev>,
     /// Vendor and device of its PCI function, four hexadecimal digits each; likewise.
@@ -222,7 +218,7 @@ pub fn look(
     };
     let mut found = Found {
         rdma,
-        exclusive: mode == Some(hca::NetnsMode::Exclusive),
+        mode,
         ..Found::default()
     };
     if with_selectors {

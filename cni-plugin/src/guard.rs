@@ -13,8 +13,7 @@ use crate::{config::Attach, find::Found};
 /// Refuses a netdev the policy does not give away.
 ///
 /// # Errors
-/// Code 101 with the rule and what to change; code 7 for a netdev that could not serve
-/// whatever the policy says; code 50 where the pod would get a netdev without its RDMA device.
+/// Code 101 with the rule and what to change.
 pub fn check(found: &Found, attach: Attach, allow: &Allow, policy: &Path) -> Result<(), Error> {
     let name = &found.link.name;
     let refuse = |why: String, remedy: String| {
@@ -59,21 +58,6 @@ pub fn check(found: &Found, attach: Attach, allow: &Allow, policy: &Path) -> Res
             ),
         );
     }
-    if found.exclusive {
-        return Err(Error::new(
-            Code::Unavailable,
-            format!(
-                "{} netdev {name} is refused: the node's RDMA subsystem is in exclusive mode, in \
-                 which its RDMA device would stay behind in the host's network namespace",
-                verb(attach)
-            ),
-        )
-        .with_details(
-            "set it to shared, where the device files of the allocation are all that a pod needs: \
-             rdma system set netns shared, and for the next boot netns_mode=1 for ib_core in \
-             /etc/modprobe.d",
-        ));
-    }
     if !selected(found, allow) {
         return refuse(
             "none of the policy's selectors has it".into(),
@@ -89,6 +73,7 @@ fn verb(attach: Attach) -> &'static str {
         Attach::Macvlan => "a macvlan on",
         Attach::Ipvlan => "an ipvlan on",
         Attach::Ipoib => "an IPoIB child of",
+        Attach::RdmaOnly => "moving the RDMA device of",
     }
 }
 
@@ -143,18 +128,6 @@ mod tests {
 
     fn ask(found: &Found, allow: &Allow) -> Result<(), Error> {
         check(found, Attach::Macvlan, allow, Path::new("/etc/policy.json"))
-    }
-
-    #[test]
-    fn a_netdev_that_would_part_from_its_rdma_device_is_refused() {
-        let found = Found {
-            exclusive: true,
-            ..nic()
-        };
-        let error = ask(&found, &Allow::default()).unwrap_err();
-        assert_eq!(error.code, Code::Unavailable);
-        assert!(error.msg.contains("exclusive mode"), "{}", error.msg);
-        assert!(error.details.contains("netns shared"), "{}", error.details);
     }
 
     #[test]

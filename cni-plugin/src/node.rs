@@ -38,6 +38,8 @@ pub struct Node {
     pub policy: Policy,
     /// Where that is written.
     pub policy_path: PathBuf,
+    /// The root directory of the host: `/` but in tests and for daemons in a container.
+    pub root: PathBuf,
     /// The journal.
     pub store: Store,
     /// The IPAM of this project, in this process.
@@ -84,6 +86,7 @@ impl Node {
             ipam: Ipam::new(policy.clone(), &places.root, places.node.as_deref()),
             log: Log::open(&policy.log, subject),
             boot: boot_id(&host.proc),
+            root: places.root.clone(),
             policy_path: places.policy.clone(),
             socket: Socket::open()?,
             host,

@@ -95,7 +95,7 @@ pub fn check(
                 "set attach to macvlan for an Ethernet netdev",
             );
         }
-        Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib => {}
+        Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib | Attach::RdmaOnly => {}
     }
     if attach == Attach::Macvlan {
         let passthru = config.mode.as_deref() == Some("passthru");
@@ -156,7 +156,7 @@ pub fn child(
     parent_mode: IpoibMode,
 ) -> Result<Option<Child>, Error> {
     Ok(match attach {
-        Attach::Move => None,
+        Attach::Move | Attach::RdmaOnly => None,
         Attach::Macvlan => Some(Child::Macvlan {
             mode: config.macvlan_mode()?,
             broadcast_queue: config.broadcast_queue,

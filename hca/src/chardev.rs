@@ -198,6 +198,19 @@ pub(crate) fn entries(
     Ok(entries)
 }
 
+/// The verbs nodes of all RDMA devices, with the names of these. Other than the devices
+/// themselves, they are seen from every network namespace in exclusive mode, too.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>> {
+    let all = entries(host, &host.class("infiniband_verbs"))?;
+    Ok(all
+        .into_iter()
+        .map(|(owner, device, _)| (owner, device))
+        .collect())
+}
+
 /// The connection manager's node, `rdma_cm`; `None` if `rdma_ucm` is not loaded.
 ///
 /// # Errors

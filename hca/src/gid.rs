@@ -173,6 +173,22 @@ pub(crate) fn entries(port: &Path) -> Result<Vec<GidEntry>> {
     Ok(entries)
 }
 
+/// Whether IP addresses of a port's netdevs become GIDs of it: true for RoCE, not for InfiniBand
+/// and iWARP.
+///
+/// # Errors
+/// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
+/// cannot be read.
+pub fn follow_addresses(host: &Host, port: &PortId) -> Result<bool> {
+    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let adapter = host::attribute(&directory, "node_type")?;
+    let layer = host::attribute(
+        &directory.join("ports").join(port.port.to_string()),
+        "link_layer",
+    )?;
+    Ok(adapter.is_some_and(|kind| kind.starts_with("1:")) && layer.as_deref() == Some("Ethernet"))
+}
+
 /// Finds the RoCE v2 entry of an IP address in a port's table, however sparse that is.
 ///
 /// `netdev` narrows it to entries of that netdev, which matters where two of them carry the same

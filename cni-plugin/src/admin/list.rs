@@ -52,6 +52,7 @@ pub(super) fn what(record: &Record) -> (&str, &str) {
     match (&record.moved, &record.child) {
         (Some(netdev), _) => ("move", &netdev.name),
         (None, Some(child)) => (&child.kind, &child.master),
+        (None, None) if !record.rdma.is_empty() => ("rdma-only", ""),
         // Begun and not made, or already undone but for its addresses.
         (None, None) => ("", ""),
     }
@@ -83,6 +84,7 @@ fn document(record: &Record, boot: &str) -> Value {
         "kind": Some(kind).filter(|kind| !kind.is_empty()),
         "netdev": Some(netdev).filter(|netdev| !netdev.is_empty()),
         "pciAddress": record.moved.as_ref().and_then(|moved| moved.identity.bus_device.as_deref()),
+        "rdmaDevices": record.rdma.iter().map(|device| &device.name).collect::<Vec<_>>(),
         "netns": record.netns.path,
         "netnsState": fate(record, boot),
         "created": record.created,

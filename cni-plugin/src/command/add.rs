@@ -15,7 +15,7 @@ use netlink_packet_route::{
 };
 use serde_json::Value;
 
-use super::pod_namespace;
+use super::{pod_namespace, rdma_only};
 use crate::{
     act,
     addresses::{self, Ipam},
@@ -24,7 +24,7 @@ use crate::{
     detach::{detach, living},
     guard,
     journal::{
-        Key, Record,
+        Key, RdmaDevice, Record,
         record::{self, Netns},
     },
     kernel::{
@@ -39,6 +39,8 @@ use crate::{
     },
     node::{Node, now},
     plan,
+    rdma::{self, Wish},
+    report::{self, Reported},
 };
 
 /// Serves ADD.
@@ -58,6 +60,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     if matches!(ipam, Ipam::None) && plan::kind(&config) != plan::Kind::Known(Attach::Move) {
         before.fits(request.config.version)?;
     }
+    if config.attach == Some(Attach::RdmaOnly) {
+        return rdma_only::add(&mut node, request, &config, &key);
+    }
     let pod = pod_namespace(&node, request)?;
     let mut inside = pod.socket(&node.home)?;
     heal(&mut node, &key, &pod, &mut inside, id)?;
@@ -68,6 +73,20 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     if !config.link_in_container {
         guard::check(&chosen.found, attach, &node.policy.allow, &node.policy_path)?;
     }
+    let found = &chosen.found;
+    let mode = match config.rdma {
+        Wish::Required => rdma::mode(&node.host)?,
+        Wish::Auto | Wish::Off => found.mode,
+    };
+    let has_rdma = !found.rdma.is_empty();
+    let devices = if rdma::moves(config.rdma, attach, mode, has_rdma, &found.link.name)? {
+        rdma::take_down(
+            &node,
+            &rdma::of_netdev(&node.host, &found.link, &found.rdma)?,
+        )?
+    } else {
+        Vec::new()
+    };
     plan::check(
         attach,
         &config,
@@ -91,7 +110,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         inside: &mut inside,
         ipam: &ipam,
     };
-    let planned = add.plan(leased).and_then(|planned| {
+    let planned = add.plan(leased, devices).and_then(|planned| {
         add.node.store.create(&key, &planned.record)?;
         Ok(planned)
     });
@@ -140,7 +159,7 @@ struct Planned {
 }
 
 impl Add<'_> {
-    fn plan(&mut self, leased: Option<CniResult>) -> Result<Planned, Error> {
+    fn plan(&mut self, leased: Option<CniResult>, rdma: Vec<RdmaDevice>) -> Result<Planned, Error> {
         let link = &self.chosen.found.link;
         let (pkey, mode) = ipoib_of(link);
         let child = plan::child(self.attach, self.config, pkey, mode)?;
@@ -161,20 +180,7 @@ impl Add<'_> {
         } else {
             Some(self.lay_out(moved.as_ref(), leased.as_ref())?)
         };
-        let netns = self.pod.id();
         let record = Record {
-            version: record::VERSION,
-            network: self.request.config.name.clone(),
-            container_id: self.id.container_id.to_string(),
-            ifname: self.id.ifname.to_string(),
-            pod: pod_name(self.request),
-            created: now(),
-            boot: self.node.boot.clone(),
-            netns: Netns {
-                path: self.pod.path().display().to_string(),
-                device: netns.device,
-                inode: netns.inode,
-            },
             moved,
             child: child.as_ref().map(|child| record::Child {
                 kind: child.word().to_owned(),
@@ -182,12 +188,14 @@ impl Add<'_> {
                 index: link.index,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
+            rdma,
             rules: layout
                 .iter()
                 .flat_map(|l| &l.rules)
                 .map(Message::rule)
                 .collect(),
             ipam: addresses::note(self.request)?,
+            ..blank_record(self.node, self.request, self.pod)?
         };
         Ok(Planned {
             record,
@@ -282,6 +290,7 @@ impl Add<'_> {
                 .store
                 .take(&taken.identity, key, &self.node.boot)?;
         }
+        rdma::move_in(self.node, self.pod, &planned.record.rdma)?;
         let new = act::Interface {
             name: self.id.ifname.as_str(),
             attach: self.attach,
@@ -291,7 +300,14 @@ impl Add<'_> {
             mtu: self.config.mtu,
             mac: planned.mac.clone(),
         };
-        let link = act::make(self.node, self.pod, self.inside, &new)?;
+        let ipoib =
+            planned.record.moved.as_ref().filter(|_| {
+                !planned.record.rdma.is_empty() && self.chosen.found.link.is_infiniband()
+            });
+        let link = match ipoib {
+            Some(taken) => act::take_anew(self.node, self.pod, self.inside, &new, &taken.identity)?,
+            None => act::make(self.node, self.pod, self.inside, &new)?,
+        };
         let mut made = planned.leased.clone().unwrap_or_default();
         let late = match &planned.layout {
             Some(_) => None,
@@ -330,8 +346,26 @@ impl Add<'_> {
             ip.interface = Some(0);
         }
         layout.tell_defaults(&mut made, self.request.config.version);
+        self.report(&made, &planned.record)?;
         made.interfaces = vec![self.interface(&link, planned)];
         Ok(made)
+    }
+
+    /// Waits for the addresses' GIDs, and completes the device information file.
+    fn report(&self, made: &CniResult, record: &Record) -> Result<(), Error> {
+        if self.config.rdma == Wish::Off {
+            return Ok(());
+        }
+        let found = &self.chosen.found;
+        let devices = record.rdma.iter().map(|device| device.name.as_str());
+        let function = report::function(&found.link, self.config);
+        let report = Reported {
+            ports: &found.rdma,
+            addresses: made.ips.iter().map(|ip| ip.address.addr).collect(),
+            moved: devices.collect(),
+            pci: function.as_deref(),
+        };
+        report::tell(self.node, self.pod, self.id, self.config, &report)
     }
 
     fn interface(&self, link: &Link, planned: &Planned) -> Interface {
@@ -346,6 +380,35 @@ impl Add<'_> {
             pci_id: on_pci.and_then(|taken| taken.identity.bus_device.clone()),
         }
     }
+}
+
+/// A record of the request's attachment that says nothing was made.
+pub(super) fn blank_record(
+    node: &Node,
+    request: &Request,
+    pod: &Namespace,
+) -> Result<Record, Error> {
+    let id = request.attachment()?;
+    let netns = pod.id();
+    Ok(Record {
+        version: record::VERSION,
+        network: request.config.name.clone(),
+        container_id: id.container_id.to_string(),
+        ifname: id.ifname.to_string(),
+        pod: pod_name(request),
+        created: now(),
+        boot: node.boot.clone(),
+        netns: Netns {
+            path: pod.path().display().to_string(),
+            device: netns.device,
+            inode: netns.inode,
+        },
+        moved: None,
+        child: None,
+        rdma: Vec::new(),
+        rules: Vec::new(),
+        ipam: None,
+    })
 }
 
 fn own_ip(message: &AddressMessage) -> Option<IpConfig> {

@@ -16,6 +16,7 @@ use crate::{
     layout,
     netdev::{replay, words},
     node::Node,
+    rdma,
 };
 
 /// Serves CHECK.
@@ -56,6 +57,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     check_addresses(&mut inside, &before, index, &link)?;
     check_routes(&mut inside, &before, index, &link)?;
     check_rules(&mut inside, &recorded)?;
+    rdma::check(&node, &pod, &recorded.rdma)?;
     let ipam = Ipam::of(request)?;
     drop(inside);
     ipam.ask(&node, Command::Check, request)

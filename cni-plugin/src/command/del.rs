@@ -5,6 +5,7 @@ use std::path::Path;
 use cni_wire::{AttachmentId, Error, IfName, Request};
 use netlink_packet_route::link::InfoKind;
 
+use super::rdma_only;
 use crate::{
     addresses::Ipam,
     detach::detach,
@@ -30,7 +31,12 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     if let Some(record) = node.store.read(&key)? {
         return detach(&mut node, &key, &record, restore::ON_ITS_WAY);
     }
-    let swept = sweep(&mut node, request, id);
+    let imported = rdma_only::import(&node, request, id);
+    // A network of attach rdma-only has no interface of its own in the pod.
+    let swept = match rdma_only::is_meant(request) {
+        true => imported,
+        false => imported.and(sweep(&mut node, request, id)),
+    };
     // Leases go by container and interface, whatever the journal knew. A configuration whose
     // IPAM cannot be read or found had none leased by us.
     let released = match Ipam::of(request) {

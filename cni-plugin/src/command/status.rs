@@ -6,6 +6,7 @@ use crate::{
     addresses::Ipam,
     config::Config,
     node::{Node, Places},
+    rdma::{self, Wish},
 };
 
 /// Serves STATUS.
@@ -18,7 +19,10 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         ..e
     };
     let node = Node::open(places, subject).map_err(unavailable)?;
-    Config::read(request).map_err(unavailable)?;
+    let config = Config::read(request).map_err(unavailable)?;
+    if config.rdma == Wish::Required {
+        rdma::isolation(rdma::mode(&node.host)?)?;
+    }
     node.store.check_writable()?;
     Ipam::of(request)
         .map_err(unavailable)?

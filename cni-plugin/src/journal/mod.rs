@@ -12,5 +12,5 @@
 pub mod record;
 pub mod store;
 
-pub use record::{Netns, Record};
+pub use record::{Netns, RdmaDevice, Record};
 pub use store::{Claim, Key, Store};

@@ -35,6 +35,9 @@ pub struct Record {
     /// The child that was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child: Option<Child>,
+    /// The RDMA devices that were moved along, or alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<RdmaDevice>,
     /// Rules put into the pod's namespace, as kernel messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<crate::netdev::snapshot::Message>,
@@ -66,6 +69,19 @@ pub struct Child {
     /// The MAC address it was given; none for kinds that have their master's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+}
+
+/// An RDMA device that was moved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RdmaDevice {
+    /// Its name on the host.
+    pub name: String,
+    /// Its index, which a move keeps.
+    pub index: u32,
+    /// Node GUID, four groups of hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_guid: Option<String>,
 }
 
 /// What releasing the addresses takes, when the runtime no longer says.

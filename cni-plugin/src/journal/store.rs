@@ -250,8 +250,21 @@ impl Store {
     /// # Errors
     /// Code 11 when another holds it for too long; code 105 when there can be no lock.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
+        self.lock_file(&identity.key())
+    }
+
+    /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
+    /// at a time could swap.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn lock_rdma(&self) -> Result<Lock, Error> {
+        self.lock_file("rdma")
+    }
+
+    fn lock_file(&self, name: &str) -> Result<Lock, Error> {
         let directory = self.directory.join("locks");
-        let path = directory.join(identity.key());
+        let path = directory.join(name);
         let open = || {
             OpenOptions::new()
                 .create(true)
@@ -421,6 +434,7 @@ mod tests {
             },
             moved: None,
             child: None,
+            rdma: Vec::new(),
             rules: Vec::new(),
             ipam: None,
         }

@@ -5,6 +5,8 @@
 //! - [`netns`]: opening and entering network namespaces;
 //! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`]: the objects of rtnetlink;
 //! - [`sysctl`]: per-interface settings below `/proc/sys/net`;
+//! - [`rdma`]: RDMA devices, over RDMA netlink;
+//! - [`sysfs`]: sysfs as a pod sees it;
 //! - [`announce`]: gratuitous ARP and unsolicited neighbour advertisements.
 //!
 //! A socket belongs to the namespace it was opened in, wherever the thread goes later; so the
@@ -15,10 +17,12 @@ pub mod announce;
 pub mod link;
 pub mod neighbour;
 pub mod netns;
+pub mod rdma;
 pub mod route;
 pub mod rule;
 pub mod socket;
 pub mod sysctl;
+pub mod sysfs;
 
 pub use netns::Namespace;
 pub use socket::{Error, Result, Socket};

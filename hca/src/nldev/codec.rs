@@ -105,6 +105,17 @@ impl Request {
             .with(attribute::NET_NS_FD, &descriptor)
     }
 
+    /// Asks to rename a device of the socket's namespace. As with [`Request::set_netns`], whoever
+    /// sends it changes the host.
+    #[must_use]
+    pub fn set_name(device: u32, name: &str) -> Self {
+        let mut text = name.as_bytes().to_vec();
+        text.push(0);
+        Self::new(command::SET, flag::ACK)
+            .with(attribute::DEV_INDEX, &device.to_ne_bytes())
+            .with(attribute::DEV_NAME, &text)
+    }
+
     fn new(command: u16, flags: u16) -> Self {
         Self {
             command,
@@ -114,7 +125,7 @@ impl Request {
     }
 
     fn with(mut self, kind: u16, value: &[u8]) -> Self {
-        // The longest value is the seven bytes of a name.
+        // The longest value is a name, 64 bytes with its end (`IB_DEVICE_NAME_MAX`).
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.attributes.extend(length.to_ne_bytes());
         self.attributes.extend(kind.to_ne_bytes());
@@ -481,6 +492,20 @@ mod tests {
         assert_eq!(number(attributes, attribute::DEV_INDEX), Ok(7));
         let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
         assert_eq!(number(attributes, attribute::NET_NS_FD), Ok(descriptor));
+    }
+
+    #[test]
+    fn a_new_name_ends_with_a_zero() {
+        let bytes = Request::set_name(3, "mlx5_1").encode(4);
+        assert_eq!(u16_at(&bytes, 4), Some(0x1402));
+        assert_eq!(u16_at(&bytes, 6), Some(flag::REQUEST | flag::ACK));
+        let attributes = &bytes[HEADER..];
+        assert_eq!(number(attributes, attribute::DEV_INDEX), Ok(3));
+        assert_eq!(
+            find(attributes, attribute::DEV_NAME),
+            Ok(Some(&b"mlx5_1\0"[..]))
+        );
+        assert_eq!(bytes.len() % 4, 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-# A NIC and its HCA go into a pod and come home unharmed, with RDMA's namespaces shared
+# A NIC and its HCA go into a pod and come home unharmed, with RDMA's namespaces shared and exclusive
 # lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -30,9 +30,12 @@ whole_state() {
 rail eth1 rail1 mlx5_1 61
 rail eth2 rail2 mlx5_2 62
 pci=(- 0000:02:00.0 0000:03:00.0)
+mkdir -p /run/k8s.cni.cncf.io/devinfo/cni
+info_file() { echo "/var/run/k8s.cni.cncf.io/devinfo/cni/rails-pod$1_net1"; }
 network() {
 	echo '{"cniVersion": "1.0.0", "name": "rails", "type": "rdma-netdev", "attach": "move",
 		"deviceID": "'"${pci[$1]}"'", "mtu": 2000,
+		"runtimeConfig": {"CNIDeviceInfoFile": "'"$(info_file "$1")"'"},
 		"ipam": {"type": "rdma-ipam", "range": "192.168.60.0/24", "range_start": "192.168.60.10"}}'
 }
 # The address is not known before: one that was free a moment ago rests for a while.
@@ -49,17 +52,21 @@ write_bw() {
 	wait $!
 }
 
-# shellcheck disable=SC2043 # one mode so far
-for mode in shared; do
-	rdma system set netns $mode
+for mode in shared exclusive; do
+	# The kernel changes the mode only while there is one network namespace.
+	wait_for 30 rdma system set netns $mode
 	before=$(whole_state)
 	for pod in 1 2; do
 		ip netns add pod$pod
 		ip -n pod$pod link set lo up
 		check "$mode: the NIC goes into pod $pod" add $pod
 		result=$checked
+		info=$(info_file $pod)
 		address[pod]=$(jq -r '.ips[0].address' <<<"$result" | cut -d/ -f1)
 		contains "$mode: it is net1 there, with its address" "inet ${address[pod]}/24" "$(in_pod $pod ip -o addr show dev net1)"
+		equal "$mode: Multus is told function, RDMA device and GID" \
+			"${pci[pod]} mlx5_$pod ${address[pod]} $(in_pod_gid $pod mlx5_$pod "${address[pod]}")" \
+			"$(jq -r '"\(.pci."pci-address") \(.pci."rdma-device") \(."rdma-gids"[0] | "\(.address) \(.gidIndex)")"' "/run/${info#/var/run/}")"
 		contains "$mode: with the configured MTU" 'mtu 2000 ' "$(in_pod $pod ip -o link show net1)"
 		refuses "$mode: it has left the host" 'does not exist' ip link show rail$pod
 		check "$mode: CHECK agrees" cni rdma-netdev CHECK pod$pod pod$pod net1 \

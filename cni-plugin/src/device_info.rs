@@ -1,0 +1,193 @@
+//! The device information file of an attachment (Network Plumbing Working Group, device-info
+//! specification 1.1.0): which PCI function and RDMA device the interface has. Multus names the
+//! file, having put the device plugin's there, and shows it in the pod's network status.
+//!
+//! The file's name comes with the network configuration, whose `runtimeConfig` a namespace's user
+//! can write, so it must be this attachment's own in the one directory for such files. It only
+//! reports: what cannot be written is a warning.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use cni_wire::AttachmentId;
+use serde_json::{Map, Value, json};
+
+use crate::gids::Ready;
+
+/// The specification's directory; `/var/run` is a link to `/run` on every host.
+const DIRECTORY: &str = "run/k8s.cni.cncf.io/devinfo/cni";
+const VERSION: &str = "1.1.0";
+/// More than any such file has.
+const MAX: u64 = 1 << 16;
+
+/// What there is to tell.
+#[derive(Clone, Debug, Default)]
+pub struct Report<'a> {
+    /// PCI address of the function, of the parent's for a child; none leaves the device plugin's.
+    pub pci: Option<&'a str>,
+    /// Its RDMA devices.
+    pub rdma: Vec<&'a str>,
+    /// The GIDs of its addresses.
+    pub gids: &'a [Ready],
+}
+
+/// The file, if it is this attachment's.
+///
+/// # Errors
+/// Why it is not written, in words.
+pub fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
+    let path = Path::new(named);
+    let directory = path.parent().and_then(Path::to_str).unwrap_or_default();
+    let known = directory
+        .strip_prefix("/var/")
+        .or_else(|| directory.strip_prefix('/'))
+        == Some(DIRECTORY);
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    if !known {
+        return Err(format!("{named} is not a file in /{DIRECTORY}"));
+    }
+    // As Multus makes it: <network>-<container>_<interface>.
+    if !name.contains(&format!("{}_{}", id.container_id, id.ifname)) {
+        return Err(format!("{named} is not the file of {id}"));
+    }
+    Ok(root.join(DIRECTORY).join(name))
+}
+
+/// Completes what is in the file. Nothing is written for an interface without a PCI function:
+/// the specification has no word for it.
+///
+/// # Errors
+/// What the kernel said.
+pub fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
+    let known = read(file);
+    let named = known
+        .get("pci")
+        .and_then(|pci| pci.get("pci-address")?.as_str());
+    let Some(pci) = report.pci.or(named).map(str::to_owned) else {
+        return Ok(());
+    };
+    let text = merge(known, &pci, report).to_string();
+    let beside = file.with_extension(format!("new{}", std::process::id()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&beside)
+        .and_then(|mut new| new.write_all(text.as_bytes()))
+        .and_then(|()| fs::rename(&beside, file));
+    written.inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
+}
+
+/// What another wrote there; nothing where that is no such document.
+fn read(file: &Path) -> Map<String, Value> {
+    let text = fs::File::open(file).and_then(|file| {
+        let mut text = String::new();
+        io::Read::read_to_string(&mut io::Read::take(file, MAX), &mut text).map(|_| text)
+    });
+    let parsed = text.ok().and_then(|text| serde_json::from_str(&text).ok());
+    match parsed {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn merge(mut known: Map<String, Value>, pci: &str, report: &Report<'_>) -> Value {
+    let mut about = match known.remove("pci") {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    };
+    about.insert("pci-address".into(), pci.into());
+    if !report.rdma.is_empty() {
+        about.insert("rdma-device".into(), report.rdma.join(",").into());
+    }
+    known.insert("type".into(), "pci".into());
+    known.insert("version".into(), VERSION.into());
+    known.insert("pci".into(), Value::Object(about));
+    if !report.gids.is_empty() {
+        let gids: Vec<Value> = report.gids.iter().map(Ready::to_json).collect();
+        known.insert("rdma-gids".into(), json!(gids));
+    }
+    Value::Object(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_wire::{ContainerId, IfName};
+    use hca::PortId;
+
+    use super::*;
+
+    fn id() -> AttachmentId {
+        AttachmentId {
+            container_id: ContainerId::parse("c1").unwrap(),
+            ifname: IfName::parse("net1").unwrap(),
+        }
+    }
+
+    #[test]
+    fn only_the_attachments_own_file_is_written() {
+        let place = |named: &str| place(Path::new("/"), named, &id());
+        for directory in ["/run", "/var/run"] {
+            let named = format!("{directory}/k8s.cni.cncf.io/devinfo/cni/ns-rail0-c1_net1");
+            assert_eq!(
+                place(&named).unwrap(),
+                Path::new("/run/k8s.cni.cncf.io/devinfo/cni/ns-rail0-c1_net1")
+            );
+        }
+        for wrong in [
+            "/etc/passwd",
+            "/etc/c1_net1",
+            "/run/k8s.cni.cncf.io/devinfo/cni/x-c2_net1",
+            "/run/k8s.cni.cncf.io/devinfo/cni/../../../../etc/c1_net1",
+            "/run/k8s.cni.cncf.io/devinfo/cni/",
+            "run/k8s.cni.cncf.io/devinfo/cni/c1_net1",
+            "",
+        ] {
+            assert!(place(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_the_device_plugin_wrote_is_kept_and_completed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("rail0-c1_net1");
+        fs::write(
+            &file,
+            r#"{"type": "pci", "version": "1.0.0", "pci": {"pci-address": "0000:3b:00.0", "pf-pci-address": "0000:3b:00.7"}}"#,
+        )
+        .unwrap();
+        let gids = [Ready {
+            port: PortId {
+                device: "mlx5_0".into(),
+                port: 1,
+            },
+            address: "10.0.0.5".parse().unwrap(),
+            index: 3,
+        }];
+        let report = Report {
+            pci: Some("0000:3b:00.0"),
+            rdma: vec!["mlx5_0", "mlx5_1"],
+            gids: &gids,
+        };
+        write(&file, &report).unwrap();
+        let now: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!(
+            now,
+            json!({"type": "pci", "version": "1.1.0",
+                "pci": {"pci-address": "0000:3b:00.0", "pf-pci-address": "0000:3b:00.7", "rdma-device": "mlx5_0,mlx5_1"},
+                "rdma-gids": [{"device": "mlx5_0", "port": 1, "address": "10.0.0.5", "gidIndex": 3}]})
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        write(&dir.path().join("none"), &Report::default()).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

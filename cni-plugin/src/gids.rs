@@ -1,0 +1,99 @@
+//! RoCE readiness: the GID that an address becomes.
+//!
+//! The RDMA core makes GIDs of a netdev's addresses in a work queue, a moment after they were
+//! set. A program that starts earlier finds no GID of its own, so the ADD waits for it, for a
+//! bounded time: a table that is full must not keep a pod from its network.
+
+use std::{
+    net::IpAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use hca::{Host, PortId, gid};
+use serde_json::{Value, json};
+
+use crate::log::Log;
+
+/// How long the GIDs of an attachment are waited for.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// A RoCE v2 GID of an attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The port whose table has it.
+    pub port: PortId,
+    /// The address it was made of.
+    pub address: IpAddr,
+    /// Its index, which programs such as NCCL and perftest ask for.
+    pub index: u32,
+}
+
+impl Ready {
+    /// For reports.
+    pub fn to_json(&self) -> Value {
+        json!({"device": self.port.device, "port": self.port.port,
+               "address": self.address, "gidIndex": self.index})
+    }
+}
+
+/// Waits for the GIDs of the addresses of interface `ifname`, in the tables of these ports.
+///
+/// Those that do not come are named in the log, with what is known of the table.
+pub fn await_ready(
+    host: &Host,
+    ports: &[PortId],
+    addresses: &[IpAddr],
+    ifname: &str,
+    log: &Log,
+) -> Vec<Ready> {
+    let mut ready = Vec::new();
+    let started = Instant::now();
+    for port in ports {
+        match gid::follow_addresses(host, port) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(e) => {
+                log.warn(format_args!("GIDs not looked for: {e}"));
+                continue;
+            }
+        }
+        for address in addresses {
+            loop {
+                match gid::find_roce_v2(host, port, *address, Some(ifname)) {
+                    Ok(Some(entry)) => {
+                        ready.push(Ready {
+                            port: port.clone(),
+                            address: *address,
+                            index: entry.index,
+                        });
+                        break;
+                    }
+                    Ok(None) if started.elapsed() < PATIENCE => {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                    Ok(None) => {
+                        log.warn(format_args!(
+                            "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
+                             {PATIENCE:?}: RDMA from it will not work; rdma-device-plugin discover \
+                             shows whether the port's GID table is full",
+                            port.device, port.port
+                        ));
+                        break;
+                    }
+                    Err(e) => {
+                        log.warn(format_args!("GID of {address} not looked for: {e}"));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    for gid in &ready {
+        log.info(format_args!(
+            "{} of {ifname} is GID {} of {} port {}",
+            gid.address, gid.index, gid.port.device, gid.port.port
+        ));
+    }
+    ready
+}

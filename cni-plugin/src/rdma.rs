@@ -1,0 +1,540 @@
+//! The RDMA devices of an attachment, where the RDMA subsystem has namespaces of its own
+//! (exclusive mode): they go into the pod before its netdev and come home before it.
+//!
+//! A move takes a device's character devices away and makes new ones, with the lowest numbers
+//! that are free (`ib_uverbs_add_one()`). The container was promised the old number when it was
+//! allocated. So a move that would change the number is refused before anything is changed; one
+//! that did nevertheless is taken back and the attachment fails. Moves are made one at a time on
+//! a node, because two together could swap their numbers.
+//!
+//! After a kill anywhere: the journal names the devices before the first one moves, and bringing
+//! home asks where each one is, not where it was left. A device in a namespace that dies comes
+//! home by the kernel's own doing, later than the namespace is gone.
+
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
+
+use cni_wire::{Code, Error};
+use hca::{CharDevice, Host, NetnsMode, PortId, lookup};
+
+use crate::{
+    config::Attach,
+    journal::RdmaDevice,
+    kernel::{
+        Namespace,
+        link::Link,
+        rdma::{self, Device},
+    },
+    netdev::restore::ON_ITS_WAY,
+    node::Node,
+};
+
+/// `rdma`: what the pod must have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// What the mode of the RDMA subsystem calls for.
+    #[default]
+    Auto,
+    /// RDMA devices of the pod's own: exclusive mode.
+    Required,
+    /// A netdev alone.
+    Off,
+}
+
+impl Wish {
+    /// As written in the configuration.
+    pub fn parse(text: &str) -> Option<Wish> {
+        match text {
+            "auto" => Some(Wish::Auto),
+            "required" => Some(Wish::Required),
+            "off" => Some(Wish::Off),
+            _ => None,
+        }
+    }
+}
+
+/// Whether RDMA devices move into the pod.
+///
+/// `mode` is that of the RDMA subsystem, none without one; `has_rdma` says whether the netdev
+/// `name` has any. Pure.
+///
+/// # Errors
+/// Code 50: the mode does not allow what is asked for; code 7: the netdev has no RDMA device.
+pub fn moves(
+    wish: Wish,
+    attach: Attach,
+    mode: Option<NetnsMode>,
+    has_rdma: bool,
+    name: &str,
+) -> Result<bool, Error> {
+    if wish == Wish::Off {
+        return Ok(false);
+    }
+    if wish == Wish::Required {
+        isolation(mode)?;
+        if !has_rdma {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!("rdma: required, but {name} has no RDMA device"),
+            )
+            .with_details("name a netdev of an RDMA device, or leave rdma out"));
+        }
+    }
+    if mode != Some(NetnsMode::Exclusive) || !has_rdma {
+        return Ok(false);
+    }
+    match attach {
+        Attach::Move | Attach::RdmaOnly => Ok(true),
+        Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib => Err(Error::new(
+            Code::Unavailable,
+            format!(
+                "a child of {name} is refused: the node's RDMA subsystem is in exclusive mode, in \
+                 which its RDMA device would stay behind in the host's network namespace"
+            ),
+        )
+        .with_details(
+            "set attach to move; or set the subsystem to shared, where the device files of the \
+             allocation are all that a pod needs: rdma system set netns shared, and for the next \
+             boot netns_mode=1 for ib_core in /etc/modprobe.d; or set rdma to off for a netdev \
+             without RDMA",
+        )),
+    }
+}
+
+/// Refuses a node on which a pod cannot have RDMA devices of its own.
+///
+/// # Errors
+/// Code 50.
+pub fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
+    let found = match mode {
+        Some(NetnsMode::Exclusive) => return Ok(()),
+        Some(NetnsMode::Shared) => "the node's RDMA subsystem is in shared mode",
+        None => "the node has no RDMA subsystem loaded",
+    };
+    Err(Error::new(
+        Code::Unavailable,
+        format!("RDMA devices of the pod's own are required, but {found}"),
+    )
+    .with_details(
+        "set it to exclusive while the node has no other network namespace: rdma system set \
+         netns exclusive, and for the next boot netns_mode=0 for ib_core in /etc/modprobe.d; or \
+         set rdma to auto",
+    ))
+}
+
+/// The RDMA devices that go with a netdev: those of its ports, and all others of its function.
+///
+/// # Errors
+/// Code 7: one serves another netdev, too, which would lose it; code 5: sysfs cannot be read.
+pub fn of_netdev(host: &Host, link: &Link, ports: &[PortId]) -> Result<BTreeSet<String>, Error> {
+    let looked = |e: hca::Error| Error::new(Code::Io, e.to_string());
+    let mut names: BTreeSet<String> = ports.iter().map(|port| port.device.clone()).collect();
+    let hca = link
+        .bus_device
+        .as_deref()
+        .and_then(|device| device.parse().ok());
+    if let Some(hca) = hca {
+        match lookup::on_hca(host, &hca) {
+            Ok(occupants) => names.extend(occupants.rdma_devices),
+            Err(e) if e.is_missing() => {}
+            Err(e) => return Err(looked(e)),
+        }
+    }
+    for name in &names {
+        let device = hca::rdma::read(host, name).map_err(looked)?;
+        if let Some(other) = device.netdevs().find(|netdev| *netdev != link.name) {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "RDMA device {name} of {} serves {other}, too, which would lose it",
+                    link.name
+                ),
+            )
+            .with_details(
+                "a device of several ports can be in one network namespace only; set the RDMA \
+                 subsystem to shared, or rdma to off for a netdev without RDMA",
+            ));
+        }
+    }
+    Ok(names)
+}
+
+/// Describes the devices of these names for the journal.
+///
+/// # Errors
+/// Code 11: one is not in the host's namespace, or would not keep its character device.
+pub fn take_down(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
+    let Some(mut socket) = rdma::socket(&node.home, &node.home)? else {
+        return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
+    };
+    let there = rdma::list(&mut socket)?;
+    let nodes = verbs(&node.host)?;
+    let describe = |name: &String| {
+        let device = there.iter().find(|device| device.name == *name);
+        let device = device.ok_or_else(|| {
+            Error::new(
+                Code::TryAgain,
+                format!("RDMA device {name} is not in the host's network namespace"),
+            )
+            .with_details("a pod has it, or it is on its way back from one")
+        })?;
+        if let Some((_, verbs)) = nodes.iter().find(|(owner, _)| owner == name) {
+            keeps_its_number(name, &verbs.name, &nodes)?;
+        }
+        Ok(RdmaDevice {
+            name: device.name.clone(),
+            index: device.index,
+            node_guid: device.node_guid.map(|guid| guid.to_string()),
+        })
+    };
+    names.iter().map(describe).collect()
+}
+
+/// The device that the journal means.
+fn find<'a>(known: &RdmaDevice, there: &'a [Device]) -> Option<&'a Device> {
+    let same_guid = |device: &Device| device.node_guid.map(|g| g.to_string()) == known.node_guid;
+    // The pod may have renamed it; a driver that was bound again gives another index.
+    there
+        .iter()
+        .find(|device| device.index == known.index && same_guid(device))
+        .or_else(|| there.iter().find(|device| device.name == known.name))
+}
+
+/// Moves devices into a pod.
+///
+/// # Errors
+/// Code 11: one would get another character device than the container was promised; code 100:
+/// the kernel's refusal. What was moved by then is named in the journal.
+pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
+    let _lock = node.store.lock_rdma()?;
+    let (Some(mut home), Some(mut inside)) = (
+        rdma::socket(&node.home, &node.home)?,
+        rdma::socket(pod, &node.home)?,
+    ) else {
+        return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
+    };
+    for known in devices {
+        let there = rdma::list(&mut home)?;
+        let device = find(known, &there).ok_or_else(|| {
+            Error::new(
+                Code::TryAgain,
+                format!("RDMA device {} left the host meanwhile", known.name),
+            )
+        })?;
+        let before = rdma::verbs_node(&mut home, device)?;
+        if let Some(before) = &before {
+            // Looked at before, too; another attachment may have been quicker.
+            keeps_its_number(&device.name, &before.name, &verbs(&node.host)?)?;
+        }
+        rdma::give(&mut home, device, pod)?;
+        let arrived = rdma::list(&mut inside)?;
+        let arrived = find(known, &arrived).ok_or_else(|| {
+            Error::new(
+                Code::Kernel,
+                format!("RDMA device {} did not arrive in the pod", known.name),
+            )
+        })?;
+        let after = rdma::verbs_node(&mut inside, arrived)?;
+        if after != before {
+            let name = |node: &Option<rdma::Node>| {
+                node.as_ref().map_or("none".to_owned(), |n| n.name.clone())
+            };
+            return Err(Error::new(
+                Code::TryAgain,
+                format!(
+                    "RDMA device {} has the character device {} in the pod, but the container was \
+                     promised {}",
+                    known.name,
+                    name(&after),
+                    name(&before)
+                ),
+            )
+            .with_details("another RDMA device left the host meanwhile; delete the pod, so that a new one is allocated"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a move after which a device would have another number: the lowest that is free then,
+/// its own among them. `all` are the verbs nodes of the host. Pure.
+fn keeps_its_number(device: &str, node: &str, all: &[(String, CharDevice)]) -> Result<(), Error> {
+    let number = |name: &str| name.strip_prefix("uverbs")?.parse::<u32>().ok();
+    let Some(own) = number(node) else {
+        return Ok(());
+    };
+    let used: BTreeSet<u32> = all.iter().filter_map(|(_, n)| number(&n.name)).collect();
+    match (0..own).find(|lower| !used.contains(lower)) {
+        None => Ok(()),
+        Some(lower) => Err(Error::new(
+            Code::TryAgain,
+            format!(
+                "moving RDMA device {device} is refused: it has /dev/infiniband/{node}, which the \
+                 container was promised, and would become uverbs{lower}, which is free"
+            ),
+        )
+        .with_details(
+            "it can be moved once the lower numbers are in use: load the driver of the device \
+             that had them, or, with no pod using RDMA, reload the drivers so that numbers are \
+             given anew",
+        )),
+    }
+}
+
+/// Brings devices home, out of `pod` when they are there, and gives them their names again.
+/// `patience` is how long a dying namespace may still have them.
+///
+/// # Errors
+/// Code 11 when one is still away; code 100: the kernel's refusal.
+pub fn bring_home(
+    node: &Node,
+    devices: &[RdmaDevice],
+    pod: Option<&Namespace>,
+    patience: Duration,
+) -> Result<(), Error> {
+    if devices.is_empty() || mode(&node.host)? != Some(NetnsMode::Exclusive) {
+        // In shared mode nothing is in a namespace; it cannot be left with devices in pods.
+        return Ok(());
+    }
+    let Some(mut home) = rdma::socket(&node.home, &node.home)? else {
+        return Ok(());
+    };
+    if let Some(pod) = pod {
+        let _lock = node.store.lock_rdma()?;
+        if let Some(mut inside) = rdma::socket(pod, &node.home)? {
+            let there = rdma::list(&mut inside)?;
+            for known in devices {
+                if let Some(device) = find(known, &there) {
+                    pod.enter(&node.home, || rdma::give(&mut inside, device, &node.home))??;
+                }
+            }
+        }
+    }
+    let started = Instant::now();
+    for known in devices {
+        loop {
+            let there = rdma::list(&mut home)?;
+            if let Some(device) = find(known, &there) {
+                if device.name != known.name {
+                    rename_home(node, &mut home, device, &known.name);
+                }
+                node.log
+                    .info(format_args!("RDMA device {} is home", known.name));
+                break;
+            }
+            if !is_anywhere(&node.host, known)? {
+                node.log.warn(format_args!(
+                    "RDMA device {} is gone from the host; nothing to bring home",
+                    known.name
+                ));
+                break;
+            }
+            if started.elapsed() >= patience {
+                return Err(Error::new(
+                    Code::TryAgain,
+                    format!(
+                        "RDMA device {} is neither on the host nor in the pod after {patience:?}",
+                        known.name
+                    ),
+                )
+                .with_details("a namespace that is being torn down still has it; try again"));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(())
+}
+
+/// Brings a device home that the pod knows as `inside`, and calls it `name`. One that is not in
+/// the pod is home already.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn bring_home_by_name(
+    node: &Node,
+    inside: &str,
+    name: &str,
+    pod: Option<&Namespace>,
+) -> Result<(), Error> {
+    let there = match pod {
+        Some(pod) => match rdma::socket(pod, &node.home)? {
+            Some(mut socket) => rdma::list(&mut socket)?,
+            None => return Ok(()),
+        },
+        None => return Ok(()),
+    };
+    let Some(device) = there.iter().find(|device| device.name == inside) else {
+        return Ok(());
+    };
+    let known = RdmaDevice {
+        name: name.to_owned(),
+        index: device.index,
+        node_guid: device.node_guid.map(|guid| guid.to_string()),
+    };
+    bring_home(node, &[known], pod, ON_ITS_WAY)
+}
+
+/// A name that is taken meanwhile is a warning: the device is home.
+fn rename_home(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name: &str) {
+    if let Err(e) = rdma::rename(home, device, name) {
+        node.log.warn(e);
+    }
+}
+
+/// Whether any namespace has the device. Verbs nodes are seen from all of them; without the
+/// module that makes them this cannot be told, and is assumed.
+fn is_anywhere(host: &Host, known: &RdmaDevice) -> Result<bool, Error> {
+    let all = verbs(host)?;
+    Ok(all.is_empty() || all.iter().any(|(owner, _)| *owner == known.name))
+}
+
+fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
+    hca::chardev::verbs(host).map_err(|e| Error::new(Code::Io, e.to_string()))
+}
+
+/// That a pod still has its devices.
+///
+/// # Errors
+/// Code 104 naming the one it has not.
+pub fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
+    if devices.is_empty() {
+        return Ok(());
+    }
+    let there = match rdma::socket(pod, &node.home)? {
+        Some(mut inside) => rdma::list(&mut inside)?,
+        None => Vec::new(),
+    };
+    match devices.iter().find(|known| find(known, &there).is_none()) {
+        None => Ok(()),
+        Some(lost) => Err(Error::new(
+            Code::Differs,
+            format!("RDMA device {} is gone from the pod", lost.name),
+        )),
+    }
+}
+
+/// The mode of the RDMA subsystem; none without one.
+///
+/// # Errors
+/// Code 5: sysfs cannot be read.
+pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
+    hca::nldev::netns_mode(host).map_err(|e| Error::new(Code::Io, e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHARED: Option<NetnsMode> = Some(NetnsMode::Shared);
+    const EXCLUSIVE: Option<NetnsMode> = Some(NetnsMode::Exclusive);
+
+    #[test]
+    fn the_mode_decides_unless_the_network_does() {
+        let ask = |wish, attach, mode, has| moves(wish, attach, mode, has, "eth1");
+        for (wish, attach, mode, has, expected) in [
+            (Wish::Auto, Attach::Move, SHARED, true, false),
+            (Wish::Auto, Attach::Move, None, false, false),
+            (Wish::Auto, Attach::Move, EXCLUSIVE, true, true),
+            (Wish::Auto, Attach::RdmaOnly, EXCLUSIVE, true, true),
+            (Wish::Auto, Attach::Move, EXCLUSIVE, false, false),
+            (Wish::Required, Attach::Move, EXCLUSIVE, true, true),
+            (Wish::Auto, Attach::Macvlan, SHARED, true, false),
+            (Wish::Off, Attach::Macvlan, EXCLUSIVE, true, false),
+            (Wish::Off, Attach::Move, EXCLUSIVE, true, false),
+        ] {
+            assert_eq!(
+                ask(wish, attach, mode, has).unwrap(),
+                expected,
+                "{wish:?} {attach:?}"
+            );
+        }
+        for (wish, attach, mode, has, code, word) in [
+            (
+                Wish::Required,
+                Attach::Move,
+                SHARED,
+                true,
+                Code::Unavailable,
+                "shared mode",
+            ),
+            (
+                Wish::Required,
+                Attach::Move,
+                None,
+                false,
+                Code::Unavailable,
+                "no RDMA subsystem",
+            ),
+            (
+                Wish::Required,
+                Attach::Move,
+                EXCLUSIVE,
+                false,
+                Code::InvalidConfig,
+                "eth1",
+            ),
+            (
+                Wish::Auto,
+                Attach::Macvlan,
+                EXCLUSIVE,
+                true,
+                Code::Unavailable,
+                "exclusive mode",
+            ),
+        ] {
+            let error = ask(wish, attach, mode, has).unwrap_err();
+            assert_eq!(error.code, code);
+            assert!(
+                error.msg.contains(word) && !error.details.is_empty(),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_move_that_would_change_the_promised_node_is_refused() {
+        let all = ["uverbs0", "uverbs1", "uverbs3"].map(|name| {
+            let number = "231:192".parse().unwrap();
+            let path = "/dev/null".into();
+            (
+                String::new(),
+                CharDevice {
+                    name: name.into(),
+                    path,
+                    number,
+                },
+            )
+        });
+        keeps_its_number("mlx5_1", "uverbs1", &all).unwrap();
+        keeps_its_number("mlx5_0", "uverbs0", &all).unwrap();
+        let error = keeps_its_number("mlx5_3", "uverbs3", &all).unwrap_err();
+        assert_eq!(error.code, Code::TryAgain);
+        assert!(
+            error.msg.contains("uverbs3") && error.msg.contains("uverbs2"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_device_is_found_again_whatever_the_pod_called_it() {
+        let device = |index, name: &str, guid| Device {
+            index,
+            name: name.into(),
+            ports: 1,
+            node_guid: Some(hca::Guid(guid)),
+            protocol: None,
+        };
+        let known = RdmaDevice {
+            name: "mlx5_1".into(),
+            index: 4,
+            node_guid: Some(hca::Guid(7).to_string()),
+        };
+        let renamed = [device(3, "mlx5_0", 6), device(4, "mine", 7)];
+        assert_eq!(find(&known, &renamed).unwrap().name, "mine");
+        let bound_again = [device(9, "mlx5_1", 7)];
+        assert_eq!(find(&known, &bound_again).unwrap().index, 9);
+        assert_eq!(find(&known, &[device(4, "other", 8)]), None);
+    }
+}
