@@ -29,6 +29,7 @@ modules! {
     cni_policy
     cni_protocol
     cni_rails
+    cni_rdma
     docs_config
     dp_install
     dp_kubelet

@@ -1,0 +1,190 @@
+//! What becomes of RDMA devices, as far as a kernel without RDMA shows it: the subsystem here is
+//! a tree of files in shared mode. The lab moves real ones.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use e2e::case;
+use e2e::cni::Call;
+use e2e::cni_host::{CniHost, same};
+use e2e::harness::Case;
+use e2e::netns::Netns;
+use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+use serde_json::{Value, json};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(function_device_and_gid_are_told, Root, Netns),
+    case!(no_other_file_is_written, Root, Netns),
+    case!(behind_another_plugin_its_result_is_passed_on, Root, Netns, Macvlan),
+    case!(what_cannot_be_had_is_refused, Root, Netns),
+    case!(state_of_the_rdma_plugin_is_cleared, Root, Netns),
+];
+
+const FILES: &str = "run/k8s.cni.cncf.io/devinfo/cni";
+
+/// `nic0` is an `mlx5` NIC; the port has a GID of 10.9.0.1 on `net1`.
+fn with_hardware() -> Result<CniHost> {
+    let host = CniHost::new()?;
+    host.policy(&json!({"allow": {}}))?;
+    let root = host.directory().join("root");
+    fs::create_dir_all(root.join(FILES))?;
+    let tree = Tree::new(&root);
+    tree.pci(&PciSpec::MLX5);
+    tree.netdev(&NetdevSpec { name: "nic0", on: On::Pci("0000:3b:00.0"), ..NetdevSpec::default() });
+    let gids = [
+        (2, "0000:0000:0000:0000:0000:ffff:0a09:0001", "IB/RoCE v1", "net1"),
+        (5, "0000:0000:0000:0000:0000:ffff:0a09:0001", "RoCE v2", "net1"),
+    ];
+    let port = PortSpec { gids: &gids, ..PortSpec::ROCE };
+    tree.rdma(&RdmaSpec { on: On::Pci("0000:3b:00.0"), ports: &[port], ..RdmaSpec::default() });
+    let proc = root.join("proc");
+    fs::remove_dir_all(&proc)?;
+    std::os::unix::fs::symlink("/proc", proc)?;
+    Ok(host)
+}
+
+fn call(host: &CniHost, pod: &Netns) -> Call {
+    host.call(pod, "c1", "net1")
+        .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"))
+}
+
+fn run(call: &Call, command: &str, config: &Value) -> Result<Value> {
+    call.run(command, config.to_string().as_bytes())?.success()
+}
+
+fn refused(call: &Call, command: &str, config: &Value) -> Result<(u64, String)> {
+    call.run(command, config.to_string().as_bytes())?.refusal()
+}
+
+fn file(host: &CniHost, name: &str) -> PathBuf {
+    host.directory().join("root").join(FILES).join(name)
+}
+
+fn moving(host: &CniHost, info: &str) -> Value {
+    host.config(&json!({"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
+        "runtimeConfig": {"CNIDeviceInfoFile": info}}))
+}
+
+fn function_device_and_gid_are_told() -> Result<()> {
+    let host = with_hardware()?;
+    let pod = host.pod()?;
+    let call = call(&host, &pod);
+    let own = file(&host, "ns-rail0-c1_net1");
+    // Multus puts the device plugin's there.
+    let given = json!({"type": "pci", "version": "1.1.0",
+        "pci": {"pci-address": "0000:3b:00.0", "pf-pci-address": "0000:3b:00.7"}});
+    fs::write(&own, given.to_string())?;
+    let config = moving(&host, &format!("/var/{FILES}/ns-rail0-c1_net1"));
+    run(&call, "ADD", &config)?;
+    let told: Value = serde_json::from_str(&fs::read_to_string(&own)?)?;
+    assert_eq!(
+        told,
+        json!({"type": "pci", "version": "1.1.0",
+            "pci": {"pci-address": "0000:3b:00.0", "pf-pci-address": "0000:3b:00.7", "rdma-device": "mlx5_0"},
+            "rdma-gids": [{"device": "mlx5_0", "port": 1, "address": "10.9.0.1", "gidIndex": 5}]})
+    );
+    run(&call, "DEL", &config)?;
+    Ok(())
+}
+
+/// `runtimeConfig` of a network definition is its writer's.
+fn no_other_file_is_written() -> Result<()> {
+    let host = with_hardware()?;
+    let pod = host.pod()?;
+    let call = call(&host, &pod);
+    let elsewhere = host.directory().join("c1_net1");
+    let others = file(&host, "ns-rail0-c2_net1");
+    for path in [&elsewhere, &others] {
+        fs::write(path, "theirs")?;
+    }
+    for info in [
+        elsewhere.display().to_string(),
+        format!("/{FILES}/ns-rail0-c2_net1"),
+        format!("/{FILES}/../../../../{}", elsewhere.display()),
+    ] {
+        let config = moving(&host, &info);
+        run(&call, "ADD", &config).context("the interface is made in any case")?;
+        run(&call, "DEL", &config)?;
+    }
+    // A link under the right name is replaced, not followed.
+    let own = file(&host, "ns-rail0-c1_net1");
+    std::os::unix::fs::symlink(&elsewhere, &own)?;
+    let config = moving(&host, &format!("/{FILES}/ns-rail0-c1_net1"));
+    run(&call, "ADD", &config)?;
+    run(&call, "DEL", &config)?;
+    assert!(!own.is_symlink());
+    for path in [elsewhere, others] {
+        assert_eq!(fs::read_to_string(path)?, "theirs");
+    }
+    Ok(())
+}
+
+fn behind_another_plugin_its_result_is_passed_on() -> Result<()> {
+    let host = with_hardware()?;
+    let before = host.picture()?;
+    let pod = host.pod()?;
+    let call = call(&host, &pod);
+    host.netns
+        .ip(&format!("link add link nic0 name net1 netns {} type macvlan mode bridge", pod.name()))?;
+    let result = json!({"cniVersion": "1.0.0",
+        "interfaces": [{"name": "host0"}, {"name": "net1", "sandbox": pod.path(), "mac": "02:00:00:00:00:01"}],
+        "ips": [{"address": "10.9.0.1/24", "interface": 1}]});
+    let config = host.config(&json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "prevResult": result}));
+    assert_eq!(run(&call, "ADD", &config)?, result);
+    // Also without a device ID: by what the interface stands on.
+    let by_parent = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
+    assert_eq!(run(&call, "ADD", &by_parent)?, result);
+    run(&call, "DEL", &config)?;
+    assert!(pod.ip("link show net1").is_ok(), "the interface is the other plugin's");
+    pod.delete()?;
+    run(&call, "DEL", &config)?;
+    same(&before, &host.picture()?, "after DEL")
+}
+
+fn what_cannot_be_had_is_refused() -> Result<()> {
+    let host = with_hardware()?;
+    let pod = host.pod()?;
+    let before = host.picture()?;
+    let call = call(&host, &pod);
+    let result = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "lo", "sandbox": pod.path()}]});
+    for (keys, code, word) in [
+        (json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0"}), 7, "prevResult"),
+        (json!({"attach": "rdma-only", "prevResult": result}), 7, "no RDMA device"),
+        (json!({"attach": "rdma-only", "deviceID": "0000:99:00.0", "prevResult": result}), 7, "0000:99:00.0"),
+        (json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "rdma": "required", "prevResult": result}), 50, "shared mode"),
+        (json!({"type": "rdma", "deviceID": "0000:3b:00.0", "prevResult": result}), 50, "shared mode"),
+        (json!({"device": "nic0", "rdma": "required"}), 50, "shared mode"),
+    ] {
+        let (found, message) = refused(&call, "ADD", &host.config(&keys))?;
+        assert_eq!(found, code, "{keys}: {message}");
+        assert!(message.contains(word), "{keys}: {message}");
+    }
+    let status = host.config(&json!({"cniVersion": "1.1.0", "device": "nic0", "rdma": "required"}));
+    assert_eq!(refused(&call, "STATUS", &status)?.0, 50);
+    same(&before, &host.picture()?, "after refusals")
+}
+
+fn state_of_the_rdma_plugin_is_cleared() -> Result<()> {
+    let host = with_hardware()?;
+    let pod = host.pod()?;
+    let call = call(&host, &pod);
+    let directory = host.directory().join("root/var/lib/cni/rdma");
+    fs::create_dir_all(&directory)?;
+    let (own, other) = (directory.join("rail0-c1-net1"), directory.join("rail0-c2-net1"));
+    let state = json!({"version": "1.0", "deviceID": "0000:3b:00.0",
+        "sandboxRdmaDevName": "mlx5_0", "containerRdmaDevName": "mlx5_0"});
+    fs::write(&other, state.to_string())?;
+    let config = host.config(&json!({"type": "rdma", "deviceID": "0000:3b:00.0"}));
+    for text in [state.to_string(), "cut o".to_owned()] {
+        fs::write(&own, text)?;
+        run(&call, "DEL", &config)?;
+        assert!(!own.exists() && other.exists());
+    }
+    // The namespace is gone, too: the plugin that wrote it left the file for ever.
+    fs::write(&own, state.to_string())?;
+    pod.delete()?;
+    run(&call, "DEL", &config)?;
+    assert!(!own.exists());
+    Ok(())
+}
