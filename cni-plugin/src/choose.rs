@@ -1,7 +1,7 @@
 //! Which netdev an ADD works with: chosen by configuration and allocation, freed from owners
 //! that are no more, looked at.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use cni_wire::{Code, Error};
 use hca::HcaId;
@@ -14,8 +14,10 @@ use crate::{
     kernel::{
         Socket,
         link::{self, By, Link},
+        route,
     },
     netdev::{
+        replay,
         restore::{self, bring_home},
         snapshot::{Identity, Snapshot},
     },
@@ -40,13 +42,7 @@ pub struct Chosen {
 /// Code 7 when the request does not say, or there is none; code 11 when another pod has it.
 pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<Chosen, Error> {
     if config.link_in_container {
-        let master = config.master.as_deref().unwrap_or_default();
-        let link = link::get(inside, By::Name(master))?.ok_or_else(|| {
-            Error::new(
-                Code::InvalidConfig,
-                format!("master: the pod has no interface {master}"),
-            )
-        })?;
+        let link = in_pod(inside, config.master.as_deref())?;
         let found = Found {
             link,
             ..Found::default()
@@ -58,7 +54,13 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
         });
     }
     let moves = plan::kind(config) == plan::Kind::Known(Attach::Move);
-    let target = target(config, moves)?;
+    let target = match target(config, moves) {
+        // As the reference plugins do, where the policy gives uplinks away at all.
+        Err(e) if !moves && config.allocation.is_none() && node.policy.allow.uplinks => {
+            Target::Name(way_out(&mut node.socket)?.ok_or(e)?.name)
+        }
+        target => target?,
+    };
     if !moves {
         let name = match find::name_of(&node.host, &target, config.port) {
             // Moved into a pod, it carries no children of the host's.
@@ -100,6 +102,110 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
         lock: Some(lock),
         true_name,
     })
+}
+
+/// The pod's interface that a child is to stand on: the one that is named, else the pod's way
+/// out.
+fn in_pod(inside: &mut Socket, master: Option<&str>) -> Result<Link, Error> {
+    let missing = |what: String| Error::new(Code::InvalidConfig, format!("master: {what}"));
+    let link = match master {
+        Some(name) => link::get(inside, By::Name(name))?
+            .ok_or_else(|| missing(format!("the pod has no interface {name}")))?,
+        None => way_out(inside)?.ok_or_else(|| {
+            missing("none is named, and the pod has no default route that would say which".into())
+        })?,
+    };
+    if let Some(controller) = link.controller
+        && link.port_kind.as_deref() != Some("vrf")
+    {
+        let controller = link::get(inside, By::Index(controller))?.unwrap_or_default();
+        return Err(missing(format!(
+            "{} is a port of {} in the pod, which carries no children",
+            link.name, controller.name
+        ))
+        .with_details(format!("name {} itself", controller.name)));
+    }
+    Ok(link)
+}
+
+/// The netdev of the default route with the lowest metric.
+fn way_out(socket: &mut Socket) -> Result<Option<Link>, Error> {
+    for family in route::FAMILIES {
+        let mut defaults = route::list_table(socket, family, replay::MAIN)?;
+        defaults.retain(replay::is_default);
+        let best = defaults.iter().min_by_key(|route| replay::metric(route));
+        if let Some(index) = best.and_then(replay::leaves_through)
+            && let Some(link) = link::get(socket, By::Index(index))?
+        {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a macvlan where there are ipvlans and the other way about: both want the only handler
+/// of received frames that a netdev has (`netdev_rx_handler_register()`).
+///
+/// Children in pods are known from the journal, those on the host from sysfs; of those that are
+/// neither, the kernel's EBUSY tells.
+///
+/// # Errors
+/// Code 7 naming the child that is there.
+pub fn check_rivals(node: &mut Node, link: &Link, attach: Attach) -> Result<(), Error> {
+    let (Attach::Macvlan | Attach::Ipvlan) = attach else {
+        return Ok(());
+    };
+    let refuse = |kind: &str, whose: String| {
+        Err(Error::new(
+            Code::InvalidConfig,
+            format!(
+                "attach {} on {} is refused: it carries {kind} children ({whose}), and a netdev \
+                 carries children of one of these kinds",
+                attach.as_str(),
+                link.name
+            ),
+        )
+        .with_details(format!("set attach to {kind}, or name another netdev")))
+    };
+    for name in uppers(&node.host.sys, &link.name) {
+        let upper = link::get(&mut node.socket, By::Name(&name))?;
+        match upper
+            .and_then(|upper| upper.kind)
+            .map(|kind| kind.to_string())
+        {
+            Some(kind) if kind == attach.as_str() => return Ok(()),
+            Some(kind) if matches!(kind.as_str(), "macvlan" | "ipvlan") => {
+                return refuse(&kind, format!("{name} of the host"));
+            }
+            _ => {}
+        }
+    }
+    for (key, _, _) in node.store.list()? {
+        let Some(record) = node.store.read(&key)?.filter(|r| r.boot == node.boot) else {
+            continue;
+        };
+        let Some(child) = record.child.as_ref().filter(|c| c.index == link.index) else {
+            continue;
+        };
+        // One is enough: the kernel lets no two kinds meet.
+        if living(&record)?.is_some() {
+            return match child.kind == attach.as_str() {
+                true => Ok(()),
+                false => refuse(&child.kind, record.owner()),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Netdevs of the host's namespace that stand on one of it (`upper_*` in sysfs).
+fn uppers(sys: &Path, name: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(sys.join("class/net").join(name));
+    let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix("upper_").map(str::to_owned)
+    });
+    names.collect()
 }
 
 /// Which netdev the configuration and the allocation mean.

@@ -215,12 +215,6 @@ impl Config {
             )
             .with_details("name the netdev below the child with master"));
         }
-        if self.link_in_container && self.master.is_none() {
-            return Err(
-                Error::new(Code::InvalidConfig, "linkInContainer needs a master")
-                    .with_details("name the pod's interface that the child is to stand on"),
-            );
-        }
         Ok(())
     }
 
@@ -516,7 +510,6 @@ mod tests {
             (json!({"attach": "move", "master": "eth1"}), "master"),
             (json!({"attach": "move", "mode": "bridge"}), "mode"),
             (json!({"attach": "macvlan", "device": "eth1"}), "device"),
-            (json!({"linkInContainer": true}), "linkInContainer"),
             (json!({"rdma": "yes"}), "rdma"),
             (json!({"attach": "rdma-only", "rdma": "off"}), "rdma"),
             (json!({"attach": "rdma-only", "master": "eth1"}), "master"),

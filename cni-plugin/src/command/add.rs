@@ -19,7 +19,7 @@ use super::{pod_namespace, rdma_only};
 use crate::{
     act,
     addresses::{self, Ipam},
-    choose::{Chosen, choose},
+    choose::{Chosen, check_rivals, choose},
     config::{Attach, Config},
     detach::{detach, living},
     guard,
@@ -50,8 +50,8 @@ use crate::{
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let id = request.attachment()?;
     let key = key_of(request, id)?;
-    let config = Config::read(request)?;
-    let before = request.config.prev_result()?.unwrap_or_default();
+    let mut config = Config::read(request)?;
+    let mut before = request.config.prev_result()?.unwrap_or_default();
     before
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
@@ -63,6 +63,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     if config.attach == Some(Attach::RdmaOnly) {
         return rdma_only::add(&mut node, request, &config, &key);
     }
+    let inherited = match config.attach {
+        Some(Attach::Ipvlan) => inherit(&mut config, &mut before, &ipam)?,
+        _ => None,
+    };
     let pod = pod_namespace(&node, request)?;
     let mut inside = pod.socket(&node.home)?;
     heal(&mut node, &key, &pod, &mut inside, id)?;
@@ -72,6 +76,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let attach = plan::kind(&config).on(&chosen.found.link);
     if !config.link_in_container {
         guard::check(&chosen.found, attach, &node.policy.allow, &node.policy_path)?;
+        check_rivals(&mut node, &chosen.found.link, attach)?;
     }
     let found = &chosen.found;
     let mode = match config.rdma {
@@ -94,8 +99,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         request.config.ipam_type()?,
     )?;
 
-    let leased = if ipam.needs_the_link() {
-        None
+    let leased = if inherited.is_some() || ipam.needs_the_link() {
+        inherited
     } else {
         ipam.add(&node, request)?
     };
@@ -133,6 +138,40 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
             Err(e) => first.with_details(format!("undoing it failed too: {e}")),
         }
     })
+}
+
+/// A chained ipvlan stands on the chain's only interface, unless a master is named, and without
+/// an IPAM it takes over the chain's addresses and routes, as the reference plugin does.
+///
+/// # Errors
+/// Code 7: several interfaces could be meant.
+fn inherit(
+    config: &mut Config,
+    before: &mut CniResult,
+    ipam: &Ipam,
+) -> Result<Option<CniResult>, Error> {
+    if config.master.is_none() && config.allocation.is_none() {
+        config.master = match before.interfaces.as_slice() {
+            [] => None,
+            [only] => Some(only.name.clone()),
+            several => {
+                let names: Vec<&str> = several.iter().map(|i| i.name.as_str()).collect();
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!("prevResult has several interfaces: {}", names.join(", ")),
+                )
+                .with_details("say with master which one the ipvlan is to stand on"));
+            }
+        };
+    }
+    if !matches!(ipam, Ipam::None) || before.ips.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(CniResult {
+        ips: std::mem::take(&mut before.ips),
+        routes: std::mem::take(&mut before.routes),
+        ..CniResult::default()
+    }))
 }
 
 /// What an ADD works with once everything is found and allowed.

@@ -5,6 +5,7 @@ use cni_wire::{Code, Command, Error, Request};
 use crate::{
     addresses::Ipam,
     config::Config,
+    kernel::link::{self, By},
     node::{Node, Places},
     rdma::{self, Wish},
 };
@@ -18,10 +19,22 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         code: Code::Unavailable,
         ..e
     };
-    let node = Node::open(places, subject).map_err(unavailable)?;
+    let mut node = Node::open(places, subject).map_err(unavailable)?;
     let config = Config::read(request).map_err(unavailable)?;
     if config.rdma == Wish::Required {
         rdma::isolation(rdma::mode(&node.host)?)?;
+    }
+    if let Some(master) = config
+        .master
+        .as_deref()
+        .filter(|_| !config.link_in_container)
+        && link::get(&mut node.socket, By::Name(master))?.is_none()
+    {
+        return Err(Error::new(
+            Code::Unavailable,
+            format!("master: netdev {master} does not exist on this host"),
+        )
+        .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
     node.store.check_writable()?;
     Ipam::of(request)

@@ -23,6 +23,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(del_needs_no_master_and_no_namespace, Root, Netns, Macvlan, ReferencePlugins),
     case!(check_sees_what_changed, Root, Netns, Macvlan, ReferencePlugins),
     case!(a_master_of_the_pods_own, Root, Netns, Macvlan),
+    case!(without_a_master_it_is_the_way_out, Root, Netns, Macvlan),
+    case!(two_kinds_of_children_are_not_tried, Root, Netns, Macvlan),
     case!(ipv6_is_usable_at_once_and_follows_no_router, Root, Netns, Macvlan, ReferencePlugins),
     case!(link_local_addresses_only_where_they_serve, Root, Netns, Macvlan, ReferencePlugins),
     case!(every_field_of_a_route_is_honoured, Root, Netns, Macvlan),
@@ -384,6 +386,62 @@ fn a_master_of_the_pods_own() -> Result<()> {
     assert!(link(&pod, "net1").is_err() && link(&pod, "eth0").is_ok());
     let missing = host.config(&json!({"master": "nic0", "linkInContainer": true}));
     assert_eq!(refused(&call, "ADD", &missing)?.0, 7);
+
+    // Without a name it is the pod's way out; a port of a bridge carries none.
+    let unnamed = host.config(&json!({"attach": "macvlan", "linkInContainer": true}));
+    assert!(refused(&call, "ADD", &unnamed)?.1.contains("no default route"));
+    pod.ip("addr add 10.244.0.7/24 dev eth0")?;
+    pod.ip("route add default via 10.244.0.1")?;
+    run(&call, "ADD", &unnamed)?;
+    assert_eq!(link(&pod, "net1")?["link"], "eth0");
+    run(&call, "DEL", &unnamed)?;
+    pod.ip("link add br0 type bridge")?;
+    pod.ip("link set eth0 master br0")?;
+    let (code, message) = refused(&call, "ADD", &config)?;
+    assert_eq!(code, 7);
+    assert!(message.contains("eth0 is a port of br0"), "{message}");
+    Ok(())
+}
+
+fn without_a_master_it_is_the_way_out() -> Result<()> {
+    let host = CniHost::new()?;
+    host.netns.ip("route add default via 10.9.0.254 metric 100")?;
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "net1");
+    let config = host.config(&json!({"attach": "macvlan"}));
+    let (code, message) = refused(&call, "ADD", &config)?;
+    assert_eq!(code, 7);
+    assert!(message.contains("which netdev"), "uplinks are not given: {message}");
+    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true}}))?;
+    run(&call, "ADD", &config)?;
+    assert_eq!(link(&pod, "net1")?["linkinfo"]["info_kind"], "macvlan");
+    // Whatever became of the route.
+    host.netns.ip("route del default")?;
+    run(&call, "DEL", &config)?;
+    assert!(link(&pod, "net1").is_err());
+    Ok(())
+}
+
+/// No kernel with ipvlan is needed to see it: nothing is asked of the kernel.
+fn two_kinds_of_children_are_not_tried() -> Result<()> {
+    let host = CniHost::new()?;
+    let (first, second) = (host.pod()?, host.pod()?);
+    run(&host.call(&first, "c1", "net1"), "ADD", &macvlan(&host, json!({})))?;
+    let between = host.picture()?;
+    let ipvlan = macvlan(&host, json!({"attach": "ipvlan", "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}));
+    let call = host.call(&second, "c2", "net1");
+    let (code, message) = refused(&call, "ADD", &ipvlan)?;
+    assert_eq!(code, 7, "{message}");
+    assert!(message.contains("macvlan") && message.contains("container c1"), "{message}");
+    same(&between, &host.picture()?, "after the refusal")?;
+    run(&host.call(&first, "c1", "net1"), "DEL", &macvlan(&host, json!({})))?;
+
+    host.netns.ip("link add mv0 link nic0 type macvlan mode bridge")?;
+    let (code, message) = refused(&call, "ADD", &ipvlan)?;
+    assert_eq!(code, 7, "{message}");
+    assert!(message.contains("mv0 of the host"), "{message}");
+    // Of one kind there may be more.
+    run(&call, "ADD", &macvlan(&host, json!({})))?;
     Ok(())
 }
 

@@ -176,6 +176,7 @@ fn status_says_whether_add_could_be_served() -> Result<()> {
     for (keys, word) in [
         (json!({"ipam": {"type": "nowhere"}}), "nowhere"),
         (json!({"attach": "bridge"}), "attach"),
+        (json!({"attach": "macvlan", "master": "nic9"}), "nic9"),
     ] {
         let (code, message) = status(keys)?.refusal()?;
         assert_eq!(code, 50, "{message}");

@@ -45,6 +45,10 @@ fn status(network: &Value, at: &TempDir) -> Result<std::result::Result<(), Strin
     let mut network = network.clone();
     // The command that reads a configuration and touches nothing is as young as that.
     network["cniVersion"] = json!("1.1.0");
+    if let Some(master) = network.get_mut("master") {
+        // The one netdev that every machine has.
+        *master = json!("lo");
+    }
     let plugin = product(network["type"].as_str().context("no type")?)?;
     let call = Call::new(&plugin, "x", Path::new(""), "x").env("RDMA_NETDEV_POLICY", &policy);
     let answer = call.run("STATUS", network.to_string().as_bytes())?;
