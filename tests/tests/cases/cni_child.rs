@@ -590,34 +590,39 @@ fn addresses_are_announced() -> Result<()> {
     Ok(())
 }
 
+/// Twenty rounds with addresses of our own IPAM, then one with those of another program.
 fn sixty_four_pods_at_once() -> Result<()> {
     let host = CniHost::new()?;
     let before = host.picture()?;
-    let config = with_v4(&host);
     let pods: Vec<Netns> = (0..64).map(|_| host.pod()).collect::<Result<_>>()?;
-    let all = |command: &str| -> Result<Vec<Value>> {
+    let all = |command: &str, config: &Value| -> Result<Vec<Value>> {
         std::thread::scope(|scope| {
             let running: Vec<_> = pods
                 .iter()
                 .enumerate()
                 .map(|(index, pod)| {
                     let call = host.call(pod, &format!("c{index}"), "net1");
-                    let config = &config;
                     scope.spawn(move || run(&call, command, config))
                 })
                 .collect();
             running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         })
     };
-    let results = all("ADD")?;
-    let distinct = |value: &dyn Fn(&Value) -> Value| {
-        let mut seen: Vec<String> = results.iter().map(|r| value(r).to_string()).collect();
-        seen.sort();
-        seen.dedup();
-        seen.len()
-    };
-    assert_eq!(distinct(&|r| r["interfaces"][0]["mac"].clone()), 64);
-    assert_eq!(distinct(&|r| r["ips"][0]["address"].clone()), 64);
-    all("DEL")?;
-    same(&before, &host.picture()?, "after 64 pods")
+    let own = macvlan(&host, json!({"ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}));
+    let other = with_v4(&host);
+    for round in 0..=20 {
+        let config = if round < 20 { &own } else { &other };
+        let results = all("ADD", config)?;
+        let distinct = |value: &dyn Fn(&Value) -> Value| {
+            let mut seen: Vec<String> = results.iter().map(|r| value(r).to_string()).collect();
+            seen.sort();
+            seen.dedup();
+            seen.len()
+        };
+        assert_eq!(distinct(&|r| r["interfaces"][0]["mac"].clone()), 64, "round {round}");
+        assert_eq!(distinct(&|r| r["ips"][0]["address"].clone()), 64, "round {round}");
+        all("DEL", config)?;
+        same(&before, &host.picture()?, &format!("after round {round}"))?;
+    }
+    Ok(())
 }
