@@ -502,3 +502,66 @@ fn ask_number(
     )?;
     Ok(number)
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::Emitable;
+
+    use super::*;
+
+    /// `IFLA_LINKINFO` as ip(8) of iproute2 6.1 sends it, by strace: kind and data.
+    fn captured(kind: &str, data: &[u8]) -> Vec<u8> {
+        let attribute = |number: u16, value: &[u8]| {
+            let mut bytes = u16::try_from(value.len() + 4)
+                .unwrap()
+                .to_ne_bytes()
+                .to_vec();
+            bytes.extend(number.to_ne_bytes());
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes
+        };
+        // IFLA_INFO_KIND, with the text's end, which ip leaves out and the kernel does not mind
+        // (`nla_strscpy()`); IFLA_INFO_DATA.
+        let kind = format!("{kind}\0");
+        [attribute(1, kind.as_bytes()), attribute(2, data)].concat()
+    }
+
+    fn sent(child: &Child) -> Vec<u8> {
+        let infos = child.info();
+        let mut bytes = Vec::new();
+        for info in &infos {
+            let mut buffer = vec![0; info.buffer_len()];
+            info.emit(&mut buffer);
+            bytes.extend(buffer);
+        }
+        bytes
+    }
+
+    #[test]
+    fn children_are_asked_for_as_ip_does() {
+        let ipoib = |pkey, mode, user_multicast| Child::Ipoib {
+            pkey,
+            mode,
+            user_multicast,
+        };
+        // type ipoib pkey 0x8001 mode datagram umcast 1
+        let datagram = b"\x06\0\x01\0\x01\x80\0\0\x06\0\x02\0\0\0\0\0\x06\0\x03\0\x01\0\0\0";
+        assert_eq!(
+            sent(&ipoib(0x8001, IpoibMode::Datagram, true)),
+            captured("ipoib", datagram)
+        );
+        // type ipoib pkey 0x9002 mode connected umcast 0
+        let connected = b"\x06\0\x01\0\x02\x90\0\0\x06\0\x02\0\x01\0\0\0\x06\0\x03\0\0\0\0\0";
+        assert_eq!(
+            sent(&ipoib(0x9002, IpoibMode::Connected, false)),
+            captured("ipoib", connected)
+        );
+        // type ipvlan mode l3s; ip sends flags of zero with it, which are the default.
+        let l3s = b"\x06\0\x01\0\x02\0\0\0";
+        let child = Child::Ipvlan {
+            mode: IpVlanMode::L3S,
+        };
+        assert_eq!(sent(&child), captured("ipvlan", l3s));
+    }
+}

@@ -480,32 +480,41 @@ mod tests {
         assert_eq!(Node::decode(&bytes(linux_6_1::UVERBS)), Ok(node));
     }
 
-    #[test]
-    fn a_move_names_device_and_namespace() {
-        let file = std::fs::File::open("/dev/null").unwrap();
-        let bytes = Request::set_netns(7, file.as_fd()).encode(3);
-        // Type and length as strace shows them for `rdma dev set DEV netns NAME` on Linux 6.1.
-        assert_eq!(bytes.len(), 32);
-        assert_eq!(u16_at(&bytes, 4), Some(0x1402));
-        assert_eq!(u16_at(&bytes, 6), Some(flag::REQUEST | flag::ACK));
-        let attributes = &bytes[HEADER..];
-        assert_eq!(number(attributes, attribute::DEV_INDEX), Ok(7));
-        let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
-        assert_eq!(number(attributes, attribute::NET_NS_FD), Ok(descriptor));
+    /// What rdma(8) of iproute2 6.1 sends, as strace shows it; its sequence numbers are those of
+    /// the capture, and the fd of a namespace is 4 there.
+    mod rdma_tool {
+        pub(super) const DEVICES: (u32, &str) = (0x6b01_3467, "10000000011405036734016b00000000");
+        pub(super) const RENAME: &str = "24000000021405006834016b00000000\
+             08000100000000000b0002006d6c78355f370000";
+        pub(super) const MOVE: &str =
+            "20000000021405006834016b0000000008000100000000000800440004000000";
     }
 
     #[test]
-    fn a_new_name_ends_with_a_zero() {
-        let bytes = Request::set_name(3, "mlx5_1").encode(4);
-        assert_eq!(u16_at(&bytes, 4), Some(0x1402));
-        assert_eq!(u16_at(&bytes, 6), Some(flag::REQUEST | flag::ACK));
-        let attributes = &bytes[HEADER..];
-        assert_eq!(number(attributes, attribute::DEV_INDEX), Ok(3));
+    fn changes_are_asked_for_as_the_rdma_tool_does() {
+        let sequence = 0x6b01_3468;
         assert_eq!(
-            find(attributes, attribute::DEV_NAME),
-            Ok(Some(&b"mlx5_1\0"[..]))
+            Request::set_name(0, "mlx5_7").encode(sequence),
+            bytes(rdma_tool::RENAME)
         );
-        assert_eq!(bytes.len() % 4, 0);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let mut expected = bytes(rdma_tool::MOVE);
+        let descriptor = expected.len() - 4;
+        expected.truncate(descriptor);
+        expected.extend(file.as_raw_fd().to_ne_bytes());
+        assert_eq!(
+            Request::set_netns(0, file.as_fd()).encode(sequence),
+            expected
+        );
+    }
+
+    #[test]
+    fn devices_are_listed_as_the_rdma_tool_does() {
+        let (sequence, request) = rdma_tool::DEVICES;
+        let mut expected = bytes(request);
+        // It asks for an acknowledgement of the dump, too, which the kernel does not give.
+        expected[6] &= !u8::try_from(flag::ACK).unwrap();
+        assert_eq!(Request::devices().encode(sequence), expected);
     }
 
     #[test]
