@@ -234,11 +234,12 @@ pub fn take_anew(
 /// Gives the interface its settings, addresses and routes, brings it up and announces it. Call
 /// from within the pod's namespace. Returns the interface as it is then.
 ///
-/// A child has its parent's carrier at once, so the kernel's own announcements reach the wire:
-/// with `arp_notify` and `ndisc_notify` it makes them when a link with addresses goes up
-/// (`inetdev_event()`, `ndisc_netdev_event()`). A NIC that was moved may train its link first; its
-/// addresses are announced once it has a carrier, from a packet socket, whose closing waits for
-/// all processors (`packet_release()`: `synchronize_net()`, some 10 ms).
+/// With `arp_notify` and `ndisc_notify` the kernel itself announces the addresses of a link that
+/// goes up (`inetdev_event()`, `ndisc_netdev_event()`), and that reaches the wire when the link has
+/// its carrier at once: children have their parent's, and so has a NIC whose port is up. Another
+/// trains its link first; its addresses are announced once it has a carrier, from a packet
+/// socket, whose closing waits for all processors (`packet_release()`: `synchronize_net()`, some
+/// 10 ms).
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -280,9 +281,10 @@ pub fn configure(
             message,
         )?;
     }
-    let started = Instant::now();
     let mut now = link::get(socket, By::Index(index))?;
-    if attach == Attach::Move && !layout.announced.is_empty() {
+    let trains = now.as_ref().is_some_and(|link| !link.carrier);
+    if trains && attach == Attach::Move && !layout.announced.is_empty() {
+        let started = Instant::now();
         while now.as_ref().is_some_and(|link| !link.carrier) && started.elapsed() < CARRIER {
             std::thread::sleep(Duration::from_millis(5));
             now = link::get(socket, By::Index(index))?;
