@@ -8,6 +8,9 @@ use std::{env, io, path::PathBuf, process::ExitCode};
 
 use rdma_netdev::{command, node::Places};
 
+#[global_allocator]
+static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 const ABOUT: &str = concat!(
     "CNI plugin rdma-netdev ",
     env!("CARGO_PKG_VERSION"),

@@ -109,7 +109,7 @@ fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
 /// cannot be read.
 pub fn ports_of_netdev(host: &Host, name: &str) -> Result<Vec<PortId>> {
     let mut ports = BTreeSet::new();
-    collect_ports(host, &netdev::read(host, name)?, MAX_STACK, &mut ports)?;
+    collect_ports(host, &netdev::outline(host, name)?, MAX_STACK, &mut ports)?;
     Ok(ports.into_iter().collect())
 }
 
@@ -134,7 +134,7 @@ fn collect_ports(
     let before = ports.len();
     if let Some(depth) = depth.checked_sub(1) {
         for lower in lowers {
-            if let Some(lower) = present(netdev::read(host, &lower))? {
+            if let Some(lower) = present(netdev::outline(host, &lower))? {
                 collect_ports(host, &lower, depth, ports)?;
             }
         }
@@ -152,7 +152,7 @@ fn collect_ports(
 /// # Errors
 /// As [`ports_of_netdev`].
 pub fn software_on_netdev_of(host: &Host, there: &Host, name: &str) -> Result<Vec<PortId>> {
-    parentless(host, &netdev::read(there, name)?)
+    parentless(host, &netdev::outline(there, name)?)
 }
 
 /// Names of the netdevs that a netdev stands on. IPoIB has no links to tell; there it is the

@@ -8,6 +8,9 @@ use ipam::policy::DEFAULT_PATH;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+#[global_allocator]
+static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 const ABOUT: &str = concat!(
     "CNI IPAM plugin rdma-ipam ",
     env!("CARGO_PKG_VERSION"),

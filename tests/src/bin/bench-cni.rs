@@ -29,10 +29,16 @@ struct Arguments {
     /// Rounds of the usual contests
     #[arg(long, default_value_t = 60)]
     rounds: usize,
+    /// The program `bench-floor`, built as the plugin is
+    #[arg(long)]
+    floor: PathBuf,
     /// Exit with a failure when a ratio is over its budget
     #[arg(long)]
     check: bool,
 }
+
+/// NICs of the host: those of a GPU node.
+const NICS: usize = 8;
 
 /// One side of a contest: a plugin with its configuration, and a pod for it.
 struct Side {
@@ -46,6 +52,10 @@ struct Side {
 
 impl Side {
     fn call(&self, command: &str, container: &str) -> Result<Cost> {
+        self.call_for(command, container, "net1", &self.config)
+    }
+
+    fn call_for(&self, command: &str, container: &str, ifname: &str, config: &str) -> Result<Cost> {
         let mut process = Command::new(&self.plugin);
         process
             .env_clear()
@@ -53,10 +63,10 @@ impl Side {
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", container)
             .env("CNI_NETNS", self.pod.path())
-            .env("CNI_IFNAME", "net1")
+            .env("CNI_IFNAME", ifname)
             .env("CNI_PATH", REFERENCE_PLUGINS)
             .env("RDMA_NETDEV_POLICY", &self.policy);
-        let (cost, output) = cost_of(&mut process, self.config.as_bytes())?;
+        let (cost, output) = cost_of(&mut process, config.as_bytes())?;
         ensure!(
             output.status.success(),
             "{} {command}: {}{}",
@@ -101,6 +111,15 @@ impl Ground {
         ] {
             run(Command::new("ip").args(command.split_whitespace()))?;
         }
+        for number in 1..NICS {
+            for command in [
+                format!("link add nic{number} type veth peer name peer{number}"),
+                format!("link set nic{number} up"),
+                format!("link set peer{number} up"),
+            ] {
+                run(Command::new("ip").args(command.split_whitespace()))?;
+            }
+        }
         Ok(Ground {
             directory: TempDir::new()?,
             netdev: product("rdma-netdev")?,
@@ -133,6 +152,27 @@ impl Ground {
             add: Costs::default(),
             del: Costs::default(),
         })
+    }
+
+    /// A pod with eight interfaces, one after the other as Multus makes them. The configuration's
+    /// master is counted up.
+    fn eight(&self, side: &mut Side, container: &str, timed: bool) -> Result<()> {
+        let mut total = [Cost::default(), Cost::default()];
+        for (command, total) in ["ADD", "DEL"].into_iter().zip(&mut total) {
+            for number in 0..NICS {
+                let config = side.config.replace("nic0", &format!("nic{number}"));
+                let cost =
+                    side.call_for(command, container, &format!("net{}", number + 1), &config)?;
+                total.wall += cost.wall;
+                total.cpu += cost.cpu;
+            }
+        }
+        if timed {
+            let [add, del] = total;
+            side.add.0.push(add);
+            side.del.0.push(del);
+        }
+        Ok(())
     }
 
     /// Ours and the reference's, in turns.
@@ -231,6 +271,40 @@ fn versions(ground: &Ground, rounds: usize) -> Result<Row> {
     ))
 }
 
+/// Beside a program that makes the same requests of the kernel and nothing else: what journal,
+/// policy, addresses and JSON cost.
+fn floor(ground: &Ground, bare: &Path, own: &dyn Fn(Value) -> Value, rounds: usize) -> Result<Row> {
+    let mut ours = ground.side(
+        &ground.netdev,
+        "floor",
+        &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
+    )?;
+    let mut requests = Costs::default();
+    let pod = Netns::new("bench")?;
+    for round in 0..=rounds {
+        let container = format!("floor-{round}");
+        let add = ours.call("ADD", &container)?;
+        ours.call("DEL", &container)?;
+        let arguments = ["nic0", "net1", "10.9.2.1/16"];
+        let least = Command::new(bare)
+            .env_clear()
+            .arg(pod.path())
+            .args(arguments)
+            .cost()?;
+        pod.ip("link del net1")?;
+        if round > 0 {
+            ours.add.0.push(add);
+            requests.0.push(least);
+        }
+    }
+    Ok(row(
+        "ADD macvlan + IPAM, beside its netlink requests alone",
+        &ours.add,
+        &requests,
+        [Some(1.5), None],
+    ))
+}
+
 trait CostOf {
     fn cost(&mut self) -> Result<Cost>;
 }
@@ -245,7 +319,7 @@ impl CostOf for Command {
     }
 }
 
-fn rows(ground: &Ground, rounds: usize) -> Result<Vec<Row>> {
+fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
     let macvlan = |ipam: Value| json!({"master": "nic0", "mode": "bridge", "ipam": ipam});
     let own = |more: Value| {
         let mut ipam = json!({"type": "rdma-ipam"});
@@ -270,6 +344,39 @@ fn rows(ground: &Ground, rounds: usize) -> Result<Vec<Row>> {
     )?;
     rows.push(row(
         "ADD macvlan + IPAM, beside macvlan + host-local",
+        &ours.add,
+        &theirs.add,
+        [Some(0.25), Some(0.2)],
+    ));
+    rows.push(row(
+        "DEL of the same",
+        &ours.del,
+        &theirs.del,
+        [None, Some(0.5)],
+    ));
+
+    rows.push(floor(ground, bare, &own, rounds)?);
+
+    let mut sides = [
+        ground.side(
+            &ground.netdev,
+            "eight-ours",
+            &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
+        )?,
+        ground.side(
+            &Path::new(REFERENCE_PLUGINS).join("macvlan"),
+            "eight-theirs",
+            &macvlan(ground.host_local(&["10.9.0.0/16"], &json!([]))),
+        )?,
+    ];
+    for round in 0..=rounds.min(15) {
+        for side in &mut sides {
+            ground.eight(side, &format!("eight-{round}"), round > 0)?;
+        }
+    }
+    let [ours, theirs] = sides;
+    rows.push(row(
+        "ADD of a pod's eight interfaces, beside the same peers",
         &ours.add,
         &theirs.add,
         [Some(0.25), Some(0.2)],
@@ -373,7 +480,7 @@ fn report(ground: &Ground, rows: &[Row]) -> Result<()> {
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let ground = Ground::new()?;
-    let rows = rows(&ground, arguments.rounds)?;
+    let rows = rows(&ground, &arguments.floor, arguments.rounds)?;
     report(&ground, &rows)?;
     let over = rows.iter().filter(|row| !row.within()).count();
     Ok(match arguments.check && over > 0 {

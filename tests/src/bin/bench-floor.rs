@@ -1,0 +1,58 @@
+//! What an ADD of a macvlan asks of the kernel, and nothing else: no journal, no policy, no IPAM,
+//! no JSON. `bench-cni` sets `rdma-netdev` beside it.
+//!
+//! Arguments: the pod's namespace, the master, the interface's name, its address.
+
+use std::env;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use cni_wire::{CniResult, IpConfig};
+use hca::Host;
+use netlink_packet_route::link::MacVlanMode;
+use rdma_netdev::act;
+use rdma_netdev::config::{Attach, Config};
+use rdma_netdev::find;
+use rdma_netdev::kernel::link::{self, By, Child, NewChild};
+use rdma_netdev::kernel::{Namespace, Socket};
+use rdma_netdev::layout::Layout;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [pod, master, name, address] = arguments.as_slice() else {
+        anyhow::bail!("expected: NETNS MASTER NAME ADDRESS/PREFIX");
+    };
+    let host = Host::live();
+    let home = Namespace::current(&host.proc)?;
+    let mut socket = Socket::open()?;
+    let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
+    let mut inside = pod.socket(&home)?;
+    link::get(&mut inside, By::Name(name))?;
+    let found = find::look(&host, &mut socket, master, false, &[])?;
+    let child = NewChild {
+        name,
+        child: Child::Macvlan {
+            mode: MacVlanMode::Bridge,
+            broadcast_queue: None,
+        },
+        parent: found.link.index,
+        parent_netns: Some(link::namespace_number(&mut inside, &home)?),
+        mtu: None,
+        mac: None,
+        target: None,
+    };
+    let made = link::create(&mut inside, &child)?.context("it went away")?;
+    let result = CniResult {
+        ips: vec![IpConfig {
+            address: address.parse().map_err(anyhow::Error::msg)?,
+            gateway: None,
+            interface: None,
+        }],
+        ..CniResult::default()
+    };
+    let layout = Layout::of_result(Attach::Macvlan, &Config::default(), &result);
+    pod.enter(&home, || {
+        act::configure(&mut inside, &host.proc, &made, &layout, Attach::Macvlan)
+    })??;
+    Ok(())
+}
