@@ -36,6 +36,7 @@ use crate::{
     netdev::{
         replay, restore,
         snapshot::{Message, Snapshot},
+        vf::Vf,
     },
     node::{Node, now},
     plan,
@@ -248,6 +249,9 @@ impl Add<'_> {
     fn take_down(&mut self) -> Result<Snapshot, Error> {
         let link = &self.chosen.found.link;
         let mut taken = Snapshot::take(&mut self.node.socket, &self.node.host.proc, link)?;
+        if let Some(address) = &taken.identity.bus_device {
+            taken.vf = Vf::take(&self.node.host, &mut self.node.socket, address)?;
+        }
         if let Some(name) = &self.chosen.true_name {
             taken.name.clone_from(name);
         }

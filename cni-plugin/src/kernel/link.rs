@@ -5,7 +5,7 @@ use std::fmt;
 use netlink_packet_core::{DecodeError, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Parseable};
 use netlink_packet_route::link::{
     InfoData, InfoIpVlan, InfoIpoib, InfoKind, InfoMacVlan, IpVlanMode, IpoibMode, LinkAttribute,
-    LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, Prop, State,
+    LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, Prop, State, VfInfo,
 };
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
@@ -190,6 +190,53 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
     socket.dump("list netdevs", RTM_GETLINK, &message, |payload| {
         Link::parse(payload).map(Some)
     })
+}
+
+/// What a PF says of one of its VFs; empty when it has none of that number.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<VfInfo>> {
+    /// `RTEXT_FILTER_VF` and `RTEXT_FILTER_SKIP_STATS`
+    const FILTER: [LinkExtentMask; 2] = [LinkExtentMask::Vf, LinkExtentMask::SkipStats];
+    let mut message = LinkMessage::default();
+    message.header.index = pf;
+    message
+        .attributes
+        .push(LinkAttribute::ExtMask(FILTER.to_vec()));
+    let mut properties = Vec::new();
+    let what = format_args!("look at VF {number} of netdev {pf}").to_string();
+    socket.ask(what, RTM_GETLINK, 0, &message, |payload| {
+        for attribute in LinkMessage::parse(payload)?.attributes {
+            let LinkAttribute::VfInfoList(list) = attribute else {
+                continue;
+            };
+            // Each names the VF it is of; its MAC address is always there.
+            let of_vf = list.into_iter().find(|vf| {
+                vf.0.iter()
+                    .any(|p| matches!(p, VfInfo::Mac(mac) if mac.vf_id == number))
+            });
+            properties = of_vf.map(|vf| vf.0).unwrap_or_default();
+        }
+        Ok(())
+    })?;
+    Ok(properties)
+}
+
+/// Sets properties of a VF through its PF.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_vf(
+    socket: &mut Socket,
+    what: &str,
+    pf: u32,
+    properties: Vec<LinkAttribute>,
+) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = pf;
+    message.attributes = properties;
+    socket.request(what, RTM_SETLINK, 0, &message)
 }
 
 /// What a child is, beside the link it stands on.

@@ -250,6 +250,10 @@ fn restore(
         let what = format!("set {} up", taken.name);
         attempt(link::change(ground.socket, what, index, &Change::up()));
     }
+    if let Some(vf) = &taken.vf {
+        let warnings = vf.restore(ground.sys, ground.socket)?;
+        report.warnings.extend(warnings);
+    }
     let known = taken.identity.index;
     let home = taken.name.as_str();
     replayed(&taken.addresses, report, words::address, |m, what| {

@@ -20,7 +20,7 @@ use netlink_packet_route::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{replay, words};
+use super::{replay, vf::Vf, words};
 use crate::kernel::{self, Socket, address, link::Link, neighbour, route, rule, sysctl};
 
 /// What tells a netdev from others, whatever it is named and wherever it is.
@@ -128,7 +128,7 @@ pub struct Message {
 }
 
 impl Message {
-    fn of(body: &impl Emitable, text: String) -> Self {
+    pub(super) fn of(body: &impl Emitable, text: String) -> Self {
         use std::fmt::Write;
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
@@ -205,6 +205,9 @@ pub struct Snapshot {
     /// Permanent neighbours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbours: Vec<Message>,
+    /// What its PF holds of it, for a VF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<Vf>,
     /// Per-interface sysctls, `group/key` and value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sysctls: BTreeMap<String, String>,
@@ -259,6 +262,7 @@ impl Snapshot {
                 .iter()
                 .map(|n| Message::of(n, words::neighbour(n)))
                 .collect(),
+            vf: None,
             sysctls: sysctl::read_all(proc, &link.name)?,
         })
     }

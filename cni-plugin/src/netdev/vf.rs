@@ -1,0 +1,229 @@
+//! What a PF holds of its VFs: MAC address, VLAN, rates, spoof check, trust, link state, GUIDs.
+//! They are set through the PF's netdev, which stays on the host, and outlast a VF's stay in a
+//! pod; but drivers change some of them behind the VF's back, such as the MAC address when its
+//! user sets one. They are taken down with the VF and given back with it, those alone that differ.
+
+use std::path::{Path, PathBuf};
+
+use hca::{Host, PciAddress, lookup};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo};
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::Message;
+use crate::kernel::{
+    self, Socket,
+    link::{self, By},
+};
+
+/// A VF as its PF sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vf {
+    /// PCI address of the PF.
+    pub pf: String,
+    /// The VF's number there, from 0.
+    pub number: u32,
+    /// Its properties, as kernel messages.
+    pub properties: Vec<Message>,
+}
+
+impl Vf {
+    /// The properties of the VF with this PCI address; none for what is no VF, or whose PF has no
+    /// netdev on the host.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn take(host: &Host, socket: &mut Socket, address: &str) -> kernel::Result<Option<Vf>> {
+        let Some((pf, number)) = place(host, address) else {
+            return Ok(None);
+        };
+        let Some(netdev) = netdev_of(host, pf) else {
+            return Ok(None);
+        };
+        let Some(index) = link::get(socket, By::Name(&netdev))?.map(|link| link.index) else {
+            return Ok(None);
+        };
+        let properties = link::vf_properties(socket, index, number)?;
+        Ok(Some(Vf {
+            pf: pf.to_string(),
+            number,
+            properties: properties.iter().filter_map(kept).collect(),
+        }))
+    }
+
+    /// Gives back what differs. Returns what could not be, in words.
+    ///
+    /// # Errors
+    /// The PF cannot be looked at.
+    pub fn restore(&self, sys: &Path, socket: &mut Socket) -> kernel::Result<Vec<String>> {
+        let host = Host {
+            sys: sys.to_owned(),
+            dev: PathBuf::new(),
+            proc: PathBuf::new(),
+        };
+        let pf: Option<PciAddress> = self.pf.parse().ok();
+        let netdev = pf.and_then(|pf| netdev_of(&host, pf));
+        let link = match netdev {
+            Some(netdev) => link::get(socket, By::Name(&netdev))?,
+            None => None,
+        };
+        let Some(link) = link else {
+            return Ok(vec![format!(
+                "PF {} has no netdev on the host; the properties of its VF {} were not looked at",
+                self.pf, self.number
+            )]);
+        };
+        let now: Vec<Message> = link::vf_properties(socket, link.index, self.number)?
+            .iter()
+            .filter_map(kept)
+            .collect();
+        let mut warnings = Vec::new();
+        for property in self.properties.iter().filter(|p| !now.contains(p)) {
+            let what = format!(
+                "restore VF {} of {}: {}",
+                self.number, link.name, property.text
+            );
+            match property.parse::<LinkMessage>() {
+                Ok(message) => {
+                    let set = link::set_vf(socket, &what, link.index, message.attributes);
+                    warnings.extend(set.err().map(|e| e.to_string()));
+                }
+                Err(e) => warnings.push(format!("{what}: {e}")),
+            }
+        }
+        Ok(warnings)
+    }
+}
+
+/// The PF of a VF, and the VF's number.
+fn place(host: &Host, address: &str) -> Option<(PciAddress, u32)> {
+    let function = hca::pci::read(host, address.parse().ok()?).ok()?;
+    match function.sriov {
+        hca::pci::Sriov::Virtual { physical, index } => Some((physical, index?)),
+        _ => None,
+    }
+}
+
+/// The PF's netdev; of several, VF settings go through any.
+fn netdev_of(host: &Host, pf: PciAddress) -> Option<String> {
+    let occupants = lookup::on_pci(host, pf).ok()?;
+    occupants.netdevs.into_iter().next().map(|n| n.name)
+}
+
+/// A property worth keeping: not counters, nor what follows from others.
+fn kept(property: &VfInfo) -> Option<Message> {
+    let text = match property {
+        VfInfo::Mac(p) => format!("MAC address {}", hca::MacAddress::new(p.mac.get(..6)?)),
+        VfInfo::Vlan(p) => format!("VLAN {} priority {}", p.vlan_id, p.qos),
+        VfInfo::Rate(p) => format!("rate {} to {} Mb/s", p.min_tx_rate, p.max_tx_rate),
+        VfInfo::SpoofCheck(p) => format!("spoof check {}", p.enabled),
+        VfInfo::LinkState(p) => format!("link state {:?}", p.state),
+        VfInfo::RssQueryEn(p) => format!("RSS query {}", p.enabled),
+        VfInfo::Trust(p) => format!("trust {}", p.enabled),
+        VfInfo::IbNodeGuid(p) => format!("node GUID {:016x}", p.guid),
+        VfInfo::IbPortGuid(p) => format!("port GUID {:016x}", p.guid),
+        _ => return None,
+    };
+    let mut message = LinkMessage::default();
+    let info = LinkVfInfo(vec![property.clone()]);
+    message.attributes = vec![LinkAttribute::VfInfoList(vec![info])];
+    Some(Message::of(&message, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use hca::tree::{NetdevSpec, On, PciSpec, Tree};
+    use netlink_packet_core::Emitable;
+    use netlink_packet_route::link::{
+        VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfInfoVlan,
+        VfLinkState,
+    };
+
+    use super::*;
+
+    /// `IFLA_VFINFO_LIST` as `ip link set PF vf 3 …` of iproute2 6.1 sends it, by strace.
+    #[test]
+    fn properties_are_set_as_ip_does() {
+        let mac = [
+            &[
+                0x30, 0, 22, 0, 0x2c, 0, 1, 0, 0x28, 0, 1, 0, 3, 0, 0, 0, 2, 0, 0, 0, 0, 9,
+            ][..],
+            &[0; 26],
+        ]
+        .concat();
+        for (property, captured) in [
+            (VfInfo::Mac(VfInfoMac::new(3, &[2, 0, 0, 0, 0, 9])), mac),
+            (
+                VfInfo::Vlan(VfInfoVlan::new(3, 100, 2)),
+                vec![
+                    0x18, 0, 22, 0, 0x14, 0, 1, 0, 0x10, 0, 2, 0, 3, 0, 0, 0, 100, 0, 0, 0, 2, 0,
+                    0, 0,
+                ],
+            ),
+            (
+                VfInfo::SpoofCheck(VfInfoSpoofCheck::new(3, true)),
+                vec![
+                    0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 4, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+                ],
+            ),
+            (
+                VfInfo::LinkState(VfInfoLinkState::new(3, VfLinkState::Enable)),
+                vec![
+                    0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 5, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+                ],
+            ),
+            (
+                VfInfo::Rate(VfInfoRate::new(3, 100, 1000)),
+                vec![
+                    0x18, 0, 22, 0, 0x14, 0, 1, 0, 0x10, 0, 6, 0, 3, 0, 0, 0, 100, 0, 0, 0, 0xe8,
+                    3, 0, 0,
+                ],
+            ),
+            (
+                VfInfo::Trust(VfInfoTrust::new(3, true)),
+                vec![
+                    0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+                ],
+            ),
+        ] {
+            let message = kept(&property).unwrap();
+            let parsed: LinkMessage = message.parse().unwrap();
+            let [attribute] = parsed.attributes.as_slice() else {
+                panic!("{parsed:?}")
+            };
+            let mut sent = vec![0; attribute.buffer_len()];
+            attribute.emit(&mut sent);
+            assert_eq!(sent, captured, "{}", message.text);
+        }
+        assert_eq!(kept(&VfInfo::Stats(vec![])), None);
+    }
+
+    #[test]
+    fn a_vf_is_known_by_its_pf_and_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.pci(&PciSpec {
+            address: "0000:3b:00.0",
+            ..PciSpec::MLX5
+        });
+        tree.netdev(&NetdevSpec {
+            name: "ens1",
+            on: On::Pci("0000:3b:00.0"),
+            ..NetdevSpec::default()
+        });
+        tree.vf(
+            "0000:3b:00.0",
+            0,
+            &PciSpec {
+                address: "0000:3b:00.2",
+                ..PciSpec::MLX5
+            },
+        );
+        let host = Host::at(dir.path());
+        let (pf, number) = place(&host, "0000:3b:00.2").unwrap();
+        assert_eq!((pf.to_string().as_str(), number), ("0000:3b:00.0", 0));
+        assert_eq!(netdev_of(&host, pf).as_deref(), Some("ens1"));
+        assert_eq!(place(&host, "0000:3b:00.0"), None);
+        assert_eq!(place(&host, "virtio1"), None);
+    }
+}
