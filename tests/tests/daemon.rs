@@ -1,5 +1,6 @@
 //! The device plugin's daemon under test, on a host made of files.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -56,10 +57,20 @@ impl Machine {
         Kubelet::start(self.settings())
     }
 
+    /// A directory of the machine's own, beside the host's files.
+    pub(crate) fn directory(&self) -> &Path {
+        self.root.path()
+    }
+
     /// Starts the daemon with this configuration.
     pub(crate) fn daemon(&self, config: &str) -> Result<Daemon> {
         let file = self.root.path().join("config");
         fs::write(&file, config)?;
+        self.daemon_on(&file, &[])
+    }
+
+    /// Starts the daemon on a configuration file, with further flags.
+    pub(crate) fn daemon_on(&self, file: &Path, flags: &[&OsStr]) -> Result<Daemon> {
         let mut log = tempfile::Builder::new();
         let log = log
             .prefix("daemon-")
@@ -68,11 +79,12 @@ impl Machine {
         let (log, path) = log.keep()?;
         let child = Command::new(product("rdma-device-plugin")?)
             .arg("--config-file")
-            .arg(&file)
+            .arg(file)
             .arg("--host-root")
             .arg(self.root.path().join("host"))
             .arg("--device-plugin-dir")
             .arg(self.settings().device_plugins)
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -122,6 +134,11 @@ impl Daemon {
             Pid::from_raw(i32::try_from(self.child.id())?),
             signal,
         )?)
+    }
+
+    /// Its process ID.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits for its end.

@@ -18,6 +18,8 @@ use crate::podresources::{self, Held};
 const INTERVAL: Duration = Duration::from_secs(15);
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// After this long what is known has been asked for since.
+pub const UP_TO_DATE: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

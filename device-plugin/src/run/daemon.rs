@@ -16,7 +16,7 @@ use crate::board::Board;
 use crate::config::{self, Config, Delivery};
 use crate::deliver::{cdi, device_info};
 use crate::events::{Bell, Reason, Watched};
-use crate::kubelet::holdings::Holdings;
+use crate::kubelet::holdings::{self, Holdings};
 use crate::observe::Observation;
 use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
@@ -129,6 +129,7 @@ impl Daemon {
         });
         self.look(Reason::Start, bell).await;
         let mut rescan = interval(self.config.rescan);
+        let mut tidy = None;
         let mut patience = Some(tokio::time::Instant::from_std(self.started + PATIENCE));
         let ended = loop {
             let reason = tokio::select! {
@@ -147,6 +148,11 @@ impl Daemon {
                     }
                     self.look(Reason::Container, bell).await;
                     all.into_iter().for_each(|waiting| { let _ = waiting.send(()); });
+                    continue;
+                }
+                () = until(tidy) => {
+                    tidy = None;
+                    self.tidy().await;
                     continue;
                 }
                 () = until(patience) => {
@@ -179,6 +185,8 @@ impl Daemon {
             };
             if matches!(reason, Reason::Configuration | Reason::Signal) && self.reload() {
                 rescan = interval(self.config.rescan);
+                // Once it is known what pods held when it changed.
+                tidy = Some(tokio::time::Instant::now() + holdings::UP_TO_DATE);
             }
             self.look(reason, bell).await;
         };

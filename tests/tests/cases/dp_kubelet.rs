@@ -20,7 +20,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(an_exclusive_unit_is_one_hca_and_its_nodes, Root),
     case!(two_units_are_two_hcas, Root),
     case!(ten_thousand_units_are_listed, Root),
-    case!(fifty_restarts_of_the_kubelet, Root),
+    case!(a_hundred_restarts_of_the_kubelet, Root),
     case!(a_kubelet_that_comes_late_is_waited_for, Root),
     case!(a_kubelet_that_refuses_is_asked_again, Root),
     case!(a_kubelet_that_never_watches_is_asked_again, Root),
@@ -121,29 +121,54 @@ fn ten_thousand_units_are_listed() -> Result<()> {
     registered(config, SHARED_RESOURCE, 10_000).map(drop)
 }
 
-fn fifty_restarts_of_the_kubelet() -> Result<()> {
+/// At moments nobody chose, with pods that come and go between: what a pod had it has, and the
+/// daemon is no larger at the end than after the first ten.
+fn a_hundred_restarts_of_the_kubelet() -> Result<()> {
     let (_machine, mut kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
     let before = admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
     let options = kubelet.run_options("default/pod", "main")?;
-    for restart in 1..=50 {
+    let mut after_ten = None;
+    // A linear congruential generator: another pause each time, the same in every run.
+    let mut random: u64 = 20_261_121;
+    for restart in 1..=100_u64 {
         assert_eq!(kubelet.registrations().len(), 1, "once is enough: {}", daemon.log());
+        let name = format!("pod-{restart}");
+        admit(&kubelet, &name, SHARED_RESOURCE, 2)?;
         let settings = kubelet.settings().clone();
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        std::thread::sleep(Duration::from_millis((random >> 33) % 60));
         // By turns asked to end and killed, at once again and after a while.
         if restart % 2 == 0 {
             kubelet.stop();
         } else {
             kubelet.kill();
         }
-        std::thread::sleep(Duration::from_millis((restart % 5) * 50));
+        std::thread::sleep(Duration::from_millis((random >> 40) % 120));
         kubelet = Kubelet::start(settings)?;
         wait(&kubelet, &daemon, SHARED_RESOURCE, 4).with_context(|| format!("restart {restart}"))?;
+        kubelet.remove(&format!("default/{name}"))?;
+        if restart == 10 {
+            after_ten = Some(size(&daemon)?);
+        }
     }
     let after = kubelet.assigned("default/pod")?.into_values().flatten().collect::<Vec<_>>();
     assert_eq!(after, before);
     kubelet.readmit("default/pod")?;
     assert_eq!(kubelet.run_options("default/pod", "main")?, options);
-    assert_eq!(sockets(&kubelet.settings().device_plugins)?.len(), 1, "one socket, not fifty");
+    assert_eq!(sockets(&kubelet.settings().device_plugins)?.len(), 1, "one socket, not a hundred");
+    let (memory, descriptors) = after_ten.context("ten restarts")?;
+    let (memory_now, descriptors_now) = size(&daemon)?;
+    assert!(descriptors_now <= descriptors + 2, "{descriptors} descriptors became {descriptors_now}");
+    assert!(memory_now <= memory + 2048, "{memory} KiB became {memory_now}");
     Ok(())
+}
+
+/// Resident memory in KiB, and open descriptors.
+fn size(daemon: &Daemon) -> Result<(u64, usize)> {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = resident.and_then(|text| text.split_whitespace().next()).context("VmRSS")?;
+    Ok((resident.parse()?, fs::read_dir(format!("/proc/{}/fd", daemon.id()))?.count()))
 }
 
 fn a_kubelet_that_comes_late_is_waited_for() -> Result<()> {

@@ -33,6 +33,7 @@ modules! {
     docs_config
     dp_install
     dp_kubelet
+    dp_running
     dp_validate
     ipam_crowd
     ipam_faults

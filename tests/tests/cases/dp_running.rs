@@ -1,0 +1,295 @@
+//! The daemon while it runs: a configuration that changes, what it writes for others to read,
+//! what it says of itself.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use e2e::case;
+use e2e::harness::Case;
+use e2e::kubelet::{Kubelet, Pod};
+use serde_json::Value;
+
+use crate::daemon::{Daemon, HCAS, Machine};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(a_changed_config_map_is_in_force_at_once_and_a_bad_one_never, Root),
+    case!(cdi_devices_are_written_before_they_are_named, Root),
+    case!(every_metric_moves_and_the_dashboard_asks_for_no_other, Root),
+    case!(a_device_of_two_pools_is_told, Root),
+];
+
+const RESOURCE: &str = "rdma/hca";
+const SOON: Duration = Duration::from_secs(20);
+
+fn shared(slots: u32) -> String {
+    format!("version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n")
+}
+
+/// A file as the kubelet mounts a ConfigMap: a link to a file in a directory behind a link, which
+/// is swapped whole.
+struct ConfigMap {
+    directory: PathBuf,
+    generation: u32,
+}
+
+impl ConfigMap {
+    fn new(machine: &Machine, text: &str) -> Result<Self> {
+        let directory = machine.directory().join("mounted");
+        fs::create_dir(&directory)?;
+        let mut map = Self { directory, generation: 0 };
+        map.change(text)?;
+        symlink("..data/config.yaml", map.file())?;
+        Ok(map)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.join("config.yaml")
+    }
+
+    fn change(&mut self, text: &str) -> Result<()> {
+        self.generation += 1;
+        let data = format!("..{}", self.generation);
+        fs::create_dir(self.directory.join(&data))?;
+        fs::write(self.directory.join(&data).join("config.yaml"), text)?;
+        let new = self.directory.join("..data_tmp");
+        symlink(&data, &new)?;
+        Ok(fs::rename(new, self.directory.join("..data"))?)
+    }
+}
+
+/// A daemon on a ConfigMap that serves what it says of itself.
+struct Running {
+    machine: Machine,
+    kubelet: Kubelet,
+    daemon: Daemon,
+    map: ConfigMap,
+    address: SocketAddr,
+}
+
+fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    let map = ConfigMap::new(&machine, config)?;
+    // Free a moment ago; nobody else here asks for one.
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let (cdi, root, told) = (machine.directory().join("cdi"), machine.settings().root, address.to_string());
+    fs::create_dir(&cdi)?;
+    let information = machine.directory().join("devinfo");
+    let flags = [
+        OsStr::new("--metrics-addr"),
+        told.as_ref(),
+        "--cdi-dir".as_ref(),
+        cdi.as_ref(),
+        "--kubelet-root-dir".as_ref(),
+        root.as_ref(),
+        "--device-info-dir".as_ref(),
+        information.as_ref(),
+    ];
+    let daemon = machine.daemon_on(&map.file(), &flags)?;
+    let running = Running { machine, kubelet, daemon, map, address };
+    running.wait(resource, units)?;
+    Ok(running)
+}
+
+impl Running {
+    fn wait(&self, resource: &str, units: usize) -> Result<()> {
+        let waited = self.kubelet.wait_allocatable(resource, units, SOON);
+        waited.with_context(|| format!("the daemon said: {}", self.daemon.log()))
+    }
+
+    /// Status and body of a page.
+    fn get(&self, path: &str) -> Result<(u16, String)> {
+        let mut stream = TcpStream::connect(self.address)?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no head")?;
+        let status = head.split(' ').nth(1).context("no status")?;
+        Ok((status.parse()?, body.to_owned()))
+    }
+
+    /// Asks for a page until it says what is wanted.
+    fn until(&self, path: &str, what: &str, wanted: impl Fn(&str) -> bool) -> Result<String> {
+        let started = Instant::now();
+        loop {
+            let (_, body) = self.get(path)?;
+            if wanted(&body) {
+                return Ok(body);
+            }
+            if started.elapsed() > SOON {
+                bail!("{path} never said {what}: {body}\nthe daemon said: {}", self.daemon.log());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn metric(&self, name: &str, value: &str) -> Result<String> {
+        let line = format!("rdma_device_plugin_{name} {value}");
+        self.until("/metrics", &line, |body| body.lines().any(|l| l.starts_with(&line)))
+    }
+
+    fn admit(&self, name: &str, units: u64) -> Result<()> {
+        self.kubelet.admit(Pod::with_limits(name, &[(RESOURCE, units)])?)?;
+        Ok(())
+    }
+}
+
+fn a_changed_config_map_is_in_force_at_once_and_a_bad_one_never() -> Result<()> {
+    let mut running = running(&shared(2), RESOURCE, 4)?;
+    running.metric("config_generation", "1")?;
+    running.map.change(&shared(3))?;
+    running.wait(RESOURCE, 6)?;
+    running.metric("config_generation", "2")?;
+
+    // A mistake changes nothing and is told where people look.
+    running.map.change("version: 1\npools:\n- resource: rdma/hca\n  mode: shraed\n")?;
+    running.metric("config_accepted", "0")?;
+    let notes = running.get("/readyz")?;
+    assert_eq!(notes.0, 200, "the daemon serves on: {}", notes.1);
+    assert!(notes.1.contains("refused") && notes.1.contains("shraed"), "{}", notes.1);
+    running.wait(RESOURCE, 6)?;
+    assert_eq!(running.kubelet.registrations().len(), 1, "the same resource goes on");
+
+    // Another resource comes, the first goes.
+    running.map.change(&shared(2).replace(RESOURCE, "rdma/other"))?;
+    running.wait("rdma/other", 4)?;
+    running.wait(RESOURCE, 0)?;
+    running.metric("config_accepted", "1")?;
+    running.metric("config_refused_total", "1")?;
+    Ok(())
+}
+
+fn specifications(directory: &Path) -> Result<Vec<Value>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().contains("rdma-device-plugin")) {
+            found.push(serde_json::from_slice(&fs::read(path)?)?);
+        }
+    }
+    Ok(found)
+}
+
+fn cdi_devices_are_written_before_they_are_named() -> Result<()> {
+    let config = format!("{}  delivery: cdi\n", shared(2));
+    let mut running = running(&config, RESOURCE, 4)?;
+    let directory = running.machine.directory().join("cdi");
+    fs::write(directory.join("vendor.json"), "theirs")?;
+    running.admit("pod", 1)?;
+    let options = running.kubelet.run_options("default/pod", "main")?;
+    assert_eq!(options.devices, [], "one way, not both");
+    let [specification] = specifications(&directory)?.try_into().map_err(|_| anyhow::anyhow!("one file"))?;
+    let [device] = options.cdi_devices.as_slice() else {
+        bail!("{options:?}")
+    };
+    let (kind, name) = device.name.split_once('=').context("a qualified name")?;
+    assert_eq!(specification["kind"], kind);
+    let devices = specification["devices"].as_array().context("devices")?;
+    let names: BTreeSet<_> = devices.iter().filter_map(|d| d["name"].as_str()).collect();
+    assert_eq!(names, HCAS.into(), "one for each HCA");
+    let own = devices.iter().find(|d| d["name"] == name).context("the one that was named")?;
+    let nodes: BTreeSet<_> = own["containerEdits"]["deviceNodes"]
+        .as_array()
+        .context("nodes")?
+        .iter()
+        .filter_map(|node| node["path"].as_str())
+        .collect();
+    let uverbs = if name == HCAS[0] { "/dev/infiniband/uverbs0" } else { "/dev/infiniband/uverbs1" };
+    assert_eq!(nodes, [uverbs, "/dev/infiniband/rdma_cm"].into());
+
+    // A pool that is delivered otherwise has none, once the kubelet has been asked what pods still
+    // hold; what others wrote stays.
+    running.kubelet.remove("default/pod")?;
+    running.map.change(&shared(3))?;
+    running.wait(RESOURCE, 6)?;
+    let started = Instant::now();
+    while !specifications(&directory)?.is_empty() && started.elapsed() < 4 * SOON {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(specifications(&directory)?, Vec::<Value>::new());
+    assert_eq!(fs::read_to_string(directory.join("vendor.json"))?, "theirs");
+    Ok(())
+}
+
+/// Names of metrics in a text.
+fn metrics(text: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for part in text.split("rdma_device_plugin_").skip(1) {
+        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
+        names.extend(part.get(..end).map(str::to_owned));
+    }
+    names
+}
+
+fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
+    let mut running = running(&shared(2), RESOURCE, 4)?;
+    running.metric("build_info{version=", "").ok();
+    running.metric("units{resource=\"rdma/hca\",health=\"healthy\"}", "4")?;
+    running.metric("registered{resource=\"rdma/hca\"}", "1")?;
+    running.metric("registrations_total{resource=\"rdma/hca\"}", "1")?;
+    running.metric("left_out", "0")?;
+    running.admit("pod", 3)?;
+    running.metric("allocations_total{resource=\"rdma/hca\",result=\"granted\"}", "1")?;
+    running.metric("units_held{resource=\"rdma/hca\",namespace=\"default\",pod=\"pod\"}", "3")?;
+
+    // A port that goes down, and comes up again.
+    let state = |text: &str| {
+        let path = running.machine.tree.path("/sys/class/infiniband/mlx5_0/ports/1/state");
+        fs::write(path, text)
+    };
+    state("1: DOWN\n")?;
+    running.map.change(&format!("{}rescanInterval: 1s\n", shared(2)))?;
+    running.metric("units{resource=\"rdma/hca\",health=\"unhealthy\"}", "2")?;
+    running.metric("health_transitions_total{resource=\"rdma/hca\",to=\"unhealthy\"}", "1")?;
+    let down = running.get("/metrics")?.1;
+    assert!(down.contains("hca_unhealthy{resource=\"rdma/hca\",hca=\"0000:3b:00.0\""), "{down}");
+    state("4: ACTIVE\n")?;
+    running.metric("health_transitions_total{resource=\"rdma/hca\",to=\"healthy\"}", "1")?;
+    running.map.change("nonsense")?;
+    running.metric("config_refused_total", "1")?;
+    let looks = |text: &str| -> f64 {
+        let values = text.lines().filter(|l| l.starts_with("rdma_device_plugin_looks_total"));
+        values.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let then = looks(&down);
+    running.until("/metrics", "more looks", |body| looks(body) > then)?;
+    assert_eq!(running.get("/healthz")?.0, 200);
+
+    // Whoever draws this draws what there is.
+    let told = metrics(&down);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests").join("grafana/dashboard.json");
+    let dashboard: Value = serde_json::from_slice(&fs::read(path)?)?;
+    let mut asked = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().context("panels")? {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().context("a query")?;
+            asked.extend(metrics(query));
+        }
+    }
+    assert!(asked.len() > 10, "{asked:?}");
+    let unknown: Vec<_> = asked.difference(&told).collect();
+    assert!(unknown.is_empty(), "the dashboard asks for {unknown:?}; there are {told:?}");
+    Ok(())
+}
+
+/// Two pools that choose one HCA, of which one gives it away whole: it is in the first alone, and
+/// everybody who looks is told.
+fn a_device_of_two_pools_is_told() -> Result<()> {
+    let config = format!(
+        "{}- resource: rdma/nic\n  mode: exclusive\n  select: {{rdmaDevices: [mlx5_0]}}\n",
+        shared(2)
+    );
+    let running = running(&config, RESOURCE, 4)?;
+    running.metric("left_out", "1")?;
+    let (_, notes) = running.get("/readyz")?;
+    assert!(notes.contains("0000:3b:00.0") && notes.contains("rdma/nic"), "{notes}");
+    assert!(running.kubelet.devices("rdma/nic").is_empty());
+    Ok(())
+}
