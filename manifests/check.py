@@ -175,6 +175,9 @@ def accepted_network(document, scratch):
         plugin = {**plugin, "name": config.get("name"), "cniVersion": "1.1.0"}
         if given:
             plugin |= {"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0"}
+        if "master" in plugin:
+            # STATUS looks for it; this is the one netdev that every machine has.
+            plugin["master"] = "lo"
         env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(PROGRAMS), "RDMA_NETDEV_POLICY": str(policy)}
         yield from refused(what, plugin["type"], env=env, stdin=json.dumps(plugin))
 

@@ -10,7 +10,7 @@ pub mod topology;
 pub mod validate;
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -157,8 +157,16 @@ struct Run {
     #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
     node: Option<String>,
     /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
-    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR")]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = address)]
     metrics_addr: Option<SocketAddr>,
+    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
+    #[arg(
+        long,
+        value_name = "ADDRESS,…",
+        env = "RDMA_NODE_ADDRESSES",
+        value_delimiter = ','
+    )]
+    node_addresses: Vec<IpAddr>,
     /// How much to log
     #[arg(
         long,
@@ -264,6 +272,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         metrics_addr: args.metrics_addr,
+        node_addresses: args.node_addresses,
         host: args.host.host(),
         reclaim: reclaim::Settings {
             host: args.host.host(),
@@ -272,6 +281,19 @@ fn serve(args: Run) -> anyhow::Result<()> {
             node: args.node.filter(|name| !name.is_empty()),
         },
     })
+}
+
+/// An address with a port, also one of IPv6 without brackets, as it comes out of a manifest's
+/// `$(POD_IP):9834`.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let plain = || {
+        let (ip, port) = text.rsplit_once(':')?;
+        Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
+    };
+    text.parse()
+        .ok()
+        .or_else(plain)
+        .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9834".to_owned())
 }
 
 /// Where configuration files are looked for when none is named: ours, then the peers'.

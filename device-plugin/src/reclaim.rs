@@ -8,14 +8,16 @@
 //! are looked at by IPAM's own rules. Killed anywhere, the next round goes on from the journal.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hca::{HcaId, Host};
+use ipam::policy::Policy;
 use rdma_netdev::detach::detach;
 use rdma_netdev::journal::{Key, Record, Store};
-use rdma_netdev::node::{Node, Places, now};
+use rdma_netdev::node::{NODE_ADDRESSES, Node, Places, now};
 use rdma_netdev::reclaim::{in_host_namespace, over};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +40,22 @@ pub struct Settings {
     pub policy: PathBuf,
     /// The node's name, if it was given.
     pub node: Option<String>,
+}
+
+/// Tells the CNI plugin which addresses the node is known by. Without them it goes by the routes,
+/// so what cannot be written is a warning.
+pub fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
+    let (policy, _) = Policy::load_for_release(&settings.policy);
+    let file = policy.state_dir.join(NODE_ADDRESSES);
+    let text: String = addresses.iter().map(|a| format!("{a}\n")).collect();
+    if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
+        return;
+    }
+    let beside = file.with_extension("new");
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, &file));
+    if let Err(error) = written {
+        tracing::warn!(file = %file.display(), %error, "cannot write the node's addresses");
+    }
 }
 
 /// What was cleaned up since the start.

@@ -7,7 +7,7 @@
 
 mod daemon;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -49,6 +49,8 @@ pub struct Settings {
     pub device_info_dir: PathBuf,
     /// Where metrics and probes are served, if they are.
     pub metrics_addr: Option<SocketAddr>,
+    /// Addresses that the cluster knows the node by; none if it was not told.
+    pub node_addresses: Vec<IpAddr>,
     /// Roots of the host's kernel file systems.
     pub host: Host,
     /// Cleaning up behind pods.
@@ -72,6 +74,9 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     directory::check(&settings.device_plugin_dir)?;
     let config = config::load(&settings.config_file, &settings.defaults)?;
+    if !settings.node_addresses.is_empty() {
+        reclaim::tell_node_addresses(&settings.reclaim, &settings.node_addresses);
+    }
     let stop = CancellationToken::new();
     let mut services = JoinSet::new();
     let (bell, heard) = Bell::new();

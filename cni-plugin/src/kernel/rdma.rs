@@ -12,7 +12,12 @@ use super::Namespace;
 /// # Errors
 /// Code 100: the namespace cannot be entered, or the process has no descriptors left.
 pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>, Error> {
-    match of.enter(home, Nldev::open)? {
+    // Entering takes a right that looking at home does not need.
+    let opened = match of.id() == home.id() {
+        true => Nldev::open(),
+        false => of.enter(home, Nldev::open)?,
+    };
+    match opened {
         Ok(socket) => Ok(Some(socket)),
         Err(nldev::Error::NotLoaded) => Ok(None),
         Err(e) => Err(refused(&e)),

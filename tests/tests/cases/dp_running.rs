@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(cdi_devices_are_written_before_they_are_named, Root),
     case!(every_metric_moves_and_the_dashboard_asks_for_no_other, Root),
     case!(a_device_of_two_pools_is_told, Root),
+    case!(the_nodes_addresses_are_told_to_the_cni_plugin, Root),
 ];
 
 const RESOURCE: &str = "rdma/hca";
@@ -288,8 +289,26 @@ fn a_device_of_two_pools_is_told() -> Result<()> {
     );
     let running = running(&config, RESOURCE, 4)?;
     running.metric("left_out", "1")?;
-    let (_, notes) = running.get("/readyz")?;
+    let (code, notes) = running.get("/readyz")?;
+    assert_eq!(code, 200, "a pool without an HCA is no failure: {notes}");
     assert!(notes.contains("0000:3b:00.0") && notes.contains("rdma/nic"), "{notes}");
     assert!(running.kubelet.devices("rdma/nic").is_empty());
+    Ok(())
+}
+
+fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    let state = machine.directory().join("state");
+    fs::create_dir(&state)?;
+    let policy = machine.directory().join("policy.json");
+    fs::write(&policy, serde_json::json!({"stateDir": state}).to_string())?;
+    let config = machine.directory().join("config.yaml");
+    fs::write(&config, shared(2))?;
+    // As $(HOST_IP):9834 comes out of a manifest, on a cluster of IPv6.
+    let flags = ["--policy", policy.to_str().context("path")?, "--node-addresses", "10.0.0.7,fd00::7", "--metrics-addr", "::1:0"];
+    let daemon = machine.daemon_on(&config, &flags.map(OsStr::new))?;
+    kubelet.wait_allocatable(RESOURCE, 4, SOON).with_context(|| daemon.log())?;
+    assert_eq!(fs::read_to_string(state.join("node-addresses"))?, "10.0.0.7\nfd00::7\n");
     Ok(())
 }
