@@ -67,6 +67,10 @@ bench: build ## ADD and DEL beside the reference plugins, wall and CPU time, as 
 bench-ipam: build ## ADD and DEL of rdma-ipam beside host-local, from 100 to 65,000 leases, as ratios of one run
 	tests/bench/ipam
 
+.PHONY: bench-device-plugin
+bench-device-plugin: build ## start, memory, list and Allocate of the daemon, against budgets
+	tests/bench/device-plugin
+
 .PHONY: image image-check
 image: build ## OCI image of the three programs, without a Docker daemon, as dist/image.tar
 	manifests/image/build

@@ -19,6 +19,7 @@
 pub mod bin_under_test;
 pub mod cni;
 pub mod cni_host;
+pub mod daemon;
 pub mod harness;
 pub mod kubelet;
 pub mod lease_store;

@@ -11,7 +11,6 @@
 )]
 
 mod cases;
-mod daemon;
 mod multus_node;
 mod plugin;
 

@@ -13,7 +13,7 @@ use e2e::kubelet::{Kubelet, Misbehaviour, Pod};
 use kubelet_api::deviceplugin::{HEALTHY, UNHEALTHY};
 use nix::sys::signal::Signal;
 
-use crate::daemon::{Daemon, HCAS, Machine, sockets};
+use e2e::daemon::{Daemon, HCAS, Machine, sockets};
 
 pub(crate) const CASES: &[Case] = &[
     case!(a_pod_gets_all_hcas_of_an_unchanged_configuration, Root),

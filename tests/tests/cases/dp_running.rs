@@ -16,7 +16,7 @@ use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
 use serde_json::Value;
 
-use crate::daemon::{Daemon, HCAS, Machine};
+use e2e::daemon::{Daemon, HCAS, Machine};
 
 pub(crate) const CASES: &[Case] = &[
     case!(a_changed_config_map_is_in_force_at_once_and_a_bad_one_never, Root),

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::bin_under_test::product;
+use crate::kubelet::{Kubelet, Settings};
 use anyhow::{Context, Result, bail};
-use e2e::bin_under_test::product;
-use e2e::kubelet::{Kubelet, Settings};
 use hca::tree::{PciSpec, PortSpec, Tree};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -17,29 +17,54 @@ use tempfile::TempDir;
 
 /// A machine of files with two HCAs, `mlx5_0` on NUMA node 0 and `mlx5_1` on
 /// node 1, and a place for a kubelet.
-pub(crate) struct Machine {
-    pub(crate) tree: Tree,
+#[derive(Debug)]
+pub struct Machine {
+    /// The host's files.
+    pub tree: Tree,
     root: TempDir,
 }
 
 /// PCI addresses of the two HCAs.
-pub(crate) const HCAS: [&str; 2] = ["0000:3b:00.0", "0000:d8:00.0"];
+pub const HCAS: [&str; 2] = ["0000:3b:00.0", "0000:d8:00.0"];
 
 impl Machine {
-    pub(crate) fn new() -> Result<Self> {
+    /// One with the two HCAs.
+    ///
+    /// # Errors
+    /// Files or device nodes cannot be made; nodes need root.
+    pub fn new() -> Result<Self> {
+        Self::with(&HCAS.map(str::to_owned))
+    }
+
+    /// One with this many HCAs, half of them on each NUMA node.
+    ///
+    /// # Errors
+    /// As [`Machine::new`].
+    pub fn with_hcas(count: u32) -> Result<Self> {
+        let addresses: Vec<String> = (0..count)
+            .map(|n| format!("{:04x}:{:02x}:00.0", n / 128, 0x10 + n % 128))
+            .collect();
+        Self::with(&addresses)
+    }
+
+    fn with(addresses: &[String]) -> Result<Self> {
         let root = tempfile::tempdir()?;
         let host = root.path().join("host");
         fs::create_dir(&host)?;
         let tree = Tree::new(host);
         tree.sockets(&["0-7", "8-15"]);
         tree.rdma_core(true);
-        for (index, address) in HCAS.into_iter().enumerate() {
-            let numa_node = i32::try_from(index)?;
-            let above = ["pci0000:3a/0000:3a:00.0", "pci0000:d7/0000:d7:00.0"][index];
+        for (index, address) in addresses.iter().enumerate() {
+            let second = index * 2 >= addresses.len();
+            let above = if second {
+                "pci0000:d7/0000:d7:00.0"
+            } else {
+                "pci0000:3a/0000:3a:00.0"
+            };
             let spec = PciSpec {
                 address,
                 above,
-                numa_node,
+                numa_node: i32::from(second),
                 ..PciSpec::MLX5
             };
             let (rdma, netdev) = (format!("mlx5_{index}"), format!("rdma{index}"));
@@ -49,28 +74,41 @@ impl Machine {
         Ok(Self { tree, root })
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    /// Where its kubelet keeps things.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
         Settings::below(&self.root.path().join("kubelet"))
     }
 
-    pub(crate) fn kubelet(&self) -> Result<Kubelet> {
+    /// Starts a kubelet.
+    ///
+    /// # Errors
+    /// Its sockets cannot be made.
+    pub fn kubelet(&self) -> Result<Kubelet> {
         Kubelet::start(self.settings())
     }
 
     /// A directory of the machine's own, beside the host's files.
-    pub(crate) fn directory(&self) -> &Path {
+    #[must_use]
+    pub fn directory(&self) -> &Path {
         self.root.path()
     }
 
     /// Starts the daemon with this configuration.
-    pub(crate) fn daemon(&self, config: &str) -> Result<Daemon> {
+    ///
+    /// # Errors
+    /// The program is not built.
+    pub fn daemon(&self, config: &str) -> Result<Daemon> {
         let file = self.root.path().join("config");
         fs::write(&file, config)?;
         self.daemon_on(&file, &[])
     }
 
     /// Starts the daemon on a configuration file, with further flags.
-    pub(crate) fn daemon_on(&self, file: &Path, flags: &[&OsStr]) -> Result<Daemon> {
+    ///
+    /// # Errors
+    /// The program is not built.
+    pub fn daemon_on(&self, file: &Path, flags: &[&OsStr]) -> Result<Daemon> {
         let mut log = tempfile::Builder::new();
         let log = log
             .prefix("daemon-")
@@ -99,7 +137,9 @@ impl Machine {
 fn make_nodes(tree: &Tree) -> Result<()> {
     let mut devices = vec![tree.path("/sys/class/misc/rdma_cm")];
     for class in ["infiniband_verbs", "infiniband_mad"] {
-        for entry in fs::read_dir(tree.path(format!("/sys/class/{class}")))? {
+        // Not there on a machine without an HCA.
+        let entries = fs::read_dir(tree.path(format!("/sys/class/{class}")));
+        for entry in entries.into_iter().flatten() {
             devices.push(entry?.path());
         }
     }
@@ -123,13 +163,18 @@ fn make_nodes(tree: &Tree) -> Result<()> {
 }
 
 /// A running daemon; dropping it kills it.
-pub(crate) struct Daemon {
+#[derive(Debug)]
+pub struct Daemon {
     child: Child,
     log: PathBuf,
 }
 
 impl Daemon {
-    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill(
             Pid::from_raw(i32::try_from(self.child.id())?),
             signal,
@@ -137,12 +182,16 @@ impl Daemon {
     }
 
     /// Its process ID.
-    pub(crate) fn id(&self) -> u32 {
+    #[must_use]
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits for its end.
-    pub(crate) fn ended(&mut self, patience: Duration) -> Result<ExitStatus> {
+    ///
+    /// # Errors
+    /// It goes on.
+    pub fn ended(&mut self, patience: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + patience;
         while Instant::now() < end {
             if let Some(status) = self.child.try_wait()? {
@@ -157,7 +206,8 @@ impl Daemon {
     }
 
     /// What it has said so far.
-    pub(crate) fn log(&self) -> String {
+    #[must_use]
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 }
@@ -170,7 +220,10 @@ impl Drop for Daemon {
 }
 
 /// Names of the sockets in a directory, but the kubelet's.
-pub(crate) fn sockets(directory: &Path) -> Result<Vec<String>> {
+///
+/// # Errors
+/// It cannot be listed.
+pub fn sockets(directory: &Path) -> Result<Vec<String>> {
     use std::os::unix::fs::FileTypeExt;
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {

@@ -1,0 +1,185 @@
+//! What the daemon costs and how soon it answers, against its budgets: on hosts made of files,
+//! with the kubelet's stand-in. Nothing else does the same, so there is no peer beside it.
+//!
+//! Each row is the median of several daemons, but for memory, which is the largest.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use e2e::daemon::{Daemon, Machine};
+use e2e::kubelet::{Kubelet, Pod};
+
+#[derive(Debug, Parser)]
+#[command(about = "Start, memory, list and Allocate of rdma-device-plugin, against budgets")]
+struct Arguments {
+    /// Daemons for each row
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Exit with a failure when something is over its budget
+    #[arg(long)]
+    check: bool,
+}
+
+const RESOURCE: &str = "rdma/hca";
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Pods admitted one after the other for the latency of Allocate.
+const PODS: usize = 64;
+
+/// What one daemon did.
+#[derive(Debug, Default)]
+struct Seen {
+    registered: Vec<Duration>,
+    resident_kib: Vec<u64>,
+    bytes: Vec<usize>,
+    allocate: Vec<Duration>,
+    processor: Vec<Duration>,
+}
+
+fn config(slots: u32) -> String {
+    format!(
+        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n"
+    )
+}
+
+fn resident(daemon: &Daemon) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|text| text.split_whitespace().next());
+    Ok(number.context("VmRSS")?.parse()?)
+}
+
+/// Processor time of a daemon so far, user and system.
+fn processor(daemon: &Daemon) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", daemon.id()))?;
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .context("stat")?
+        .split_whitespace()
+        .collect();
+    let ticks =
+        |index: usize| -> Result<u64> { Ok(fields.get(index).context("stat is short")?.parse()?) };
+    // utime and stime, fields 14 and 15 of proc(5), in hundredths of a second.
+    Ok(Duration::from_millis((ticks(11)? + ticks(12)?) * 10))
+}
+
+/// Bytes of one message with all units, as the kubelet gets it.
+fn message(kubelet: &Kubelet) -> usize {
+    let devices = kubelet.devices(RESOURCE).into_values().collect();
+    prost::Message::encoded_len(&kubelet_api::deviceplugin::ListAndWatchResponse { devices })
+}
+
+fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
+    let machine = Machine::with_hcas(hcas)?;
+    let kubelet = machine.kubelet()?;
+    let started = Instant::now();
+    let daemon = machine.daemon(&config(slots))?;
+    let units = usize::try_from(hcas * slots)?;
+    kubelet
+        .wait_allocatable(RESOURCE, units, PATIENCE)
+        .with_context(|| daemon.log())?;
+    seen.registered.push(started.elapsed());
+    seen.bytes.push(message(&kubelet));
+    for number in 0..PODS {
+        let pod = Pod::with_limits(&format!("pod-{number}"), &[(RESOURCE, 1)])?;
+        let asked = Instant::now();
+        kubelet.admit(pod)?;
+        seen.allocate.push(asked.elapsed());
+    }
+    // Idle: what the start and the pods asked for has been given back, and the timer went.
+    let before = processor(&daemon)?;
+    std::thread::sleep(Duration::from_secs(10));
+    seen.processor
+        .push(processor(&daemon)?.saturating_sub(before));
+    seen.resident_kib.push(resident(&daemon)?);
+    Ok(())
+}
+
+fn median<T: Copy + Ord>(list: &mut [T]) -> Option<T> {
+    list.sort_unstable();
+    list.get(list.len() / 2).copied()
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what this program is for")]
+fn print(line: &str) {
+    println!("{line}");
+}
+
+fn row(what: &str, value: f64, unit: &str, budget: Option<f64>) -> bool {
+    let within = budget.is_none_or(|budget| value <= budget);
+    let budget = budget.map_or(String::new(), |budget| format!("≤ {budget} {unit}"));
+    print(&format!("| {what} | {value:.1} {unit} | {budget} |"));
+    within
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    print("| what | value | budget |");
+    print("|---|---|---|");
+    let mut within = true;
+    for (hcas, slots, start, memory) in [
+        (8, 1000, Some(300.0), Some(12.0)),
+        (100, 100, None, None),
+        (0, 1, None, None),
+    ] {
+        let mut seen = Seen::default();
+        for _ in 0..arguments.rounds {
+            if hcas > 0 {
+                one(&mut seen, hcas, slots)?;
+            } else {
+                idle(&mut seen)?;
+            }
+        }
+        let name = format!("{hcas} HCAs × {slots} units");
+        let ms = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * 1000.0;
+        if hcas > 0 {
+            let (mut registered, mut allocate) = (seen.registered, seen.allocate);
+            within &= row(
+                &format!("{name}: start to all units registered"),
+                ms(median(&mut registered)),
+                "ms",
+                start,
+            );
+            let kib = f64::from(u32::try_from(median(&mut seen.bytes).unwrap_or(0))?) / 1024.0;
+            within &= row(&format!("{name}: the message"), kib, "KiB", Some(4096.0));
+            within &= row(
+                &format!("{name}: a pod admitted, Preferred and Allocate"),
+                ms(median(&mut allocate)),
+                "ms",
+                None,
+            );
+            within &= row(
+                &format!("{name}: processor time of 10 s"),
+                ms(median(&mut seen.processor)),
+                "ms",
+                None,
+            );
+        }
+        let largest = seen.resident_kib.iter().copied().max().unwrap_or(0);
+        let mib = f64::from(u32::try_from(largest)?) / 1024.0;
+        within &= row(&format!("{name}: resident"), mib, "MiB", memory);
+    }
+    Ok(match arguments.check && !within {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// A node without RDMA hardware.
+fn idle(seen: &mut Seen) -> Result<()> {
+    let machine = Machine::with_hcas(0)?;
+    let kubelet = machine.kubelet()?;
+    let daemon = machine.daemon(&config(1))?;
+    kubelet.wait("a registration", PATIENCE, |_, calls| !calls.is_empty())?;
+    std::thread::sleep(Duration::from_secs(2));
+    seen.resident_kib.push(resident(&daemon)?);
+    anyhow::ensure!(
+        Path::new("/proc").join(daemon.id().to_string()).exists(),
+        "it ended"
+    );
+    Ok(())
+}
