@@ -24,7 +24,7 @@ use crate::{
     config::Attach,
     journal::RdmaDevice,
     kernel::{
-        Namespace,
+        self, Namespace,
         link::Link,
         rdma::{self, Device},
     },
@@ -232,7 +232,7 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
             // Looked at before, too; another attachment may have been quicker.
             keeps_its_number(&device.name, &before.name, &verbs(&node.host)?)?;
         }
-        rdma::give(&mut home, device, pod)?;
+        rdma::give(&mut home, device, pod).map_err(explain)?;
         let arrived = rdma::list(&mut inside)?;
         let arrived = find(known, &arrived).ok_or_else(|| {
             Error::new(
@@ -259,6 +259,18 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
         }
     }
     Ok(())
+}
+
+fn explain(error: kernel::Error) -> Error {
+    let cannot = error.is(libc::EOPNOTSUPP);
+    let told = Error::from(error);
+    match cannot {
+        false => told,
+        true => told.with_details(
+            "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
+             exclusive mode any more (rdma system show)",
+        ),
+    }
 }
 
 /// Refuses a move after which a device would have another number: the lowest that is free then,
@@ -310,7 +322,8 @@ pub fn bring_home(
             let there = rdma::list(&mut inside)?;
             for known in devices {
                 if let Some(device) = find(known, &there) {
-                    pod.enter(&node.home, || rdma::give(&mut inside, device, &node.home))??;
+                    let given = || rdma::give(&mut inside, device, &node.home);
+                    pod.enter(&node.home, given)?.map_err(explain)?;
                 }
             }
         }

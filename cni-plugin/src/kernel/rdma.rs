@@ -1,17 +1,18 @@
 //! RDMA devices of a namespace: listing, moving, renaming. Each request is one exchange over RDMA
 //! netlink with the codec of `hca`, which itself changes nothing.
 
-use cni_wire::{Code, Error};
+use std::io;
+
 pub use hca::nldev::codec::{Device, Node};
 use hca::nldev::{self, Nldev, codec::Request};
 
-use super::Namespace;
+use super::{Error, Namespace, Result};
 
 /// A socket of the namespace; none when no RDMA stack is loaded.
 ///
 /// # Errors
-/// Code 100: the namespace cannot be entered, or the process has no descriptors left.
-pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>, Error> {
+/// The namespace cannot be entered, or the process has no descriptors left.
+pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>> {
     // Entering takes a right that looking at home does not need.
     let opened = match of.id() == home.id() {
         true => Nldev::open(),
@@ -20,7 +21,7 @@ pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>, Error> 
     match opened {
         Ok(socket) => Ok(Some(socket)),
         Err(nldev::Error::NotLoaded) => Ok(None),
-        Err(e) => Err(refused(&e)),
+        Err(e) => Err(told(e)),
     }
 }
 
@@ -28,15 +29,15 @@ pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>, Error> 
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn list(socket: &mut Nldev) -> Result<Vec<Device>, Error> {
-    socket.devices().map_err(|e| refused(&e))
+pub fn list(socket: &mut Nldev) -> Result<Vec<Device>> {
+    socket.devices().map_err(told)
 }
 
 /// The verbs node a device has now; none without the module `ib_uverbs`.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>, Error> {
+pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>> {
     match socket.char_device(device) {
         Ok(node) => Ok(Some(node)),
         // No client of that name, or one that has no node for this device (`ib_get_client_nl_info`,
@@ -46,7 +47,7 @@ pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>, E
         {
             Ok(None)
         }
-        Err(e) => Err(refused(&e)),
+        Err(e) => Err(told(e)),
     }
 }
 
@@ -54,36 +55,45 @@ pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>, E
 /// kernel looks at the caller's, not the socket's (`ib_device_set_netns_put()`).
 ///
 /// # Errors
-/// The kernel's refusal, with what to do where that is known.
-pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<(), Error> {
+/// The kernel's refusal: EOPNOTSUPP when the driver cannot be moved, or in shared mode.
+pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<()> {
     let attempt = format!(
         "move RDMA device {} into {}",
         device.name,
         to.path().display()
     );
     let request = Request::set_netns(device.index, to.file());
-    match socket.exchange(&attempt, &request) {
-        Ok(_) => Ok(()),
-        Err(e @ nldev::Error::Refused { errno, .. }) if errno == libc::EOPNOTSUPP => {
-            Err(refused(&e).with_details(
-                "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
-                 exclusive mode any more (rdma system show)",
-            ))
-        }
-        Err(e) => Err(refused(&e)),
-    }
+    socket
+        .exchange(&attempt, &request)
+        .map(|_| ())
+        .map_err(told)
 }
 
 /// Renames a device of the socket's namespace.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn rename(socket: &mut Nldev, device: &Device, name: &str) -> Result<(), Error> {
+pub fn rename(socket: &mut Nldev, device: &Device, name: &str) -> Result<()> {
     let attempt = format!("rename RDMA device {} to {name}", device.name);
     let renamed = socket.exchange(&attempt, &Request::set_name(device.index, name));
-    renamed.map(|_| ()).map_err(|e| refused(&e))
+    renamed.map(|_| ()).map_err(told)
 }
 
-fn refused(error: &nldev::Error) -> Error {
-    Error::new(Code::Kernel, error.to_string())
+fn told(error: nldev::Error) -> Error {
+    match error {
+        nldev::Error::Refused {
+            attempt,
+            errno,
+            message,
+        } => Error::Refused {
+            what: attempt,
+            cause: io::Error::from_raw_os_error(errno),
+            told: message,
+        },
+        nldev::Error::Io { attempt, source } => Error::call(attempt, source),
+        other => Error::Answer {
+            what: "ask for RDMA devices".to_owned(),
+            cause: other.to_string(),
+        },
+    }
 }

@@ -126,8 +126,9 @@ impl Preflight {
             if self.content(&outcomes) || !self.may_wait(started.elapsed()) {
                 break outcomes;
             }
-            writeln!(out, "waiting: {}", failing(&outcomes, self.least_fault()))?;
-            out.flush()?;
+            // Not among what is printed: with --json that is one document.
+            let waiting = failing(&outcomes, self.least_fault());
+            let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
             thread::sleep(ROUND);
         };
         if self.json {
