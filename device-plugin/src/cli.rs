@@ -129,6 +129,14 @@ struct Run {
     host: HostRoot,
     #[command(flatten)]
     defaults: Defaults,
+    /// How the kubelet learns of the resources
+    #[arg(
+        long,
+        value_name = "WAY",
+        env = "RDMA_REGISTRATION",
+        default_value = "socket"
+    )]
+    registration: Registration,
     /// Where CDI specifications are written, for pools that deliver by them
     #[arg(
         long,
@@ -192,6 +200,14 @@ enum LogLevel {
     Info,
     Debug,
     Trace,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Registration {
+    /// By a call on kubelet.sock
+    Socket,
+    /// By a socket that the kubelet finds by itself; refused, with the reason
+    PluginWatcher,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -264,6 +280,15 @@ fn serve(args: Run) -> anyhow::Result<()> {
         },
         matches!(args.log_format, LogFormat::Json),
     );
+    if args.registration == Registration::PluginWatcher {
+        // grpc-go's "unix" scheme without an explicit authority; h2 checks RFC 9113 8.3.1.
+        anyhow::bail!(
+            "--registration plugin-watcher is not supported: the kubelet's client for plugins that \
+             it finds sends the socket's path as the authority of its requests, which HTTP/2 does \
+             not allow and this program's HTTP/2 library refuses; leave it out: registration on \
+             kubelet.sock works with every kubelet"
+        );
+    }
     run::run(run::Settings {
         config_file: config_file(args.config_file)?,
         defaults: args.defaults.read(),
