@@ -25,6 +25,9 @@ use crate::{
 /// without one.
 const CARRIER: Duration = Duration::from_millis(100);
 
+/// What the names of links begin with that are not named yet.
+pub const TEMPORARY: &str = "rdma-tmp";
+
 /// The interface to be made.
 #[derive(Debug)]
 pub struct Interface<'a> {
@@ -70,8 +73,13 @@ pub fn make(
                 parent_netns,
                 ..describe(new, child, new.name)
             };
-            let made = link::create(inside, &child).map_err(|e| explain(&e, new))?;
-            made.ok_or_else(|| vanished(new.name))
+            match link::create(inside, &child) {
+                // The pod has no such name, that was looked at; the host has.
+                Err(e) if e.is(libc::EEXIST) && !new.within => make_and_rename(inside, new, &child),
+                made => made
+                    .map_err(|e| explain(&e, new))?
+                    .ok_or_else(|| vanished(new.name)),
+            }
         }
     }
 }
@@ -88,6 +96,36 @@ fn describe<'a>(new: &Interface<'_>, child: &Child, name: &'a str) -> NewChild<'
     }
 }
 
+/// A name nobody has, for the moment between making and naming.
+fn temporary() -> String {
+    format!("{TEMPORARY}{}", std::process::id())
+}
+
+/// Kernels before 6.15 make a link in its parent's namespace and move it from there
+/// (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for from
+/// inside the pod. Made under a name nobody has, it is named where it belongs.
+fn make_and_rename(
+    inside: &mut Socket,
+    new: &Interface<'_>,
+    child: &NewChild<'_>,
+) -> Result<Link, Error> {
+    let temporary = temporary();
+    let child = NewChild {
+        name: &temporary,
+        ..child.clone()
+    };
+    let made = link::create(inside, &child)
+        .map_err(|e| explain(&e, new))?
+        .ok_or_else(|| vanished(new.name))?;
+    let change = Change {
+        name: Some(new.name),
+        ..Change::default()
+    };
+    let what = format!("name {temporary} {}", new.name);
+    link::change(inside, what, made.index, &change)?;
+    link::get(inside, By::Name(new.name))?.ok_or_else(|| vanished(new.name))
+}
+
 /// Made beside its parent under a name nobody has, then moved.
 fn make_and_move(
     node: &mut Node,
@@ -96,7 +134,7 @@ fn make_and_move(
     new: &Interface<'_>,
     child: &Child,
 ) -> Result<Link, Error> {
-    let temporary = format!("rdma-tmp{}", std::process::id());
+    let temporary = temporary();
     let made = link::create(&mut node.socket, &describe(new, child, &temporary))
         .map_err(|e| explain(&e, new))?
         .ok_or_else(|| vanished(new.name))?;

@@ -11,7 +11,7 @@ use cni_wire::{Code, Error};
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
-    addresses,
+    act, addresses,
     journal::{Key, Record},
     kernel::{
         Namespace, Socket,
@@ -199,6 +199,11 @@ fn find_child(socket: &mut Socket, record: &Record) -> Result<Option<Link>, Erro
     let position = found
         .iter()
         .position(own_mac)
-        .or_else(|| found.iter().position(|link| link.name == record.ifname));
+        .or_else(|| found.iter().position(|link| link.name == record.ifname))
+        // Killed before it was named; one with a MAC address of its own is known by that.
+        .or_else(|| {
+            let unnamed = |link: &Link| link.name.starts_with(act::TEMPORARY);
+            found.iter().position(|l| child.mac.is_none() && unnamed(l))
+        });
     Ok(position.map(|position| found.swap_remove(position)))
 }
