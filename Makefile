@@ -59,8 +59,8 @@ lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SC
 demo: build ## two pods talk RDMA, told step by step, in a virtual machine (HOST=1: on this machine)
 	HOST=$(HOST) tests/lab/demo
 
-.PHONY: bench
-bench: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run
+.PHONY: bench-cni
+bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run
 	tests/bench/cni
 
 .PHONY: bench-ipam
