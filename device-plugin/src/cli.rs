@@ -8,6 +8,7 @@ pub mod preflight;
 pub mod status;
 pub mod topology;
 pub mod validate;
+pub mod verify;
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -52,6 +53,8 @@ enum Command {
     Topology(topology::Topology),
     /// Check what RDMA needs of this node, or of this container
     Preflight(Box<preflight::Preflight>),
+    /// Verify RDMA between two pods or nodes, or judge a bandwidth table
+    Verify(Box<verify::Verify>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
 }
@@ -239,6 +242,7 @@ pub fn main() -> ExitCode {
         Some(Command::Status(status)) => status.run(&mut out),
         Some(Command::Topology(topology)) => topology.run(&mut out),
         Some(Command::Preflight(preflight)) => preflight.run(&mut out),
+        Some(Command::Verify(verify)) => verify.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
     };
     match done.and_then(|()| Ok(out.flush()?)) {

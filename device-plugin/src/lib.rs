@@ -11,7 +11,7 @@
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
 //! - [`events`], [`watch`]: when to look again; [`reclaim`]: cleaning up behind pods;
 //! - [`run`]: the daemon; [`report`]: how it is doing; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
-//! - [`preflight`]: is a node fit; [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
+//! - [`preflight`]: is a node fit; [`verify`]: does it work between two pods; [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
 //! - [`install`]: what the DaemonSet's init container does.
 
 #![forbid(unsafe_code)]
@@ -38,4 +38,5 @@ pub mod sessions;
 pub mod snapshot;
 pub mod telemetry;
 pub mod topology;
+pub mod verify;
 pub mod watch;

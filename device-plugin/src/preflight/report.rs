@@ -52,13 +52,14 @@ fn plain_word(verdict: Verdict) -> &'static str {
 #[must_use]
 pub fn text(outcomes: &[Outcome], all: bool) -> String {
     let mut text = String::new();
+    let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
     for outcome in outcomes {
         if outcome.verdict == Verdict::NotApplicable && !all {
             continue;
         }
         let _ = writeln!(
             text,
-            "{} {:7} {}",
+            "{:width$} {:7} {}",
             outcome.id,
             outcome.verdict.word(),
             outcome.title

@@ -65,6 +65,22 @@ write_bw() {
 check "the pods write to each other's memory" write_bw
 show eval 'grep -A 1 "#bytes" <<<"$checked" | tail -n 2'
 
+step "the same as an administrator does it: rdma-device-plugin verify"
+cat >/tmp/kubectl <<'SH'
+#!/bin/sh
+[ "$1" = exec ] && shift && exec kubelet-standin exec "$@"
+SH
+chmod +x /tmp/kubectl
+verify() { rdma-device-plugin verify --kubectl /tmp/kubectl --timeout 60 "$@"; }
+check "verify finds nothing wrong" verify pod:rdma-test-pod-1 pod:rdma-test-pod-2
+show cat <<<"$checked"
+contains "verify: packets, connections and writes" \
+	'ping +pass .*rping +pass .*write-bw +pass ' "$(tr '\n' ' ' <<<"$checked")"
+check "verify: as JSON" verify --json --only write-bw pod:rdma-test-pod-1 pod:rdma-test-pod-2
+equal "verify: the table's line" 65536 "$(jq '.measurements[0].rows[0].bytes' <<<"$checked")"
+refuses "verify: a pod without the resource" 'no port of an RDMA device mlx5_9' \
+	verify pod:rdma-test-pod-1 local --device mlx5_9
+
 step "both pods deleted"
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
 wait_for 30 eval '! gid_index $hca "${address[1]}" && ! gid_index $hca "${address[2]}"'

@@ -1,0 +1,212 @@
+//! `rdma-device-plugin verify`: does RDMA work between two pods, and as fast as it should?
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::preflight::check::Outcome;
+use crate::preflight::report;
+use crate::preflight::verdict::{Finding, Verdict};
+use crate::verify::judge::{self, Fabric, Memory};
+use crate::verify::ladder::{self, Climbed, Plan, Rung};
+use crate::verify::perftest;
+use crate::verify::place::Place;
+
+/// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
+/// NCCL.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Places: pod:[NAMESPACE/]NAME[/CONTAINER] (kubectl exec), ssh:[USER@]HOST, \
+    netns:NAME, pid:NUMBER (a container's process on this host), local. The usual tools run \
+    there: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
+    Examples:\n  \
+    rdma-device-plugin verify pod:rdma-perftest-0 pod:rdma-perftest-1\n  \
+    kubectl logs job/nccl-launcher | rdma-device-plugin verify --read - --line-rate 400\n\
+    Exit status: 0 nothing failed, 1 something did (with --strict also for a warning), 2 wrong \
+    usage."
+)]
+#[expect(clippy::doc_markdown, reason = "it is the help that people read")]
+pub struct Verify {
+    /// Where the servers run
+    #[arg(
+        value_name = "SERVER",
+        required_unless_present = "read",
+        requires = "client"
+    )]
+    server: Option<Place>,
+    /// Where the clients run
+    #[arg(value_name = "CLIENT")]
+    client: Option<Place>,
+    /// Judge the output of ib_write_bw or of nccl-tests instead, "-" for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    read: Option<PathBuf>,
+    /// Only this network interface of each end, such as net1 [default: all, paired by name]
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// Only this RDMA device of each end
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Only these rungs: ping, rping, write-bw, gpu, nccl
+    #[arg(long, value_name = "RUNG,..", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Not these rungs
+    #[arg(long, value_name = "RUNG,..", value_delimiter = ',')]
+    skip: Vec<String>,
+    /// Also between the memories of this GPU at both ends, as CUDA counts them; with --read: the
+    /// table is of GPU memory
+    #[arg(long, value_name = "INDEX", num_args = 0..=1, default_missing_value = "0")]
+    gpu: Option<u32>,
+    /// GPU memory by dma-buf instead of nvidia_peermem
+    #[arg(long)]
+    dmabuf: bool,
+    /// Shell command that runs nccl-tests, started at CLIENT
+    #[arg(long, value_name = "COMMAND")]
+    nccl: Option<String>,
+    /// Rate of one NIC in Gb/s [default: of the ports; NCCL's has none]
+    #[arg(long, value_name = "GBPS")]
+    line_rate: Option<f64>,
+    /// NICs of each pod, for NCCL [default: as NCCL says, else one for each GPU]
+    #[arg(long, value_name = "COUNT")]
+    nics: Option<u32>,
+    /// How long one tool may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    /// First TCP port of the tools
+    #[arg(long, value_name = "PORT", default_value_t = 18515)]
+    port: u16,
+    /// The program that stands for kubectl
+    #[arg(long, value_name = "PROGRAM", default_value = "kubectl")]
+    kubectl: String,
+    /// Fail on warnings, too
+    #[arg(long)]
+    strict: bool,
+    /// Print JSON, with the lines of the tools' tables
+    #[arg(long)]
+    json: bool,
+}
+
+impl Verify {
+    /// Verifies and prints.
+    ///
+    /// # Errors
+    /// If a rung failed.
+    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let climbed = match (&self.read, &self.server, &self.client) {
+            (Some(file), ..) => self.judge(file)?,
+            (None, Some(server), Some(client)) => self.climb(server, client)?,
+            _ => bail!("two places are needed"),
+        };
+        let outcomes = &climbed.outcomes;
+        if self.json {
+            let mut document = report::document(outcomes);
+            if let Some(fields) = document.as_object_mut() {
+                fields.insert(
+                    "measurements".into(),
+                    serde_json::json!(climbed.measurements),
+                );
+            }
+            writeln!(out, "{document:#}")?;
+        } else {
+            out.write_all(report::text(outcomes, true).as_bytes())?;
+        }
+        let least = if self.strict {
+            Verdict::Warn
+        } else {
+            Verdict::Fail
+        };
+        let faults: Vec<&str> = outcomes
+            .iter()
+            .filter(|outcome| outcome.verdict >= least)
+            .map(|outcome| outcome.id)
+            .collect();
+        if faults.is_empty() {
+            return Ok(());
+        }
+        bail!("not as it should be: {}", faults.join(" "))
+    }
+
+    fn climb(&self, server: &Place, client: &Place) -> anyhow::Result<Climbed> {
+        let plan = Plan {
+            server: server.clone(),
+            client: client.clone(),
+            kubectl: self.kubectl.clone(),
+            interface: self.interface.clone(),
+            device: self.device.clone(),
+            line: self.line_rate,
+            rungs: self.rungs()?,
+            gpu: self.gpu,
+            dmabuf: self.dmabuf,
+            nccl: self.nccl.clone(),
+            nics: self.nics,
+            patience: Duration::from_secs(self.timeout.max(1)),
+            port: self.port,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("start")?;
+        Ok(runtime.block_on(ladder::climb(&plan)))
+    }
+
+    fn rungs(&self) -> anyhow::Result<Vec<String>> {
+        let known: Vec<&str> = ladder::CHOICE.iter().map(|rung| rung.id).collect();
+        for word in self.only.iter().chain(&self.skip) {
+            if !known.contains(&word.as_str()) {
+                bail!("there is no rung {word}: rungs are {}", known.join(", "));
+            }
+        }
+        let wanted = known.iter().map(|&rung| rung.to_owned()).filter(|rung| {
+            (self.only.is_empty() || self.only.contains(rung)) && !self.skip.contains(rung)
+        });
+        Ok(wanted.collect())
+    }
+
+    fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {
+        let shown = file.display();
+        let text = if file == Path::new("-") {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).map(|_| text)
+        } else {
+            fs::read_to_string(file)
+        };
+        let text = text.with_context(|| format!("read {shown}"))?;
+        let finding = if text.contains("BW average") {
+            let memory = if self.gpu.is_some() {
+                Memory::Gpu
+            } else {
+                Memory::Host
+            };
+            let rung = if self.gpu.is_some() {
+                ladder::GPU
+            } else {
+                ladder::WRITE_BW
+            };
+            let run = perftest::read(&text);
+            (rung, judge::bandwidth(&run, self.line_rate, false, memory))
+        } else if text.contains("busbw") || text.contains("# Using devices") {
+            let fabric = Fabric {
+                line: self.line_rate,
+                nics: self.nics,
+            };
+            (ladder::NCCL, judge::collective(&text, fabric))
+        } else {
+            bail!(
+                "{shown} has neither a table of ib_write_bw (\"BW average\") nor one of nccl-tests \
+                 (\"busbw\")"
+            )
+        };
+        let (rung, finding): (Rung, Finding) = finding;
+        Ok(Climbed {
+            outcomes: vec![Outcome {
+                id: rung.id,
+                title: rung.title,
+                verdict: finding.verdict,
+                findings: vec![finding],
+            }],
+            measurements: Vec::new(),
+        })
+    }
+}
