@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use rdma_netdev::{
     journal::{Key, Record},
+    listing,
     node::{Node, Places},
 };
 
@@ -69,19 +70,10 @@ fn open(places: &Places) -> Result<Node> {
 
 /// All attachments whose record can be read, oldest first; the others are complained about.
 fn records(node: &Node) -> Result<Vec<(Key, Record)>> {
-    let listed = node.store.list().context("read the journal")?;
-    let mut records = Vec::new();
-    for (key, network, id) in listed {
-        match node.store.read(&key) {
-            Ok(Some(record)) => records.push((key, record)),
-            // Cut off while it was written: nothing was begun, and its DEL removes it.
-            Ok(None) => complain(&format!(
-                "{id} of {network}: its record is not complete yet"
-            )),
-            Err(error) => complain(&format!("{id} of {network}: {error}")),
-        }
+    let (records, complaints) = listing::records(&node.store).context("read the journal")?;
+    for complaint in complaints {
+        complain(&complaint);
     }
-    records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
     Ok(records)
 }
 

@@ -16,6 +16,7 @@
 //! - [`netdev`]: a netdev's whole state, and giving it back;
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments are over though nobody said so;
+//! - [`listing`]: what the node's pods have of it, for people;
 //! - [`kernel`]: the only place that changes anything outside the journal;
 //! - [`log`]: what the administrator should know.
 
@@ -32,6 +33,7 @@ pub mod guard;
 pub mod journal;
 pub mod kernel;
 pub mod layout;
+pub mod listing;
 pub mod log;
 pub mod netdev;
 pub mod node;

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -178,6 +179,14 @@ struct Run {
         value_delimiter = ','
     )]
     node_addresses: Vec<IpAddr>,
+    /// Seconds between two looks for what pods that are gone still have; 0: nothing is taken back
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "RDMA_RECLAIM_INTERVAL",
+        default_value_t = 30
+    )]
+    reclaim_interval: u64,
     /// How much to log
     #[arg(
         long,
@@ -308,6 +317,8 @@ fn serve(args: Run) -> anyhow::Result<()> {
             root: args.host.host_root,
             policy: args.policy,
             node: args.node.filter(|name| !name.is_empty()),
+            interval: (args.reclaim_interval > 0)
+                .then(|| Duration::from_secs(args.reclaim_interval)),
         },
     })
 }

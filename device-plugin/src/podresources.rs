@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const MOST_BYTES: usize = 16 << 20;
 
 /// Devices of one resource in one container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Held {
     /// Namespace of the pod.
     pub namespace: String,

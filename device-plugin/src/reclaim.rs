@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::candidate::LinkType;
 
-/// Time between rounds; evidence has to last from one to the next.
-const INTERVAL: Duration = Duration::from_secs(30);
+/// Time between looks at the journal where nothing is cleaned up.
+const LOOKING: Duration = Duration::from_secs(30);
 /// How long a netdev on its way out of a dying namespace is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -40,6 +40,9 @@ pub struct Settings {
     pub policy: PathBuf,
     /// The node's name, if it was given.
     pub node: Option<String>,
+    /// Time between rounds; evidence has to last from one to the next. `None`: nothing is
+    /// cleaned up.
+    pub interval: Option<Duration>,
 }
 
 /// Tells the CNI plugin which addresses the node is known by. Without them it goes by the routes,
@@ -120,7 +123,7 @@ pub async fn keep_reclaiming(
         });
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(settings.interval.unwrap_or(LOOKING)) => {}
         }
     }
 }
@@ -149,6 +152,12 @@ pub fn taken(settings: &Settings) -> Vec<Taken> {
 
 /// One round; `sightings` are the attachments that were seen dead in the round before.
 fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) -> Counts {
+    if settings.interval.is_none() {
+        return Counts {
+            idle: Some("turned off by --reclaim-interval 0".to_owned()),
+            ..before
+        };
+    }
     let mut counts = Counts {
         rounds: before.rounds + 1,
         idle: None,

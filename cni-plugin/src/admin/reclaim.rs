@@ -8,13 +8,14 @@ use ipam::table::{cell, table};
 use rdma_netdev::{
     detach::detach,
     journal::Record,
+    listing::what,
     netdev::restore,
     node::{Places, now},
     reclaim::{in_host_namespace, over},
 };
 use serde_json::{Value, json};
 
-use super::{list::what, open, records, say, say_json};
+use super::{open, records, say, say_json};
 
 /// Between the two looks that evidence has to last for.
 const GAP: Duration = Duration::from_secs(1);

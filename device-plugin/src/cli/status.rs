@@ -1,24 +1,54 @@
-//! `rdma-device-plugin status`: how the daemon on this node is doing, as it says itself.
+//! `rdma-device-plugin status`: units, who holds them, attachments, health, from whoever answers.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use comfy_table::{ContentArrangement, Table, presets};
+use ipam::table::{age, cell, table};
+use rdma_netdev::node::now;
 use serde_json::Value;
+
+use crate::podresources;
+use crate::status::{Files, Status as Answers, files};
 
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Thousands of units are far below this.
 const MOST_BYTES: u64 = 64 << 20;
+/// Where the manifests let the daemon serve.
+const PORT: u16 = 9834;
 
-/// Asks the daemon how it is doing.
+/// Shows resources, who holds what, attachments and health: from the daemon, the kubelet, the
+/// journal and the leases, whichever answer.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Exit status: 0 somebody answered, 1 nobody did, 2 wrong usage.")]
 pub struct Status {
-    /// Where the daemon serves metrics
-    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR")]
+    /// Where the daemon serves metrics [default: 127.0.0.1:9834]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = super::address)]
     metrics_addr: Option<SocketAddr>,
+    /// The kubelet's --root-dir
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_KUBELET_ROOT_DIR",
+        default_value = "/var/lib/kubelet"
+    )]
+    kubelet_root_dir: PathBuf,
+    #[command(flatten)]
+    host: super::HostRoot,
+    /// The node's policy, which says where attachments and leases are kept
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = ipam::policy::DEFAULT_PATH
+    )]
+    policy: PathBuf,
+    /// The node's name in the cluster, whose leases are shown
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    node: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -28,25 +58,40 @@ impl Status {
     /// Asks and prints.
     ///
     /// # Errors
-    /// No daemon answers.
+    /// Nobody answers.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let Some(address) = self.metrics_addr else {
-            bail!(
-                "where does the daemon serve metrics? give --metrics-addr, or set \
-                 RDMA_METRICS_ADDR for both"
-            );
+        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+        let address = self.metrics_addr.unwrap_or(usual);
+        let daemon = ask(address)
+            .with_context(|| format!("no answer at {address} (--metrics-addr)"))
+            .map_err(|error| format!("{error:#}"));
+        let node = self.node.clone().filter(|name| !name.is_empty());
+        let Files {
+            attachments,
+            leases,
+            notes,
+        } = files(&self.host.host_root, &self.policy, node);
+        let answers = Answers {
+            daemon,
+            kubelet: podresources::ask(&self.kubelet_root_dir).map_err(|error| error.to_string()),
+            attachments,
+            leases,
+            notes,
         };
-        let text = ask(address).with_context(|| format!("ask the daemon at {address}"))?;
-        let document: Value = serde_json::from_str(&text).context("read the daemon's answer")?;
         if self.json {
-            return writeln!(out, "{document:#}").context("print");
+            writeln!(out, "{:#}", answers.document())?;
+        } else {
+            print(&answers, out)?;
         }
-        print(&document, out)
+        if answers.is_empty() {
+            bail!("neither the daemon nor the kubelet, the journal or the leases answer");
+        }
+        Ok(())
     }
 }
 
 /// One question over HTTP/1.0, which ends with the answer.
-fn ask(address: SocketAddr) -> anyhow::Result<String> {
+fn ask(address: SocketAddr) -> anyhow::Result<Value> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -62,57 +107,86 @@ fn ask(address: SocketAddr) -> anyhow::Result<String> {
     if head.split(' ').nth(1) != Some("200") {
         bail!("it answered {:?}", head.lines().next().unwrap_or_default());
     }
-    Ok(body.to_owned())
+    serde_json::from_str(body).context("read the daemon's answer")
 }
 
-fn print(document: &Value, out: &mut impl Write) -> anyhow::Result<()> {
-    let text = |value: &Value| match value {
-        Value::String(text) => text.clone(),
+fn print(answers: &Answers, out: &mut impl Write) -> anyhow::Result<()> {
+    if let Ok(daemon) = &answers.daemon {
+        let at = |path: &str| daemon.pointer(path).map_or_else(|| "-".into(), text);
+        writeln!(
+            out,
+            "version {}, up {} s, configuration {} (generation {}), netns mode {}\n",
+            at("/version"),
+            at("/uptimeSeconds"),
+            at("/configuration/file"),
+            at("/configuration/generation"),
+            at("/netnsMode"),
+        )?;
+    }
+    let mut blocks = vec![units(answers)];
+    if let Ok(daemon) = &answers.daemon {
+        blocks.push(hcas(daemon));
+    }
+    blocks.extend([held(answers), attachments(answers)]);
+    blocks.push(
+        answers
+            .told()
+            .iter()
+            .map(|line| format!("{line}\n"))
+            .collect(),
+    );
+    blocks.retain(|block| !block.is_empty());
+    out.write_all(blocks.join("\n").as_bytes())?;
+    Ok(())
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => cell(text),
         Value::Null => "-".into(),
         other => other.to_string(),
-    };
-    let at = |value: &Value, path: &str| value.pointer(path).map_or("-".into(), text);
+    }
+}
+
+fn units(answers: &Answers) -> String {
+    let count =
+        |count: Option<u64>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+    let rows: Vec<Vec<String>> = answers
+        .units()
+        .into_iter()
+        .map(|units| {
+            vec![
+                units.resource,
+                count(units.healthy),
+                count(units.unhealthy),
+                count(units.held),
+                units.kubelet,
+            ]
+        })
+        .collect();
+    block(
+        &["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"],
+        &rows,
+    )
+}
+
+fn hcas(daemon: &Value) -> String {
     let list = |value: &Value| {
-        let words: Vec<String> = value.as_array().into_iter().flatten().map(&text).collect();
+        let words: Vec<String> = value.as_array().into_iter().flatten().map(text).collect();
         if words.is_empty() {
-            "-".into()
+            "-".to_owned()
         } else {
             words.join(" ")
         }
     };
-    writeln!(
-        out,
-        "version {}, up {} s, configuration {} (generation {}), netns mode {}",
-        text(&document["version"]),
-        text(&document["uptimeSeconds"]),
-        at(document, "/configuration/file"),
-        at(document, "/configuration/generation"),
-        text(&document["netnsMode"]),
-    )?;
-    let pools = || document["pools"].as_array().into_iter().flatten();
-    let mut units = new_table(["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"]);
-    let mut hcas = new_table(["RESOURCE", "HCA", "DEVICE", "NETDEV", "NUMA", "HEALTH"]);
-    for pool in pools() {
-        let kubelet = match (pool["registered"].as_bool(), pool["streaming"].as_bool()) {
-            (Some(true), Some(true)) => "listening".into(),
-            (Some(true), _) => "registered".into(),
-            _ => format!("not registered: {}", text(&pool["lastError"])),
-        };
-        units.add_row([
-            text(&pool["resource"]),
-            at(pool, "/units/healthy"),
-            at(pool, "/units/unhealthy"),
-            pool["held"]
-                .as_array()
-                .map_or("?".into(), |held| held.len().to_string()),
-            kubelet,
-        ]);
+    let mut rows = Vec::new();
+    for pool in daemon["pools"].as_array().into_iter().flatten() {
         for hca in pool["hcas"].as_array().into_iter().flatten() {
             let health = match &hca["reason"] {
-                Value::String(reason) => reason.clone(),
+                Value::String(reason) => cell(reason),
                 _ => "healthy".into(),
             };
-            hcas.add_row([
+            rows.push(vec![
                 text(&pool["resource"]),
                 text(&hca["id"]),
                 list(&hca["rdmaDevices"]),
@@ -122,34 +196,69 @@ fn print(document: &Value, out: &mut impl Write) -> anyhow::Result<()> {
             ]);
         }
     }
-    writeln!(out, "\n{}\n\n{}", units.trim_fmt(), hcas.trim_fmt())?;
-    let mut held = new_table(["RESOURCE", "UNIT", "POD", "CONTAINER"]);
-    for pool in pools() {
-        for one in pool["held"].as_array().into_iter().flatten() {
-            let pod = format!("{}/{}", text(&one["namespace"]), text(&one["pod"]));
-            held.add_row([
-                text(&pool["resource"]),
-                text(&one["unit"]),
-                pod,
-                text(&one["container"]),
-            ]);
-        }
-    }
-    if held.row_count() > 0 {
-        writeln!(out, "\n{}", held.trim_fmt())?;
-    }
-    let told = ["unready", "notes"].map(|key| document[key].as_array().into_iter().flatten());
-    for note in told.into_iter().flatten() {
-        writeln!(out, "{}", text(note))?;
-    }
-    Ok(())
+    block(
+        &["RESOURCE", "HCA", "DEVICE", "NETDEV", "NUMA", "HEALTH"],
+        &rows,
+    )
 }
 
-fn new_table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
-    table
+fn held(answers: &Answers) -> String {
+    let rows: Vec<Vec<String>> = answers
+        .held()
+        .into_iter()
+        .map(|held| {
+            vec![
+                cell(&held.resource),
+                cell(&held.ids.join(" ")),
+                cell(&format!("{}/{}", held.namespace, held.pod)),
+                cell(&held.container),
+            ]
+        })
+        .collect();
+    block(&["RESOURCE", "UNITS", "POD", "CONTAINER"], &rows)
+}
+
+fn attachments(answers: &Answers) -> String {
+    let now = now();
+    let rows: Vec<Vec<String>> = answers
+        .attachments
+        .iter()
+        .flatten()
+        .map(|one| {
+            let named = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
+            let seconds = now.saturating_sub(one.created);
+            vec![
+                named(&one.pod),
+                cell(&one.interface),
+                named(&one.kind),
+                named(&one.netdev),
+                cell(&answers.addresses(one).join(" ")),
+                one.netns_state.to_owned(),
+                cell(&one.netns),
+                age(i64::try_from(seconds).unwrap_or(i64::MAX)),
+            ]
+        })
+        .collect();
+    block(
+        &[
+            "POD",
+            "INTERFACE",
+            "KIND",
+            "NETDEV",
+            "ADDRESSES",
+            "NETNS",
+            "PATH",
+            "AGE",
+        ],
+        &rows,
+    )
+}
+
+/// A table, or nothing where there are no rows.
+fn block(header: &[&str], rows: &[Vec<String>]) -> String {
+    if rows.is_empty() {
+        String::new()
+    } else {
+        table(header, rows)
+    }
 }

@@ -31,6 +31,7 @@ modules! {
     cni_rails
     cni_rdma
     docs_config
+    dp_admin
     dp_install
     dp_kubelet
     dp_running

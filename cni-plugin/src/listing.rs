@@ -1,0 +1,139 @@
+//! What this node's pods have of it, by the journal, for people and for `status`.
+
+use ipam::table::{age, cell, table};
+use serde::Serialize;
+
+use cni_wire::Error;
+
+use crate::journal::{Key, Record, Store};
+use crate::reclaim::{Netns, netns};
+
+/// One attachment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attachment {
+    /// `namespace/name`, where the runtime said it.
+    pub pod: Option<String>,
+    /// Name of the interface in the pod.
+    pub interface: String,
+    /// Name of the network.
+    pub network: String,
+    /// ID of the sandbox.
+    pub container: String,
+    /// `move`, `macvlan`, …; `None` where nothing was made yet or all is undone but the lease.
+    pub kind: Option<String>,
+    /// The host's netdev: the moved one, or the child's master.
+    pub netdev: Option<String>,
+    /// PCI address of a moved netdev.
+    pub pci_address: Option<String>,
+    /// RDMA devices that went along.
+    pub rdma_devices: Vec<String>,
+    /// The pod's network namespace.
+    pub netns: String,
+    /// `alive`, `gone` or `unknown`.
+    pub netns_state: &'static str,
+    /// Unix seconds of the ADD.
+    pub created: u64,
+}
+
+impl Attachment {
+    /// What a record says; `boot` is the kernel's boot ID, or empty where it cannot be read.
+    #[must_use]
+    pub fn of(record: &Record, boot: &str) -> Self {
+        let (kind, netdev) = what(record);
+        let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let moved = record.moved.as_ref();
+        Self {
+            pod: record.pod.clone(),
+            interface: record.ifname.clone(),
+            network: record.network.clone(),
+            container: record.container_id.clone(),
+            kind: named(kind),
+            netdev: named(netdev),
+            pci_address: moved.and_then(|moved| moved.identity.bus_device.clone()),
+            rdma_devices: record.rdma.iter().map(|rdma| rdma.name.clone()).collect(),
+            netns: record.netns.path.clone(),
+            netns_state: fate(record, boot),
+            created: record.created,
+        }
+    }
+}
+
+/// The kind of attachment and the netdev of the host that it is about.
+#[must_use]
+pub fn what(record: &Record) -> (&str, &str) {
+    match (&record.moved, &record.child) {
+        (Some(netdev), _) => ("move", &netdev.name),
+        (None, Some(child)) => (&child.kind, &child.master),
+        (None, None) if !record.rdma.is_empty() => ("rdma-only", ""),
+        // Begun and not made, or already undone but for its addresses.
+        (None, None) => ("", ""),
+    }
+}
+
+/// What became of the attachment's namespace.
+fn fate(record: &Record, boot: &str) -> &'static str {
+    if !boot.is_empty() && record.boot != boot {
+        return "gone";
+    }
+    match netns(&record.netns) {
+        Netns::Present => "alive",
+        Netns::Gone => "gone",
+        Netns::Unknown(_) => "unknown",
+    }
+}
+
+/// Records, and what is to be said of those that cannot be read.
+pub type Records = (Vec<(Key, Record)>, Vec<String>);
+
+/// All attachments whose record can be read, oldest first, and what is to be said of the others.
+///
+/// # Errors
+/// If the journal cannot be listed.
+pub fn records(store: &Store) -> Result<Records, Error> {
+    let (mut records, mut complaints) = (Vec::new(), Vec::new());
+    for (key, network, id) in store.list()? {
+        match store.read(&key) {
+            Ok(Some(record)) => records.push((key, record)),
+            // Cut off while it was written: nothing was begun, and its DEL removes it.
+            Ok(None) => {
+                complaints.push(format!("{id} of {network}: its record is not complete yet"));
+            }
+            Err(error) => complaints.push(format!("{id} of {network}: {error}")),
+        }
+    }
+    records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
+    Ok((records, complaints))
+}
+
+/// Columns for a terminal; `now` in Unix seconds.
+#[must_use]
+pub fn text(attachments: &[Attachment], now: u64) -> String {
+    let header = [
+        "POD",
+        "INTERFACE",
+        "NETWORK",
+        "KIND",
+        "NETDEV",
+        "NETNS",
+        "CONTAINER",
+        "AGE",
+    ];
+    let rows: Vec<Vec<String>> = attachments.iter().map(|one| row(one, now)).collect();
+    table(&header, &rows)
+}
+
+fn row(one: &Attachment, now: u64) -> Vec<String> {
+    let seconds = now.saturating_sub(one.created);
+    let text = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
+    vec![
+        text(&one.pod),
+        cell(&one.interface),
+        cell(&one.network),
+        text(&one.kind),
+        text(&one.netdev),
+        one.netns_state.to_owned(),
+        cell(one.container.get(..12).unwrap_or(&one.container)),
+        age(i64::try_from(seconds).unwrap_or(i64::MAX)),
+    ]
+}

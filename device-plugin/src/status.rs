@@ -1,0 +1,397 @@
+//! How this node is doing, from whoever answers: the daemon, the kubelet, the CNI plugin's journal,
+//! the lease stores. Each may be missing, which is told and keeps nothing else from being shown.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use hca::UnitId;
+use ipam::lease::Lease;
+use rdma_netdev::listing::{self, Attachment};
+use rdma_netdev::node::{Node, Places};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::podresources::{Devices, Held};
+
+/// What each of the four said.
+#[derive(Debug)]
+pub struct Status {
+    /// The daemon's own report.
+    pub daemon: Result<Value, String>,
+    /// The kubelet's.
+    pub kubelet: Result<Devices, String>,
+    /// The journal's.
+    pub attachments: Result<Vec<Attachment>, String>,
+    /// The stores', of this node.
+    pub leases: Result<Vec<Lease>, String>,
+    /// What else is worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// Units of a resource.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Units {
+    /// The resource.
+    pub resource: String,
+    /// Units that can be allocated or are.
+    pub healthy: Option<u64>,
+    /// Units that cannot.
+    pub unhealthy: Option<u64>,
+    /// Units that containers hold.
+    pub held: Option<u64>,
+    /// What the daemon has with the kubelet.
+    pub kubelet: String,
+}
+
+impl Status {
+    /// Nobody answered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.daemon.is_err()
+            && self.kubelet.is_err()
+            && self.attachments.is_err()
+            && self.leases.is_err()
+    }
+
+    /// Resources with their units, by the daemon, else by the kubelet, which names only the
+    /// healthy ones.
+    #[must_use]
+    pub fn units(&self) -> Vec<Units> {
+        match (&self.daemon, &self.kubelet) {
+            (Ok(daemon), _) => pools(daemon).map(units_of).collect(),
+            (Err(_), Ok(devices)) => units_by_kubelet(devices),
+            (Err(_), Err(_)) => Vec::new(),
+        }
+    }
+
+    /// Which container holds which units. The daemon asks the kubelet now and then only, so the
+    /// kubelet's own word is the newer one.
+    #[must_use]
+    pub fn held(&self) -> Vec<Held> {
+        match (&self.kubelet, &self.daemon) {
+            (Ok(devices), _) => devices.held.iter().filter_map(ours).collect(),
+            (Err(_), Ok(daemon)) => pools(daemon).flat_map(held_by_daemon).collect(),
+            (Err(_), Err(_)) => Vec::new(),
+        }
+    }
+
+    /// Addresses with prefix lengths that an attachment leases.
+    #[must_use]
+    pub fn addresses(&self, attachment: &Attachment) -> Vec<String> {
+        let leases = self.leases.iter().flatten().filter(|lease| {
+            lease.holder.container == attachment.container
+                && lease.holder.interface == attachment.interface
+        });
+        leases
+            .map(|lease| format!("{}/{}", lease.address, lease.prefix))
+            .collect()
+    }
+
+    /// What is missing and what is worth knowing, for a person.
+    #[must_use]
+    pub fn told(&self) -> Vec<String> {
+        let missing = [
+            self.daemon
+                .as_ref()
+                .err()
+                .map(|e| format!("the daemon: {e}")),
+            self.kubelet
+                .as_ref()
+                .err()
+                .map(|e| format!("the kubelet: {e}")),
+            self.attachments
+                .as_ref()
+                .err()
+                .map(|e| format!("the journal: {e}")),
+            self.leases
+                .as_ref()
+                .err()
+                .map(|e| format!("the leases: {e}")),
+        ];
+        let daemon = self.daemon.iter().flat_map(|daemon| {
+            let lists = [daemon["unready"].as_array(), daemon["notes"].as_array()];
+            let lines = lists.into_iter().flatten().flatten();
+            lines.filter_map(|line| line.as_str().map(str::to_owned))
+        });
+        let notes = self.notes.iter().cloned();
+        missing
+            .into_iter()
+            .flatten()
+            .chain(daemon)
+            .chain(notes)
+            .collect()
+    }
+
+    /// Everything as one document.
+    #[must_use]
+    pub fn document(&self) -> Value {
+        let attachments: Option<Vec<Value>> = self.attachments.as_ref().ok().map(|all| {
+            let with_addresses = all.iter().map(|one| {
+                let mut document = json!(one);
+                if let Some(fields) = document.as_object_mut() {
+                    fields.insert("addresses".into(), json!(self.addresses(one)));
+                }
+                document
+            });
+            with_addresses.collect()
+        });
+        json!({
+            "daemon": self.daemon.as_ref().ok(),
+            "units": self.units(),
+            "held": self.held(),
+            "attachments": attachments,
+            "leases": self.leases.as_ref().ok(),
+            "notes": self.told(),
+        })
+    }
+}
+
+fn pools(daemon: &Value) -> impl Iterator<Item = &Value> {
+    daemon["pools"].as_array().into_iter().flatten()
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn units_of(pool: &Value) -> Units {
+    let kubelet = match (pool["registered"].as_bool(), pool["streaming"].as_bool()) {
+        (Some(true), Some(true)) => "listening".to_owned(),
+        (Some(true), _) => "registered".to_owned(),
+        _ => format!("not registered: {}", word(&pool["lastError"])),
+    };
+    let held = pool["held"].as_array();
+    Units {
+        resource: word(&pool["resource"]),
+        healthy: pool.pointer("/units/healthy").and_then(Value::as_u64),
+        unhealthy: pool.pointer("/units/unhealthy").and_then(Value::as_u64),
+        held: held.and_then(|held| u64::try_from(held.len()).ok()),
+        kubelet,
+    }
+}
+
+fn held_by_daemon(pool: &Value) -> Vec<Held> {
+    let held = pool["held"].as_array().into_iter().flatten();
+    held.map(|one| Held {
+        namespace: word(&one["namespace"]),
+        pod: word(&one["pod"]),
+        container: word(&one["container"]),
+        resource: word(&pool["resource"]),
+        ids: vec![word(&one["unit"])],
+    })
+    .collect()
+}
+
+/// Our units among a container's devices: they are told from other plugins' by the form of their
+/// names. A bare PCI address may be another plugin's.
+fn ours(held: &Held) -> Option<Held> {
+    let ids: Vec<String> = held.ids.iter().filter(|id| is_ours(id)).cloned().collect();
+    (!ids.is_empty()).then(|| Held {
+        ids,
+        ..held.clone()
+    })
+}
+
+fn is_ours(id: &str) -> bool {
+    id.parse::<UnitId>().is_ok()
+}
+
+fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
+    let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let count = |ids: &[String]| {
+        let ours = ids.iter().filter(|id| is_ours(id)).count();
+        u64::try_from(ours).unwrap_or(u64::MAX)
+    };
+    for (resource, ids) in &devices.allocatable {
+        counts.entry(resource).or_default().0 += count(ids);
+    }
+    for held in &devices.held {
+        counts.entry(&held.resource).or_default().1 += count(&held.ids);
+    }
+    let ours = counts.into_iter().filter(|(_, counts)| *counts != (0, 0));
+    ours.map(|(resource, (healthy, held))| Units {
+        resource: resource.to_owned(),
+        healthy: Some(healthy),
+        unhealthy: None,
+        held: Some(held),
+        kubelet: "-".to_owned(),
+    })
+    .collect()
+}
+
+/// The journal and the leases of this node.
+#[derive(Debug)]
+pub struct Files {
+    /// Attachments, or why there are none to be told.
+    pub attachments: Result<Vec<Attachment>, String>,
+    /// Leases of this node.
+    pub leases: Result<Vec<Lease>, String>,
+    /// What could not be read of either.
+    pub notes: Vec<String>,
+}
+
+/// Reads the journal and the stores that the node's policy names.
+#[must_use]
+pub fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
+    let places = Places {
+        root: root.to_owned(),
+        policy: PathBuf::from(policy),
+        node: node.clone(),
+    };
+    let node_name = node;
+    let node = match Node::open_for_release(&places, "status".into()) {
+        Ok(node) => node,
+        Err(error) => {
+            let error = error.to_string();
+            return Files {
+                attachments: Err(error.clone()),
+                leases: Err(error),
+                notes: Vec::new(),
+            };
+        }
+    };
+    let mut notes = Vec::new();
+    let attachments: Result<Vec<Attachment>, String> = listing::records(&node.store)
+        .map(|(records, complaints)| {
+            notes.extend(complaints);
+            let records = records.iter();
+            records
+                .map(|(_, record)| Attachment::of(record, &node.boot))
+                .collect()
+        })
+        .map_err(|error| error.to_string());
+    // By the node's name, or by an attachment: the name may not be known here.
+    let name = node.policy.node_name(node_name.as_deref());
+    let mut leases = Ok(Vec::new());
+    for store in node.policy.stores.keys() {
+        let own = |lease: &Lease| {
+            let container = &lease.holder.container;
+            let attached = attachments.iter().flatten();
+            lease.holder.node == name || attached.into_iter().any(|a| a.container == *container)
+        };
+        match (leases_of(&node, store, own), &mut leases) {
+            (Ok((found, complaints)), Ok(all)) => {
+                all.extend(found);
+                notes.extend(complaints);
+            }
+            (Err(error), Ok(_)) => leases = Err(error),
+            (_, Err(_)) => {}
+        }
+    }
+    Files {
+        attachments,
+        leases,
+        notes,
+    }
+}
+
+fn leases_of(
+    node: &Node,
+    store: &str,
+    own: impl Fn(&Lease) -> bool,
+) -> Result<(Vec<Lease>, Vec<String>), String> {
+    let Some(open) = node
+        .ipam
+        .open_existing(store)
+        .map_err(|error| error.to_string())?
+    else {
+        return Ok((Vec::new(), Vec::new()));
+    };
+    let (mut leases, mut complaints) = (Vec::new(), Vec::new());
+    let findings = open.seats(true, |entry| {
+        match entry.record {
+            _ if entry.freed.is_some() => {}
+            Ok(lease) if own(&lease) => leases.push(lease),
+            Ok(_) => {}
+            Err(why) => complaints.push(format!("{}: {why}", entry.path.display())),
+        }
+        Ok(())
+    });
+    let findings = findings.map_err(|error| error.to_string())?;
+    let findings = findings.into_iter();
+    complaints.extend(findings.map(|found| format!("{}: {}", found.path.display(), found.what)));
+    leases.sort_by_key(|lease| lease.address);
+    Ok((leases, complaints))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(resource: &str, ids: &[&str]) -> Held {
+        Held {
+            namespace: "default".into(),
+            pod: "p".into(),
+            container: "c".into(),
+            resource: resource.into(),
+            ids: ids.iter().map(|&id| id.to_owned()).collect(),
+        }
+    }
+
+    fn nobody() -> Status {
+        Status {
+            daemon: Err("connection refused".into()),
+            kubelet: Err("no socket".into()),
+            attachments: Err("no permission".into()),
+            leases: Err("stale handle".into()),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn without_a_daemon_the_kubelet_tells_of_our_units() {
+        let status = Status {
+            kubelet: Ok(Devices {
+                held: vec![
+                    held("rdma/a", &["pool_3e71787e_0"]),
+                    held("nvidia.com/gpu", &["GPU-7c2f"]),
+                ],
+                allocatable: vec![
+                    (
+                        "rdma/a".into(),
+                        vec!["pool_3e71787e_0".into(), "pool_3e71787e_1".into()],
+                    ),
+                    ("nvidia.com/gpu".into(), vec!["GPU-7c2f".into()]),
+                ],
+            }),
+            ..nobody()
+        };
+        let units = status.units();
+        assert_eq!(units.len(), 1, "{units:?}");
+        assert_eq!(units[0].resource, "rdma/a");
+        assert_eq!((units[0].healthy, units[0].held), (Some(2), Some(1)));
+        assert_eq!(status.held(), [held("rdma/a", &["pool_3e71787e_0"])]);
+        assert!(!status.is_empty());
+        assert!(status.told()[0].starts_with("the daemon: connection refused"));
+    }
+
+    #[test]
+    fn without_a_kubelet_the_daemon_tells_who_holds_what() {
+        let daemon = json!({"pools": [{
+            "resource": "rdma/a", "units": {"healthy": 1, "unhealthy": 2},
+            "held": [{"unit": "0000:3b:00.0", "namespace": "n", "pod": "q", "container": "d"}],
+            "registered": false, "lastError": "no such file",
+        }], "unready": ["rdma/a is not registered"], "notes": []});
+        let status = Status {
+            daemon: Ok(daemon),
+            ..nobody()
+        };
+        assert_eq!(status.units()[0].kubelet, "not registered: no such file");
+        assert_eq!(status.held()[0].pod, "q");
+        assert!(
+            status
+                .told()
+                .contains(&"rdma/a is not registered".to_owned())
+        );
+    }
+
+    #[test]
+    fn nobody_is_told_as_such() {
+        let status = nobody();
+        assert!(status.is_empty());
+        assert_eq!(status.told().len(), 4);
+        let document = status.document();
+        assert!(document["daemon"].is_null() && document["attachments"].is_null());
+    }
+}

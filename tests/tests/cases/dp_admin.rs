@@ -1,0 +1,272 @@
+//! What an administrator asks of `rdma-device-plugin` on a node: `preflight`, `status`, `verify`.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
+use e2e::case;
+use e2e::cni_host::CniHost;
+use e2e::daemon::Machine;
+use e2e::harness::Case;
+use e2e::kubelet::Pod;
+use serde_json::{Value, json};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(preflight_says_each_fault_and_ends_with_1, Root),
+    case!(preflight_waits_until_nothing_fails, Root),
+    case!(preflight_refuses_a_check_that_is_not_there),
+    case!(status_is_told_by_whoever_answers, Root),
+    case!(attachments_of_dead_pods_are_shown_and_taken_back, Root, Netns, Macvlan),
+    case!(verify_judges_a_table_that_was_copied),
+    case!(verify_finds_an_end_without_a_device),
+];
+
+/// NICs that are in a pool have to be in order; of others only a warning is given.
+const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode: shared, slots: 2, select: {linkTypes: [ether]}}\n";
+
+fn plugin(arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(product("rdma-device-plugin")?);
+    command
+        .args(arguments)
+        .env_remove("RDMA_METRICS_ADDR")
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+fn said(output: &Output) -> String {
+    let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn document(output: &Output) -> Result<Value> {
+    serde_json::from_slice(&output.stdout).with_context(|| said(output))
+}
+
+fn preflight(machine: &Machine, arguments: &[&str]) -> Result<Command> {
+    let host = machine.directory().join("host");
+    let config = machine.directory().join("pools.yaml");
+    fs::write(&config, POOLS)?;
+    let mut command = plugin(&["preflight", "--window", "0", "--host-root"])?;
+    command.arg(host).arg("--config-file").arg(config).args(arguments);
+    Ok(command)
+}
+
+fn port_state(machine: &Machine, state: &str) -> Result<()> {
+    let ports = "/sys/class/infiniband/mlx5_0/ports/1/state";
+    Ok(fs::write(machine.tree.path(ports), state)?)
+}
+
+fn preflight_says_each_fault_and_ends_with_1() -> Result<()> {
+    let machine = Machine::new()?;
+    let fine = preflight(&machine, &["--only", "M07,L02", "--json"])?.output()?;
+    assert!(fine.status.success(), "{}", said(&fine));
+    let checks = document(&fine)?;
+    assert_eq!(checks["summary"]["pass"], 2, "{checks}");
+
+    port_state(&machine, "1: DOWN\n")?;
+    let down = preflight(&machine, &["--only", "M07,L02"])?.output()?;
+    assert_eq!(down.status.code(), Some(1));
+    let text = said(&down);
+    for part in ["M07 ", "L02 FAIL", "mlx5_0/1", "DOWN", "do    ", "not fit for RDMA: L02"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert!(!text.contains("mlx5_1"), "the other port is fine: {text}");
+    let skipped = preflight(&machine, &["--only", "M07,L02", "--skip", "L02"])?.output()?;
+    assert!(!said(&skipped).contains("L02"), "{}", said(&skipped));
+    Ok(())
+}
+
+/// As the init container of a pod that must not start without its driver.
+fn preflight_waits_until_nothing_fails() -> Result<()> {
+    let machine = Machine::new()?;
+    port_state(&machine, "1: DOWN\n")?;
+    let given_up = preflight(&machine, &["--only", "L02", "--wait", "1"])?.output()?;
+    assert_eq!(given_up.status.code(), Some(1), "{}", said(&given_up));
+
+    let mut waiting = preflight(&machine, &["--only", "L02", "--wait", "60", "--json"])?;
+    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    std::thread::sleep(Duration::from_millis(500));
+    port_state(&machine, "4: ACTIVE\n")?;
+    let output = waiting.wait_with_output()?;
+    assert!(output.status.success(), "{}", said(&output));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("waiting: L02"), "{told}");
+    // What it said while it waited is not in the document.
+    assert_eq!(document(&output)?["checks"][0]["verdict"], "pass");
+    Ok(())
+}
+
+fn preflight_refuses_a_check_that_is_not_there() -> Result<()> {
+    let output = plugin(&["preflight", "--only", "L99"])?.output()?;
+    assert!(!output.status.success());
+    let text = said(&output);
+    assert!(text.contains("there is no check L99"), "{text}");
+    Ok(())
+}
+
+fn status(machine: &Machine, address: &str, arguments: &[&str]) -> Result<Output> {
+    let mut command = plugin(&["status", "--metrics-addr", address, "--policy"])?;
+    command
+        .arg(machine.directory().join("policy.json"))
+        .arg("--kubelet-root-dir")
+        .arg(machine.settings().root)
+        .args(arguments);
+    Ok(command.output()?)
+}
+
+fn status_is_told_by_whoever_answers() -> Result<()> {
+    let machine = Machine::new()?;
+    let state = json!({"stateDir": machine.directory().join("state")});
+    fs::write(machine.directory().join("policy.json"), state.to_string())?;
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let config = machine.directory().join("config.yaml");
+    fs::write(&config, POOLS)?;
+    let kubelet = machine.kubelet()?;
+    let root = machine.settings().root;
+    let daemon = machine.daemon_on(
+        &config,
+        &["--metrics-addr".as_ref(), address.as_ref(), "--kubelet-root-dir".as_ref(), root.as_ref()],
+    )?;
+    kubelet
+        .wait_allocatable("rdma/hca", 4, Duration::from_secs(20))
+        .with_context(|| daemon.log())?;
+    kubelet.admit(Pod::with_limits("pod", &[("rdma/hca", 1)])?)?;
+
+    let text = said(&status(&machine, &address, &[])?);
+    for part in ["version ", "rdma/hca", "listening", "mlx5_0", "healthy", "default/pod"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    // Without the daemon the kubelet still knows who has what.
+    drop(daemon);
+    let output = status(&machine, &address, &["--json"])?;
+    assert!(output.status.success(), "{}", said(&output));
+    let told = document(&output)?;
+    assert_eq!(told["daemon"], Value::Null);
+    assert_eq!(told["held"][0]["pod"], "pod", "{told}");
+    assert_eq!(told["units"][0]["held"], 1, "{told}");
+    let notes = told["notes"].to_string();
+    assert!(notes.contains("the daemon: no answer at"), "{notes}");
+    // And without both, the journal does.
+    drop(kubelet);
+    let text = said(&status(&machine, &address, &[])?);
+    assert!(text.contains("the daemon: ") && text.contains("the kubelet: "), "{text}");
+    Ok(())
+}
+
+fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host.config(&json!({
+        "attach": "macvlan", "master": "nic0",
+        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+    }));
+    let pods = [host.pod()?, host.pod()?];
+    for (pod, container) in pods.iter().zip(["dead", "alive"]) {
+        let arguments = format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}");
+        let call = host.call(pod, container, "net1").env("CNI_ARGS", arguments);
+        call.run("ADD", config.to_string().as_bytes())?.success()?;
+    }
+    for entry in fs::read_dir(host.state().join("attachments"))? {
+        let path = entry?.path();
+        let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
+        record["created"] = json!(1);
+        fs::write(&path, record.to_string())?;
+    }
+    let policy = host.directory().join("policy.json");
+    let status = || -> Result<Value> {
+        let mut command = host.netns.command(product("rdma-device-plugin")?);
+        command.args(["status", "--json", "--metrics-addr", "127.0.0.1:1", "--policy"]);
+        document(&command.arg(&policy).output()?)
+    };
+    let told = status()?;
+    let all = told["attachments"].as_array().context("no attachments")?;
+    assert_eq!(all.len(), 2, "{told}");
+    let dead = all.iter().find(|one| one["pod"] == "default/dead").context("not there")?;
+    assert_eq!(dead["addresses"], json!(["10.9.0.10/24"]), "{told}");
+    assert_eq!((&dead["netnsState"], &dead["netdev"]), (&json!("alive"), &json!("nic0")));
+
+    pods[0].delete()?;
+    let gone = status()?;
+    assert!(gone["attachments"].to_string().contains("\"gone\""), "{gone}");
+
+    // The daemon takes back what the dead one has, and only that.
+    let pools = host.directory().join("config.yaml");
+    fs::write(&pools, POOLS)?;
+    let log = host.directory().join("daemon.log");
+    let kubelet = host.directory().join("kubelet");
+    fs::create_dir(&kubelet)?;
+    let mut daemon = host.netns.command(product("rdma-device-plugin")?);
+    daemon.args(["run", "--reclaim-interval", "1", "--config-file"]).arg(&pools);
+    daemon.arg("--policy").arg(&policy).arg("--device-plugin-dir").arg(&kubelet);
+    daemon.arg("--kubelet-root-dir").arg(&kubelet);
+    let mut daemon = Killed(daemon.stdout(Stdio::null()).stderr(fs::File::create(&log)?).spawn()?);
+    let mut left = Vec::new();
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(100));
+        left = status()?["attachments"].as_array().cloned().unwrap_or_default();
+        if left.len() == 1 {
+            break;
+        }
+    }
+    let told = fs::read_to_string(&log)?;
+    ensure!(left.len() == 1 && left[0]["pod"] == "default/alive", "{left:?}; {told}");
+    ensure!(told.contains("attachment undone"), "{told}");
+    assert_eq!(status()?["leases"].as_array().map(Vec::len), Some(1));
+    assert!(pods[1].ip("link show net1").is_ok(), "a living pod lost its interface");
+    daemon.end();
+
+    let call = host.call(&pods[1], "alive", "net1");
+    call.run("DEL", config.to_string().as_bytes())?.success()?;
+    Ok(())
+}
+
+/// A process that does not outlive its case.
+struct Killed(std::process::Child);
+
+impl Killed {
+    fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn verify_judges_a_table_that_was_copied() -> Result<()> {
+    let captures = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .with_file_name("device-plugin")
+        .join("src/verify/captures");
+    let judge = |file: &str, arguments: &[&str]| -> Result<(Option<i32>, String)> {
+        let mut command = plugin(&["verify", "--read"])?;
+        let output = command.arg(captures.join(file)).args(arguments).output()?;
+        Ok((output.status.code(), said(&output)))
+    };
+    let line = ["--line-rate", "100"];
+    let (code, text) = judge("write-bw-100g-host.txt", &line)?;
+    assert!(code == Some(0) && text.contains("98 % of the line rate"), "{text}");
+    let (code, text) = judge("write-bw-100g-gpu.txt", &[&line[..], &["--gpu", "--strict"]].concat())?;
+    assert!(code == Some(1) && text.contains("not on one PCIe switch"), "{text}");
+    let (code, text) = judge("nccl-2x1-all-reduce.txt", &["--line-rate", "400"])?;
+    assert!(code == Some(0) && text.contains("WARN") && text.contains("64 % of 50 GB/s"), "{text}");
+    let output = plugin(&["verify", "--read", "/dev/null"])?.output()?;
+    assert!(!output.status.success() && said(&output).contains("BW average"), "{}", said(&output));
+    Ok(())
+}
+
+fn verify_finds_an_end_without_a_device() -> Result<()> {
+    let output = plugin(&["verify", "local", "local", "--device", "nowhere", "--json"])?.output()?;
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let told = document(&output)?;
+    assert_eq!(told["checks"][0]["verdict"], "fail", "{told}");
+    assert_eq!(told["checks"][1]["verdict"], "notApplicable", "nothing is tried: {told}");
+    let wrong = plugin(&["verify", "pod:a", "somewhere"])?.output()?;
+    assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
+    Ok(())
+}
