@@ -31,7 +31,7 @@ build: ## the three node programs, static, into dist/ (PROFILE=quick: into targe
 	    "the programs start more slowly and are no good for an image" >&2; \
 	fi; \
 	$(CARGO) build --locked --profile $(PROFILE) --target "$$target" $(foreach p,$(PROGRAMS),--bin $(p)); \
-	install -D -m 0755 -t $(BIN_DIR) \
+	install -D -p -m 0755 -t $(BIN_DIR) \
 	  $(foreach p,$(PROGRAMS),"$${CARGO_TARGET_DIR:-target}/$$target/$(PROFILE)/$(p)"); \
 	echo "programs for $$target in $(BIN_DIR)/"
 

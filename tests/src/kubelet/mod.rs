@@ -18,6 +18,7 @@ mod checkpoint;
 mod connection;
 mod pod;
 mod podresources;
+mod probe;
 mod registration;
 mod resource_name;
 mod run_options;
@@ -44,7 +45,7 @@ use tonic::transport::Server;
 
 pub use admission::NotAdmitted;
 pub use checkpoint::FILE as CHECKPOINT_FILE;
-pub use pod::{ConfigMaps, Container, Pod, Propagation, SeccompType, Volume};
+pub use pod::{ConfigMaps, Container, Pod, Propagation, SeccompType, Volume, expanded};
 pub use resource_name::{NotExtended, check as check_resource_name};
 pub use run_options::RunOptions;
 pub use shared::{Misbehaviour, Registration, Settings};

@@ -4,10 +4,13 @@
 //! field was overlooked would prove nothing.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use super::probe::{ContainerPort, Probe};
 
 /// A Pod object.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -135,6 +138,15 @@ pub struct Container {
     /// `Always` makes an init container a sidecar.
     #[serde(default)]
     pub restart_policy: Option<String>,
+    /// Ports that it names.
+    #[serde(default)]
+    pub ports: Vec<ContainerPort>,
+    /// The pod runs only once this is answered.
+    #[serde(default)]
+    pub readiness_probe: Option<Probe>,
+    /// Asked once, after that: nothing here lives long enough to be restarted for it.
+    #[serde(default)]
+    pub liveness_probe: Option<Probe>,
 }
 
 /// An environment variable.
@@ -163,7 +175,7 @@ pub struct ValueFrom {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FieldRef {
-    /// `spec.nodeName`, `metadata.name`, `metadata.namespace` or `metadata.uid`.
+    /// `spec.nodeName`, `status.hostIP`, `metadata.name`, `metadata.namespace` or `metadata.uid`.
     pub field_path: String,
 }
 
@@ -483,17 +495,19 @@ impl Pod {
 }
 
 impl EnvVar {
-    /// Its value in a pod on the node of this name.
+    /// Its value in a pod on the node of this name and address; references to other variables
+    /// are still in it.
     ///
     /// # Errors
     /// It is taken from a field that the stand-in does not know.
-    pub fn value_in(&self, pod: &Pod, node: &str) -> Result<String> {
+    pub fn value_in(&self, pod: &Pod, node: &str, address: IpAddr) -> Result<String> {
         let Some(from) = &self.value_from else {
             return Ok(self.value.clone());
         };
         let metadata = &pod.metadata;
         Ok(match from.field_ref.field_path.as_str() {
             "spec.nodeName" => node.to_owned(),
+            "status.hostIP" => address.to_string(),
             "metadata.name" => metadata.name.clone(),
             "metadata.namespace" => metadata.namespace.clone(),
             "metadata.uid" => metadata.uid.clone(),
@@ -534,6 +548,38 @@ impl Container {
             .filter(|(name, _)| name.contains('/'));
         limits.filter_map(|(name, amount)| Some((name.clone(), whole(amount)?)))
     }
+}
+
+/// Puts values in the place of `$(NAME)`; `$$` stands for a dollar sign, and a name that is not
+/// known stays as it is, as the kubelet has it.
+#[must_use]
+pub fn expanded(text: &str, known: &[(String, String)]) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        if let Some(after) = after.strip_prefix('$') {
+            out.push('$');
+            rest = after;
+            continue;
+        }
+        let named = after.strip_prefix('(').and_then(|a| a.split_once(')'));
+        let value = named.and_then(|(name, after)| {
+            let (_, value) = known.iter().rev().find(|(known, _)| known == name)?;
+            Some((value, after))
+        });
+        match value {
+            Some((value, after)) => {
+                out.push_str(value);
+                rest = after;
+            }
+            None => {
+                out.push('$');
+                rest = after;
+            }
+        }
+    }
+    out + rest
 }
 
 fn kind(object: &Value) -> Option<&str> {
@@ -637,11 +683,32 @@ spec:
         assert_eq!(pod.metadata.labels["app"], "agent");
         assert_eq!(pod.config_maps["settings"]["a"], "1");
         let variable = &pod.spec.containers[0].env[0];
-        assert_eq!(variable.value_in(&pod, "node-7").unwrap(), "node-7");
+        assert_eq!(
+            variable
+                .value_in(&pod, "node-7", [10, 0, 0, 7].into())
+                .unwrap(),
+            "node-7"
+        );
 
         let without = manifest.replace("name: settings}\ndata", "name: other}\ndata");
         let error = Pod::from_manifest(&without).unwrap_err();
         assert!(error.to_string().contains("ConfigMap settings"), "{error}");
+    }
+
+    #[test]
+    fn variables_are_put_in() {
+        let known = [
+            ("A".to_owned(), "1".to_owned()),
+            ("B".to_owned(), "2".to_owned()),
+        ];
+        for (text, wanted) in [
+            ("$(A):9834", "1:9834"),
+            ("$(A)$(B)", "12"),
+            ("$(C) $A $", "$(C) $A $"),
+            ("$$(A)", "$(A)"),
+        ] {
+            assert_eq!(expanded(text, &known), wanted);
+        }
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! From pod to the runtime's messages, as a kubelet fills them in.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use super::cri::api;
-use crate::kubelet::{Container, Pod, Propagation, RunOptions, SeccompType};
+use crate::kubelet::{Container, Pod, Propagation, RunOptions, SeccompType, expanded};
 
 /// The cluster DNS that kubeadm sets up; nothing answers there in a lab.
 const CLUSTER_DNS: &str = "10.96.0.10";
@@ -47,6 +48,8 @@ pub(super) struct Instance<'a> {
 pub(super) struct Surroundings {
     /// The node's name.
     pub(super) node: String,
+    /// The address it is known by.
+    pub(super) address: IpAddr,
     /// Where the pod's volumes are on the host, by name.
     pub(super) volumes: BTreeMap<String, PathBuf>,
 }
@@ -136,16 +139,24 @@ pub(super) fn container_config(
     // The manifest's word counts where both set a variable.
     let named = |name: &String| container.env.iter().any(|variable| variable.name == *name);
     let given = options.envs.iter().filter(|(name, _)| !named(name));
-    let given = given.map(|(key, value)| Ok((key.clone(), value.clone())));
-    let own = container.env.iter().map(|variable| {
-        let value = variable.value_in(pod, &around.node)?;
-        Ok((variable.name.clone(), value))
-    });
-    let envs = given.chain(own).map(|variable: Result<_>| {
-        let (key, value) = variable?;
+    let given = given.map(|(key, value)| (key.clone(), value.clone()));
+    // A variable may refer to those before it.
+    let mut variables: Vec<(String, String)> = Vec::new();
+    for variable in &container.env {
+        let value = variable.value_in(pod, &around.node, around.address)?;
+        let value = expanded(&value, &variables);
+        variables.push((variable.name.clone(), value));
+    }
+    let envs = given.chain(variables.clone()).map(|(key, value)| {
         let value = value.into_bytes();
-        Ok(api::KeyValue { key, value })
+        api::KeyValue { key, value }
     });
+    let words = |words: &[String]| -> Vec<String> {
+        words
+            .iter()
+            .map(|word| expanded(word, &variables))
+            .collect()
+    };
 
     let mut mounts: Vec<_> = options
         .mounts
@@ -190,10 +201,10 @@ pub(super) fn container_config(
         image: Some(api::ImageSpec {
             image: container.image.clone(),
         }),
-        command: container.command.clone(),
-        args: container.args.clone(),
+        command: words(&container.command),
+        args: words(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: envs.collect::<Result<_>>()?,
+        envs: envs.collect(),
         mounts,
         devices: devices.collect(),
         labels,
@@ -312,6 +323,7 @@ spec:
         let sandbox = sandbox_config(&pod, Path::new("/logs")).unwrap();
         let around = Surroundings {
             node: "node-7".to_owned(),
+            address: [10, 0, 0, 7].into(),
             volumes: [("data".to_owned(), "/srv/data".into())].into(),
         };
         let config = container_config(&instance, &options, &around).unwrap();

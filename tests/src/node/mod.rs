@@ -17,6 +17,7 @@ mod cri;
 mod volume;
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -31,6 +32,8 @@ use cri::{Runtime, api};
 
 /// How long a container is watched after its start for an early end.
 const SETTLE: Duration = Duration::from_millis(500);
+/// How long a container may take to become ready.
+const READY: Duration = Duration::from_secs(60);
 /// How long an init container may take.
 const INIT_LIMIT: Duration = Duration::from_secs(120);
 /// How long a stopped sandbox may resist its removal.
@@ -74,6 +77,32 @@ pub struct Output {
     pub stderr: String,
     /// Exit status.
     pub exit_code: i32,
+}
+
+/// The address the node is known by: the first that is not its own alone.
+fn address() -> IpAddr {
+    let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let v4 = all.filter_map(|one| Some(one.address?.as_sockaddr_in()?.ip()));
+    let mut outward = v4.filter(|ip| !ip.is_loopback() && !ip.is_link_local());
+    outward.next().unwrap_or(Ipv4Addr::LOCALHOST).into()
+}
+
+/// Waits until a container says that it is ready, and asks whether it lives.
+fn expect_ready(container: &Container, at: IpAddr) -> Result<()> {
+    let Some(probe) = &container.readiness_probe else {
+        return Ok(());
+    };
+    let end = Instant::now() + READY;
+    while let Err(error) = probe.ask(container, at) {
+        if Instant::now() > end {
+            return Err(error.context(format!("{} does not become ready", container.name)));
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    let living = container.liveness_probe.as_ref();
+    living
+        .map_or(Ok(()), |probe| probe.ask(container, at))
+        .with_context(|| format!("whether {} lives", container.name))
 }
 
 impl Node {
@@ -269,7 +298,19 @@ impl Node {
         }
         started
             .iter()
-            .try_for_each(|(container, id)| self.expect_running(pod, container, id, 0))
+            .try_for_each(|(container, id)| self.expect_running(pod, container, id, 0))?;
+        let at = match pod.spec.host_network {
+            true => address(),
+            false => {
+                let ip = self.runtime.sandbox_ip(&sandbox)?;
+                ip.parse()
+                    .with_context(|| format!("the pod's address {ip:?}"))?
+            }
+        };
+        let containers = pod.spec.containers.iter();
+        containers
+            .into_iter()
+            .try_for_each(|container| expect_ready(container, at))
     }
 
     fn start_container(
@@ -312,6 +353,7 @@ impl Node {
         let node = nix::unistd::gethostname().context("ask for the host name")?;
         Ok(Surroundings {
             node: node.to_string_lossy().into_owned(),
+            address: address(),
             volumes: volumes.collect::<Result<_>>()?,
         })
     }

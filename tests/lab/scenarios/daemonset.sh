@@ -1,0 +1,62 @@
+# The DaemonSet as it is shipped: its image, init container, mounts, and the one capability it has
+# lab: memory=1536 timeout=600 image=yes node-image=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# shellcheck shell=bash disable=SC2154
+
+resource=rdma/hca_shared_devices_a
+base=/lab/manifests/base
+perftest=/lab/manifests/examples/perftest
+daemonset=/tmp/daemonset.yaml
+
+ip link set eth0 name ens2f0
+make_hca ens2f0 mlx5_0
+# As systemd leaves it, and Kubernetes expects it.
+mount --make-rshared /
+start_containerd
+offer_networks $perftest
+start_kubelet
+
+check "the image comes in under a full name" ctr --namespace k8s.io image import /lab/node-image.tar
+image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-device-plugin:')
+contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
+
+# What kustomize does with the base, as far as it matters to one pod.
+{
+	sed "s|image: rdma-device-plugin\$|image: $image|" $base/daemonset.yaml
+	printf -- '---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: rdma-device-plugin}\ndata:\n'
+	for pair in config.yaml=config.json policy.json=policy.json; do
+		printf '  %s: |\n' "${pair%=*}"
+		sed 's/^/    /' "$base/${pair#*=}"
+	done
+} >$daemonset
+
+before=$(host_state)
+check "its pod runs" kubelet-standin run-pod $daemonset
+in_daemon() { kubelet-standin exec rdma-device-plugin -- "$@"; }
+for program in rdma-netdev rdma-ipam; do
+	check "the init container installed $program" cmp "/opt/cni/bin/$program" "/lab/bin/$program"
+done
+contains "the installed policy names the node" "\"node\": \"$(uname -n)\"" "$(</etc/rdma-netdev/policy.json)"
+check "the kubelet learns of the HCA" kubelet-standin node --wait $resource=1000
+
+daemon=$(pgrep -f '^/usr/local/bin/rdma-device-plugin run')
+# CAP_NET_ADMIN is bit 12.
+equal "the daemon has one capability" 0000000000001000 "$(awk '/^CapEff/ { print $2 }' "/proc/$daemon/status")"
+refuses "and no shell" "not found|no such file" in_daemon sh -c true
+check "discover in the container sees the HCA" in_daemon rdma-device-plugin discover
+contains "with its netdev" 'mlx5_0 .*ens2f0' "$checked"
+
+check "preflight in the container finds what it must" in_daemon rdma-device-plugin preflight --only M01,M03,L02,K01,K08
+check "both test pods run" kubelet-standin run-pod $perftest/pod-1.yaml $perftest/pod-2.yaml
+check "the container sees the node's leases" in_daemon rdma-ipam list --json
+contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <<<"$checked")"
+
+check "status in the container knows everybody" in_daemon rdma-device-plugin status
+contains "status: units, attachments, addresses" \
+	'1000 .*listening.*rdma-test-pod-1.*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"
+check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
+check "its next pod runs" kubelet-standin run-pod $daemonset
+check "and registers again" kubelet-standin node --wait $resource=1000
+check "the pods talk as before" kubelet-standin exec rdma-test-pod-1 -- ping -c 2 -W 5 192.168.111.2
+check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
+equal "the host is as before" "$before" "$(host_state)"
