@@ -1,7 +1,8 @@
 """Checks every kustomization below manifests/; see manifests/check, which starts this.
 
 Four questions, each with its own function: does it render, do the Kubernetes schemas accept it,
-do the objects agree among themselves, and do our programs accept the configuration in it.
+do the objects agree among themselves, and do our programs accept the configuration in it. The same
+of the Helm chart, which must make what the base makes.
 """
 
 import json
@@ -18,6 +19,7 @@ import kubernetes_validate
 import yaml
 
 MANIFESTS = Path("manifests")
+CHART = MANIFESTS / "helm"
 PROGRAMS = Path(os.environ["RDMA_BIN_DIR"])
 # The oldest and the newest that the schemas know; what both accept is accepted between.
 VERSIONS = [kubernetes_validate.utils.all_versions()[0], kubernetes_validate.latest_version()]
@@ -49,6 +51,57 @@ def render(command, directory):
         return [], [f"does not render: {done.stderr.strip()}"]
     warnings = [f"renders with a warning: {line}" for line in done.stderr.splitlines() if line.strip()]
     return [document for document in yaml.safe_load_all(done.stdout) if document], warnings
+
+
+def chart(values, namespace):
+    """The Helm chart as it would be installed; `values` is a file or None."""
+    command = ["helm", "template", "rdma-device-plugin", str(CHART), "--namespace", namespace]
+    command += ["--values", str(values)] if values else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return [], [f"does not render: {done.stderr.strip()}"]
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    linted = subprocess.run(["helm", "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
+    return documents, [f"helm lint: {linted.stdout.strip()}"] if linted.returncode else []
+
+
+def like_the_base(command):
+    """With its own values the chart is what manifests/base is: one truth, two ways to install it."""
+    (base, wrong), (helm, faults) = render(command, MANIFESTS / "base"), chart(None, "kube-system")
+    yield from wrong + faults
+
+    def plain(documents):
+        found = {}
+        for document in documents:
+            metadata = document["metadata"]
+            metadata["name"] = re.sub(r"-[a-z0-9]{10}$", "", metadata["name"])
+            labels = metadata.pop("labels", {})
+            found[document["kind"]] = document
+            if document["kind"] == "ConfigMap":
+                document["data"] = {key: yaml.safe_load(text) for key, text in document["data"].items()}
+                continue
+            metadata["labels"] = {"app.kubernetes.io/name": labels.get("app.kubernetes.io/name")}
+            template = document["spec"]["template"]
+            template["metadata"]["annotations"].pop("checksum/config", None)
+            for volume in template["spec"]["volumes"]:
+                if "configMap" in volume:
+                    volume["configMap"]["name"] = "rdma-device-plugin"
+        return found
+
+    base, helm = plain(base), plain(helm)
+    for kind in sorted(base.keys() | helm.keys()):
+        yield from differences(kind, base.get(kind), helm.get(kind))
+
+
+def differences(where, one, other):
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(one.keys() | other.keys()):
+            yield from differences(f"{where}.{key}", one.get(key), other.get(key))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from differences(f"{where}[{index}]", left, right)
+    elif one != other:
+        yield f"{where} is {one!r} in manifests/base, and {other!r} in the chart"
 
 
 def name_of(document):
@@ -101,7 +154,7 @@ def agreement(documents):
                 if config_map and config_map not in config_maps:
                     yield f"{name_of(document)}: ConfigMap {config_map} is not among the objects"
             for container in containers:
-                if container["image"].startswith("localhost/rdma-device-plugin:"):
+                if "/rdma-device-plugin:" in container["image"]:
                     if not container["image"].endswith(f":{version}"):
                         yield f"{name_of(document)}: image {container['image']}, but this is version {version}"
                     if container["args"][0] == "run" and not spec.get("hostNetwork"):
@@ -182,6 +235,18 @@ def accepted_network(document, scratch):
         yield from refused(what, plugin["type"], env=env, stdin=json.dumps(plugin))
 
 
+def told(what, documents, problems):
+    """Asks the three questions of rendered objects, and prints; true if something is wrong."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for question in (against_schemas, agreement, lambda d, s=Path(scratch): accepted(d, s)):
+            problems.extend(question(documents))
+    names = "; ".join(name_of(document) for document in documents)
+    print(f"{'ok' if not problems else 'WRONG'}  {what}: {names}")
+    for problem in problems:
+        print(f"    {problem}")
+    return bool(problems)
+
+
 def main():
     command = renderer()
     missing = [p for p in ("rdma-device-plugin", "rdma-netdev", "rdma-ipam") if not (PROGRAMS / p).exists()]
@@ -189,18 +254,15 @@ def main():
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
     wrong = 0
     for kustomization in sorted(MANIFESTS.rglob("kustomization.yaml")):
-        directory = kustomization.parent
-        documents, problems = render(command, directory)
-        with tempfile.TemporaryDirectory() as scratch:
-            for question in (against_schemas, agreement, lambda d, s=Path(scratch): accepted(d, s)):
-                problems.extend(question(documents))
-        told = "; ".join(name_of(document) for document in documents)
-        print(f"{'ok' if not problems else 'WRONG'}  {directory}: {told}")
-        for problem in problems:
-            print(f"    {problem}")
-        wrong += bool(problems)
-    print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)}")
-    sys.exit(1 if wrong else 0)
+        wrong += told(kustomization.parent, *render(command, kustomization.parent))
+    wrong += told(CHART, *chart(None, "kube-system"))
+    for values in sorted((CHART / "ci").glob("*.yaml")):
+        wrong += told(f"{CHART} with {values.name}", *chart(values, "rdma-system"))
+    problems = list(like_the_base(command))
+    for problem in problems:
+        print(f"WRONG  {problem}")
+    print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")
+    sys.exit(1 if wrong or problems else 0)
 
 
 main()

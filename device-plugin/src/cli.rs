@@ -157,6 +157,10 @@ struct Run {
         default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     )]
     device_info_dir: PathBuf,
+    /// Directory of Node Feature Discovery's local source, such as
+    /// /etc/kubernetes/node-feature-discovery/features.d: labels tell what the node has
+    #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
+    features_dir: Option<PathBuf>,
     /// The node's policy, which says where attachments and leases are kept
     #[arg(
         long,
@@ -309,6 +313,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         kubelet_root_dir: args.kubelet_root_dir,
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
+        features_dir: args.features_dir,
         metrics_addr: args.metrics_addr,
         node_addresses: args.node_addresses,
         host: args.host.host(),

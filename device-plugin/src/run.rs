@@ -47,6 +47,8 @@ pub struct Settings {
     pub cdi_dir: PathBuf,
     /// Where device information goes.
     pub device_info_dir: PathBuf,
+    /// Where facts for Node Feature Discovery go, if anywhere.
+    pub features_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
     pub metrics_addr: Option<SocketAddr>,
     /// Addresses that the cluster knows the node by; none if it was not told.

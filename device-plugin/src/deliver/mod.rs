@@ -6,6 +6,7 @@
 pub mod cdi;
 pub mod device_info;
 pub mod env;
+pub mod features;
 pub mod nodes;
 
 use kubelet_api::deviceplugin::ContainerAllocateResponse;

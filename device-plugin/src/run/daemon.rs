@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use hca::inventory::Inventory;
 use notify::RecommendedWatcher;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -14,7 +15,7 @@ use tokio::time::Interval;
 use super::{Settings, Signals};
 use crate::board::Board;
 use crate::config::{self, Config, Delivery};
-use crate::deliver::{cdi, device_info};
+use crate::deliver::{cdi, device_info, features};
 use crate::events::{Bell, Reason, Watched};
 use crate::kubelet::holdings::{self, Holdings};
 use crate::observe::Observation;
@@ -59,6 +60,8 @@ pub(super) struct Daemon {
     /// When to look again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
+    /// What Node Feature Discovery was told last, or why it could not be.
+    features: Option<Result<String, String>>,
     report: watch::Sender<Arc<Report>>,
 }
 
@@ -106,6 +109,7 @@ impl Daemon {
             last_look: started,
             due: None,
             nodes: None,
+            features: None,
             report,
         }
     }
@@ -295,12 +299,38 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
+        self.tell_features(&seen.inventory).await;
         let taken = self.known.found.borrow_and_update().taken.clone();
         self.board.memory_mut().note_taken(taken.iter().cloned());
         self.due = self.board.update(&self.config, seen, now);
         let ready = self.write_specifications().await;
         self.sessions
             .show(&ready, self.started.elapsed() < PATIENCE);
+    }
+
+    /// Tells Node Feature Discovery, where that is asked for and there is news. What cannot be
+    /// written is tried again at the next look.
+    async fn tell_features(&mut self, inventory: &Inventory) {
+        let Some(directory) = self.settings.features_dir.clone() else {
+            return;
+        };
+        let lines = features::lines(inventory);
+        if matches!(&self.features, Some(Ok(told)) if *told == lines) {
+            return;
+        }
+        let text = lines.clone();
+        let put = tokio::task::spawn_blocking(move || features::put(&directory, text)).await;
+        let told = match put {
+            Ok(Ok(())) => Ok(lines),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = &told
+            && !matches!(&self.features, Some(Err(before)) if before == error)
+        {
+            tracing::warn!(error, "cannot write node features; see --features-dir");
+        }
+        self.features = Some(told);
     }
 
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
