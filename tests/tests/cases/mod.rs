@@ -30,7 +30,7 @@ modules! {
     cni_protocol
     cni_rails
     cni_rdma
-    docs_config
+    docs
     dp_admin
     dp_install
     dp_kubelet
