@@ -77,6 +77,16 @@ image: build ## OCI image of the three programs, without a Docker daemon, as dis
 image-check: ## unpack dist/image.tar and run what is in it
 	manifests/image/check
 
+.PHONY: pages
+pages: ## manual pages and completions of the three programs, into dist/pages/
+	@set -e; for package in rdma-device-plugin rdma-netdev ipam; do \
+	  RDMA_PAGES_DIR=dist/pages $(CARGO) run --quiet --locked --package $$package --features pages -- pages; \
+	done; ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
+
+.PHONY: release
+release: build pages ## archive of programs, pages, manifests and docs, with checksum and SBOM, in dist/
+	manifests/release/build
+
 .PHONY: manifests
 manifests: ## render every kustomization and check it against the Kubernetes schemas
 	manifests/check

@@ -46,6 +46,10 @@ enum Command {
 
 /// Parses the arguments and runs the command.
 pub(crate) fn run(places: &Places) -> ExitCode {
+    #[cfg(feature = "pages")]
+    if let Some(ended) = pages::if_asked(<Cli as clap::CommandFactory>::command()) {
+        return ended;
+    }
     let cli = Cli::parse();
     let places = Places {
         policy: cli.global.policy.clone(),

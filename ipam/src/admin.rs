@@ -83,6 +83,10 @@ enum Outcome {
 
 /// Parses the arguments and runs the command.
 pub(crate) fn run() -> ExitCode {
+    #[cfg(feature = "pages")]
+    if let Some(ended) = pages::if_asked(<Cli as clap::CommandFactory>::command()) {
+        return ended;
+    }
     let cli = Cli::parse();
     let global = &cli.global;
     let ran = match cli.command {
