@@ -38,6 +38,8 @@ pub enum Need {
     RdmaDevice,
     /// `strace` is there and may trace (fault injection).
     Strace,
+    /// `rsvg-convert` draws SVG files.
+    Renderer,
     /// Debian's reference CNI plugins are installed in [`REFERENCE_PLUGINS`].
     ReferencePlugins,
     /// containerd answers on its usual socket.
@@ -57,6 +59,7 @@ impl Need {
                 | Self::MountNamespace
                 | Self::Macvlan
                 | Self::Strace
+                | Self::Renderer
                 | Self::ReferencePlugins
         )
     }
@@ -99,6 +102,7 @@ impl Need {
                 }
             }
             Self::Strace => output("strace", &["-f", "-o", "/dev/null", "true"]),
+            Self::Renderer => output("rsvg-convert", &["--version"]),
             Self::ReferencePlugins => {
                 let missing: Vec<_> = ["bridge", "macvlan", "host-device", "host-local", "static"]
                     .into_iter()

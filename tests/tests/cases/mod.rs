@@ -35,6 +35,7 @@ modules! {
     dp_install
     dp_kubelet
     dp_running
+    dp_topology
     dp_validate
     ipam_crowd
     ipam_faults
