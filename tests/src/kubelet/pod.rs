@@ -256,6 +256,21 @@ pub struct Volume {
     /// Files of a ConfigMap of the same manifest.
     #[serde(default)]
     pub config_map: Option<ConfigMapSource>,
+    /// A directory of the pod's own.
+    #[serde(default)]
+    pub empty_dir: Option<EmptyDir>,
+}
+
+/// A directory of the pod's own, wherever the kubelet keeps such: neither is honoured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EmptyDir {
+    /// `Memory`, or the disk.
+    #[serde(default)]
+    pub medium: String,
+    /// The most that fits.
+    #[serde(default)]
+    pub size_limit: Option<Value>,
 }
 
 /// Which ConfigMap.
@@ -309,8 +324,9 @@ fn default_namespace() -> String {
 }
 
 impl Pod {
-    /// The Pods of a manifest, each with a UID of its own, and of each DaemonSet the one it has
-    /// on a node. What each ConfigMap holds goes with them, other kinds are passed over.
+    /// The Pods of a manifest, each with a UID of its own, of each DaemonSet the one it has on a
+    /// node, and of each `StatefulSet` the first. What each ConfigMap holds goes with them, other
+    /// kinds are passed over.
     ///
     /// # Errors
     /// Not YAML, a field the stand-in cannot honour, or requests the API server would refuse.
@@ -328,7 +344,12 @@ impl Pod {
         for object in objects {
             let object = match kind(&object) {
                 Some("Pod") => object,
-                Some("DaemonSet") => of_daemon_set(&object).context("a DaemonSet without a pod")?,
+                Some("DaemonSet") => {
+                    of_template(&object, "").context("a DaemonSet without a pod")?
+                }
+                Some("StatefulSet") => {
+                    of_template(&object, "-0").context("a StatefulSet without a pod")?
+                }
                 _ => continue,
             };
             let name = object.pointer("/metadata/name").and_then(Value::as_str);
@@ -436,10 +457,10 @@ impl Pod {
             bail!("pod {pod}: there is no API server here that could give it a token");
         }
         for volume in &self.spec.volumes {
-            match (&volume.host_path, &volume.config_map) {
-                (Some(_), None) => {}
-                (None, Some(source)) if self.config_maps.contains_key(&source.name) => {}
-                (None, Some(source)) => {
+            match (&volume.host_path, &volume.config_map, &volume.empty_dir) {
+                (Some(_), None, None) | (None, None, Some(_)) => {}
+                (None, Some(source), None) if self.config_maps.contains_key(&source.name) => {}
+                (None, Some(source), None) => {
                     bail!(
                         "pod {pod}: ConfigMap {} is not in its manifest",
                         source.name
@@ -586,8 +607,8 @@ fn kind(object: &Value) -> Option<&str> {
     object.get("kind").and_then(Value::as_str)
 }
 
-/// A DaemonSet's pod, under the DaemonSet's own name.
-fn of_daemon_set(object: &Value) -> Option<Value> {
+/// A pod of a template, under its owner's name.
+fn of_template(object: &Value, suffix: &str) -> Option<Value> {
     let mut pod = object.pointer("/spec/template")?.clone();
     let fields = pod.as_object_mut()?;
     fields.insert("apiVersion".to_owned(), "v1".into());
@@ -597,9 +618,11 @@ fn of_daemon_set(object: &Value) -> Option<Value> {
         .or_insert_with(|| Value::Object(Map::new()));
     for key in ["name", "namespace"] {
         if let Some(value) = object.pointer(&format!("/metadata/{key}")) {
-            metadata
-                .as_object_mut()?
-                .insert(key.to_owned(), value.clone());
+            let value = match key {
+                "name" => format!("{}{suffix}", value.as_str()?).into(),
+                _ => value.clone(),
+            };
+            metadata.as_object_mut()?.insert(key.to_owned(), value);
         }
     }
     Some(pod)
@@ -693,6 +716,26 @@ spec:
         let without = manifest.replace("name: settings}\ndata", "name: other}\ndata");
         let error = Pod::from_manifest(&without).unwrap_err();
         assert!(error.to_string().contains("ConfigMap settings"), "{error}");
+    }
+
+    #[test]
+    fn a_stateful_set_is_its_first_pod() {
+        let manifest = r"
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: worker}
+spec:
+  serviceName: worker
+  template:
+    spec:
+      containers:
+      - name: main
+        volumeMounts: [{name: shm, mountPath: /dev/shm}]
+      volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}]
+";
+        let pod = Pod::from_manifest(manifest).unwrap().remove(0);
+        assert_eq!(pod.full_name(), "default/worker-0");
+        assert!(pod.spec.volumes[0].empty_dir.is_some());
     }
 
     #[test]

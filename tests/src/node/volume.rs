@@ -22,6 +22,14 @@ pub(super) fn make(pod: &Pod, volume: &Volume, pods: &Path) -> Result<PathBuf> {
         }
         return Ok(directory);
     }
+    if volume.empty_dir.is_some() {
+        let of_pod = pods.join(&pod.metadata.uid);
+        let directory = of_pod
+            .join("volumes/kubernetes.io~empty-dir")
+            .join(&volume.name);
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        return Ok(directory);
+    }
     let source = volume.host_path.as_ref();
     let source = source.with_context(|| format!("volume {} is of no kind", volume.name))?;
     let path = PathBuf::from(&source.path);
