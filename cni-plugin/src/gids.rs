@@ -76,7 +76,7 @@ pub fn await_ready(
                         log.warn(format_args!(
                             "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
                              {PATIENCE:?}: RDMA from it will not work; rdma-device-plugin discover \
-                             shows whether the port's GID table is full",
+                             --gids shows whether the port's GID table is full",
                             port.device, port.port
                         ));
                         break;

@@ -1,14 +1,18 @@
 //! `rdma-device-plugin discover`: the RDMA devices of this host, for people and for machines.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use comfy_table::{ContentArrangement, Table, presets};
+use hca::port::Port;
 use serde_json::json;
 
 use super::HostRoot;
 use crate::candidate::{Candidate, gather};
+use crate::config;
 use crate::observe::Observation;
+use crate::pool::{self, Pools};
 
 /// Shows the RDMA devices of this host.
 #[derive(Debug, clap::Args)]
@@ -16,6 +20,14 @@ pub struct Discover {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Also the filled slots of the GID tables, with the index that verbs programs ask for (-x)
+    #[arg(long)]
+    gids: bool,
+    /// Configuration file, for the pools [default: as for "run", where there is one]
+    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    #[command(flatten)]
+    defaults: super::Defaults,
     #[command(flatten)]
     host: HostRoot,
 }
@@ -24,12 +36,16 @@ impl Discover {
     /// Looks once and prints.
     ///
     /// # Errors
-    /// If sysfs cannot be read.
+    /// If sysfs, or a configuration that was named, cannot be read.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let seen = Observation::make(&self.host.host()).context("look at this host")?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
+        let pools = self.pools(&candidates, &seen)?;
         if self.json {
-            let hcas: Vec<_> = candidates.iter().map(|hca| entry(hca, &seen)).collect();
+            let hcas: Vec<_> = candidates
+                .iter()
+                .map(|hca| entry(hca, &seen, pools.as_ref()))
+                .collect();
             let unusable: Vec<_> = unusable
                 .iter()
                 .map(|one| json!({"rdmaDevice": one.rdma_device, "reason": one.reason}))
@@ -45,7 +61,11 @@ impl Discover {
             )?;
             return Ok(());
         }
-        writeln!(out, "{}", table(&candidates, &seen).trim_fmt())?;
+        let table = table(&candidates, &seen, pools.as_ref());
+        writeln!(out, "{}", table.trim_fmt())?;
+        if self.gids {
+            writeln!(out, "\n{}\n", gids(&seen).trim_fmt())?;
+        }
         for one in &unusable {
             writeln!(out, "{}: {}", one.rdma_device, one.reason)?;
         }
@@ -65,6 +85,69 @@ impl Discover {
         }
         Ok(())
     }
+
+    /// The pools, if there is a configuration. One that is merely at its usual place and wrong
+    /// does not keep the hardware from being shown.
+    fn pools(&self, candidates: &[Candidate], seen: &Observation) -> anyhow::Result<Option<Pools>> {
+        let named = self.config_file.is_some();
+        let Ok(file) = super::config_file(self.config_file.clone()) else {
+            return Ok(None);
+        };
+        match config::load(&file, &self.defaults.read()) {
+            Ok(config) => Ok(Some(pool::assemble(&config, candidates, seen, &[]))),
+            Err(error) if named => Err(error.into()),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// Resources that an HCA is offered as.
+fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> {
+    let snapshots = pools.into_iter().flat_map(|pools| &pools.snapshots);
+    snapshots
+        .filter(|snapshot| {
+            let mut members = snapshot.members().iter();
+            members.any(|member| member.id == candidate.id)
+        })
+        .map(|snapshot| snapshot.resource().as_str())
+        .collect()
+}
+
+/// One line for each filled slot.
+fn gids(seen: &Observation) -> Table {
+    let mut table = new_table();
+    table.set_header(["DEVICE", "PORT", "INDEX", "TYPE", "NETDEV", "ADDRESS"]);
+    let ports = seen.inventory.rdma_devices.iter().flat_map(|device| {
+        let with_device = |port: &'_ Port| (device.name.clone(), port.clone());
+        device.ports.iter().map(with_device).collect::<Vec<_>>()
+    });
+    for (device, port) in ports {
+        for entry in &port.gids.entries {
+            let kind = entry.kind.as_ref().map(ToString::to_string);
+            // On InfiniBand a GID is no IP address.
+            let address = match entry.netdev {
+                Some(_) => entry.gid.ip().to_string(),
+                None => entry.gid.to_string(),
+            };
+            table.add_row([
+                device.clone(),
+                port.number.to_string(),
+                entry.index.to_string(),
+                kind.unwrap_or("-".into()),
+                entry.netdev.clone().unwrap_or("-".into()),
+                address,
+            ]);
+        }
+    }
+    table
+}
+
+fn new_table() -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled);
+    table
 }
 
 fn mode_word(mode: hca::NetnsMode) -> &'static str {
@@ -75,15 +158,14 @@ fn mode_word(mode: hca::NetnsMode) -> &'static str {
 }
 
 /// One line for each port.
-fn table(candidates: &[Candidate], seen: &Observation) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header([
+fn table(candidates: &[Candidate], seen: &Observation, pools: Option<&Pools>) -> Table {
+    let mut table = new_table();
+    let header = [
         "DEVICE", "PORT", "STATE", "LINK", "RATE", "NETDEV", "HCA", "KIND", "NUMA", "DRIVER",
         "NODES",
-    ]);
+    ];
+    let resources = pools.map(|_| "RESOURCES");
+    table.set_header(header.into_iter().chain(resources));
     for candidate in candidates {
         for rdma in &candidate.rdma_devices {
             let device = seen.inventory.rdma_device(&rdma.name);
@@ -91,13 +173,18 @@ fn table(candidates: &[Candidate], seen: &Observation) -> Table {
             let numa = candidate
                 .numa_node
                 .map_or("-".into(), |node| node.to_string());
-            let common = [
+            let mut common = vec![
                 candidate.id.to_string(),
                 candidate.function.to_string(),
                 numa,
                 driver.unwrap_or("-".into()),
                 nodes(candidate, &rdma.name, seen),
             ];
+            if pools.is_some() {
+                let resources = offered(candidate, pools).join(" ");
+                let none = resources.is_empty();
+                common.push(if none { "-".into() } else { resources });
+            }
             let Some(device) = device else {
                 let place = [rdma.name.clone(), "-".into(), "in another netns".into()];
                 let blank = ["-", "-", "-"].map(String::from);
@@ -148,7 +235,7 @@ fn nodes(candidate: &Candidate, rdma_device: &str, seen: &Observation) -> String
     }
 }
 
-fn entry(candidate: &Candidate, seen: &Observation) -> serde_json::Value {
+fn entry(candidate: &Candidate, seen: &Observation, pools: Option<&Pools>) -> serde_json::Value {
     let names: Vec<&str> = candidate
         .rdma_devices
         .iter()
@@ -179,5 +266,6 @@ fn entry(candidate: &Candidate, seen: &Observation) -> serde_json::Value {
         "numaNode": candidate.numa_node,
         "inAnotherNetns": candidate.elsewhere,
         "nodes": nodes,
+        "resources": pools.map(|_| offered(candidate, pools)),
     })
 }

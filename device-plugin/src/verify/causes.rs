@@ -23,7 +23,7 @@ const KNOWN: &[Cause] = &[
     Cause {
         message: "Unable to find GID",
         why: "the port's table has no such GID in this network namespace",
-        remedy: "look at the table with \"rdma-device-plugin discover\"; the interface needs its \
+        remedy: "look at the table with \"rdma-device-plugin discover --gids\"; the interface needs its \
                  address before the device is opened",
     },
     Cause {

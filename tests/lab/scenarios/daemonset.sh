@@ -44,10 +44,10 @@ daemon=$(pgrep -f '^/usr/local/bin/rdma-device-plugin run')
 equal "the daemon has one capability" 0000000000001000 "$(awk '/^CapEff/ { print $2 }' "/proc/$daemon/status")"
 refuses "and no shell" "not found|no such file" in_daemon sh -c true
 check "discover in the container sees the HCA" in_daemon rdma-device-plugin discover
-contains "with its netdev" 'mlx5_0 .*ens2f0' "$checked"
+contains "with its netdev and its resource" "mlx5_0 .*ens2f0.*$resource" "$checked"
 
 check "preflight on the node: nothing fails" rdma-device-plugin preflight --config-file $base/config.json --all
-check "preflight in the container: nothing fails" in_daemon rdma-device-plugin preflight --config-file /etc/rdma-device-plugin/config.yaml
+check "preflight in the container: nothing fails" in_daemon rdma-device-plugin preflight
 check "both test pods run" kubelet-standin run-pod $perftest/pod-1.yaml $perftest/pod-2.yaml
 check "the container sees the node's leases" in_daemon rdma-ipam list --json
 contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <<<"$checked")"

@@ -20,7 +20,7 @@ check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait 
 before=$(host_state)
 
 step "the node's HCAs, as rdma-device-plugin sees them"
-show rdma-device-plugin discover
+show rdma-device-plugin discover --config-file /lab/manifests/base/config.json
 step "what the node offers to pods"
 show kubelet-standin node
 

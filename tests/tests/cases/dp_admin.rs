@@ -16,6 +16,7 @@ use e2e::kubelet::Pod;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
+    case!(discover_names_the_resources_and_the_gids, Root),
     case!(preflight_says_each_fault_and_ends_with_1, Root),
     case!(preflight_waits_until_nothing_fails, Root),
     case!(preflight_refuses_a_check_that_is_not_there),
@@ -44,6 +45,38 @@ fn said(output: &Output) -> String {
 
 fn document(output: &Output) -> Result<Value> {
     serde_json::from_slice(&output.stdout).with_context(|| said(output))
+}
+
+fn discover_names_the_resources_and_the_gids() -> Result<()> {
+    let machine = Machine::new()?;
+    let host = machine.directory().join("host");
+    let config = machine.directory().join("pools.yaml");
+    fs::write(&config, POOLS.replace("linkTypes: [ether]", "rdmaDevices: [mlx5_0]"))?;
+    let discover = |arguments: &[&str]| -> Result<String> {
+        let mut command = plugin(&["discover", "--host-root"])?;
+        Ok(said(&command.arg(&host).args(arguments).output()?))
+    };
+    let named = ["--config-file", config.to_str().context("path")?];
+    let text = discover(&named)?;
+    let line = |device: &str| text.lines().find(|l| l.starts_with(&format!(" {device} "))).map(str::to_owned);
+    assert!(line("mlx5_0").is_some_and(|l| l.contains("rdma/hca")), "{text}");
+    assert!(line("mlx5_1").is_some_and(|l| !l.contains("rdma/hca")), "{text}");
+    // Without a configuration there are no pools to tell of; one that is named must be right.
+    assert!(!discover(&[])?.contains("RESOURCES"));
+    fs::write(&config, "version: 2\n")?;
+    assert!(discover(&named)?.contains("version"));
+    let port = "/sys/class/infiniband/mlx5_0/ports/1";
+    for (file, text) in [
+        ("gids/3", "0000:0000:0000:0000:0000:ffff:0a00:0007\n"),
+        ("gid_attrs/types/3", "RoCE v2\n"),
+        ("gid_attrs/ndevs/3", "rdma0\n"),
+    ] {
+        machine.tree.file(format!("{port}/{file}"), text);
+    }
+    let gids = discover(&["--gids"])?;
+    let slot = ["mlx5_0", "1", "3", "RoCE", "v2", "rdma0", "10.0.0.7"];
+    assert!(gids.lines().any(|l| l.split_whitespace().eq(slot)), "{gids}");
+    Ok(())
 }
 
 fn preflight(machine: &Machine, arguments: &[&str]) -> Result<Command> {
