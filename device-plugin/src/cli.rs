@@ -12,10 +12,11 @@ pub mod verify;
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{config, reclaim, run};
@@ -48,7 +49,7 @@ enum Command {
     Discover(discover::Discover),
     /// Say why a device is or is not in each pool
     ExplainDevice(explain::Explain),
-    /// Show how the daemon on this node is doing
+    /// Show resources, who holds what, attachments and health of this node
     Status(status::Status),
     /// Show how far GPUs and NICs are from each other, choose NICs for GPUs
     Topology(topology::Topology),
@@ -108,6 +109,42 @@ impl Defaults {
     }
 }
 
+/// Where the kubelet keeps things.
+#[derive(Debug, Args)]
+pub struct KubeletRoot {
+    /// The kubelet's --root-dir
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_KUBELET_ROOT_DIR",
+        default_value = "/var/lib/kubelet"
+    )]
+    kubelet_root_dir: PathBuf,
+}
+
+/// Where attachments and leases of this node are found.
+#[derive(Debug, Args)]
+pub struct NodePolicy {
+    /// The node's policy, which says where attachments and leases are kept
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = ipam::policy::DEFAULT_PATH
+    )]
+    policy: PathBuf,
+    /// The node's name in the cluster, unless the policy has one
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    node: Option<String>,
+}
+
+impl NodePolicy {
+    /// The name that was given, if it is one.
+    fn name(&self) -> Option<String> {
+        self.node.clone().filter(|name| !name.is_empty())
+    }
+}
+
 #[derive(Debug, Args)]
 struct Run {
     /// Configuration file [default: the first that exists of the three plugins' usual places]
@@ -121,14 +158,8 @@ struct Run {
         default_value = "/var/lib/kubelet/device-plugins"
     )]
     device_plugin_dir: PathBuf,
-    /// The kubelet's --root-dir
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    kubelet_root_dir: PathBuf,
+    #[command(flatten)]
+    kubelet: KubeletRoot,
     #[command(flatten)]
     host: HostRoot,
     #[command(flatten)]
@@ -161,17 +192,8 @@ struct Run {
     /// /etc/kubernetes/node-feature-discovery/features.d: labels tell what the node has
     #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
     features_dir: Option<PathBuf>,
-    /// The node's policy, which says where attachments and leases are kept
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = ipam::policy::DEFAULT_PATH
-    )]
-    policy: PathBuf,
-    /// The node's name in the cluster, as the policy has it unless it says none
-    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    node: Option<String>,
+    #[command(flatten)]
+    node: NodePolicy,
     /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
     #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = address)]
     metrics_addr: Option<SocketAddr>,
@@ -314,7 +336,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         config_file: config_file(args.config_file)?,
         defaults: args.defaults.read(),
         device_plugin_dir: args.device_plugin_dir,
-        kubelet_root_dir: args.kubelet_root_dir,
+        kubelet_root_dir: args.kubelet.kubelet_root_dir,
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         features_dir: args.features_dir,
@@ -324,8 +346,8 @@ fn serve(args: Run) -> anyhow::Result<()> {
         reclaim: reclaim::Settings {
             host: args.host.host(),
             root: args.host.host_root,
-            policy: args.policy,
-            node: args.node.filter(|name| !name.is_empty()),
+            node: args.node.name(),
+            policy: args.node.policy,
             interval: (args.reclaim_interval > 0)
                 .then(|| Duration::from_secs(args.reclaim_interval)),
         },
@@ -343,6 +365,16 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .ok()
         .or_else(plain)
         .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9834".to_owned())
+}
+
+/// The text of a file; `-` is standard input.
+fn text_of(file: &Path) -> anyhow::Result<String> {
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
+    };
+    text.with_context(|| format!("read {}", file.display()))
 }
 
 /// Where configuration files are looked for when none is named: ours, then the peers'.

@@ -1,7 +1,6 @@
 //! `rdma-device-plugin preflight`: is this node, or this container, fit for RDMA?
 
-use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -220,13 +219,7 @@ fn failing(outcomes: &[Outcome], least: Verdict) -> String {
 }
 
 fn json(file: &Path) -> anyhow::Result<serde_json::Value> {
-    let shown = file.display();
-    let text = if file == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
-    } else {
-        fs::read_to_string(file)
-    };
-    let text = text.with_context(|| format!("read {shown}"))?;
-    serde_json::from_str(&text).with_context(|| format!("read {shown}, which should be JSON"))
+    let text = super::text_of(file)?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("read {}, which should be JSON", file.display()))
 }

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -28,27 +27,12 @@ pub struct Status {
     /// Where the daemon serves metrics [default: 127.0.0.1:9834]
     #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = super::address)]
     metrics_addr: Option<SocketAddr>,
-    /// The kubelet's --root-dir
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    kubelet_root_dir: PathBuf,
+    #[command(flatten)]
+    kubelet: super::KubeletRoot,
     #[command(flatten)]
     host: super::HostRoot,
-    /// The node's policy, which says where attachments and leases are kept
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = ipam::policy::DEFAULT_PATH
-    )]
-    policy: PathBuf,
-    /// The node's name in the cluster, whose leases are shown
-    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    node: Option<String>,
+    #[command(flatten)]
+    node: super::NodePolicy,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -65,15 +49,15 @@ impl Status {
         let daemon = ask(address)
             .with_context(|| format!("no answer at {address} (--metrics-addr)"))
             .map_err(|error| format!("{error:#}"));
-        let node = self.node.clone().filter(|name| !name.is_empty());
         let Files {
             attachments,
             leases,
             notes,
-        } = files(&self.host.host_root, &self.policy, node);
+        } = files(&self.host.host_root, &self.node.policy, self.node.name());
         let answers = Answers {
             daemon,
-            kubelet: podresources::ask(&self.kubelet_root_dir).map_err(|error| error.to_string()),
+            kubelet: podresources::ask(&self.kubelet.kubelet_root_dir)
+                .map_err(|error| error.to_string()),
             attachments,
             leases,
             notes,

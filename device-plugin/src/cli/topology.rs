@@ -68,14 +68,8 @@ pub struct Topology {
     rail: Vec<Numbered>,
     #[command(flatten)]
     host: HostRoot,
-    /// The kubelet's --root-dir, to show which pod has what
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    kubelet_root_dir: PathBuf,
+    #[command(flatten)]
+    kubelet: super::KubeletRoot,
 }
 
 /// `--pair`.
@@ -181,7 +175,7 @@ impl Topology {
                 Pairing::Told(_) => "--pair".to_owned(),
             });
         }
-        match podresources::ask(&self.kubelet_root_dir) {
+        match podresources::ask(&self.kubelet.kubelet_root_dir) {
             Ok(devices) => {
                 let held = devices.held.into_iter().flat_map(|held| {
                     let pod = format!("{}/{}", held.namespace, held.pod);

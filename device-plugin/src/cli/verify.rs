@@ -1,7 +1,6 @@
 //! `rdma-device-plugin verify`: does RDMA work between two pods, and as fast as it should?
 
-use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -166,13 +165,7 @@ impl Verify {
 
     fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {
         let shown = file.display();
-        let text = if file == Path::new("-") {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map(|_| text)
-        } else {
-            fs::read_to_string(file)
-        };
-        let text = text.with_context(|| format!("read {shown}"))?;
+        let text = super::text_of(file)?;
         let finding = if text.contains("BW average") {
             let memory = if self.gpu.is_some() {
                 Memory::Gpu
