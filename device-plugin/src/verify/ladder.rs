@@ -188,7 +188,7 @@ pub async fn climb(plan: &Plan) -> Climbed {
             standing = still;
         }
         if findings.is_empty() {
-            findings.push(Finding::not_applicable("not tried: a rung below it failed"));
+            findings.push(Finding::not_applicable(NOT_TRIED));
         }
         climb.outcome(rung, findings);
     }
