@@ -12,7 +12,7 @@ use crate::preflight::verdict::{Finding, Verdict};
 use crate::verify::judge::{self, Fabric, Memory};
 use crate::verify::ladder::{self, Climbed, Plan, Rung};
 use crate::verify::perftest;
-use crate::verify::place::Place;
+use crate::verify::place::{Place, plain};
 
 /// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.
@@ -165,7 +165,7 @@ impl Verify {
 
     fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {
         let shown = file.display();
-        let text = super::text_of(file)?;
+        let text = plain(&super::text_of(file)?);
         let finding = if text.contains("BW average") {
             let memory = if self.gpu.is_some() {
                 Memory::Gpu

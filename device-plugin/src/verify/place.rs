@@ -191,9 +191,16 @@ impl Place {
         }
         Ok(Ended {
             fine: output.status.success(),
-            text,
+            text: plain(&text),
         })
     }
+}
+
+/// Text of a pod's, or of a file that somebody sent, without what could steer a terminal.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    let harmless = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
+    text.chars().filter(harmless).collect()
 }
 
 fn quote(word: &str) -> String {
@@ -225,6 +232,11 @@ mod tests {
         );
         assert_eq!(line("pod:p", &ls), "kubectl exec p -- ls -l");
         assert_eq!(line("pod:n/p/c", &ls), "kubectl exec -n n p -c c -- ls -l");
+    }
+
+    #[test]
+    fn what_a_pod_says_steers_no_terminal() {
+        assert_eq!(plain("a\u{1b}[2J\tb\r\nc\u{9b}1m"), "a[2J\tb\nc1m");
     }
 
     #[test]
