@@ -320,6 +320,7 @@ mod tests {
     use super::*;
     use crate::preflight::verdict::Verdict;
     use crate::verify::perftest;
+    use proptest::prelude::*;
 
     fn write_bw(text: &str, memory: Memory) -> Finding {
         bandwidth(&perftest::read(text), Some(100.0), false, memory)
@@ -484,5 +485,20 @@ mod tests {
             nics: None,
         };
         assert!(collective(&text, fabric).why.contains("80 % of 50 GB/s"));
+    }
+
+    proptest! {
+        /// What a pod prints is anything.
+        #[test]
+        fn no_text_is_too_much(
+            text in "(\\PC{0,20}|[0-9.e-]{1,12}|busbw|# Rank 0 on a|\\[|\\]|[ :#/]|\n){0,60}",
+            line in prop::option::of(0.0..1000.0f64),
+        ) {
+            let fabric = Fabric { line, nics: None };
+            let _ = collective(&text, fabric);
+            let _ = bandwidth(&perftest::read(&text), line, false, Memory::Gpu);
+            let _ = crate::verify::ends::read(&text, None, None);
+            let _ = crate::verify::ping::read(&text);
+        }
     }
 }
