@@ -19,20 +19,26 @@
 //!    name, whatever each has cached. *Killed here*: a lease that its owner's
 //!    record leads to; DEL frees it, a repeated ADD goes on with step 4.
 //! 4. Count the file's names: fewer than two mean that a DEL overtook this ADD
-//!    and removed the owner's record; withdraw. List the shard once more: if the
-//!    address has any other name with the same or a higher number, the listing
-//!    that this ADD chose by was out of date; withdraw.
+//!    and removed the owner's record; withdraw. List the shard once more: if
+//!    the address has any other held name, by whatever number, somebody else
+//!    has it or is about to; withdraw. The same if it has a freed name of this
+//!    number or a higher one: the listing that this ADD chose by was out of
+//!    date, and the address may have to rest.
 //! 5. Remove the freed name of the number before. Link the record under the
 //!    pod's name, a mere hint.
 //!
-//! Why step 4 is enough. Say a contender C, working from an old listing, links
-//! number n after n was already held and freed. The name `~n` was there from
-//! that moment on, until somebody took number n+1, which adds `@n+1` before it
-//! removes `~n`; and so on: the highest number of an address never vanishes. So
-//! C's listing, made after C's link, shows a name with n or more, and C
-//! withdraws. The rightful holder never sees such a name until it frees its own
-//! seat. Hence step 4 can be repeated at any time with the same outcome, and
-//! neither needs to know whether the other is still alive.
+//! Why step 4 is enough. A listing is not made in one moment: of names that
+//! come and go meanwhile, as in the rename that frees a seat, it may show the
+//! old one, the new one or neither. But a name that is there all the time is in
+//! it. Of two who claim one address, one links later, and lists later still.
+//! Either the other's held name is there all that time, and the later one
+//! withdraws; or the other has begun to withdraw or to free it. So two never
+//! have it at one time, whatever they chose by, and the numbers need not even be
+//! right: they only keep names apart. Both may withdraw; each then looks again.
+//!
+//! An ADD that finds its own record once more (it was repeated, or killed before
+//! step 4) lists again for the same reason, but waits a moment for a contender
+//! who is about to withdraw.
 //!
 //! # DEL ([`release`])
 //! For each record under the owner's name, last first: if the seat's name is

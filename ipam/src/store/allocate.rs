@@ -48,6 +48,10 @@ pub struct Survey {
 /// More collisions than this mean that something is wrong with the store.
 const MAX_COLLISIONS: usize = 10_000;
 
+/// Before a range is called exhausted it is looked at once more after each of
+/// these, in milliseconds: a contender on a busy node takes so long to withdraw.
+const BEFORE_EXHAUSTED: [u64; 3] = [5, 25, 125];
+
 /// The shards of a range in ascending order, each with its spans.
 struct Shards<'a> {
     spans: &'a [Span],
@@ -296,6 +300,16 @@ impl Search<'_> {
         }
         if let Some(lease) = self.longest_rested()? {
             return Ok(lease);
+        }
+        // A held name may have been a contender's who has withdrawn by now.
+        for wait in BEFORE_EXHAUSTED {
+            std::thread::sleep(Duration::from_millis(wait));
+            if let Some(lease) = self.pass(&mut hints, &[], self.store.cooldown)? {
+                return Ok(lease);
+            }
+            if let Some(lease) = self.longest_rested()? {
+                return Ok(lease);
+            }
         }
         Err(self.exhausted())
     }
@@ -783,6 +797,62 @@ mod tests {
             "the holder lost its lease"
         );
         assert!(store.held_by("sleeper", "net1").unwrap().is_empty());
+    }
+
+    /// What a claim leaves whose listing was made while another's names changed,
+    /// and showed neither: a held name of a low number beside freed ones of higher.
+    #[test]
+    fn a_holder_by_a_low_number_keeps_the_address() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let address: IpAddr = "10.0.0.9".parse().unwrap();
+        let holders = ["first", "second"].map(holder);
+        let want = |holder| Want {
+            range: &range,
+            network_name: None,
+            overlapping: true,
+            holder,
+            index: 0,
+        };
+        let lease = store.allocate_this(&want(&holders[0]), address).unwrap();
+        assert_eq!(lease.generation, 1);
+        let shard = store.shard_of(&lease).unwrap().unwrap();
+        let freed = name::Seat::parse("10.0.0.9~7.1").unwrap();
+        shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
+
+        let refused = store.allocate_this(&want(&holders[1]), address);
+        assert!(
+            matches!(refused, Err(StoreError::Held { .. })),
+            "{refused:?}"
+        );
+        // Also to somebody who looked before it was taken.
+        let mut search = Search {
+            store: &store,
+            want: &want(&holders[1]),
+            intent: None,
+            collisions: 0,
+        };
+        let candidate = Candidate {
+            address: bits(address),
+            generation: 8,
+            twin: None,
+        };
+        let number = name::shard_number(candidate.address);
+        assert!(
+            search
+                .take(None, number, candidate, false)
+                .unwrap()
+                .is_none()
+        );
+        search.finish(Err(search_over())).unwrap_err();
+
+        // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
+        let owned = store.owned("first", "net1").unwrap();
+        assert!(store.is_held(&owned[0]).unwrap());
+        store.release("first", "net1").unwrap();
+        let next = store.allocate_this(&want(&holders[1]), address).unwrap();
+        assert_eq!(next.generation, 8);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::dir::{Dir, Meta, meta_of};
 use super::name::{self, Class, Seat};
-use super::shard;
+use super::shard::Standing;
 use super::{Store, StoreError};
 use crate::lease::Lease;
 use nix::errno::Errno;
@@ -78,9 +78,8 @@ impl Store {
         }
         let address = lease.address.to_string();
         let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
-        if !shard::stands(&seat, listing.iter().map(String::as_str))
-            || self.taken_by_twin(&listing, &seat, lease, shard)?
-        {
+        let standing = Standing::of(&seat, listing.iter().map(String::as_str));
+        if standing != Standing::Alone || self.taken_by_twin(&listing, &seat, lease, shard)? {
             shard.unlink(&seat_name)?;
             return Ok(false);
         }

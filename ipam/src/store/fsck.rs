@@ -9,7 +9,8 @@ use super::name::{self, Seat};
 use super::owner::{Content, Owned};
 use super::release::now;
 use super::scan::{Entry, Finding};
-use super::{Store, StoreError, probe, shard};
+use super::shard::Standing;
+use super::{Store, StoreError, probe};
 use crate::lease::Lease;
 use std::collections::BTreeMap;
 
@@ -119,16 +120,18 @@ impl Store {
             }
         };
         let names = entry.dir.names()?;
-        if !shard::stands(&entry.seat, names.iter().map(String::as_str)) {
+        let standing = Standing::of(&entry.seat, names.iter().map(String::as_str));
+        if standing == Standing::Contested {
             if self.settled(entry.meta) {
+                // One of them was killed before it withdrew. Which, its names do
+                // not tell; its owner's DEL or ADD takes it away.
                 checkup.note(
                     entry.path.clone(),
-                    "a claim that was overtaken and not withdrawn",
+                    &format!(
+                        "one of several claims of {}: {}",
+                        entry.address, lease.holder
+                    ),
                 );
-                if repair && let Some(meta) = &entry.meta {
-                    entry.dir.unlink_same(&entry.seat.name(), meta)?;
-                    checkup.repaired += 1;
-                }
             }
             return Ok(());
         }

@@ -8,10 +8,16 @@ use super::Store;
 use super::StoreError;
 use super::dir::{Dir, DirError, Found, Meta};
 use super::name::{self, Seat};
+use super::shard::Standing;
 use crate::lease::{self, Lease};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
+/// How often a claim that others contest is looked at, and the time between: a
+/// contender withdraws within one listing.
+const LOOKS: usize = 10;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// How many directories stay open.
 const MOST_OPEN: usize = 64;
 
@@ -121,9 +127,16 @@ impl Store {
         {
             return Ok(false);
         }
-        let listing = shard.names()?;
-        if super::shard::stands(&seat, listing.iter().map(String::as_str)) {
-            return Ok(true);
+        // A contender who chose by an old listing withdraws at once; one that
+        // stays has the address. That others had it since matters no more.
+        let address = lease.address.to_string();
+        for _ in 0..LOOKS {
+            let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
+            let standing = Standing::of(&seat, listing.iter().map(String::as_str));
+            if standing != Standing::Contested {
+                return Ok(true);
+            }
+            std::thread::sleep(BETWEEN_LOOKS);
         }
         shard.unlink_same(&seat.name(), meta)?;
         Ok(false)

@@ -19,9 +19,9 @@ pub(crate) struct Shard {
 struct State {
     /// The highest generation seen; 0 when the address was never used.
     generation: u64,
-    /// Whether a name of that generation says held.
+    /// Whether a name of any generation says held.
     held: bool,
-    /// When that generation was freed.
+    /// When it was freed last.
     freed: u64,
     /// The generation of a held seat of the twin class.
     twin: Option<u64>,
@@ -69,14 +69,17 @@ impl Shard {
                 if seat.class == twin && seat.freed.is_none() {
                     state.twin = state.twin.max(Some(seat.generation));
                 }
-            } else if seat.generation > state.generation {
+                continue;
+            }
+            // Whoever has a held name may have the address, also by a number
+            // that others went beyond: a listing made while names changed may
+            // have shown him none of theirs. Or he will withdraw.
+            state.held |= seat.freed.is_none();
+            if seat.generation > state.generation {
                 state.generation = seat.generation;
-                state.held = seat.freed.is_none();
-                state.freed = seat.freed.unwrap_or(0);
-            } else if seat.generation == state.generation {
-                // Freed, and taken once more by somebody who has not noticed
-                // yet that it is too late: he will withdraw.
-                state.held |= seat.freed.is_none();
+                state.freed = 0;
+            }
+            if seat.generation == state.generation {
                 state.freed = state.freed.max(seat.freed.unwrap_or(0));
             }
         }
@@ -137,15 +140,35 @@ impl Shard {
     }
 }
 
-/// Whether a claim of `seat` stands, by a listing made after it: nobody has
-/// gone beyond its generation. See [`super::claim`] for why that is enough.
-pub(crate) fn stands<'n>(seat: &Seat, names: impl Iterator<Item = &'n str>) -> bool {
-    !names.filter_map(Seat::parse).any(|other| {
-        other.address == seat.address
-            && other.class == seat.class
-            && other.generation >= seat.generation
-            && other != *seat
-    })
+/// What a listing made after a claim says of it. See [`super`] for why that is
+/// enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The address is this claim's.
+    Alone,
+    /// Nobody else has the address, but others had it since: it was chosen by an
+    /// old listing, and may have to rest.
+    Outdated,
+    /// Somebody else has a held name of the address, by whatever number.
+    Contested,
+}
+
+impl Standing {
+    pub(crate) fn of<'n>(seat: &Seat, names: impl Iterator<Item = &'n str>) -> Self {
+        let mut standing = Self::Alone;
+        for other in names.filter_map(Seat::parse) {
+            if other.address != seat.address || other.class != seat.class || other == *seat {
+                continue;
+            }
+            if other.freed.is_none() {
+                return Self::Contested;
+            }
+            if other.generation >= seat.generation {
+                standing = Self::Outdated;
+            }
+        }
+        standing
+    }
 }
 
 #[cfg(test)]
@@ -196,7 +219,7 @@ mod tests {
             &["10.0.0.1~1.5", "10.0.0.1@2", "10.0.0.2@1", "10.0.0.2~2.5"],
             1_000_000,
         );
-        assert_eq!(free[0], (2, 3), "a held name that was overtaken counts");
+        assert_eq!(free[0], (3, 1), "held by either number: nobody else's");
         let (free, _) = choice(&["10.0.0.1@2", "10.0.0.1~2.5"], 1_000_000);
         assert_eq!(free[0].0, 2, "somebody is still on the seat");
     }
@@ -228,20 +251,24 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_stands_unless_somebody_went_beyond() {
+    fn a_claim_stands_unless_somebody_else_has_or_had_the_address() {
         let seat = Seat::parse("10.0.0.1@3").unwrap();
-        let stands = |names: &[&str]| stands(&seat, names.iter().copied());
-        assert!(stands(&["10.0.0.1@3"]));
-        assert!(stands(&[
+        let standing = |names: &[&str]| Standing::of(&seat, names.iter().copied());
+        assert_eq!(standing(&["10.0.0.1@3"]), Standing::Alone);
+        let others = [
             "10.0.0.1@3",
             "10.0.0.1~2.7",
-            "10.0.0.1@2",
             "10.0.0.2@9",
-            "10.0.0.1+00000001@9"
-        ]));
-        assert!(!stands(&["10.0.0.1@3", "10.0.0.1~3.7"]));
-        assert!(!stands(&["10.0.0.1@3", "10.0.0.1@4"]));
-        assert!(!stands(&["10.0.0.1@3", "10.0.0.1~9.7"]));
+            "10.0.0.1+00000001@9",
+        ];
+        assert_eq!(standing(&others), Standing::Alone);
+        for freed in ["10.0.0.1~3.7", "10.0.0.1~9.7"] {
+            assert_eq!(standing(&["10.0.0.1@3", freed]), Standing::Outdated);
+        }
+        for held in ["10.0.0.1@2", "10.0.0.1@4"] {
+            let names = ["10.0.0.1~9.7", held, "10.0.0.1@3"];
+            assert_eq!(standing(&names), Standing::Contested, "{held}");
+        }
     }
 
     #[test]
