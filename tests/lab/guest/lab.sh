@@ -123,6 +123,9 @@ make_hca() {
 	wait_for 20 grep -q 1 "/sys/class/net/$1/carrier"
 	rdma link add "$hca" type rxe netdev "$1"
 	wait_for 20 grep -q ACTIVE "/sys/class/infiniband/$hca/ports/1/state"
+	# The kernel gives the NIC its own address when it hears of the carrier, which can be a
+	# second after the port's state shows it (net/core/link_watch.c).
+	wait_for 20 grep -q " $1\$" /proc/net/if_inet6
 	wait_for 20 settled "$1"
 }
 
@@ -148,10 +151,14 @@ gid_index() {
 	gids "$1" | awk -v gid="$gid" '!found && $2 == gid { print $1; found = 1 } END { exit !found }'
 }
 
+# undecided: whether the kernel still looks for a twin of some address (RFC 4862, 5.4).
+undecided() { [ -n "$(ip -6 addr show tentative)" ]; }
+
 # host_state: all that must be as before when the pods are gone: links, addresses, routes,
 # rules, neighbours that someone set, HCAs and their GID tables.
 host_state() {
 	local hca
+	wait_for 10 eval '! undecided' || true
 	ip -o link show | sed 's/ qlen [0-9]*//'
 	ip -o addr show | sed 's/valid_lft.*//'
 	ip route show table all | sort
