@@ -1,0 +1,418 @@
+//! Claims that meet, in one process: as many views of the store as there are nodes.
+
+use super::*;
+use crate::node::Node;
+use crate::policy::{Policy, Profile, Store as StorePolicy};
+use crate::range::Spec;
+use std::collections::HashSet;
+use std::path::Path;
+
+#[test]
+fn shards_ascend_and_skip_what_is_excluded() {
+    let of = |spans: &[(u128, u128)]| {
+        let spans: Vec<Span> = spans
+            .iter()
+            .map(|&(first, last)| Span { first, last })
+            .collect();
+        let next = spans.first().map(|span| span.first);
+        Shards {
+            spans: &spans,
+            next,
+        }
+        .take(10)
+        .collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[(1, 254)]), [0]);
+    assert_eq!(of(&[(1, 256)]), [0, 1]);
+    assert_eq!(of(&[(250, 600), (700, 800)]), [0, 1, 2, 3]);
+    assert_eq!(of(&[(5, 5), (0x1_0000, 0x1_0001)]), [0, 0x100]);
+    assert_eq!(
+        of(&[(0, 1), (u128::MAX - 1, u128::MAX)]),
+        [0, u128::MAX >> 8]
+    );
+    assert_eq!(of(&[]), [0u128; 0]);
+    assert_eq!(of(&[(0, u128::MAX)]).len(), 10);
+}
+
+fn policy(place: &Path) -> Policy {
+    let store = StorePolicy::File {
+        directory: place.join("store"),
+        id: None,
+    };
+    let mut policy = Policy {
+        state_dir: place.join("state"),
+        ..Policy::default()
+    };
+    policy.stores.insert("default".into(), store);
+    policy
+}
+
+fn open(place: &Path, node: &str) -> Store {
+    let node = Node::look(Path::new("/"), node).unwrap();
+    Store::open(&policy(place), "default", node, Path::new("/")).unwrap()
+}
+
+fn holder(container: &str) -> Holder {
+    let lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
+    Holder {
+        container: container.into(),
+        node: "n1".into(),
+        pod: None,
+        ..lease.holder
+    }
+}
+
+fn range(text: &str) -> Range {
+    Range::new(
+        &Spec {
+            range: text,
+            ..Spec::default()
+        },
+        Profile::Strict,
+    )
+    .unwrap()
+}
+
+/// For the first lease of a holder of the cluster's one space.
+fn want<'a>(range: &'a Range, holder: &'a Holder) -> Want<'a> {
+    Want {
+        range,
+        network_name: None,
+        overlapping: true,
+        holder,
+        index: 0,
+    }
+}
+
+fn search<'a>(store: &'a Store, want: &'a Want<'a>) -> Search<'a> {
+    Search {
+        store,
+        want,
+        intent: None,
+        collisions: 0,
+    }
+}
+
+/// As many threads as writers, each with its own view of the store, lease as
+/// many addresses at once. Answers all addresses and each search's collisions.
+fn crowd(place: &Path, range: &Range, writers: usize, each: usize) -> (Vec<IpAddr>, Vec<usize>) {
+    let start = std::sync::Barrier::new(writers);
+    let all = std::sync::Mutex::new((Vec::new(), Vec::new()));
+    std::thread::scope(|scope| {
+        for writer in 0..writers {
+            let (start, all) = (&start, &all);
+            scope.spawn(move || {
+                let store = open(place, &format!("n{writer}"));
+                for number in 0..each {
+                    let holder = holder(&format!("c{writer}-{number}"));
+                    let want = want(range, &holder);
+                    start.wait();
+                    let mut search = search(&store, &want);
+                    let lease = search.run().unwrap();
+                    let mut all = all.lock().unwrap();
+                    all.0.push(lease.address);
+                    all.1.push(search.collisions);
+                }
+            });
+        }
+    });
+    all.into_inner().unwrap()
+}
+
+fn check_crowd(range_text: &str, fill: usize, writers: usize, each: usize) {
+    let place = tempfile::tempdir().unwrap();
+    let range = range(range_text);
+    let store = open(place.path(), "filler");
+    for number in 0..fill {
+        let holder = holder(&format!("fill{number}"));
+        let want = want(&range, &holder);
+        store.allocate(&want).unwrap();
+    }
+    let (addresses, collisions) = crowd(place.path(), &range, writers, each);
+    let distinct: HashSet<_> = addresses.iter().collect();
+    assert_eq!(distinct.len(), writers * each, "an address was given twice");
+    let sum: usize = collisions.iter().sum();
+    let worst = collisions.iter().max().copied().unwrap_or(0);
+    // One meeting is the price of lowest first; after it the writers part.
+    // With few addresses left each of them goes to somebody, so the last
+    // writer can meet all others.
+    assert!(worst <= writers, "{worst} collisions in one search");
+    assert!(
+        sum <= 3 * collisions.len(),
+        "{sum} collisions in {} searches",
+        collisions.len()
+    );
+}
+
+#[test]
+fn writers_part_on_a_small_range() {
+    check_crowd("10.0.0.0/28", 0, 14, 1);
+}
+
+#[test]
+fn writers_part_on_a_large_range() {
+    check_crowd("10.0.0.0/16", 0, 16, 8);
+}
+
+#[test]
+fn writers_find_the_last_addresses_of_a_nearly_full_range() {
+    check_crowd("10.0.0.0/22", 1006, 16, 1);
+}
+
+#[test]
+fn the_last_address_goes_to_one_and_the_others_hear_why() {
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/30");
+    let given = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for writer in 0..8 {
+            let (given, range, place) = (&given, &range, place.path());
+            scope.spawn(move || {
+                let store = open(place, &format!("n{writer}"));
+                let holder = holder(&format!("c{writer}"));
+                let want = want(range, &holder);
+                match store.allocate(&want) {
+                    Ok(_) => drop(given.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
+                    Err(StoreError::Exhausted { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            });
+        }
+    });
+    assert_eq!(given.into_inner(), 2);
+}
+
+#[test]
+fn a_claim_by_an_old_listing_is_withdrawn() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let lease_for = |container: &str| {
+        let holder = holder(container);
+        let want = want(&range, &holder);
+        store
+            .allocate_this(&want, "10.0.0.9".parse().unwrap())
+            .unwrap()
+    };
+    // Somebody looked when the address had never been used, and sleeps.
+    let sleeper = holder("sleeper");
+    let want = want(&range, &sleeper);
+    let candidate = Candidate {
+        address: bits("10.0.0.9".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let wakes = |expected: bool| {
+        let mut search = search(&store, &want);
+        let number = name::shard_number(candidate.address);
+        let taken = search
+            .take(None, number, candidate, false)
+            .unwrap()
+            .is_some();
+        assert_eq!(taken, expected);
+        search.finish(Err(search_over())).unwrap_err();
+    };
+    // Meanwhile it was held, freed, held, freed and held by others.
+    lease_for("first");
+    wakes(false);
+    store.release("first", "net1").unwrap();
+    wakes(false);
+    lease_for("second");
+    wakes(false);
+    store.release("second", "net1").unwrap();
+    assert_eq!(lease_for("third").generation, 3);
+    wakes(false);
+    assert_eq!(
+        store.held_by("third", "net1").unwrap().len(),
+        1,
+        "the holder lost its lease"
+    );
+    assert!(store.held_by("sleeper", "net1").unwrap().is_empty());
+}
+
+/// What a claim leaves whose listing was made while another's names changed,
+/// and showed neither: a held name of a low number beside freed ones of higher.
+#[test]
+fn a_holder_by_a_low_number_keeps_the_address() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let address: IpAddr = "10.0.0.9".parse().unwrap();
+    let holders = ["first", "second"].map(holder);
+    let want = |holder| want(&range, holder);
+    let lease = store.allocate_this(&want(&holders[0]), address).unwrap();
+    assert_eq!(lease.generation, 1);
+    let shard = store.shard_of(&lease).unwrap().unwrap();
+    let freed = name::Seat::parse("10.0.0.9~7.1").unwrap();
+    shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
+
+    let refused = store.allocate_this(&want(&holders[1]), address);
+    assert!(
+        matches!(refused, Err(StoreError::Held { .. })),
+        "{refused:?}"
+    );
+    // Also to somebody who looked before it was taken.
+    let second = want(&holders[1]);
+    let mut search = search(&store, &second);
+    let candidate = Candidate {
+        address: bits(address),
+        generation: 8,
+        twin: None,
+    };
+    let number = name::shard_number(candidate.address);
+    assert!(
+        search
+            .take(None, number, candidate, false)
+            .unwrap()
+            .is_none()
+    );
+    search.finish(Err(search_over())).unwrap_err();
+
+    // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
+    let owned = store.owned("first", "net1").unwrap();
+    assert!(store.is_held(&owned[0]).unwrap());
+    store.release("first", "net1").unwrap();
+    let next = store.allocate_this(&want(&holders[1]), address).unwrap();
+    assert_eq!(next.generation, 8);
+}
+
+/// Two claims of one address, as two ADDs leave them that were killed before they listed the names:
+/// a store, and both records.
+fn contested(place: &Path) -> (Store, [Lease; 2]) {
+    let store = open(place, "n1");
+    let range = range("10.0.0.0/24");
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let leases = [("first", 1), ("second", 2)].map(|(container, generation)| {
+        let holder = holder(container);
+        let candidate = Candidate {
+            address: bits("10.0.0.9".parse().unwrap()),
+            generation,
+            twin: None,
+        };
+        let lease = want(&range, &holder).lease(candidate, false);
+        store.intend(&lease, 0).unwrap();
+        let (bucket, record) = name::owner(container, "net1", 0);
+        let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+        let seat = name::Seat::of(&lease).name();
+        assert!(owners.link(&record, &shard, &seat).unwrap());
+        lease
+    });
+    (store, leases)
+}
+
+#[test]
+fn a_claim_whose_contender_withdraws_is_held() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, [first, second]) = contested(place.path());
+    let start = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let store = open(place.path(), "n2");
+            let shard = store.shard_of(&second).unwrap().unwrap();
+            start.wait();
+            shard.unlink("10.0.0.9@2").unwrap();
+        });
+        let owned = store.owned("first", "net1").unwrap();
+        start.wait();
+        assert!(store.is_held(&owned[0]).unwrap());
+    });
+    let shard = store.shard_of(&first).unwrap().unwrap();
+    assert_eq!(shard.names().unwrap(), ["10.0.0.9@1"]);
+}
+
+#[test]
+fn a_claim_whose_contender_stays_is_given_up() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, [first, _]) = contested(place.path());
+    let shard = store.shard_of(&first).unwrap().unwrap();
+    let held = |container: &str| {
+        let owned = store.owned(container, "net1").unwrap();
+        store.is_held(&owned[0]).unwrap()
+    };
+    assert!(!held("first"));
+    assert_eq!(shard.names().unwrap(), ["10.0.0.9@2"]);
+    assert!(!held("first"), "it does not come back");
+    assert!(held("second"));
+}
+
+#[test]
+fn fsck_tells_of_claims_that_met_and_takes_none_away() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, [first, _]) = contested(place.path());
+    let notes = || {
+        let checkup = store.fsck(true).unwrap();
+        let findings = checkup.findings.into_iter();
+        findings.map(|found| found.what).collect::<Vec<_>>()
+    };
+    assert_eq!(notes(), [""; 0], "young ones may be on their way");
+    for seat in ["10.0.0.9@1", "10.0.0.9@2"] {
+        let path = place
+            .path()
+            .join("store/leases/default/10.0.0.0-24")
+            .join(seat);
+        let file = std::fs::File::open(path).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    }
+    let told = notes();
+    assert_eq!(told.len(), 2, "{told:?}");
+    for (told, container) in told.iter().zip(["first", "second"]) {
+        assert!(
+            told.starts_with("one of several claims of 10.0.0.9: ") && told.contains(container),
+            "{told}"
+        );
+    }
+    let shard = store.shard_of(&first).unwrap().unwrap();
+    assert_eq!(shard.names().unwrap().len(), 2);
+}
+
+#[test]
+fn a_del_that_overtakes_an_add_wins() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    // DEL comes while the ADD sleeps between its steps 2 and 3.
+    store.release("c1", "net1").unwrap();
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(matches!(
+        store.claim(&intent, &lease, &shard),
+        Err(StoreError::Overtaken { .. })
+    ));
+    assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+}
+
+#[test]
+fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let address = "10.0.0.9".parse().unwrap();
+    let (one, two) = (holder("one"), holder("two"));
+    let want = |holder| want(&range, holder);
+    store.allocate_this(&want(&one), address).unwrap();
+    // One DEL has read the record and sleeps; another frees the address.
+    let asleep = store.owned("one", "net1").unwrap().remove(0);
+    store.release("one", "net1").unwrap();
+    store.allocate_this(&want(&two), address).unwrap();
+    store.release_owned(&asleep).unwrap();
+    assert_eq!(store.held_by("two", "net1").unwrap()[0].address, address);
+}
+
+fn search_over() -> StoreError {
+    StoreError::Exhausted {
+        range: String::new(),
+        why: String::new(),
+    }
+}
