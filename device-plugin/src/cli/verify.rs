@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use clap::builder::PossibleValuesParser;
 
 use crate::preflight::check::Outcome;
 use crate::preflight::report;
@@ -22,7 +23,7 @@ use crate::verify::place::{Place, plain};
     netns:NAME, pid:NUMBER (a container's process on this host), local. The usual tools run \
     there: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
     Examples:\n  \
-    rdma-device-plugin verify pod:rdma-perftest-0 pod:rdma-perftest-1\n  \
+    rdma-device-plugin verify pod:rdma-test-pod-1 pod:rdma-test-pod-2\n  \
     kubectl logs job/nccl-launcher | rdma-device-plugin verify --read - --line-rate 400\n\
     Exit status: 0 nothing failed, 1 something did (with --strict also for a warning), 2 wrong \
     usage."
@@ -48,11 +49,11 @@ pub struct Verify {
     /// Only this RDMA device of each end
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Only these rungs: ping, rping, write-bw, gpu, nccl
-    #[arg(long, value_name = "RUNG,..", value_delimiter = ',')]
+    /// Only these rungs
+    #[arg(long, value_name = "RUNG,..", value_delimiter = ',', value_parser = rungs())]
     only: Vec<String>,
     /// Not these rungs
-    #[arg(long, value_name = "RUNG,..", value_delimiter = ',')]
+    #[arg(long, value_name = "RUNG,..", value_delimiter = ',', value_parser = rungs())]
     skip: Vec<String>,
     /// Also between the memories of this GPU at both ends, as CUDA counts them; with --read: the
     /// table is of GPU memory
@@ -85,6 +86,10 @@ pub struct Verify {
     /// Print JSON, with the lines of the tools' tables
     #[arg(long)]
     json: bool,
+}
+
+fn rungs() -> PossibleValuesParser {
+    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.id))
 }
 
 impl Verify {
@@ -135,7 +140,7 @@ impl Verify {
             interface: self.interface.clone(),
             device: self.device.clone(),
             line: self.line_rate,
-            rungs: self.rungs()?,
+            rungs: self.wanted(),
             gpu: self.gpu,
             dmabuf: self.dmabuf,
             nccl: self.nccl.clone(),
@@ -150,17 +155,13 @@ impl Verify {
         Ok(runtime.block_on(ladder::climb(&plan)))
     }
 
-    fn rungs(&self) -> anyhow::Result<Vec<String>> {
-        let known: Vec<&str> = ladder::CHOICE.iter().map(|rung| rung.id).collect();
-        for word in self.only.iter().chain(&self.skip) {
-            if !known.contains(&word.as_str()) {
-                bail!("there is no rung {word}: rungs are {}", known.join(", "));
-            }
-        }
-        let wanted = known.iter().map(|&rung| rung.to_owned()).filter(|rung| {
-            (self.only.is_empty() || self.only.contains(rung)) && !self.skip.contains(rung)
-        });
-        Ok(wanted.collect())
+    fn wanted(&self) -> Vec<&'static str> {
+        let wanted = |id: &str| {
+            let named = |list: &[String]| list.iter().any(|word| word == id);
+            (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
+        };
+        let rungs = ladder::CHOICE.iter().map(|rung| rung.id);
+        rungs.filter(|id| wanted(id)).collect()
     }
 
     fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {

@@ -11,35 +11,8 @@ pub struct Cause {
     pub remedy: &'static str,
 }
 
-/// More telling ones first: a tool prints several when it fails.
-const KNOWN: &[Cause] = &[
-    Cause {
-        message: "Couldn't allocate MR",
-        why: "memory could not be registered: the memlock limit is too low, or, with GPU memory, \
-              neither nvidia_peermem nor dma-buf is usable",
-        remedy: "give the container the capability IPC_LOCK or raise the runtime's LimitMEMLOCK \
-                 (preflight R01, R02); for GPU memory see preflight D01 to D04",
-    },
-    Cause {
-        message: "Unable to find GID",
-        why: "the port's table has no such GID in this network namespace",
-        remedy: "look at the table with \"rdma-device-plugin discover --gids\"; the interface needs its \
-                 address before the device is opened",
-    },
-    Cause {
-        message: "Failed to modify QP",
-        why: "the queue pair found no way to the other end: a wrong GID, or an address without a \
-              neighbour or route",
-        remedy: "use a RoCE v2 GID of the interface's own address at both ends, and look at \
-                 \"ip neigh\" and \"ip route get\" in the container",
-    },
-    Cause {
-        message: "Completion with error",
-        why: "packets are sent, but not acknowledged (status 12), or the other end refused the \
-              memory (status 10)",
-        remedy: "status 12: look for a filter on UDP port 4791, a wrong rail, flow control (PFC) \
-                 that drops; status 10: the two ends were started with different sizes",
-    },
+/// Of NCCL: these end a collective or ruin it. Its other warnings come beside good results, too.
+const COLLECTIVE: &[Cause] = &[
     Cause {
         message: "Got completion from peer",
         why: "NCCL lost its connection: packets are sent, but not acknowledged (error 12), or the \
@@ -70,6 +43,38 @@ const KNOWN: &[Cause] = &[
         message: "Could not resolve host",
         why: "a name of the other pods is not known",
         remedy: "the headless service's name is the pods' subdomain; DNS goes by eth0",
+    },
+];
+
+/// Of perftest, rping and the shells they run in. More telling ones first: a tool prints several
+/// when it fails.
+const TOOLS: &[Cause] = &[
+    Cause {
+        message: "Couldn't allocate MR",
+        why: "memory could not be registered: the memlock limit is too low, or, with GPU memory, \
+              neither nvidia_peermem nor dma-buf is usable",
+        remedy: "give the container the capability IPC_LOCK or raise the runtime's LimitMEMLOCK \
+                 (preflight R01, R02); for GPU memory see preflight D01 to D04",
+    },
+    Cause {
+        message: "Unable to find GID",
+        why: "the port's table has no such GID in this network namespace",
+        remedy: "look at the table with \"rdma-device-plugin discover --gids\"; the interface needs its \
+                 address before the device is opened",
+    },
+    Cause {
+        message: "Failed to modify QP",
+        why: "the queue pair found no way to the other end: a wrong GID, or an address without a \
+              neighbour or route",
+        remedy: "use a RoCE v2 GID of the interface's own address at both ends, and look at \
+                 \"ip neigh\" and \"ip route get\" in the container",
+    },
+    Cause {
+        message: "Completion with error",
+        why: "packets are sent, but not acknowledged (status 12), or the other end refused the \
+              memory (status 10)",
+        remedy: "status 12: look for a filter on UDP port 4791, a wrong rail, flow control (PFC) \
+                 that drops; status 10: the two ends were started with different sizes",
     },
     Cause {
         message: "Permission denied",
@@ -113,23 +118,17 @@ const KNOWN: &[Cause] = &[
 /// The first known meaning of what a tool printed.
 #[must_use]
 pub fn of(text: &str) -> Option<&'static Cause> {
-    KNOWN.iter().find(|cause| text.contains(cause.message))
+    of_collective(text).or_else(|| first(TOOLS, text))
 }
 
 /// Of NCCL's output, where a warning may come beside a good result: only what ends or ruins it.
 #[must_use]
 pub fn of_collective(text: &str) -> Option<&'static Cause> {
-    const COLLECTIVE: [&str; 5] = [
-        "Got completion from peer",
-        "invalid device ordinal",
-        "nvls.cc",
-        "NET/IB : No device found",
-        "Could not resolve host",
-    ];
-    let mut known = KNOWN
-        .iter()
-        .filter(|cause| COLLECTIVE.contains(&cause.message));
-    known.find(|cause| text.contains(cause.message))
+    first(COLLECTIVE, text)
+}
+
+fn first(known: &'static [Cause], text: &str) -> Option<&'static Cause> {
+    known.iter().find(|cause| text.contains(cause.message))
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ pub struct Plan {
     /// Gb/s, where the ports' own rate is not what counts.
     pub line: Option<f64>,
     /// Rungs to climb; `ends` always is.
-    pub rungs: Vec<String>,
+    pub rungs: Vec<&'static str>,
     /// GPU at both ends, as perftest counts them.
     pub gpu: Option<u32>,
     /// By dma-buf, not by `nvidia_peermem`.
@@ -154,7 +154,7 @@ pub async fn climb(plan: &Plan) -> Climbed {
     let mut standing: Vec<(&Port, &Port)> = pairs;
     let mut broken: Vec<String> = Vec::new();
     for rung in CHOICE {
-        if !plan.rungs.iter().any(|wanted| wanted == rung.id) {
+        if !plan.rungs.contains(&rung.id) {
             continue;
         }
         let mut findings: Vec<Finding> = broken
@@ -209,7 +209,7 @@ async fn look(plan: &Plan, place: &Place) -> Result<End, String> {
         .run(&plan.kubectl, &["sh", "-c", ends::PROBE], plan.patience)
         .await?;
     if !ended.fine {
-        return Err(ended.tail());
+        return Err(ended.last().to_owned());
     }
     Ok(ends::read(
         &ended.text,
@@ -222,7 +222,7 @@ fn end(place: &Place, end: &Result<End, String>) -> Finding {
     let finding = match end {
         Err(error) => Finding::fail(
             format!("it could not be looked at: {error}"),
-            "the place needs sh and timeout, and you the right to run commands there",
+            place.remedy(),
         ),
         Ok(end) if end.ports.is_empty() => {
             let mut why = "no port can be tested".to_owned();

@@ -99,6 +99,15 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// The last line that says something: a client such as kubectl ends with what matters.
+    #[must_use]
+    pub fn last(&self) -> &str {
+        let mut lines = self.text.lines().map(str::trim);
+        lines
+            .rfind(|line| !line.is_empty())
+            .unwrap_or("it said nothing")
+    }
+
     /// The last lines, for a person.
     #[must_use]
     pub fn tail(&self) -> String {
@@ -115,6 +124,38 @@ impl Ended {
 }
 
 impl Place {
+    /// What to look at when nothing can be run there.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let way = match self {
+            Self::Local => return "this host needs sh and timeout in its PATH".to_owned(),
+            Self::Netns(_) => "does \"ip netns list\" name it? Entering it needs root".to_owned(),
+            Self::Process(pid) => {
+                format!("does process {pid} still run? Entering its namespaces needs root")
+            }
+            Self::Ssh(host) => format!(
+                "\"ssh -o BatchMode=yes {host} true\" must work: with a key, without a question"
+            ),
+            Self::Pod {
+                namespace,
+                pod,
+                container,
+            } => {
+                let namespace = namespace
+                    .as_ref()
+                    .map_or(String::new(), |n| format!("-n {n} "));
+                let container = container
+                    .as_ref()
+                    .map_or(String::new(), |c| format!("-c {c} "));
+                format!(
+                    "\"kubectl exec {namespace}{pod} {container}-- true\" must work: a cluster in \
+                     KUBECONFIG, a running pod, the right to exec into it"
+                )
+            }
+        };
+        format!("{way}; the place needs sh and timeout")
+    }
+
     /// The command line that runs `argv` there.
     #[must_use]
     pub fn argv(&self, kubectl: &str, argv: &[&str]) -> Vec<String> {
@@ -232,6 +273,16 @@ mod tests {
         );
         assert_eq!(line("pod:p", &ls), "kubectl exec p -- ls -l");
         assert_eq!(line("pod:n/p/c", &ls), "kubectl exec -n n p -c c -- ls -l");
+    }
+
+    #[test]
+    fn each_place_says_how_it_is_reached() {
+        let remedy = |place: &str| place.parse::<Place>().unwrap().remedy();
+        assert!(remedy("pod:hpc/a/main").contains("kubectl exec -n hpc a -c main -- true"));
+        assert!(remedy("pod:a").contains("\"kubectl exec a -- true\""));
+        assert!(remedy("ssh:me@host").contains("BatchMode=yes me@host true"));
+        assert!(remedy("pid:7").contains("process 7"));
+        assert!(remedy("netns:x").contains("ip netns list"));
     }
 
     #[test]

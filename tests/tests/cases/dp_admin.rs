@@ -1,8 +1,7 @@
-//! What an administrator asks of `rdma-device-plugin` on a node: `preflight`, `status`, `verify`.
+//! What an administrator asks of `rdma-device-plugin` on a node: `discover`, `preflight`, `status`.
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -22,8 +21,6 @@ pub(crate) const CASES: &[Case] = &[
     case!(preflight_refuses_a_check_that_is_not_there),
     case!(status_is_told_by_whoever_answers, Root),
     case!(attachments_of_dead_pods_are_shown_and_taken_back, Root, Netns, Macvlan),
-    case!(verify_judges_a_table_that_was_copied),
-    case!(verify_finds_an_end_without_a_device),
 ];
 
 /// NICs that are in a pool have to be in order; of others only a warning is given.
@@ -162,7 +159,14 @@ fn status_is_told_by_whoever_answers() -> Result<()> {
     let root = machine.settings().root;
     let daemon = machine.daemon_on(
         &config,
-        &["--metrics-addr".as_ref(), address.as_ref(), "--kubelet-root-dir".as_ref(), root.as_ref()],
+        &[
+            "--metrics-addr".as_ref(),
+            address.as_ref(),
+            "--kubelet-root-dir".as_ref(),
+            root.as_ref(),
+            "--reclaim-interval".as_ref(),
+            "0".as_ref(),
+        ],
     )?;
     kubelet
         .wait_allocatable("rdma/hca", 4, Duration::from_secs(20))
@@ -170,7 +174,15 @@ fn status_is_told_by_whoever_answers() -> Result<()> {
     kubelet.admit(Pod::with_limits("pod", &[("rdma/hca", 1)])?)?;
 
     let text = said(&status(&machine, &address, &[])?);
-    for part in ["version ", "rdma/hca", "listening", "mlx5_0", "healthy", "default/pod"] {
+    for part in [
+        "version ",
+        "rdma/hca",
+        "listening",
+        "mlx5_0",
+        "healthy",
+        "default/pod",
+        "nothing is cleaned up behind pods: turned off by --reclaim-interval 0",
+    ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     // Without the daemon the kubelet still knows who has what.
@@ -187,6 +199,15 @@ fn status_is_told_by_whoever_answers() -> Result<()> {
     drop(kubelet);
     let text = said(&status(&machine, &address, &[])?);
     assert!(text.contains("the daemon: ") && text.contains("the kubelet: "), "{text}");
+    assert!(text.contains("no pod has an attachment"), "{text}");
+    // A wrong policy hides nothing that can still be read, and is told with what to do.
+    fs::write(machine.directory().join("policy.json"), r#"{"stateDirr": "/x"}"#)?;
+    let output = status(&machine, &address, &[])?;
+    let text = said(&output);
+    for part in [r#"unknown key "stateDirr"; did you mean "stateDir"?"#, "correct the file"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert!(output.stderr.is_empty(), "a note, not a log line: {text}");
     Ok(())
 }
 
@@ -270,36 +291,4 @@ impl Drop for Killed {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-fn verify_judges_a_table_that_was_copied() -> Result<()> {
-    let captures = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .with_file_name("device-plugin")
-        .join("src/verify/captures");
-    let judge = |file: &str, arguments: &[&str]| -> Result<(Option<i32>, String)> {
-        let mut command = plugin(&["verify", "--read"])?;
-        let output = command.arg(captures.join(file)).args(arguments).output()?;
-        Ok((output.status.code(), said(&output)))
-    };
-    let line = ["--line-rate", "100"];
-    let (code, text) = judge("write-bw-100g-host.txt", &line)?;
-    assert!(code == Some(0) && text.contains("98 % of the line rate"), "{text}");
-    let (code, text) = judge("write-bw-100g-gpu.txt", &[&line[..], &["--gpu", "--strict"]].concat())?;
-    assert!(code == Some(1) && text.contains("not on one PCIe switch"), "{text}");
-    let (code, text) = judge("nccl-2x1-all-reduce.txt", &["--line-rate", "400"])?;
-    assert!(code == Some(0) && text.contains("WARN") && text.contains("64 % of 50 GB/s"), "{text}");
-    let output = plugin(&["verify", "--read", "/dev/null"])?.output()?;
-    assert!(!output.status.success() && said(&output).contains("BW average"), "{}", said(&output));
-    Ok(())
-}
-
-fn verify_finds_an_end_without_a_device() -> Result<()> {
-    let output = plugin(&["verify", "local", "local", "--device", "nowhere", "--json"])?.output()?;
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let told = document(&output)?;
-    assert_eq!(told["checks"][0]["verdict"], "fail", "{told}");
-    assert_eq!(told["checks"][1]["verdict"], "notApplicable", "nothing is tried: {told}");
-    let wrong = plugin(&["verify", "pod:a", "somewhere"])?.output()?;
-    assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
-    Ok(())
 }

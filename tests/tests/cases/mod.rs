@@ -37,6 +37,7 @@ modules! {
     dp_running
     dp_topology
     dp_validate
+    dp_verify
     ipam_crowd
     ipam_faults
     ipam_kill
