@@ -69,7 +69,12 @@ pub(crate) fn run(places: &Places) -> ExitCode {
 }
 
 fn open(places: &Places) -> Result<Node> {
-    Node::open_for_release(places, "administrator".into()).context("look at this node")
+    let node =
+        Node::open_for_release(places, "administrator".into()).context("look at this node")?;
+    if let Some(fault) = &node.fault {
+        complain(&fault.with_remedy());
+    }
+    Ok(node)
 }
 
 /// All attachments whose record can be read, oldest first; the others are complained about.

@@ -9,7 +9,10 @@ use std::{
 
 use cni_wire::{Code, Error};
 use hca::Host;
-use ipam::{plugin::Plugin as Ipam, policy::Policy};
+use ipam::{
+    plugin::Plugin as Ipam,
+    policy::{Policy, PolicyError},
+};
 
 use crate::{
     journal::Store,
@@ -38,6 +41,8 @@ pub struct Node {
     pub policy: Policy,
     /// Where that is written.
     pub policy_path: PathBuf,
+    /// What is wrong with it, for whoever goes by the rest.
+    pub fault: Option<PolicyError>,
     /// The root directory of the host: `/` but in tests and for daemons in a container.
     pub root: PathBuf,
     /// The journal.
@@ -70,12 +75,9 @@ impl Node {
     /// # Errors
     /// Code 100 when the kernel gives no socket.
     pub fn open_for_release(places: &Places, subject: String) -> Result<Node, Error> {
-        let (policy, wrong) = Policy::load_for_release(&places.policy);
+        let (policy, fault) = Policy::load_for_release(&places.policy);
         let node = Node::with(places, policy, subject)?;
-        if let Some(wrong) = wrong {
-            node.log.warn(wrong);
-        }
-        Ok(node)
+        Ok(Node { fault, ..node })
     }
 
     fn with(places: &Places, policy: Policy, subject: String) -> Result<Node, Error> {
@@ -88,6 +90,7 @@ impl Node {
             boot: boot_id(&host.proc),
             root: places.root.clone(),
             policy_path: places.policy.clone(),
+            fault: None,
             socket: Socket::open()?,
             host,
             policy,

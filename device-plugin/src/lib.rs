@@ -41,3 +41,4 @@ pub mod telemetry;
 pub mod topology;
 pub mod verify;
 pub mod watch;
+pub mod whole_file;

@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::candidate::LinkType;
+use crate::whole_file;
 
 /// Time between looks at the journal where nothing is cleaned up.
 const LOOKING: Duration = Duration::from_secs(30);
@@ -54,9 +55,7 @@ pub fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
     if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
         return;
     }
-    let beside = file.with_extension("new");
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, &file));
-    if let Err(error) = written {
+    if let Err(error) = whole_file::put(&file, &text) {
         tracing::warn!(file = %file.display(), %error, "cannot write the node's addresses");
     }
 }
@@ -180,6 +179,9 @@ fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) 
     };
     match Node::open_for_release(&places, "daemon".into()) {
         Ok(mut node) => {
+            if let Some(fault) = &node.fault {
+                tracing::warn!("{}", fault.with_remedy());
+            }
             attachments(&mut node, sightings, &mut counts);
             leases(settings, &node, &mut counts);
         }

@@ -113,8 +113,11 @@ impl Report {
             let counts = pool.snapshot.as_ref()?.count();
             (counts.healthy == 0).then(|| format!("{} has no healthy unit", pool.resource))
         });
+        let idle = self.reclaim.idle.iter();
+        let idle = idle.map(|why| format!("nothing is cleaned up behind pods: {why}"));
         refused
             .chain(pools)
+            .chain(idle)
             .chain(self.left_out.clone())
             .chain(self.remarks.clone())
             .collect()

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use hca::UnitId;
 use ipam::lease::Lease;
+use ipam::policy::PolicyError;
 use rdma_netdev::listing::{self, Attachment};
 use rdma_netdev::node::{Node, Places};
 use serde::Serialize;
@@ -251,7 +252,7 @@ pub fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             };
         }
     };
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = node.fault.iter().map(PolicyError::with_remedy).collect();
     let attachments: Result<Vec<Attachment>, String> = listing::records(&node.store)
         .map(|(records, complaints)| {
             notes.extend(complaints);

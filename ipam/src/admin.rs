@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, Parser, Subcommand};
 use ipam::plugin::Plugin;
 use ipam::policy::{DEFAULT_PATH, Policy};
-use ipam::store::Store;
+use ipam::store::{Store, StoreError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -111,7 +111,12 @@ pub(crate) fn run() -> ExitCode {
 
 impl Global {
     fn plugin(&self) -> Result<Plugin> {
-        let policy = Policy::load(&self.policy).map_err(|e| anyhow!("{e} ({})", e.remedy()))?;
+        let policy = Policy::load(&self.policy).map_err(|e| anyhow!(e.with_remedy()))?;
+        // A store that nobody used has no leases; one that nobody configured is a mistake.
+        if !policy.stores.contains_key(&self.store) {
+            let error = StoreError::unknown(&policy, &self.store);
+            return Err(anyhow!("{error}; name one of them with --store"));
+        }
         Ok(Plugin::new(
             policy,
             &self.host_root,

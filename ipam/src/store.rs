@@ -210,6 +210,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The policy has no store of this name.
+    #[must_use]
+    pub fn unknown(policy: &Policy, name: &str) -> Self {
+        let known: Vec<&str> = policy.stores.keys().map(String::as_str).collect();
+        Self::Unknown {
+            name: name.to_owned(),
+            known: known.join(", "),
+        }
+    }
+
     /// What to do about it.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
@@ -438,15 +448,7 @@ impl Store {
 fn place<'p>(policy: &'p Policy, name: &str) -> Result<(&'p Path, Option<&'p str>), StoreError> {
     match policy.stores.get(name) {
         Some(StorePolicy::File { directory, id }) => Ok((directory, id.as_deref())),
-        None => Err(StoreError::Unknown {
-            name: name.to_owned(),
-            known: policy
-                .stores
-                .keys()
-                .map(String::as_str)
-                .collect::<Vec<_>>()
-                .join(", "),
-        }),
+        None => Err(StoreError::unknown(policy, name)),
     }
 }
 

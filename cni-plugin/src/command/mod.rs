@@ -32,13 +32,22 @@ pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
     };
     match request.command() {
         Command::Add => add::run(Node::open(places, subject)?, request).map(Some),
-        Command::Del => del::run(Node::open_for_release(places, subject)?, request).map(|()| None),
+        Command::Del => del::run(for_release(places, subject)?, request).map(|()| None),
         Command::Check => check::run(Node::open(places, subject)?, request).map(|()| None),
         Command::Status => status::run(places, subject, request).map(|()| None),
-        Command::Gc => gc::run(Node::open_for_release(places, subject)?, request).map(|()| None),
+        Command::Gc => gc::run(for_release(places, subject)?, request).map(|()| None),
         // Answered before a request was made.
         Command::Version => Ok(None),
     }
+}
+
+/// For what must go on with a wrong policy, which is logged.
+fn for_release(places: &Places, subject: String) -> Result<Node, Error> {
+    let node = Node::open_for_release(places, subject)?;
+    if let Some(fault) = &node.fault {
+        node.log.warn(fault.with_remedy());
+    }
+    Ok(node)
 }
 
 /// The pod's namespace of an ADD or CHECK.

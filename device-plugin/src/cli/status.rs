@@ -199,6 +199,9 @@ fn held(answers: &Answers) -> String {
             ]
         })
         .collect();
+    if rows.is_empty() && (answers.kubelet.is_ok() || answers.daemon.is_ok()) {
+        return "no container holds a unit\n".into();
+    }
     block(&["RESOURCE", "UNITS", "POD", "CONTAINER"], &rows)
 }
 
@@ -223,6 +226,9 @@ fn attachments(answers: &Answers) -> String {
             ]
         })
         .collect();
+    if rows.is_empty() && answers.attachments.is_ok() {
+        return "no pod has an attachment\n".into();
+    }
     block(
         &[
             "POD",

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::nodes;
 use crate::config::ResourceName;
 use crate::snapshot::{Member, Snapshot};
+use crate::whole_file;
 
 /// Vendor of all our kinds.
 const VENDOR: &str = "rdma-device-plugin";
@@ -112,13 +113,7 @@ pub fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
         source,
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    // Runtimes read files by their ending, and this one has another.
-    let beside = directory.join(format!(".{}.new", file_name(snapshot.resource())));
-    fs::write(&beside, text).map_err(failed)?;
-    fs::rename(&beside, &path).map_err(|error| {
-        let _ = fs::remove_file(&beside);
-        failed(error)
-    })?;
+    whole_file::put(&path, &text).map_err(failed)?;
     Ok(true)
 }
 

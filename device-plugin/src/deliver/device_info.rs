@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::config::ResourceName;
 use crate::snapshot::{Member, Snapshot, Unit};
+use crate::whole_file;
 
 /// Version of the device information specification.
 const VERSION: &str = "1.1.0";
@@ -68,11 +69,7 @@ fn describe(member: &Member) -> Option<Value> {
 /// What the kernel said.
 pub fn write(directory: &Path, file: &File) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    let beside = directory.join(format!(".{}.new", file.name));
-    fs::write(&beside, &file.content)?;
-    fs::rename(&beside, directory.join(&file.name)).inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
-    })
+    whole_file::put(&directory.join(&file.name), &file.content)
 }
 
 /// Removes the files of our resources whose unit nobody holds. `held` are the resources that are

@@ -10,7 +10,7 @@ use std::path::Path;
 use hca::inventory::Inventory;
 use hca::{LinkLayer, NetnsMode};
 
-use super::device_info::{File, write};
+use crate::whole_file;
 
 /// Name of our file.
 pub const FILE: &str = "rdma-device-plugin";
@@ -52,13 +52,8 @@ pub fn lines(inventory: &Inventory) -> String {
 /// # Errors
 /// The directory is not there or cannot be written: it is made by Node Feature Discovery, and
 /// without that nobody would read it.
-pub fn put(directory: &Path, content: String) -> std::io::Result<()> {
-    std::fs::metadata(directory)?;
-    let file = File {
-        name: FILE.to_owned(),
-        content,
-    };
-    write(directory, &file)
+pub fn put(directory: &Path, content: &str) -> std::io::Result<()> {
+    whole_file::put(&directory.join(FILE), content)
 }
 
 #[cfg(test)]
@@ -101,11 +96,11 @@ mod tests {
         let host = hca::Host::at(directory.path());
         let text = lines(&hca::inventory(&host).unwrap());
         assert_eq!(text, "rdma-hca.present=false\nrdma-hca.count=0\n");
-        put(directory.path(), text.clone()).unwrap();
+        put(directory.path(), &text).unwrap();
         assert_eq!(
             std::fs::read_to_string(directory.path().join(FILE)).unwrap(),
             text
         );
-        put(&directory.path().join("none"), text).unwrap_err();
+        put(&directory.path().join("none"), &text).unwrap_err();
     }
 }

@@ -319,7 +319,7 @@ impl Daemon {
             return;
         }
         let text = lines.clone();
-        let put = tokio::task::spawn_blocking(move || features::put(&directory, text)).await;
+        let put = tokio::task::spawn_blocking(move || features::put(&directory, &text)).await;
         let told = match put {
             Ok(Ok(())) => Ok(lines),
             Ok(Err(error)) => Err(error.to_string()),

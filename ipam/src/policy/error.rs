@@ -56,6 +56,12 @@ pub enum PolicyError {
 }
 
 impl PolicyError {
+    /// The message with the remedy, where there is one line for both.
+    #[must_use]
+    pub fn with_remedy(&self) -> String {
+        format!("{self} ({})", self.remedy())
+    }
+
     /// What to do about it, one sentence for the person on call.
     #[must_use]
     pub fn remedy(&self) -> &'static str {

@@ -1,6 +1,7 @@
 //! `rdma-netdev list` and `reclaim`, as an administrator calls them on the node.
 
 use std::fs;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
@@ -16,13 +17,17 @@ pub(crate) const CASES: &[Case] = &[
     case!(reclaim_is_refused_outside_of_the_hosts_namespace, Root, Netns),
 ];
 
-fn tool(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<String> {
+fn command(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<Command> {
     let mut command = from.command(product("rdma-netdev")?);
     command
         .args(arguments)
         .env_remove("CNI_COMMAND")
         .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
-    run(&mut command)
+    Ok(command)
+}
+
+fn tool(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<String> {
+    run(&mut command(host, from, arguments)?)
 }
 
 fn listed(host: &CniHost) -> Result<Vec<Value>> {
@@ -103,6 +108,13 @@ fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
     assert_eq!(listed(&host)?, Vec::<Value>::new());
     assert_eq!(tool(&host, &host.netns, &["reclaim"])?.trim(), "0 undone, 0 failed, 0 kept");
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    // With a policy that is wrong, too: it is told, with what to do.
+    host.policy(&json!({"alow": {}}))?;
+    let mut list = command(&host, &host.netns, &["list"])?;
+    let output = list.output()?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    assert!(complaint.contains(r#"unknown key "alow""#) && complaint.contains("correct the file"), "{complaint}");
     Ok(())
 }
 

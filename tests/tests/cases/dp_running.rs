@@ -24,6 +24,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_metric_moves_and_the_dashboard_asks_for_no_other, Root),
     case!(a_device_of_two_pools_is_told, Root),
     case!(the_nodes_addresses_are_told_to_the_cni_plugin, Root),
+    case!(node_features_are_written_where_somebody_reads_them, Root),
 ];
 
 const RESOURCE: &str = "rdma/hca";
@@ -310,5 +311,31 @@ fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
     let daemon = machine.daemon_on(&config, &flags.map(OsStr::new))?;
     kubelet.wait_allocatable(RESOURCE, 4, SOON).with_context(|| daemon.log())?;
     assert_eq!(fs::read_to_string(state.join("node-addresses"))?, "10.0.0.7\nfd00::7\n");
+    Ok(())
+}
+
+fn node_features_are_written_where_somebody_reads_them() -> Result<()> {
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    let config = machine.directory().join("config.yaml");
+    fs::write(&config, shared(2))?;
+    let features = machine.directory().join("features.d");
+    let started = || -> Result<Daemon> {
+        let daemon = machine.daemon_on(&config, &["--features-dir".as_ref(), features.as_ref()])?;
+        kubelet.wait_allocatable(RESOURCE, 4, SOON).with_context(|| daemon.log())?;
+        Ok(daemon)
+    };
+    // Without Node Feature Discovery there is no such directory: a warning, and all else works.
+    let daemon = started()?;
+    assert!(daemon.log().contains("see --features-dir"), "{}", daemon.log());
+    assert!(!features.exists(), "it is not ours to make");
+    drop(daemon);
+    fs::create_dir(&features)?;
+    let _daemon = started()?;
+    let text = fs::read_to_string(features.join("rdma-device-plugin"))?;
+    for line in ["rdma-hca.present=true", "rdma-hca.count=2", "rdma-hca.ethernet=true"] {
+        assert!(text.lines().any(|told| told == line), "no {line} in {text}");
+    }
+    assert_eq!(fs::read_dir(&features)?.count(), 1, "one file, whole");
     Ok(())
 }
