@@ -1,15 +1,22 @@
 //! `rdma-device-plugin validate`: what a configuration means, before the kubelet hears of it.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::json;
 
-use crate::config::{self, PoolConfig, Sharing};
+use crate::candidate::gather;
+use crate::config::{self, Config, PoolConfig, Sharing};
+use crate::observe::Observation;
+use crate::pool::{self, Pools, Reason};
 
-/// Checks a configuration and shows how it is understood; looks at no hardware.
+/// Checks a configuration and shows how it is understood.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit status: 0 the file is in order, 1 it is not, 2 wrong usage. With --on-host \
+    an HCA that two pools choose is a mistake, unless both are shared."
+)]
 pub struct Validate {
     /// Configuration file [default: as for "run"]
     #[arg(value_name = "FILE", conflicts_with = "config_file")]
@@ -17,11 +24,16 @@ pub struct Validate {
     /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
+    /// Look at this host's hardware, too: which HCAs each pool has here
+    #[arg(long)]
+    on_host: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     defaults: super::Defaults,
+    #[command(flatten)]
+    host: super::HostRoot,
 }
 
 impl Validate {
@@ -32,12 +44,37 @@ impl Validate {
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
         let config = config::load(&path, &self.defaults.read())?;
+        let here = self.on_host.then(|| self.look(&config)).transpose()?;
+        let contested = here.iter().flat_map(|here| &here.left_out);
+        let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
+        let mistakes: Vec<String> = contested.map(ToString::to_string).collect();
+        self.print(&path, &config, here.as_ref(), out)?;
+        if mistakes.is_empty() {
+            return Ok(());
+        }
+        bail!("{}", mistakes.join("\n"))
+    }
+
+    fn look(&self, config: &Config) -> anyhow::Result<Pools> {
+        let seen = Observation::make(&self.host.host()).context("look at this host")?;
+        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        Ok(pool::assemble(config, &candidates, &seen, &[]))
+    }
+
+    fn print(
+        &self,
+        path: &Path,
+        config: &Config,
+        here: Option<&Pools>,
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
         let rescan = config.rescan.map(|every| every.as_secs());
         if self.json {
-            let pools: Vec<_> = config.pools.iter().map(entry).collect();
+            let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
             let document = json!({
                 "file": path, "format": config.format.to_string(), "rescanSeconds": rescan,
                 "pools": pools, "warnings": config.warnings,
+                "leftOut": here.map(left_out), "remarks": here.map(|here| &here.remarks),
             });
             return writeln!(out, "{document:#}").context("print");
         }
@@ -53,19 +90,45 @@ impl Validate {
             for selector in &pool.selectors {
                 writeln!(out, "    HCAs with {selector}")?;
             }
+            match here.map(|here| members(pool, here)) {
+                Some(here) if here.is_empty() => writeln!(out, "    on this host: none")?,
+                Some(here) => writeln!(out, "    on this host: {}", here.join(", "))?,
+                None => {}
+            }
         }
-        for warning in &config.warnings {
+        let left_out = here.map(left_out).unwrap_or_default();
+        let remarks = here.iter().flat_map(|here| &here.remarks);
+        for warning in config.warnings.iter().chain(&left_out).chain(remarks) {
             writeln!(out, "warning: {warning}")?;
         }
         Ok(())
     }
 }
 
-fn entry(pool: &PoolConfig) -> serde_json::Value {
+/// Why HCAs are not in a pool that chooses them, but for what is a mistake of the configuration.
+fn left_out(here: &Pools) -> Vec<String> {
+    let others = here.left_out.iter();
+    let others = others.filter(|one| !matches!(one.reason, Reason::Claimed(_)));
+    others.map(ToString::to_string).collect()
+}
+
+fn members(pool: &PoolConfig, here: &Pools) -> Vec<String> {
+    let snapshot = here.snapshots.iter();
+    let mut snapshot = snapshot.filter(|snapshot| *snapshot.resource() == pool.resource);
+    let members = snapshot.next().map(|snapshot| snapshot.members());
+    let named = members.unwrap_or_default().iter().map(|member| {
+        let names = member.rdma_devices.join(" ");
+        format!("{names} ({})", member.id)
+    });
+    named.collect()
+}
+
+fn entry(pool: &PoolConfig, here: Option<&Pools>) -> serde_json::Value {
     let selectors: Vec<_> = pool.selectors.iter().map(ToString::to_string).collect();
     json!({
         "resource": pool.resource.as_str(), "units": units(pool.sharing), "selectors": selectors,
         "excludeTopology": pool.exclude_topology,
+        "onHost": here.map(|here| members(pool, here)),
     })
 }
 

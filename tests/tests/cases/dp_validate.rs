@@ -7,12 +7,14 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
+use e2e::daemon::Machine;
 use e2e::harness::Case;
 
 pub(crate) const CASES: &[Case] = &[
     case!(every_configuration_in_manifests_is_accepted),
     case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
     case!(each_mistake_is_told_with_its_place),
+    case!(an_hca_of_two_pools_is_a_mistake_where_it_is, Root),
 ];
 
 fn validate(file: &Path, flags: &[&str]) -> Result<Output> {
@@ -69,5 +71,42 @@ fn each_mistake_is_told_with_its_place() -> Result<()> {
         ensure!(said.contains(expected), "{text}\nsaid: {said}");
         ensure!(output.stdout.is_empty(), "{text}\nprinted as if it were valid");
     }
+    Ok(())
+}
+
+fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
+    let machine = Machine::new()?;
+    let config = machine.directory().join("pools.yaml");
+    let pools = |modes: [&str; 2]| {
+        let pool = |(name, mode, devices): (&str, &str, &str)| {
+            format!("- {{resource: rdma/{name}, mode: {mode}, select: {{rdmaDevices: [{devices}]}}}}\n")
+        };
+        let [first, second] = modes;
+        let pools = [("a", first, "mlx5_0, mlx5_1"), ("b", second, "mlx5_1"), ("c", "shared", "mlx5_9")];
+        format!("version: 1\npools:\n{}", pools.map(pool).concat())
+    };
+    let on_host = |modes: [&str; 2], more: &[&str]| -> Result<(Option<i32>, String, String)> {
+        fs::write(&config, pools(modes))?;
+        let host = machine.directory().join("host");
+        let root = host.to_str().context("path")?;
+        let output = validate(&config, &[&["--on-host", "--host-root", root], more].concat())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+    };
+    let (code, said, complaint) = on_host(["shared", "exclusive"], &[])?;
+    assert_eq!(code, Some(1), "{said}");
+    for part in ["chosen by rdma/a and by rdma/b", "narrow the selectors"] {
+        assert!(complaint.contains(part), "{part}: {complaint}");
+    }
+    assert!(said.contains("on this host: none"), "{said}");
+    let (code, said, _) = on_host(["shared", "shared"], &[])?;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("on this host: mlx5_0 (0000:3b:00.0), mlx5_1 ("), "{said}");
+    let (_, said, _) = on_host(["shared", "shared"], &["--json"])?;
+    let read: serde_json::Value = serde_json::from_str(&said)?;
+    assert_eq!(read["pools"][1]["onHost"].as_array().map(Vec::len), Some(1), "{said}");
+    // The file itself is in order: another host may have no HCA that both choose.
+    fs::write(&config, pools(["shared", "exclusive"]))?;
+    assert!(validate(&config, &[])?.status.success());
     Ok(())
 }
