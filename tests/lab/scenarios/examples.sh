@@ -69,6 +69,7 @@ sed -E -e '/nvidia\.com/d' -e 's|(rdma/nic): 8|\1: 2|' -e 's|(networks: rdma-rai
 # Its MTU is what a real NIC has.
 for nic in 0 1; do ip link set "rdma$nic" mtu 9000 && wait_for 20 settled "rdma$nic"; done
 before=$(host_state)
+check "the kubelet learns that both NICs are there" kubelet-standin node --patience 60 --wait rdma/nic=2
 check "a worker runs" kubelet-standin run-pod /tmp/workers.yaml
 for net in net1 net2; do
 	contains "$net has an address of the range" '^10\.64\.' "$(address_of rails-0 $net)"
