@@ -26,6 +26,7 @@ pub mod events;
 pub mod health;
 pub mod install;
 pub mod kubelet;
+pub mod links;
 pub mod observe;
 pub mod podresources;
 pub mod pool;

@@ -94,6 +94,8 @@ pub struct PoolConfig {
     pub delivery: Delivery,
     /// HCAs that are left out although a selector chooses them.
     pub spare: Spare,
+    /// Whether netdevs of its HCAs are set up when they appear.
+    pub link_up: bool,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,
     /// What an administrator wants said about HCAs in the environment, by identity or `*`.

@@ -81,6 +81,8 @@ struct Pool {
     #[serde(default)]
     delivery: DeliveryWord,
     spare: Option<Vec<SpareWord>>,
+    #[serde(default)]
+    link_up: bool,
     select: Spanned<OneOrMany>,
 }
 
@@ -341,6 +343,7 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
             (None, Mode::Shared) => Spare::NOTHING,
             (None, Mode::Exclusive) => Spare::WHAT_IS_IN_USE,
         },
+        link_up: pool.link_up,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),
     })

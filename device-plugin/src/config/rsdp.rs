@@ -114,6 +114,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         exclude_topology: true,
         delivery: Delivery::default(),
         spare: Spare::NOTHING,
+        link_up: false,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),
     })

@@ -138,6 +138,7 @@ fn read_pool(
         exclude_topology: entry.exclude_topology,
         delivery: Delivery::default(),
         spare: Spare::WHAT_IS_IN_USE,
+        link_up: false,
         extra_nodes: VHOST_NODES
             .iter()
             .filter(|_| vhost)

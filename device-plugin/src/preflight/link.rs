@@ -248,7 +248,8 @@ fn l01_netdev(facts: &Facts) -> Vec<Finding> {
             Finding::fail(
                 format!("{} is switched off", netdev.name),
                 format!(
-                    "ip link set {} up, and have the node's network set-up do it",
+                    "ip link set {} up, and have the node's network set-up do it, or linkUp: true \
+                     in its pool",
                     netdev.name
                 ),
             )

@@ -18,6 +18,7 @@ use crate::config::{self, Config, Delivery};
 use crate::deliver::{cdi, device_info, features};
 use crate::events::{Bell, Reason, Watched};
 use crate::kubelet::holdings::{self, Holdings};
+use crate::links::{self, Links};
 use crate::observe::Observation;
 use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
@@ -62,6 +63,7 @@ pub(super) struct Daemon {
     nodes: Option<RecommendedWatcher>,
     /// What Node Feature Discovery was told last, or why it could not be.
     features: Option<Result<String, String>>,
+    links: Links,
     report: watch::Sender<Arc<Report>>,
 }
 
@@ -110,6 +112,7 @@ impl Daemon {
             due: None,
             nodes: None,
             features: None,
+            links: Links::default(),
             report,
         }
     }
@@ -303,6 +306,7 @@ impl Daemon {
         let taken = self.known.found.borrow_and_update().taken.clone();
         self.board.memory_mut().note_taken(taken.iter().cloned());
         self.due = self.board.update(&self.config, seen, now);
+        self.set_links_up(&seen.inventory).await;
         let ready = self.write_specifications().await;
         self.sessions
             .show(&ready, self.started.elapsed() < PATIENCE);
@@ -331,6 +335,20 @@ impl Daemon {
             tracing::warn!(error, "cannot write node features; see --features-dir");
         }
         self.features = Some(told);
+    }
+
+    /// Sets up what pools want up. The kernel tells of the change, which makes the daemon look again.
+    async fn set_links_up(&mut self, inventory: &Inventory) {
+        let snapshots = self.board.snapshots();
+        let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
+        if down.is_empty() {
+            return;
+        }
+        let settings = self.settings.reclaim.clone();
+        match tokio::task::spawn_blocking(move || links::set_up(&settings, down)).await {
+            Ok(outcomes) => self.links.tried(outcomes),
+            Err(error) => tracing::error!(%error, "setting links up failed"),
+        }
     }
 
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
@@ -422,7 +440,7 @@ impl Daemon {
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
-            remarks: self.board.remarks().to_vec(),
+            remarks: [self.board.remarks(), self.links.faults()].concat(),
             transitions: self.board.transitions().clone(),
             holdings: self.known.held.borrow().clone(),
             reclaim: self.known.found.borrow().counts.clone(),

@@ -37,6 +37,7 @@ fn a_pool_of_slots_is_shared_over_its_hcas() {
     );
     assert_eq!(read.nodes, NodeRule::verbs());
     assert_eq!(read.spare, Spare::NOTHING);
+    assert!(!read.link_up);
     assert_eq!(
         (read.delivery, read.exclude_topology),
         (Delivery::DeviceSpecs, false)
@@ -150,9 +151,10 @@ fn json_is_read_as_well() {
 fn nodes_delivery_and_what_is_spared_can_be_said() {
     let text = shared(
         "nodes: { required: [uverbs], optional: [rdma_cm, umad] }\ndelivery: cdi\n\
-         excludeTopology: true\nspare: [uplinks]\nselect: { functions: [pf] }",
+         excludeTopology: true\nspare: [uplinks]\nlinkUp: true\nselect: { functions: [pf] }",
     );
     let read = first(&text);
+    assert!(read.link_up);
     assert_eq!(read.nodes.required, [NodeClass::Uverbs]);
     assert_eq!(read.nodes.optional, [NodeClass::RdmaCm, NodeClass::Umad]);
     assert_eq!(
