@@ -70,6 +70,8 @@ fn every_device_can_be_seen_in_the_picture() -> Result<()> {
         ("p4d", machine::p4d, 12),
         ("nd_h100", machine::nd_h100, 16),
         ("oci_h100", machine::oci_h100, 24),
+        ("gb200", machine::gb200, 8),
+        ("egx", machine::egx, 6),
     ] {
         let host = Host::new(lay)?;
         let told: Value = serde_json::from_str(&host.topology(&["--json"])?)?;
