@@ -172,6 +172,15 @@ host_state() {
 	done
 }
 
+# as_before DESCRIPTION BEFORE [COMMAND]: passes if the state that COMMAND tells (host_state) is
+# BEFORE again. The kernel fills GID tables and checks addresses a moment after a change.
+as_before() {
+	local tell=${3:-host_state}
+	lab_same() { [ "$1" = "$($2)" ]; }
+	wait_for 30 lab_same "$2" "$tell" || true
+	equal "$1" "$2" "$($tell)"
+}
+
 # --- pods ----------------------------------------------------------------------------------
 
 # start_containerd: with the test pods' image imported; ready when it returns.

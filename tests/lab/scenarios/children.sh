@@ -23,7 +23,7 @@ for mode in l2 l3 l3s; do
 	contains "ipvlan $mode: the kernel has that mode" "ipvlan .*mode $mode " "$(ip -n a -d link show net1)"
 	equal "ipvlan $mode: it has its master's address" "$(</sys/class/net/eth1/address)" "$(jq -r '.interfaces[0].mac' <<<"$result")"
 	check "ipvlan $mode: the pods reach each other" in_pod a ping -c 2 -W 5 "$b"
-	check "ipvlan $mode: the address is a GID of the port" gid_index mlx5_1 "$a"
+	check "ipvlan $mode: the address is a GID of the port" wait_for 30 gid_index mlx5_1 "$a"
 	check "ipvlan $mode: CHECK agrees" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
 	if [ $mode = l2 ]; then
 		pod c
@@ -38,7 +38,7 @@ for mode in l2 l3 l3s; do
 	ip netns delete a
 done
 wait_for 20 settled eth1
-equal "the host is as it was" "$before" "$(host_state)"
+as_before "the host is as it was" "$before"
 equal "no lease is left" "[]" "$(rdma-ipam list --json)"
 
 # Chained, as the reference plugin is: on the chain's interface, with the chain's addresses.

@@ -32,4 +32,4 @@ network '{"cniVersion": "1.0.0", "name": "rails", "plugins": [
 	{"type": "rdma-netdev", "attach": "macvlan", "master": "nowhere"}]}'
 refuses "a mistake reaches the one who runs the container" 'netdev nowhere does not exist' run wrong ip link
 wait_for 30 eval '[ "$(ip -o link show type macvlan | grep -c .)" = 0 ]' || true
-equal "the host is as it was" "$before" "$(host_state)"
+as_before "the host is as it was" "$before"

@@ -60,4 +60,4 @@ check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=1000
 check "the pods talk as before" kubelet-standin exec rdma-test-pod-1 -- ping -c 2 -W 5 192.168.111.2
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
-equal "the host is as before" "$before" "$(host_state)"
+as_before "the host is as before" "$before"

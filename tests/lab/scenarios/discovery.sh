@@ -10,7 +10,7 @@ make_hca eth0
 make_hca eth1
 ip addr add 192.168.10.1/24 dev eth0
 ip addr add fd00:10::1/64 dev eth0 nodad
-wait_for 10 gid_index rxe0 192.168.10.1
+wait_for 30 gid_index rxe0 192.168.10.1
 rdma-device-plugin discover
 seen .
 
@@ -32,7 +32,7 @@ equal "the connection manager's, whose minor is the kernel's choice" \
 	"$(stat --format %Hr:%Lr /dev/infiniband/rdma_cm)" "$(seen '.inventory.rdmaCm.number')"
 
 ip link set eth1 down
-wait_for 10 grep -q DOWN /sys/class/infiniband/rxe1/ports/1/state
+wait_for 30 grep -q DOWN /sys/class/infiniband/rxe1/ports/1/state
 contains "a port whose NIC is down is down" '^ *rxe1 .*DOWN Disabled' "$(rdma-device-plugin discover)"
 ip link set eth1 name rail1
 rdma dev set rxe1 name mlx5_7

@@ -50,8 +50,7 @@ for kind in macvlan ipvlan; do
 	equal "$kind: one HCA" 1 "$(in_pod $kind ibv_devinfo | grep -c hca_id)"
 done
 check "both end" kubelet-standin delete-pod macvlan ipvlan
-wait_for 20 eval '[ "$before" = "$(host_state)" ]' || true
-equal "the host is as before" "$before" "$(host_state)"
+as_before "the host is as before" "$before"
 kill %?rdma-device-plugin && wait %?rdma-device-plugin || true
 
 step "overlay exclusive: the NIC itself"
@@ -61,7 +60,7 @@ check "rdma-move: a pod runs" worker move rdma-move rdma/nic 1
 contains "it has a NIC with the address of the host's" '^10\.77\.[01]\.1/24$' "$(address_of move net1)"
 check "it ends" kubelet-standin delete-pod move
 for nic in rdma0 rdma1; do wait_for 20 settled $nic; done
-equal "the host is as before" "$before" "$(host_state)"
+as_before "the host is as before" "$before"
 
 step "rails: two NICs in one subnet, of the StatefulSet's own file with two instead of eight"
 sed -E -e '/nvidia\.com/d' -e 's|(rdma/nic): 8|\1: 2|' -e 's|(networks: rdma-rail, rdma-rail).*|\1|' \
@@ -81,5 +80,5 @@ equal "no rail has the pod's default route" "" "$(in_pod rails-0 ip route show d
 equal "the two NICs are two HCAs" 2 "$(in_pod rails-0 ibv_devinfo | grep -c hca_id)"
 check "it ends" kubelet-standin delete-pod rails-0
 for nic in rdma0 rdma1; do wait_for 20 settled $nic; done
-equal "the host is as before" "$before" "$(host_state)"
+as_before "the host is as before" "$before"
 equal "no lease is left" "[]" "$(rdma-ipam list --json)"

@@ -49,9 +49,10 @@ check "DEL once more is no error" cni rdma-netdev DEL a a net1 "$only"
 check "the reference plugin returns the NIC" cni /usr/lib/cni/host-device DEL a a net1 "$host_device"
 ip netns delete a
 ip netns delete b
-ip link set eth1 up
+ip link set eth1 up alias ''
 ip addr add 10.61.0.1/24 dev eth1
 wait_for 20 settled eth1
+as_before "with address and link set up again all is as before" "$before"
 
 # --- in the RDMA plugin's place ----------------------------------------------------------------
 

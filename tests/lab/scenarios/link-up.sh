@@ -31,7 +31,7 @@ check "the other one still stays down" is_down eth0
 
 ip netns add elsewhere
 ip link set eth0 netns elsewhere
-wait_for 10 eval '! ip link show eth0'
+wait_for 30 eval '! ip link show eth0'
 sleep 3
 ip -n elsewhere link set eth0 netns 1
 check "a NIC that appears is set up, as after its driver was loaded" wait_for 20 is_up eth0

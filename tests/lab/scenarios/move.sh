@@ -46,9 +46,9 @@ in_pod() { ip netns exec "pod$1" "${@:2}"; }
 in_pod_gid() { in_pod "$1" bash -c ". /lab/guest/lab.sh; gid_index $2 $3"; }
 
 write_bw() {
-	in_pod 2 timeout 90 ib_write_bw -d mlx5_2 -x "$(in_pod_gid 2 mlx5_2 "${address[2]}")" -n 300 &
+	in_pod 2 timeout 90 ib_write_bw -u 18 -d mlx5_2 -x "$(in_pod_gid 2 mlx5_2 "${address[2]}")" -n 300 &
 	wait_for 30 in_pod 2 grep -q ':4853 ' /proc/net/tcp /proc/net/tcp6
-	in_pod 1 timeout 90 ib_write_bw -d mlx5_1 -x "$(in_pod_gid 1 mlx5_1 "${address[1]}")" -n 300 "${address[2]}"
+	in_pod 1 timeout 90 ib_write_bw -u 18 -d mlx5_1 -x "$(in_pod_gid 1 mlx5_1 "${address[1]}")" -n 300 "${address[2]}"
 	wait $!
 }
 
@@ -80,8 +80,8 @@ for mode in shared exclusive; do
 		contains "exclusive: a pod has its HCA and no other" '^link mlx5_1/1 [^\n]* netdev net1 $' "$(in_pod 1 rdma link show)"
 		;;
 	esac
-	wait_for 10 in_pod_gid 1 mlx5_1 "${address[1]}"
-	wait_for 10 in_pod_gid 2 mlx5_2 "${address[2]}"
+	wait_for 30 in_pod_gid 1 mlx5_1 "${address[1]}"
+	wait_for 30 in_pod_gid 2 mlx5_2 "${address[2]}"
 	check "$mode: the pods reach each other" in_pod 1 ping -c 2 -W 5 "${address[2]}"
 	check "$mode: the pods write to each other's memory" write_bw
 
@@ -93,8 +93,8 @@ for mode in shared exclusive; do
 	check "$mode: DEL once more is no error" del 2
 	wait_for 20 settled rail1
 	wait_for 20 settled rail2
-	equal "$mode: both NICs are as they were: names, MTU, addresses, routes, rules, neighbours, tuning" \
-		"$before" "$(whole_state)"
+	as_before "$mode: both NICs are as they were: names, MTU, addresses, routes, rules, neighbours, tuning" \
+		"$before" whole_state
 	equal "$mode: no lease is left" "[]" "$(rdma-ipam list --json)"
 	equal "$mode: no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 done

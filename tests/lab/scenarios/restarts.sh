@@ -55,8 +55,7 @@ umount "$netns"
 rm "$netns"
 check "a pod whose namespace went first is deleted" kubelet-standin delete-pod $pod
 equal "its lease is free" "[]" "$(rdma-ipam list --json)"
-wait_for 30 eval '[ "$before" = "$(host_state)" ]' || true
-equal "the host is as before" "$before" "$(host_state)"
+as_before "the host is as before" "$before"
 
 # rename FROM TO: as no kernel before 6.3 renames a link that is up.
 rename() {
