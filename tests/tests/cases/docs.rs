@@ -173,29 +173,11 @@ fn literals() -> Result<String> {
         }
     }
     // A backslash at the end of a line joins a literal with its next line.
-    let mut joined = String::new();
-    for line in text.lines() {
-        match line.strip_suffix('\\') {
-            Some(line) if joined.ends_with('\u{1}') => {
-                joined.pop();
-                joined.push_str(line.trim_start());
-                joined.push('\u{1}');
-            }
-            Some(line) => {
-                joined.push_str(line);
-                joined.push('\u{1}');
-            }
-            None if joined.ends_with('\u{1}') => {
-                joined.pop();
-                joined.push_str(line.trim_start());
-                joined.push('\n');
-            }
-            None => {
-                joined.push_str(line);
-                joined.push('\n');
-            }
-        }
-    }
+    let joined: String = text
+        .split("\\\n")
+        .enumerate()
+        .map(|(number, part)| if number == 0 { part } else { part.trim_start() })
+        .collect();
     Ok(joined.replace("\\\"", "\""))
 }
 
