@@ -271,7 +271,7 @@ fn uplink(
     for family in route::FAMILIES {
         let default = route::list(socket, family, link.index)?
             .into_iter()
-            .find(|r| replay::is_default(r) && replay::route_table(r) == replay::MAIN);
+            .find(|r| replay::is_default(r) && route::table_of(r) == replay::MAIN);
         if default.is_some() {
             return Ok(Some("it carries the node's default route".to_owned()));
         }

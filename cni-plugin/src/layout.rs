@@ -16,6 +16,7 @@ use netlink_packet_route::{
 
 use crate::{
     config::{Attach, Config},
+    kernel::route,
     netdev::{replay, snapshot::Snapshot},
 };
 
@@ -126,7 +127,7 @@ impl Layout {
                 .iter()
                 .filter(of_family)
                 .find(|r| replay::is_default(r));
-            let Some(table) = moved.filter(|_| !in_main).map(replay::route_table) else {
+            let Some(table) = moved.filter(|_| !in_main).map(route::table_of) else {
                 continue;
             };
             let v4 = *family == AddressFamily::Inet;
@@ -151,7 +152,7 @@ impl Layout {
 }
 
 fn is_way_out(route: &RouteMessage) -> bool {
-    replay::is_default(route) && replay::route_table(route) == replay::MAIN
+    replay::is_default(route) && route::table_of(route) == replay::MAIN
 }
 
 /// An address as the interface's own, not its peer's.

@@ -22,6 +22,7 @@ use netlink_packet_route::{
 };
 
 use crate::{
+    kernel::route,
     layout::{Layout, Setting, own_address},
     netdev::replay,
 };
@@ -179,9 +180,7 @@ impl Rails {
             let in_main: Vec<RouteMessage> = layout
                 .routes
                 .iter()
-                .filter(|r| {
-                    r.header.address_family == family && replay::route_table(r) == replay::MAIN
-                })
+                .filter(|r| r.header.address_family == family && route::table_of(r) == replay::MAIN)
                 .cloned()
                 .collect();
             let mut led_out = false;
@@ -197,9 +196,7 @@ impl Rails {
                 layout.without_defaults(&[family]);
             }
             for route in &mut layout.routes {
-                if route.header.address_family == family
-                    && replay::route_table(route) == replay::MAIN
-                {
+                if route.header.address_family == family && route::table_of(route) == replay::MAIN {
                     hint_source(route, &addresses);
                 }
             }

@@ -164,7 +164,7 @@ fn check_routes(
         let there = route::list(inside, family, link.index)?
             .iter()
             .any(|found| {
-                replay::route_table(found) == replay::route_table(&wanted)
+                route::table_of(found) == route::table_of(&wanted)
                     && found.header.destination_prefix_length
                         == wanted.header.destination_prefix_length
                     && replay::destination(found) == replay::destination(&wanted)

@@ -9,7 +9,6 @@ use netlink_packet_route::{
 };
 
 use super::{Result, Socket, rule};
-use crate::netdev::replay;
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -48,6 +47,18 @@ pub fn list_table(
     }
 }
 
+/// The table of a route.
+pub fn table_of(route: &RouteMessage) -> u32 {
+    route
+        .attributes
+        .iter()
+        .find_map(|a| match a {
+            RouteAttribute::Table(table) => Some(*table),
+            _ => None,
+        })
+        .unwrap_or(route.header.table.into())
+}
+
 /// The numbers of all tables that have a route, or that a rule looks up.
 ///
 /// # Errors
@@ -57,8 +68,8 @@ pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
     for family in FAMILIES {
         let mut filter = RouteMessage::default();
         filter.header.address_family = family;
-        tables.extend(dump(socket, &filter)?.iter().map(replay::route_table));
-        tables.extend(rule::list(socket, family)?.iter().map(replay::rule_table));
+        tables.extend(dump(socket, &filter)?.iter().map(table_of));
+        tables.extend(rule::list(socket, family)?.iter().map(rule::table_of));
     }
     Ok(tables)
 }

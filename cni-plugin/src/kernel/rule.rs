@@ -1,7 +1,10 @@
 //! Routing rules.
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable};
-use netlink_packet_route::{AddressFamily, rule::RuleMessage};
+use netlink_packet_route::{
+    AddressFamily,
+    rule::{RuleAttribute, RuleMessage},
+};
 
 use super::{Result, Socket};
 
@@ -41,4 +44,15 @@ pub fn delete(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()>
         Err(e) if e.is(libc::ENOENT) => Ok(()),
         done => done,
     }
+}
+
+/// The table a rule looks up.
+pub fn table_of(rule: &RuleMessage) -> u32 {
+    rule.attributes
+        .iter()
+        .find_map(|a| match a {
+            RuleAttribute::Table(table) => Some(*table),
+            _ => None,
+        })
+        .unwrap_or(rule.header.table.into())
 }

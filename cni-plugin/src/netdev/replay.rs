@@ -17,6 +17,8 @@ use netlink_packet_route::{
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
+use crate::kernel::{route, rule};
+
 /// `RT_TABLE_LOCAL`
 const LOCAL: u32 = 255;
 /// `RT_TABLE_MAIN`
@@ -98,18 +100,6 @@ fn with_flags(message: &AddressMessage, index: u32, flags: AddressFlags) -> Addr
     copy
 }
 
-/// The table of a route.
-pub fn route_table(route: &RouteMessage) -> u32 {
-    route
-        .attributes
-        .iter()
-        .find_map(|a| match a {
-            RouteAttribute::Table(table) => Some(*table),
-            _ => None,
-        })
-        .unwrap_or(route.header.table.into())
-}
-
 /// Whether the kernel makes the route itself: out of an address, of the interface being up, or
 /// of a router advertisement.
 pub fn is_kernel_made(route: &RouteMessage) -> bool {
@@ -120,7 +110,7 @@ pub fn is_kernel_made(route: &RouteMessage) -> bool {
         route.header.protocol,
         RouteProtocol::Kernel | RouteProtocol::Ra
     ) || route.header.kind != RouteType::Unicast
-        || route_table(route) == LOCAL
+        || route::table_of(route) == LOCAL
         || route.header.flags.contains(RouteFlags::Cloned)
         || multicast
 }
@@ -213,17 +203,6 @@ pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
     copy
 }
 
-/// The table a rule looks up.
-pub fn rule_table(rule: &RuleMessage) -> u32 {
-    rule.attributes
-        .iter()
-        .find_map(|a| match a {
-            RuleAttribute::Table(table) => Some(*table),
-            _ => None,
-        })
-        .unwrap_or(rule.header.table.into())
-}
-
 /// Whether a rule is about an interface: by its name, or because it looks up a table that has
 /// routes out of it and is not one of the common tables.
 pub fn rule_concerns(rule: &RuleMessage, name: &str, tables: &[u32]) -> bool {
@@ -231,7 +210,7 @@ pub fn rule_concerns(rule: &RuleMessage, name: &str, tables: &[u32]) -> bool {
         .attributes
         .iter()
         .any(|a| matches!(a, RuleAttribute::Iifname(n) | RuleAttribute::Oifname(n) if n == name));
-    let table = rule_table(rule);
+    let table = rule::table_of(rule);
     by_name || (!matches!(table, LOCAL | MAIN | DEFAULT) && tables.contains(&table))
 }
 
@@ -370,7 +349,7 @@ mod tests {
         assert!(leaves_elsewhere(&message, 3));
         let copy = route(&message, 3, 8);
         assert_eq!(copy.header.flags, RouteFlags::Onlink);
-        assert_eq!(route_table(&copy), 1000);
+        assert_eq!(route::table_of(&copy), 1000);
         assert!(copy.attributes.contains(&RouteAttribute::Oif(8)));
         assert!(copy.attributes.contains(&RouteAttribute::Priority(50)));
         assert!(!copy.attributes.contains(&RouteAttribute::NhId(9)));

@@ -225,7 +225,7 @@ impl Snapshot {
         for family in route::FAMILIES {
             let mut of_family = route::list(socket, family, link.index)?;
             of_family.retain(|route| !replay::is_kernel_made(route));
-            let tables: Vec<u32> = of_family.iter().map(replay::route_table).collect();
+            let tables: Vec<u32> = of_family.iter().map(route::table_of).collect();
             rules.extend(
                 rule::list(socket, family)?
                     .into_iter()

@@ -9,7 +9,7 @@ use netlink_packet_route::{
     rule::{RuleAttribute, RuleMessage},
 };
 
-use super::replay::{route_table, rule_table};
+use crate::kernel::{route, rule};
 
 /// `10.0.0.1/24`
 pub fn address(message: &AddressMessage) -> String {
@@ -52,7 +52,7 @@ pub fn route(message: &RouteMessage) -> String {
             _ => {}
         }
     }
-    let table = match route_table(message) {
+    let table = match route::table_of(message) {
         254 => String::new(),
         table => format!(" table {table}"),
     };
@@ -85,7 +85,7 @@ pub fn rule(message: &RuleMessage) -> String {
             _ => {}
         }
     }
-    format!("{priority}:{text} lookup {}", rule_table(message))
+    format!("{priority}:{text} lookup {}", rule::table_of(message))
 }
 
 /// `10.0.0.2 at 02:00:00:00:00:02`
