@@ -1,5 +1,6 @@
 """One scenario from its share to its results."""
 
+import dataclasses
 import fcntl
 import os
 import pathlib
@@ -18,6 +19,8 @@ from .scenario import Scenario
 LAB = pathlib.Path(__file__).resolve().parent.parent
 ROOT = LAB.parent.parent
 BOOT_SECONDS = 90
+# A real kubelet for the scenarios that have one, instead of the stand-in.
+KUBELET = os.environ.get("RDMA_LAB_KUBELET", "")
 CONSOLE_LINES = 12
 
 
@@ -82,6 +85,17 @@ class Play:
         (share / "guests").write_text(f"{self.scenario.guests}\n")
         for binary in found:
             shutil.copy(binary, share / "bin")
+        if KUBELET and "kubelet-standin" in self.scenario.standins:
+            if self.scenario.node_image:
+                raise Skipped("a real kubelet's static pods cannot have the DaemonSet's ConfigMap")
+            # A scenario calls it by the stand-in's name, whichever it is.
+            bin_ = share / "bin"
+            (bin_ / "kubelet-standin").rename(bin_ / "kubelet-standin.objects")
+            shutil.copy(KUBELET, bin_ / "kubelet")
+            shutil.copy(LAB / "guest/kubelet-real", bin_ / "kubelet-standin")
+            self.scenario = dataclasses.replace(
+                self.scenario, memory=self.scenario.memory + 1024, timeout=2 * self.scenario.timeout
+            )
         if self.scenario.image:
             shutil.copy(self.cache["image"] / "image.tar", share / "image.tar")
         if self.scenario.node_image:

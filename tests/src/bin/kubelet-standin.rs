@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use e2e::kubelet::Settings;
+use e2e::kubelet::{Pod, Settings};
 use e2e::node::control::{Reply, Request, ask, serve};
 use e2e::node::{Node, PodView};
 
@@ -81,6 +81,12 @@ enum Command {
     },
     /// Kill the kubelet and start it again; pods run on.
     RestartKubelet,
+    /// Print the Pods of manifests, each with a UID, one JSON document a line; asks no node.
+    Objects {
+        /// YAML files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
 }
 
 #[derive(Args)]
@@ -148,6 +154,15 @@ fn main() -> Result<ExitCode> {
         Command::RestartContainer { pod, container } => {
             let pod = full_name(&pod);
             ask(&control, &Request::RestartContainer { pod, container })?;
+        }
+        Command::Objects { files } => {
+            for file in files {
+                let manifest = std::fs::read_to_string(&file)
+                    .with_context(|| format!("read {}", file.display()))?;
+                for pod in Pod::from_manifest(&manifest)? {
+                    say(&format!("{}\n", serde_json::to_string(&pod)?));
+                }
+            }
         }
         Command::RestartKubelet => drop(ask(&control, &Request::RestartKubelet)?),
     }
