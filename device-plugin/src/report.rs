@@ -15,7 +15,7 @@ use crate::config::{Format, ResourceName};
 use crate::events::Reason;
 use crate::kubelet::holdings::Holdings;
 use crate::kubelet::service::AllocationCounts;
-use crate::kubelet::session::State;
+use crate::kubelet::session::{State, UNHEARD};
 use crate::reclaim;
 use crate::snapshot::{Health, Snapshot};
 
@@ -113,10 +113,15 @@ impl Report {
             let counts = pool.snapshot.as_ref()?.count();
             (counts.healthy == 0).then(|| format!("{} has no healthy unit", pool.resource))
         });
+        let unheard = self.pools.iter().filter_map(|pool| {
+            let unheard = pool.session.borrow().unheard > 0;
+            unheard.then(|| format!("{}: {UNHEARD}", pool.resource))
+        });
         let idle = self.reclaim.idle.iter();
         let idle = idle.map(|why| format!("nothing is cleaned up behind pods: {why}"));
         refused
             .chain(pools)
+            .chain(unheard)
             .chain(idle)
             .chain(self.left_out.clone())
             .chain(self.remarks.clone())

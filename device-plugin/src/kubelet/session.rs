@@ -72,6 +72,12 @@ impl Default for Timing {
     }
 }
 
+/// What it means when the kubelet opens no stream. Kubelets before 1.26 send the socket's path as
+/// the authority of their requests, which HTTP/2 does not allow (RFC 9113 8.3.1) and h2 refuses
+/// before any code of ours is called; kubernetes/kubernetes#112597 ended that.
+pub const UNHEARD: &str = "the kubelet took the registration, but asks for no units: kubelets \
+    before 1.26 cannot, update the node; a newer one says why in its own log";
+
 /// Where a session stands, for metrics and `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
@@ -85,6 +91,8 @@ pub struct State {
     pub failures: u64,
     /// Why the last attempt failed; cleared by success.
     pub last_error: Option<String>,
+    /// Registrations in a row after which no stream came: the kubelet cannot use what it accepted.
+    pub unheard: u32,
 }
 
 /// What a session is about; all of it lives as long as the resource is configured.
@@ -157,8 +165,10 @@ enum Trouble {
     SocketGone,
     /// `kubelet.sock` was replaced.
     KubeletRestarted,
-    /// No stream came, or the last one ended.
-    NoStream,
+    /// No stream came since the registration.
+    Unheard,
+    /// The last stream ended.
+    StreamEnded,
     /// Another process's socket for this resource went away.
     SiblingGone,
 }
@@ -290,9 +300,10 @@ impl Session {
                     tracing::info!(resource = %self.resource, reason = ?trouble, "serving anew");
                     return trouble;
                 }
-                Trouble::KubeletRestarted | Trouble::NoStream => {
+                Trouble::KubeletRestarted | Trouble::StreamEnded => {
                     tracing::info!(resource = %self.resource, reason = ?trouble, "registering again");
                 }
+                Trouble::Unheard => self.unheard(),
             }
         }
     }
@@ -400,14 +411,17 @@ impl Session {
         // Those from before the registration, and those that came during it.
         let mut siblings = siblings.clone();
         siblings.extend(self.siblings());
+        let mut without = Trouble::Unheard;
         // The deadline for a stream to come, while there is none.
         let mut patience = Some(tokio::time::Instant::now() + self.timing.stream);
         loop {
             let open = *streams.borrow_and_update();
             if open > 0 {
                 patience = None;
+                without = Trouble::StreamEnded;
                 self.state.send_if_modified(|state| {
                     let news = state.streaming_since.is_none();
+                    state.unheard = 0;
                     state.streaming_since.get_or_insert_with(Instant::now);
                     news
                 });
@@ -423,7 +437,7 @@ impl Session {
             };
             tokio::select! {
                 () = self.stop.cancelled() => return Trouble::Stop,
-                () = waiting => return Trouble::NoStream,
+                () = waiting => return without,
                 _ = streams.changed() => {}
                 _ = &mut served.task => return Trouble::SocketGone,
                 changed = self.contents.changed() => {
@@ -468,6 +482,16 @@ impl Session {
         tokio::select! {
             () = self.stop.cancelled() => Trouble::Stop,
             () = tokio::time::sleep(wait) => Trouble::SocketGone,
+        }
+    }
+
+    /// The kubelet took the registration and then asked for nothing.
+    fn unheard(&self) {
+        self.state.send_modify(|state| state.unheard += 1);
+        if self.state.borrow().unheard == 1 {
+            tracing::warn!(resource = %self.resource, "{UNHEARD}; registering again");
+        } else {
+            tracing::debug!(resource = %self.resource, "{UNHEARD}; registering again");
         }
     }
 

@@ -245,9 +245,20 @@ async fn registers_again_when_the_stream_ends_or_never_comes() {
     let mut plugin = scene.registered().await;
     let stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
     drop((stream, plugin));
-    // The second is not streamed from at all.
+    // The second is not streamed from at all, which is told until somebody does.
     let _silent = scene.registered().await;
-    let _third = scene.registered().await;
+    let mut third = scene.registered().await;
+    scene
+        .state
+        .wait_for(|state| state.unheard == 1)
+        .await
+        .unwrap();
+    let _stream = third.list_and_watch(Empty {}).await.unwrap().into_inner();
+    scene
+        .state
+        .wait_for(|state| state.unheard == 0)
+        .await
+        .unwrap();
     scene
         .state
         .wait_for(|state| state.registrations >= 3)
