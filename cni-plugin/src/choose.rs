@@ -89,7 +89,8 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
         );
         fetch_from_the_dead(node, &target, error)?;
     }
-    let identity = Identity::of(&get(node, &name)?);
+    let link = get(node, &name)?;
+    let identity = Identity::on(&node.host, &link);
     let lock = node.store.lock(&identity)?;
     let true_name = settle_claim(node, &identity)?;
     // Its name may have been repaired just now.

@@ -35,7 +35,7 @@ use crate::{
     layout::{self, Layout},
     netdev::{
         replay, restore,
-        snapshot::{Message, Snapshot},
+        snapshot::{Identity, Message, Snapshot},
         vf::Vf,
     },
     node::{Node, now},
@@ -249,6 +249,7 @@ impl Add<'_> {
     fn take_down(&mut self) -> Result<Snapshot, Error> {
         let link = &self.chosen.found.link;
         let mut taken = Snapshot::take(&mut self.node.socket, &self.node.host.proc, link)?;
+        taken.identity = Identity::on(&self.node.host, link);
         if let Some(address) = &taken.identity.bus_device {
             taken.vf = Vf::take(&self.node.host, &mut self.node.socket, address)?;
         }

@@ -216,6 +216,10 @@ fn restore(
     for altname in &taken.altnames {
         attempt(link::add_altname(ground.socket, &link, altname));
     }
+    if let Some(vf) = &taken.vf {
+        // What is refused is tried again, and told, at the end.
+        let _ = vf.restore_rights(ground.sys, ground.socket)?;
+    }
     let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
     // An IPoIB address is the port's own affair.
     if let Some(mac) = mac.filter(|mac| mac.bytes().len() == 6 && mac.bytes() != link.mac) {

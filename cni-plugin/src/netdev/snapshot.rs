@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use hca::MacAddress;
+use hca::{Host, MacAddress};
 use netlink_packet_core::{DecodeError, Emitable, Parseable};
 use netlink_packet_route::{
     address::AddressMessage, link::LinkFlags, neighbour::NeighbourMessage, route::RouteMessage,
@@ -20,7 +20,11 @@ use netlink_packet_route::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{replay, vf::Vf, words};
+use super::{
+    replay,
+    vf::{self, Vf},
+    words,
+};
 use crate::kernel::{self, Socket, address, link::Link, neighbour, route, rule, sysctl};
 
 /// What tells a netdev from others, whatever it is named and wherever it is.
@@ -54,15 +58,33 @@ impl Identity {
         }
     }
 
+    /// Of a link of the host. A VF is told by its PCI address alone: drivers of VFs take whatever
+    /// address the VF has at a reset for the burnt-in one (`igbvf_reset`, `ixgbevf_reset`), so
+    /// that it is another once a pod has set its own.
+    pub fn on(host: &Host, link: &Link) -> Self {
+        let mut identity = Identity::of(link);
+        if identity
+            .bus_device
+            .as_ref()
+            .is_some_and(|device| vf::is_vf(host, device))
+        {
+            identity.permanent_mac = None;
+        }
+        identity
+    }
+
     /// A file name that stands for this netdev and no other.
     pub fn key(&self) -> String {
-        let hardware = self.permanent_mac.as_ref().unwrap_or(&self.mac);
-        let bus = self
-            .bus_device
-            .as_deref()
-            .or(self.kind.as_deref())
-            .unwrap_or("netdev");
-        format!("{bus}-{}", port_part(hardware)).replace(['/', ':'], "-")
+        let words = match (&self.bus_device, &self.permanent_mac) {
+            (Some(bus), Some(mac)) => format!("{bus}-{}", port_part(mac)),
+            (Some(bus), None) => bus.clone(),
+            (None, mac) => {
+                let mac = mac.as_ref().unwrap_or(&self.mac);
+                let kind = self.kind.as_deref().unwrap_or("netdev");
+                format!("{kind}-{}", port_part(mac))
+            }
+        };
+        words.replace(['/', ':'], "-")
     }
 
     /// How surely a link is this netdev; none when it is not.
@@ -328,6 +350,39 @@ mod tests {
             taken.find(&links[..1]),
             None,
             "the other port of the same function"
+        );
+    }
+
+    #[test]
+    fn a_vf_is_found_though_its_driver_calls_another_address_burnt_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = hca::tree::Tree::new(dir.path());
+        tree.pci(&hca::tree::PciSpec {
+            total_vfs: 4,
+            ..hca::tree::PciSpec::MLX5
+        });
+        let address = "0000:3b:00.2";
+        tree.vf(
+            hca::tree::PciSpec::MLX5.address,
+            0,
+            &hca::tree::PciSpec {
+                address,
+                ..hca::tree::PciSpec::MLX5
+            },
+        );
+        let vf = |mac: u8| Link {
+            bus_device: Some(address.into()),
+            permanent_mac: vec![2, 0, 0, 0, 0, mac],
+            ..nic("eth1", 5, mac)
+        };
+        let taken = Identity::on(&tree.host(), &vf(1));
+        let links = [nic("eth2", 6, 1), vf(7)];
+        assert_eq!(taken.find(&links).unwrap().bus_device, vf(7).bus_device);
+        assert_eq!(taken.key(), Identity::on(&tree.host(), &vf(7)).key());
+        assert_eq!(
+            Identity::of(&vf(1)).find(&links),
+            None,
+            "a PF's does not change"
         );
     }
 

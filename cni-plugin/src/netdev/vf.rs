@@ -51,6 +51,25 @@ impl Vf {
         }))
     }
 
+    /// Gives back what differs of what the VF may do: all but its address, which it may then
+    /// set itself. One that the PF sets for it it could not change again before its driver is
+    /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, in words.
+    ///
+    /// # Errors
+    /// The PF cannot be looked at.
+    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> kernel::Result<Vec<String>> {
+        let rights = Vf {
+            properties: self
+                .properties
+                .iter()
+                .filter(|p| !is_mac(p))
+                .cloned()
+                .collect(),
+            ..self.clone()
+        };
+        rights.restore(sys, socket)
+    }
+
     /// Gives back what differs. Returns what could not be, in words.
     ///
     /// # Errors
@@ -95,6 +114,11 @@ impl Vf {
     }
 }
 
+/// Whether the host knows a PCI address as that of a VF.
+pub fn is_vf(host: &Host, address: &str) -> bool {
+    place(host, address).is_some()
+}
+
 /// The PF of a VF, and the VF's number.
 fn place(host: &Host, address: &str) -> Option<(PciAddress, u32)> {
     let function = hca::pci::read(host, address.parse().ok()?).ok()?;
@@ -110,10 +134,17 @@ fn netdev_of(host: &Host, pf: PciAddress) -> Option<String> {
     occupants.netdevs.into_iter().next().map(|n| n.name)
 }
 
+/// What a property that is an address begins with.
+const MAC: &str = "MAC address ";
+
+fn is_mac(property: &Message) -> bool {
+    property.text.starts_with(MAC)
+}
+
 /// A property worth keeping: not counters, nor what follows from others.
 fn kept(property: &VfInfo) -> Option<Message> {
     let text = match property {
-        VfInfo::Mac(p) => format!("MAC address {}", hca::MacAddress::new(p.mac.get(..6)?)),
+        VfInfo::Mac(p) => format!("{MAC}{}", hca::MacAddress::new(p.mac.get(..6)?)),
         VfInfo::Vlan(p) => format!("VLAN {} priority {}", p.vlan_id, p.qos),
         VfInfo::Rate(p) => format!("rate {} to {} Mb/s", p.min_tx_rate, p.max_tx_rate),
         VfInfo::SpoofCheck(p) => format!("spoof check {}", p.enabled),

@@ -19,7 +19,12 @@ equal "virtual functions are told apart, with their physical function" \
 	"$(printf '%s vf 0000:01:00.0\n' "${vf[@]}" | sort)" \
 	"$(jq -r '.hcas[] | "\(.id) \(.function) \(.pf)"' <<<"$seen" | sort)"
 
-before=$(host_state)
+ip link set eth0 vf 0 spoofchk off
+ip link set eth0 vf 0 trust on
+# What the driver of a virtual function calls its burnt-in address is whatever it had at a reset.
+whole_state() { host_state | sed 's/ permaddr [0-9a-f:]*//'; }
+before=$(whole_state)
+contains "the physical function holds what was set" 'vf 0 .*spoof checking off.*trust on' "$before"
 network() {
 	echo '{"cniVersion": "1.0.0", "name": "vfs", "type": "rdma-netdev", "attach": "move", "deviceID": "'"${vf[$1]}"'",
 		"ipam": {"type": "rdma-ipam", "range": "192.168.60.0/24"}}'
@@ -31,9 +36,16 @@ for number in 0 1; do
 	address[number]=$(ip -n pod$number -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }')
 done
 check "the pods reach each other" ip netns exec pod0 ping -c 2 -W 10 "${address[1]}"
+# What a pod and others do to it meanwhile is held by the physical function, and outlasts the pod.
+ip -n pod0 link set net1 address 02:00:00:00:00:07
+for change in "spoofchk on" "trust off" "vlan 7"; do
+	# shellcheck disable=SC2086 # words
+	ip link set eth0 vf 0 $change
+done
+contains "it is changed" 'vf 0 .*vlan 7.*spoof checking on.*trust off' "$(ip -o link show eth0)"
 for number in 0 1; do
 	check "virtual function $number comes home" cni rdma-netdev DEL pod$number pod$number net1 "$(network $number)"
 	ip netns delete pod$number
 	wait_for 30 settled "${nic[number]}"
 done
-as_before "both are as they were" "$before"
+as_before "both are as they were, with what the physical function holds of them" "$before" whole_state
