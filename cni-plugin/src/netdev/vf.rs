@@ -114,9 +114,17 @@ impl Vf {
     }
 }
 
-/// Whether the host knows a PCI address as that of a VF.
+/// Whether a PCI address is that of a VF. In a virtual machine that was given one only its
+/// driver's name tells (`igbvf`, `ixgbevf`, `iavf`).
 pub fn is_vf(host: &Host, address: &str) -> bool {
-    place(host, address).is_some()
+    let function = address
+        .parse()
+        .ok()
+        .and_then(|address| hca::pci::read(host, address).ok());
+    function.is_some_and(|function| {
+        matches!(function.sriov, hca::pci::Sriov::Virtual { .. })
+            || function.driver.is_some_and(|driver| driver.ends_with("vf"))
+    })
 }
 
 /// The PF of a VF, and the VF's number.
@@ -256,5 +264,16 @@ mod tests {
         assert_eq!(netdev_of(&host, pf).as_deref(), Some("ens1"));
         assert_eq!(place(&host, "0000:3b:00.0"), None);
         assert_eq!(place(&host, "virtio1"), None);
+        // As a virtual machine sees one that it was given.
+        tree.pci(&PciSpec {
+            address: "0000:05:00.0",
+            driver: "iavf",
+            ..PciSpec::MLX5
+        });
+        let vfs = ["0000:3b:00.0", "0000:3b:00.2", "0000:05:00.0", "virtio1"];
+        assert_eq!(
+            vfs.map(|address| is_vf(&host, address)),
+            [false, true, true, false]
+        );
     }
 }
