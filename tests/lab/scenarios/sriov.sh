@@ -43,9 +43,10 @@ for change in "spoofchk on" "trust off" "vlan 7"; do
 	ip link set eth0 vf 0 $change
 done
 contains "it is changed" 'vf 0 .*vlan 7.*spoof checking on.*trust off' "$(ip -o link show eth0)"
-for number in 0 1; do
-	check "virtual function $number comes home" cni rdma-netdev DEL pod$number pod$number net1 "$(network $number)"
-	ip netns delete pod$number
-	wait_for 30 settled "${nic[number]}"
-done
+check "virtual function 0 comes home" cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
+ip netns delete pod0
+ip -n pod1 link set net1 address 02:00:00:00:00:08
+ip netns delete pod1
+check "virtual function 1 does, though its namespace died" cni rdma-netdev DEL pod1 pod1 net1 "$(network 1)"
+for number in 0 1; do wait_for 30 settled "${nic[number]}"; done
 as_before "both are as they were, with what the physical function holds of them" "$before" whole_state
