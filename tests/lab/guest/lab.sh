@@ -233,6 +233,29 @@ start_kubelet() {
 	wait_for 90 kubelet-standin node
 }
 
+in_pod() { kubelet-standin exec "$1" -- "${@:2}"; }
+address_of() { in_pod "$1" ip -4 -o addr show dev "$2" | awk '{ print $4 }'; }
+# worker NAME NETWORKS RESOURCE COUNT: runs a pod that asks for what an example's network names.
+worker() {
+	cat >"/tmp/$1.yaml" <<-POD
+		apiVersion: v1
+		kind: Pod
+		metadata:
+		  name: $1
+		  annotations: {k8s.v1.cni.cncf.io/networks: "$2"}
+		spec:
+		  restartPolicy: Never
+		  containers:
+		  - name: main
+		    image: localhost/rdma-tools:1
+		    imagePullPolicy: IfNotPresent
+		    command: [sleep, infinity]
+		    securityContext: {capabilities: {add: [IPC_LOCK]}}
+		    resources: {limits: {$3: $4}}
+	POD
+	kubelet-standin run-pod "/tmp/$1.yaml"
+}
+
 # start_daemon CONFIGURATION: the device plugin.
 start_daemon() {
 	rdma-device-plugin run --config-file "$1" >"$LAB_OUT/rdma-device-plugin.log" 2>&1 &

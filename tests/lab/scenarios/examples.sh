@@ -15,28 +15,6 @@ done
 start_containerd
 install_cni $networks $rails
 start_kubelet
-in_pod() { kubelet-standin exec "$1" -- "${@:2}"; }
-# worker NAME NETWORKS RESOURCE COUNT: a pod that asks for what an example's network names.
-worker() {
-	cat >"/tmp/$1.yaml" <<-POD
-		apiVersion: v1
-		kind: Pod
-		metadata:
-		  name: $1
-		  annotations: {k8s.v1.cni.cncf.io/networks: "$2"}
-		spec:
-		  restartPolicy: Never
-		  containers:
-		  - name: main
-		    image: localhost/rdma-tools:1
-		    imagePullPolicy: IfNotPresent
-		    command: [sleep, infinity]
-		    securityContext: {capabilities: {add: [IPC_LOCK]}}
-		    resources: {limits: {$3: $4}}
-	POD
-	kubelet-standin run-pod "/tmp/$1.yaml"
-}
-address_of() { in_pod "$1" ip -4 -o addr show dev "$2" | awk '{ print $4 }'; }
 
 step "overlay shared: children of the HCA that a pod was given a slot of"
 before=$(host_state)
