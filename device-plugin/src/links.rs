@@ -14,7 +14,7 @@ use rdma_netdev::kernel::{self, Socket, link};
 use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::config::{Config, ResourceName};
-use crate::reclaim::{self, taken};
+use crate::reclaim::{self, Taken, taken};
 use crate::snapshot::Snapshot;
 
 /// What was done so far.
@@ -32,7 +32,7 @@ pub struct Down {
     resource: ResourceName,
     name: String,
     ifindex: u32,
-    /// The HCAs' identity, as the journal has it.
+    /// The HCA it is on, as the journal names it.
     id: hca::HcaId,
 }
 
@@ -42,7 +42,7 @@ impl Links {
         &self.faults
     }
 
-    /// Takes note of a look at the host; what is to be set up after it. Pure.
+    /// Takes note of a look at the host; what is to be set up after it. Asks nobody.
     pub fn note(
         &mut self,
         config: &Config,
@@ -108,19 +108,25 @@ impl Links {
 
 /// Sets netdevs up that no attachment of the journal is about.
 pub fn set_up(settings: &reclaim::Settings, all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
-    let attached: BTreeSet<hca::HcaId> = taken(settings).into_iter().map(|(id, ..)| id).collect();
-    let ours = all.into_iter().filter(|down| !attached.contains(&down.id));
+    let ours = unattached(all, &taken(settings));
     let mut socket = in_host_namespace(&settings.host)
         .map_err(|why| format!("{why}; set hostNetwork: true"))
         .and_then(|()| Socket::open().map_err(|error| error.to_string()));
-    ours.map(|down| {
-        let outcome = match &mut socket {
-            Ok(socket) => change(socket, &down).map_err(|error| error.to_string()),
-            Err(why) => Err(why.clone()),
-        };
-        (down, outcome)
-    })
-    .collect()
+    ours.into_iter()
+        .map(|down| {
+            let outcome = match &mut socket {
+                Ok(socket) => change(socket, &down).map_err(|error| error.to_string()),
+                Err(why) => Err(why.clone()),
+            };
+            (down, outcome)
+        })
+        .collect()
+}
+
+/// Those on no HCA of which a pod has a netdev.
+fn unattached(all: Vec<Down>, taken: &[Taken]) -> Vec<Down> {
+    let is_taken = |down: &Down| taken.iter().any(|(id, ..)| *id == down.id);
+    all.into_iter().filter(|down| !is_taken(down)).collect()
 }
 
 fn change(socket: &mut Socket, down: &Down) -> kernel::Result<()> {
@@ -133,7 +139,7 @@ mod tests {
     use hca::tree::{PciSpec, PortSpec, Tree};
 
     use super::*;
-    use crate::candidate::gather;
+    use crate::candidate::{LinkType, gather};
     use crate::config::parse;
     use crate::observe::Observation;
     use crate::pool::assemble;
@@ -210,6 +216,15 @@ mod tests {
         );
         let down = links.note(&config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma1"]);
+    }
+
+    #[test]
+    fn what_a_pod_has_or_the_cni_plugin_brings_home_is_left_to_it() {
+        let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
+        let down = Links::default().note(&config, &snapshots, &netdevs);
+        assert_eq!(names(&down), ["rdma0", "rdma1"]);
+        let taken = (down[0].id.clone(), "rdma0".to_owned(), LinkType::Ether);
+        assert_eq!(names(&unattached(down, &[taken])), ["rdma1"]);
     }
 
     #[test]

@@ -58,15 +58,15 @@ impl Identity {
         }
     }
 
-    /// Of a link of the host. A VF is told by its PCI address alone: drivers of VFs take whatever
-    /// address the VF has at a reset for the burnt-in one (`igbvf_reset`, `ixgbevf_reset`), so
-    /// that it is another once a pod has set its own.
+    /// Of a link of the host. A VF with one netdev is told by its PCI address alone: drivers of
+    /// VFs take whatever address the VF has at a reset for the burnt-in one (`igbvf_reset`,
+    /// `ixgbevf_reset`), so that it is another once a pod has set its own.
     pub fn on(host: &Host, link: &Link) -> Self {
         let mut identity = Identity::of(link);
         if identity
             .bus_device
             .as_ref()
-            .is_some_and(|device| vf::is_vf(host, device))
+            .is_some_and(|device| vf::is_single_port_vf(host, device))
         {
             identity.permanent_mac = None;
         }

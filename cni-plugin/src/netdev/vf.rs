@@ -114,16 +114,18 @@ impl Vf {
     }
 }
 
-/// Whether a PCI address is that of a VF. In a virtual machine that was given one only its
-/// driver's name tells (`igbvf`, `ixgbevf`, `iavf`).
-pub fn is_vf(host: &Host, address: &str) -> bool {
+/// Whether a PCI address is that of a VF with one netdev. In a virtual machine that was given one
+/// only its driver's name tells (`igbvf`, `ixgbevf`, `iavf`). mlx4 has the netdevs of both its
+/// ports on one function, and keeps their burnt-in addresses.
+pub fn is_single_port_vf(host: &Host, address: &str) -> bool {
     let function = address
         .parse()
         .ok()
         .and_then(|address| hca::pci::read(host, address).ok());
     function.is_some_and(|function| {
-        matches!(function.sriov, hca::pci::Sriov::Virtual { .. })
-            || function.driver.is_some_and(|driver| driver.ends_with("vf"))
+        let driver = function.driver.unwrap_or_default();
+        let is_virtual = matches!(function.sriov, hca::pci::Sriov::Virtual { .. });
+        driver != "mlx4_core" && (is_virtual || driver.ends_with("vf"))
     })
 }
 
@@ -270,10 +272,23 @@ mod tests {
             driver: "iavf",
             ..PciSpec::MLX5
         });
-        let vfs = ["0000:3b:00.0", "0000:3b:00.2", "0000:05:00.0", "virtio1"];
-        assert_eq!(
-            vfs.map(|address| is_vf(&host, address)),
-            [false, true, true, false]
+        tree.vf(
+            "0000:3b:00.0",
+            1,
+            &PciSpec {
+                address: "0000:3b:00.3",
+                driver: "mlx4_core",
+                ..PciSpec::MLX5
+            },
         );
+        for (address, single) in [
+            ("0000:3b:00.0", false),
+            ("0000:3b:00.2", true),
+            ("0000:3b:00.3", false),
+            ("0000:05:00.0", true),
+            ("virtio1", false),
+        ] {
+            assert_eq!(is_single_port_vf(&host, address), single, "{address}");
+        }
     }
 }
