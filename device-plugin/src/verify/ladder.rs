@@ -114,6 +114,8 @@ pub struct Climbed {
 
 /// Why a rung says nothing; somebody who knows that ping is filtered leaves that out.
 const NOT_TRIED: &str = "not tried: a rung below it failed, which --skip would leave out";
+/// The same where there is no pair of ports: the ends themselves cannot be left out.
+const NO_PAIR: &str = "not tried: there is no pair of ports, see the ends";
 /// How long a server may take to listen.
 const STARTING: Duration = Duration::from_secs(15);
 /// Between two tries of a client.
@@ -188,7 +190,7 @@ pub async fn climb(plan: &Plan) -> Climbed {
             standing = still;
         }
         if findings.is_empty() {
-            findings.push(Finding::not_applicable(NOT_TRIED));
+            findings.push(Finding::not_applicable(NO_PAIR));
         }
         climb.outcome(rung, findings);
     }
