@@ -11,11 +11,17 @@ use kubelet_api::podresources::{
     AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest,
 };
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 /// How long the kubelet may take.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The kubelet's own limit for a message of this API.
 const MOST_BYTES: usize = 16 << 20;
+/// The kubelet answers a hundred questions a second, ten at once, whoever asks
+/// (`pkg/kubelet/apis/podresources/constants.go`), and refuses the rest.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+/// How often it is asked again: for a second, well within [`PATIENCE`].
+const TRIES: u32 = 20;
 
 /// Devices of one resource in one container.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -95,7 +101,7 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
 /// # Errors
 /// What came back instead of an answer.
 pub async fn held(socket: &Path) -> Result<Vec<Held>, String> {
-    list(&mut client(socket).await?).await
+    list(&client(socket).await?).await
 }
 
 async fn client(socket: &Path) -> Result<PodResourcesListerClient<Channel>, String> {
@@ -107,9 +113,29 @@ async fn client(socket: &Path) -> Result<PodResourcesListerClient<Channel>, Stri
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES))
 }
 
-async fn list(client: &mut PodResourcesListerClient<Channel>) -> Result<Vec<Held>, String> {
-    let answer = client.list(ListPodResourcesRequest {}).await;
-    let list = answer
+/// Asks again for a while if the kubelet is asked too much just now.
+async fn patiently<T, Answer>(mut question: impl FnMut() -> Answer) -> Result<T, Status>
+where
+    Answer: Future<Output = Result<T, Status>>,
+{
+    for _ in 0..TRIES {
+        match question().await {
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                tokio::time::sleep(REFUSED_PAUSE).await;
+            }
+            answer => return answer,
+        }
+    }
+    question().await
+}
+
+async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<Held>, String> {
+    let question = || {
+        let mut client = client.clone();
+        async move { client.list(ListPodResourcesRequest {}).await }
+    };
+    let list = patiently(question)
+        .await
         .map_err(|status| format!("{:?}: {}", status.code(), status.message()))?
         .into_inner();
     let mut held = Vec::new();
@@ -128,13 +154,17 @@ async fn list(client: &mut PodResourcesListerClient<Channel>) -> Result<Vec<Held
 }
 
 async fn call(socket: &Path) -> Result<Devices, String> {
-    let mut client = client(socket).await?;
-    let held = list(&mut client).await?;
+    let client = client(socket).await?;
+    let held = list(&client).await?;
+    let question = || {
+        let mut client = client.clone();
+        async move {
+            let all = AllocatableResourcesRequest {};
+            client.get_allocatable_resources(all).await
+        }
+    };
     // Kubelets before 1.23 do not know this call; what is held matters more.
-    let allocatable = match client
-        .get_allocatable_resources(AllocatableResourcesRequest {})
-        .await
-    {
+    let allocatable = match patiently(question).await {
         Ok(answer) => by_resource(answer.into_inner().devices),
         Err(_) => Vec::new(),
     };

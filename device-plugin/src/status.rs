@@ -60,7 +60,10 @@ impl Status {
     #[must_use]
     pub fn units(&self) -> Vec<Units> {
         match (&self.daemon, &self.kubelet) {
-            (Ok(daemon), _) => pools(daemon).map(units_of).collect(),
+            (Ok(daemon), devices) => {
+                let held = devices.as_ref().ok().map(|devices| devices.held.as_slice());
+                pools(daemon).map(|pool| units_of(pool, held)).collect()
+            }
             (Err(_), Ok(devices)) => units_by_kubelet(devices),
             (Err(_), Err(_)) => Vec::new(),
         }
@@ -97,10 +100,12 @@ impl Status {
                 .as_ref()
                 .err()
                 .map(|e| format!("the daemon: {e}")),
-            self.kubelet
-                .as_ref()
-                .err()
-                .map(|e| format!("the kubelet: {e}")),
+            self.kubelet.as_ref().err().map(|e| match self.daemon {
+                Ok(_) => {
+                    format!("the kubelet: {e}; who holds what is what it last told the daemon")
+                }
+                Err(_) => format!("the kubelet: {e}"),
+            }),
             self.attachments
                 .as_ref()
                 .err()
@@ -156,18 +161,26 @@ fn word(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn units_of(pool: &Value) -> Units {
+/// A pool of the daemon's, with what the kubelet says is held if it says so: that is the newer word.
+fn units_of(pool: &Value, held: Option<&[Held]>) -> Units {
+    let resource = word(&pool["resource"]);
     let kubelet = match (pool["registered"].as_bool(), pool["streaming"].as_bool()) {
         (Some(true), Some(true)) => "listening".to_owned(),
         (Some(true), _) => "registered".to_owned(),
         _ => format!("not registered: {}", word(&pool["lastError"])),
     };
-    let held = pool["held"].as_array();
+    let held = match held {
+        Some(all) => {
+            let of_pool = all.iter().filter(|one| one.resource == resource);
+            Some(of_pool.map(|one| one.ids.len()).sum())
+        }
+        None => pool["held"].as_array().map(Vec::len),
+    };
     Units {
-        resource: word(&pool["resource"]),
+        resource,
         healthy: pool.pointer("/units/healthy").and_then(Value::as_u64),
         unhealthy: pool.pointer("/units/unhealthy").and_then(Value::as_u64),
-        held: held.and_then(|held| u64::try_from(held.len()).ok()),
+        held: held.and_then(|held| u64::try_from(held).ok()),
         kubelet,
     }
 }
@@ -385,6 +398,23 @@ mod tests {
                 .told()
                 .contains(&"rdma/a is not registered".to_owned())
         );
+    }
+
+    #[test]
+    fn what_is_held_is_the_kubelets_word_beside_the_daemons_older_one() {
+        let status = Status {
+            daemon: Ok(json!({"pools": [{
+                "resource": "rdma/a", "units": {"healthy": 2, "unhealthy": 0}, "held": [],
+                "registered": true, "streaming": true,
+            }]})),
+            kubelet: Ok(Devices {
+                held: vec![held("rdma/a", &["pool_3e71787e_0"]), held("rdma/b", &["x"])],
+                allocatable: Vec::new(),
+            }),
+            ..nobody()
+        };
+        let [units] = status.units().try_into().unwrap();
+        assert_eq!((units.healthy, units.held), (Some(2), Some(1)));
     }
 
     #[test]
