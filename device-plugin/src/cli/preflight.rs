@@ -11,7 +11,7 @@ use hca::NetnsMode;
 
 use crate::config;
 use crate::preflight::check::{Outcome, Selection};
-use crate::preflight::context::{Context, Scope, Settings, Wishes};
+use crate::preflight::context::{Context, Scope, Settings, Wishes, mounted};
 use crate::preflight::verdict::Verdict;
 use crate::preflight::{catalogue, report, run};
 
@@ -71,11 +71,12 @@ pub struct Preflight {
     networks: Option<PathBuf>,
     #[command(flatten)]
     host: super::HostRoot,
-    /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root]
+    /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
+    /// DaemonSet mounts it]
     #[arg(long, value_name = "DIR", env = "RDMA_KUBELET_ROOT_DIR")]
     kubelet_root_dir: Option<PathBuf>,
     /// Where the kubelet expects device plugins [default: var/lib/kubelet/device-plugins below
-    /// --host-root]
+    /// --host-root, or where the DaemonSet mounts it]
     #[arg(long, value_name = "DIR", env = "RDMA_DEVICE_PLUGIN_DIR")]
     device_plugin_dir: Option<PathBuf>,
     /// Where CNI programs are [default: opt/cni/bin below --host-root]
@@ -84,7 +85,8 @@ pub struct Preflight {
     /// Where CNI configurations are [default: etc/cni/net.d below --host-root]
     #[arg(long, value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
-    /// The node policy [default: etc/rdma-netdev/policy.json below --host-root]
+    /// The node policy [default: etc/rdma-netdev/policy.json below --host-root, or where the
+    /// DaemonSet mounts it]
     #[arg(long, value_name = "FILE", env = "RDMA_NETDEV_POLICY")]
     policy: Option<PathBuf>,
 }
@@ -179,6 +181,11 @@ impl Preflight {
         let or = |given: &Option<PathBuf>, place: &str| {
             given.clone().unwrap_or_else(|| root.join(place))
         };
+        let or_mounted = |given: &Option<PathBuf>, place: &str| {
+            given
+                .clone()
+                .unwrap_or_else(|| mounted(&root, Path::new(place)))
+        };
         let defaults = self.defaults.read();
         let config = self
             .config_file
@@ -186,11 +193,14 @@ impl Preflight {
             .map(|file| config::load(file, &defaults));
         let config = config.transpose()?;
         Ok(Settings {
-            kubelet_root_dir: or(&self.kubelet_root_dir, "var/lib/kubelet"),
-            device_plugin_dir: or(&self.device_plugin_dir, "var/lib/kubelet/device-plugins"),
+            kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
+            device_plugin_dir: or_mounted(
+                &self.device_plugin_dir,
+                "var/lib/kubelet/device-plugins",
+            ),
             cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
-            policy: or(&self.policy, "etc/rdma-netdev/policy.json"),
+            policy: or_mounted(&self.policy, "etc/rdma-netdev/policy.json"),
             scope: if self.pod { Scope::Pod } else { Scope::Node },
             wishes: Wishes {
                 netns_mode: self.netns_mode.map(|mode| match mode {

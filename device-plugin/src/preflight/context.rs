@@ -1,10 +1,12 @@
 //! What is looked at: roots, the node's devices, and what the administrator wants of them.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hca::{Host, NetnsMode};
+use nix::net::if_::if_nameindex;
 
 use crate::candidate::gather;
 use crate::config::{Config, Sharing};
@@ -72,6 +74,7 @@ pub struct Context {
     pub seen: Observation,
     /// RDMA devices by the pools that have them; `None` without a configuration.
     pub pools: Option<Pools>,
+    live: bool,
 }
 
 /// Which pools have which RDMA devices.
@@ -100,18 +103,21 @@ impl Context {
             .config
             .as_ref()
             .map(|config| memberships(config, &seen));
+        let live = is_running_kernel(&settings.root) && is_own_network(&host);
         Ok(Self {
             settings,
             host,
             seen,
             pools,
+            live,
         })
     }
 
-    /// True if the running kernel may be asked as well: it is the one whose files are read.
+    /// True if the running kernel may be asked as well: it is the one whose files are read, and
+    /// this process is in the network namespace that they show.
     #[must_use]
     pub fn live(&self) -> bool {
-        self.settings.root == Path::new("/")
+        self.live
     }
 
     /// True if the container's checks are made.
@@ -144,6 +150,54 @@ impl Context {
     }
 }
 
+/// Whether the files below `root` are the running kernel's: on the host itself, or in a container
+/// with the host's mounted there. A tree that was copied from a machine has another boot's id or none
+/// (`Documentation/admin-guide/sysctl/kernel.rst`, random).
+#[must_use]
+pub fn is_running_kernel(root: &Path) -> bool {
+    let boot = |root: &Path| fs::read(root.join("proc/sys/kernel/random/boot_id")).ok();
+    let here = Path::new("/");
+    root == here || boot(root).is_some_and(|id| boot(here) == Some(id))
+}
+
+/// A directory or file of the host that the `DaemonSet` mounts at its own place: below `root`, or
+/// there if it is this machine's and not below `root`.
+#[must_use]
+pub fn mounted(root: &Path, path: &Path) -> PathBuf {
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let (below, own) = (root.join(relative), Path::new("/").join(relative));
+    if !below.exists() && own.exists() && is_running_kernel(root) {
+        own
+    } else {
+        below
+    }
+}
+
+/// Whether the netdevs that sysfs shows are those of this process's network namespace.
+fn is_own_network(host: &Host) -> bool {
+    let Ok(own) = if_nameindex() else {
+        return false;
+    };
+    let index = |name: &str| {
+        let file = host.sys.join("class/net").join(name).join("ifindex");
+        fs::read_to_string(file).ok()?.trim().parse::<u32>().ok()
+    };
+    let shown = fs::read_dir(host.sys.join("class/net"));
+    // Files such as bonding_masters are no netdevs.
+    let shown = shown.map_or(0, |entries| {
+        let entries = entries.filter_map(Result::ok);
+        entries
+            .filter(|entry| entry.path().join("ifindex").exists())
+            .count()
+    });
+    let own: Vec<_> = own.iter().collect();
+    shown == own.len()
+        && own.iter().all(|netdev| {
+            let name = netdev.name().to_string_lossy();
+            index(&name) == Some(netdev.index())
+        })
+}
+
 fn memberships(config: &Config, seen: &Observation) -> Pools {
     let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
     let assembled = pool::assemble(config, &candidates, seen, &[]);
@@ -169,4 +223,54 @@ fn memberships(config: &Config, seen: &Observation) -> Pools {
         }
     }
     pools
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mounted_root_is_told_from_a_copied_tree() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        assert!(is_running_kernel(Path::new("/")));
+        assert!(!is_running_kernel(root));
+        let file = "proc/sys/kernel/random/boot_id";
+        fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
+        fs::write(root.join(file), "0e2bd5b7-8d5f-4d2c-9d0b-1c7f5c1f3a77\n").unwrap();
+        assert!(!is_running_kernel(root));
+        // What the DaemonSet mounts is looked for at its own place only where that is this host's.
+        assert_eq!(
+            mounted(root, Path::new("/proc/self")),
+            root.join("proc/self")
+        );
+        fs::copy(Path::new("/").join(file), root.join(file)).unwrap();
+        assert!(is_running_kernel(root));
+        assert_eq!(
+            mounted(root, Path::new("/proc/self")),
+            Path::new("/proc/self")
+        );
+        assert_eq!(mounted(root, Path::new("/proc/sys")), root.join("proc/sys"));
+        let nowhere = Path::new("/nowhere/at/all");
+        assert_eq!(mounted(root, nowhere), root.join("nowhere/at/all"));
+    }
+
+    #[test]
+    fn another_namespaces_netdevs_are_not_asked_about() {
+        let tree = tempfile::tempdir().unwrap();
+        let host = Host::at(tree.path());
+        let add = |name: &str, index: u32| {
+            let directory = tree.path().join("sys/class/net").join(name);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("ifindex"), format!("{index}\n")).unwrap();
+        };
+        assert!(!is_own_network(&host));
+        for netdev in &if_nameindex().unwrap() {
+            add(&netdev.name().to_string_lossy(), netdev.index());
+        }
+        fs::write(tree.path().join("sys/class/net/bonding_masters"), "\n").unwrap();
+        assert!(is_own_network(&host));
+        add("not-here", 4_000_000);
+        assert!(!is_own_network(&host));
+    }
 }

@@ -22,6 +22,8 @@ pub struct Facts {
     pub policies: Option<Policies>,
     /// NUMA nodes.
     pub numa_nodes: usize,
+    /// The directories of CNI programs and configurations are in sight, or are missing on the host.
+    pub cni: bool,
     /// A program or configuration of Multus is here.
     pub multus: bool,
     /// Resources that networks refer to, by network; `None` if networks were not given.
@@ -268,7 +270,7 @@ fn k05_networks(facts: &Facts) -> Vec<Finding> {
     if networks.is_empty() {
         return vec![Finding::not_applicable("no network refers to a resource")];
     }
-    if facts.kubelet && !facts.multus {
+    if facts.kubelet && facts.cni && !facts.multus {
         return vec![Finding::fail(
             "networks refer to resources, but Multus is not on this node",
             "install Multus; look into the CNI directories (--cni-conf-dir, --cni-bin-dir)",
@@ -361,6 +363,12 @@ fn k07_twice(facts: &Facts) -> Vec<Finding> {
 fn k08_programs(facts: &Facts) -> Vec<Finding> {
     if let Some(none) = no_kubelet(facts) {
         return none;
+    }
+    if !facts.cni {
+        return vec![Finding::unknown(
+            "the CNI directories are not in sight: look on the node, or name where they are mounted \
+             with --cni-bin-dir and --cni-conf-dir",
+        )];
     }
     let mut findings: Vec<Finding> = facts
         .programs

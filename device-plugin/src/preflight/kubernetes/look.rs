@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{Asked, Facts, Opened, PluginDir, Policies};
 use crate::install;
 use crate::podresources;
-use crate::preflight::context::Context;
+use crate::preflight::context::{Context, mounted};
 use crate::preflight::files;
 
 /// The annotation by which a network refers to a resource.
@@ -41,6 +41,8 @@ pub fn look(context: &Context) -> Facts {
         pod_resources,
         policies: policies(context),
         numa_nodes: context.seen.machine.numa.nodes.len(),
+        cni: settings.root == Path::new("/")
+            || (settings.cni_bin_dir.is_dir() && settings.cni_conf_dir.is_dir()),
         multus: cni_configurations.iter().any(of_multus) || programs.iter().any(of_multus),
         networks: settings.networks.as_ref().map(networks),
         resources: resources(context, &registered),
@@ -287,11 +289,11 @@ fn resources(
 /// Opens each store of the policy, without writing to it.
 fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
     let mut policy = Policy::load(&context.settings.policy).map_err(|error| error.to_string())?;
-    // In a container the host's directories are below the mount of its root.
+    let root = &context.settings.root;
     for StorePolicy::File { directory, .. } in policy.stores.values_mut() {
-        *directory = context.path(&directory.to_string_lossy());
+        *directory = mounted(root, directory);
     }
-    policy.state_dir = context.path(&policy.state_dir.to_string_lossy());
+    policy.state_dir = mounted(root, &policy.state_dir);
     let node = Node::look(&context.settings.root, &policy.node_name(None));
     let open = |name: &String| -> Opened {
         let node = node.as_ref().map_err(|error| {

@@ -19,6 +19,7 @@ fn good() -> Facts {
             most_numa_nodes: None,
         }),
         numa_nodes: 2,
+        cni: true,
         multus: true,
         networks: Some([("ml/rail".to_owned(), "rdma/rails".to_owned())].into()),
         resources: Some(["rdma/rails".to_owned()].into()),
@@ -210,6 +211,12 @@ fn each_check_says_what_is_wrong() {
             with(|facts| facts.cni_configurations.clear()),
             Warn,
             "no pod network",
+        ),
+        (
+            "K08",
+            with(|facts| facts.cni = false),
+            Unknown,
+            "--cni-bin-dir",
         ),
         ("K09", good(), Pass, ""),
         (
