@@ -1,5 +1,7 @@
 //! What this node's pods have of it, by the journal, for people and for `status`.
 
+use std::path::Path;
+
 use ipam::table::{age, cell, table};
 use serde::Serialize;
 
@@ -37,9 +39,10 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// What a record says; `boot` is the kernel's boot ID, or empty where it cannot be read.
+    /// What a record says; `proc` is the host's, `boot` the kernel's boot ID, or empty where it
+    /// cannot be read.
     #[must_use]
-    pub fn of(record: &Record, boot: &str) -> Self {
+    pub fn of(record: &Record, proc: &Path, boot: &str) -> Self {
         let (kind, netdev) = what(record);
         let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let moved = record.moved.as_ref();
@@ -53,7 +56,7 @@ impl Attachment {
             pci_address: moved.and_then(|moved| moved.identity.bus_device.clone()),
             rdma_devices: record.rdma.iter().map(|rdma| rdma.name.clone()).collect(),
             netns: record.netns.path.clone(),
-            netns_state: fate(record, boot),
+            netns_state: fate(record, proc, boot),
             created: record.created,
         }
     }
@@ -72,11 +75,11 @@ pub fn what(record: &Record) -> (&str, &str) {
 }
 
 /// What became of the attachment's namespace.
-fn fate(record: &Record, boot: &str) -> &'static str {
+fn fate(record: &Record, proc: &Path, boot: &str) -> &'static str {
     if !boot.is_empty() && record.boot != boot {
         return "gone";
     }
-    match netns(&record.netns) {
+    match netns(&record.netns, proc) {
         Netns::Present => "alive",
         Netns::Gone => "gone",
         Netns::Unknown(_) => "unknown",

@@ -18,9 +18,9 @@ pub const MIN_AGE_SECONDS: u64 = 60;
 
 /// Why an attachment is over, if it is.
 ///
-/// `boot` is the kernel's boot ID now, empty where it does not tell; `now` is in seconds since
-/// 1970.
-pub fn over(record: &Record, boot: &str, now: u64) -> Option<&'static str> {
+/// `proc` is the host's; `boot` is the kernel's boot ID now, empty where it does not tell; `now` is
+/// in seconds since 1970.
+pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'static str> {
     if now.saturating_sub(record.created) < MIN_AGE_SECONDS {
         return None;
     }
@@ -28,18 +28,12 @@ pub fn over(record: &Record, boot: &str, now: u64) -> Option<&'static str> {
     if !boot.is_empty() && !record.boot.is_empty() && record.boot != boot {
         return Some("its boot is over");
     }
-    (netns(&record.netns) == Netns::Gone).then_some("its network namespace is gone")
+    (netns(&record.netns, proc) == Netns::Gone).then_some("its network namespace is gone")
 }
 
-/// What became of an attachment's namespace. `/var/run` is a link to `/run` on every host, but
-/// need not be in a container's own file system.
-pub fn netns(of: &journal::Netns) -> Netns {
-    let plain = of
-        .path
-        .strip_prefix("/var/run/")
-        .map(|rest| format!("/run/{rest}"));
-    let path = plain.as_deref().unwrap_or(&of.path);
-    netns::look(Path::new("/"), path, Some(of.inode))
+/// What became of an attachment's namespace, seen from this process' file system.
+pub fn netns(of: &journal::Netns, proc: &Path) -> Netns {
+    netns::look(Path::new("/"), proc, &of.path, Some(of.inode))
 }
 
 /// Whether this process is in the network namespace of the host that `sys` shows: what is to be
@@ -94,6 +88,7 @@ mod tests {
     #[test]
     fn an_attachment_is_over_on_evidence_alone() {
         let dir = tempfile::tempdir().unwrap();
+        let proc = Path::new("/proc");
         let gone = dir.path().join("gone").display().to_string();
         let file = dir.path().join("plain");
         std::fs::write(&file, "").unwrap();
@@ -117,9 +112,10 @@ mod tests {
             (record(0, "", &file.display().to_string()), None),
         ];
         for (record, expected) in cases {
-            assert_eq!(over(&record, "this", 1000), expected, "{record:?}");
+            assert_eq!(over(&record, proc, "this", 1000), expected, "{record:?}");
         }
-        assert_eq!(over(&record(0, "other", "/proc/1/ns/net"), "", 1000), None);
+        let record = record(0, "other", "/proc/1/ns/net");
+        assert_eq!(over(&record, proc, "", 1000), None);
     }
 
     #[test]

@@ -214,7 +214,7 @@ fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut C
                 continue;
             }
         };
-        let Some(why) = over(&record, &node.boot, now()) else {
+        let Some(why) = over(&record, &node.host.proc, &node.boot, now()) else {
             continue;
         };
         let seen = sightings.contains(key.as_str());
@@ -255,6 +255,7 @@ fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
         };
         let options = ipam::reclaim::Options {
             netns_root: Path::new("/"),
+            proc: &node.host.proc,
             state_dir: &node.policy.state_dir,
             store: name,
             dry_run: false,

@@ -271,7 +271,7 @@ pub fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             notes.extend(complaints);
             let records = records.iter();
             records
-                .map(|(_, record)| Attachment::of(record, &node.boot))
+                .map(|(_, record)| Attachment::of(record, &node.host.proc, &node.boot))
                 .collect()
         })
         .map_err(|error| error.to_string());

@@ -30,6 +30,8 @@ pub const MIN_GAP: Duration = Duration::from_secs(5);
 pub struct Options<'a> {
     /// Prefix of the paths of network namespaces: `/` for who sees the host's.
     pub netns_root: &'a Path,
+    /// The host's `/proc`.
+    pub proc: &'a Path,
     /// The policy's `stateDir`.
     pub state_dir: &'a Path,
     /// The store's name in the policy.
@@ -220,7 +222,12 @@ impl Run<'_> {
 
     fn judge(&self, lease: &Lease) -> Option<Over> {
         let netns = |holder: &Holder| match &holder.netns {
-            Some(path) => netns::look(self.options.netns_root, path, holder.netns_inode),
+            Some(path) => netns::look(
+                self.options.netns_root,
+                self.options.proc,
+                path,
+                holder.netns_inode,
+            ),
             None => Netns::Unknown("no namespace is recorded"),
         };
         over(&lease.holder, self.store.node(), netns)

@@ -43,7 +43,7 @@ impl Reclaim {
             before.len(),
             before
                 .into_iter()
-                .filter(|(_, record)| over(record, &node.boot, now()).is_some())
+                .filter(|(_, record)| over(record, &node.host.proc, &node.boot, now()).is_some())
                 .collect(),
         );
         if !dead.is_empty() {
@@ -56,7 +56,7 @@ impl Reclaim {
                 Ok(Some(record)) if record == seen => record,
                 _ => continue,
             };
-            let Some(why) = over(&record, &node.boot, now()) else {
+            let Some(why) = over(&record, &node.host.proc, &node.boot, now()) else {
                 continue;
             };
             let error = match self.dry_run {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hca::{Host, NetnsMode};
-use nix::net::if_::if_nameindex;
+use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::candidate::gather;
 use crate::config::{Config, Sharing};
@@ -103,7 +103,7 @@ impl Context {
             .config
             .as_ref()
             .map(|config| memberships(config, &seen));
-        let live = is_running_kernel(&settings.root) && is_own_network(&host);
+        let live = is_running_kernel(&settings.root) && in_host_namespace(&host).is_ok();
         Ok(Self {
             settings,
             host,
@@ -173,31 +173,6 @@ pub fn mounted(root: &Path, path: &Path) -> PathBuf {
     }
 }
 
-/// Whether the netdevs that sysfs shows are those of this process's network namespace.
-fn is_own_network(host: &Host) -> bool {
-    let Ok(own) = if_nameindex() else {
-        return false;
-    };
-    let index = |name: &str| {
-        let file = host.sys.join("class/net").join(name).join("ifindex");
-        fs::read_to_string(file).ok()?.trim().parse::<u32>().ok()
-    };
-    let shown = fs::read_dir(host.sys.join("class/net"));
-    // Files such as bonding_masters are no netdevs.
-    let shown = shown.map_or(0, |entries| {
-        let entries = entries.filter_map(Result::ok);
-        entries
-            .filter(|entry| entry.path().join("ifindex").exists())
-            .count()
-    });
-    let own: Vec<_> = own.iter().collect();
-    shown == own.len()
-        && own.iter().all(|netdev| {
-            let name = netdev.name().to_string_lossy();
-            index(&name) == Some(netdev.index())
-        })
-}
-
 fn memberships(config: &Config, seen: &Observation) -> Pools {
     let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
     let assembled = pool::assemble(config, &candidates, seen, &[]);
@@ -253,24 +228,5 @@ mod tests {
         assert_eq!(mounted(root, Path::new("/proc/sys")), root.join("proc/sys"));
         let nowhere = Path::new("/nowhere/at/all");
         assert_eq!(mounted(root, nowhere), root.join("nowhere/at/all"));
-    }
-
-    #[test]
-    fn another_namespaces_netdevs_are_not_asked_about() {
-        let tree = tempfile::tempdir().unwrap();
-        let host = Host::at(tree.path());
-        let add = |name: &str, index: u32| {
-            let directory = tree.path().join("sys/class/net").join(name);
-            fs::create_dir_all(&directory).unwrap();
-            fs::write(directory.join("ifindex"), format!("{index}\n")).unwrap();
-        };
-        assert!(!is_own_network(&host));
-        for netdev in &if_nameindex().unwrap() {
-            add(&netdev.name().to_string_lossy(), netdev.index());
-        }
-        fs::write(tree.path().join("sys/class/net/bonding_masters"), "\n").unwrap();
-        assert!(is_own_network(&host));
-        add("not-here", 4_000_000);
-        assert!(!is_own_network(&host));
     }
 }

@@ -20,6 +20,7 @@ impl Reclaim {
         let (plugin, store) = global.open()?;
         let options = Options {
             netns_root: &global.host_root,
+            proc: &global.host_root.join("proc"),
             state_dir: &plugin.policy().state_dir,
             store: &global.store,
             dry_run: self.dry_run,

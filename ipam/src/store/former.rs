@@ -107,6 +107,6 @@ impl Store {
         let Some(path) = &holder.netns else {
             return false;
         };
-        netns::look(Path::new("/"), path, holder.netns_inode) == Netns::Gone
+        netns::look(Path::new("/"), Path::new("/proc"), path, holder.netns_inode) == Netns::Gone
     }
 }

@@ -59,6 +59,11 @@ contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <
 check "status in the container knows everybody" in_daemon rdma-device-plugin status
 contains "status: units, attachments, addresses" \
 	'1000 .*listening.*rdma-test-pod-1.*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"
+# Here /var/run, where the runtime makes them, is no link to the /run/netns that the container has.
+equal "the container sees that the namespaces of both pods are alive" "alive alive" \
+	"$(in_daemon rdma-device-plugin status --json | jq -r '[.attachments[].netnsState] | join(" ")')"
+equal "and says so where it cannot tell" "unknown unknown" \
+	"$(in_daemon rdma-netdev list --json | jq -r '[.[].netnsState] | join(" ")')"
 check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
 check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=1000
