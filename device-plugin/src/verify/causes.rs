@@ -115,10 +115,14 @@ const TOOLS: &[Cause] = &[
     },
 ];
 
+/// What perftest says of its socket whenever there is none, in the words it has for a device.
+const OF_ITS_SOCKET: &str = "Unable to open file descriptor for socket connection";
+
 /// The first known meaning of what a tool printed.
 #[must_use]
 pub fn of(text: &str) -> Option<&'static Cause> {
-    of_collective(text).or_else(|| first(TOOLS, text))
+    let text = text.replace(OF_ITS_SOCKET, "");
+    of_collective(&text).or_else(|| first(TOOLS, &text))
 }
 
 /// Of NCCL's output, where a warning may come beside a good result: only what ends or ruins it.
@@ -141,6 +145,11 @@ mod tests {
         assert!(of(text).unwrap().remedy.contains("4791"));
         let both = "Couldn't allocate MR\n Couldn't create IB resources\n";
         assert!(of(both).unwrap().why.contains("memlock"));
+        let client = "Couldn't connect to 10.0.0.1:18515\nUnable to open file descriptor for \
+                      socket connection\n Unable to init the socket connection\n";
+        assert!(of(client).unwrap().why.contains("TCP port"));
+        let server = format!("{client}\nIB device mlx5_9 not found\n Unable to find the device\n");
+        assert!(of(&server).unwrap().why.contains("the device it was given"));
         assert_eq!(of("all is well"), None);
     }
 

@@ -116,7 +116,8 @@ pub struct Climbed {
 const NOT_TRIED: &str = "not tried: a rung below it failed, which --skip would leave out";
 /// The same where there is no pair of ports: the ends themselves cannot be left out.
 const NO_PAIR: &str = "not tried: there is no pair of ports, see the ends";
-/// How long a server may take to listen.
+/// How long a server may take to listen, at least; half of what it may take at all, where that is
+/// more: a busy API server starts a command in a pod in its own time.
 const STARTING: Duration = Duration::from_secs(15);
 /// Between two tries of a client.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -458,11 +459,12 @@ impl Climb<'_> {
         let listening = self.run(&self.plan.server, server);
         let calling = async {
             let started = Instant::now();
+            let starting = STARTING.max(self.plan.patience / 2);
             loop {
                 tokio::time::sleep(AGAIN).await;
                 let ended = self.run(&self.plan.client, client).await;
                 let refused = REFUSED.iter().any(|word| ended.text.contains(word));
-                if ended.fine || !refused || started.elapsed() > STARTING {
+                if ended.fine || !refused || started.elapsed() > starting {
                     return ended;
                 }
             }
