@@ -21,6 +21,8 @@ ROOT = LAB.parent.parent
 BOOT_SECONDS = 90
 # A real kubelet for the scenarios that have one, instead of the stand-in.
 KUBELET = os.environ.get("RDMA_LAB_KUBELET", "")
+# A folder with the programs of a whole cluster, for the scenarios that need one.
+KUBERNETES = os.environ.get("RDMA_LAB_KUBERNETES", "")
 CONSOLE_LINES = 12
 
 
@@ -72,6 +74,8 @@ class Play:
         if self.scenario.qemu and (have := qemu_version()) < self.scenario.qemu:
             wanted, version = (".".join(map(str, v)) for v in (self.scenario.qemu, have))
             raise Skipped(f"needs QEMU {wanted} or newer, this machine has {version}")
+        if self.scenario.kubernetes and not KUBERNETES:
+            raise Skipped("needs RDMA_LAB_KUBERNETES, a folder with a cluster's programs (tests/lab/README.md)")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
         found += [self.binaries.standin(name) for name in self.scenario.standins]
         share = self.directory / "share"
@@ -96,6 +100,11 @@ class Play:
             self.scenario = dataclasses.replace(
                 self.scenario, memory=self.scenario.memory + 1024, timeout=2 * self.scenario.timeout
             )
+        if self.scenario.kubernetes:
+            shutil.copytree(KUBERNETES, share / "kubernetes")
+            # A cluster's key for its service accounts is made where the cluster is.
+            key = ["openssl", "genrsa", "-out", share / "kubernetes/service-accounts.key", "2048"]
+            subprocess.run(key, check=True, capture_output=True)
         if self.scenario.image:
             shutil.copy(self.cache["image"] / "image.tar", share / "image.tar")
         if self.scenario.node_image:
@@ -226,7 +235,7 @@ class Play:
         self.shown()
         remark = f"{self.scenario.name}: {time.monotonic() - started:.1f} s"
         if self.directory.is_dir():
-            for leftover in ("bin", "image.tar", "node-image.tar"):
+            for leftover in ("bin", "kubernetes", "image.tar", "node-image.tar"):
                 path = self.directory / "share" / leftover
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             remark += f", logs in {self.directory}"

@@ -38,6 +38,8 @@ class Scenario:
     image: bool = False
     # The image of our own programs, as `make image` leaves it, is put there, too.
     node_image: bool = False
+    # The programs of a real cluster are put there.
+    kubernetes: bool = False
     # Binaries under test that it calls.
     binaries: tuple[str, ...] = ()
     # Of the test crate's own programs, those it calls.
@@ -57,7 +59,7 @@ def _value(key: str, text: str):
         case "topology":
             nodes, switches, nics = text.split("x")
             return (int(nodes), int(switches), int(nics))
-        case "image" | "node-image":
+        case "image" | "node-image" | "kubernetes":
             return {"yes": True, "no": False}[text]
         case "binaries" | "standins":
             return tuple(text.split(","))

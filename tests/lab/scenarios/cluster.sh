@@ -1,0 +1,128 @@
+# A whole real cluster of one node: installed and used by the README's own commands
+# lab: nics=4 memory=5120 cpus=2 timeout=2400 image=yes node-image=yes kubernetes=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# shellcheck shell=bash disable=SC2016,SC2154
+
+# shellcheck source=tests/lab/guest/cluster.sh
+. /lab/guest/cluster.sh
+shared=rdma/hca_shared_devices_a
+manifests=/lab/manifests
+address=172.20.0.1
+
+# eth0 is the node's own, ens2f0 the HCA to share, the others are NICs for one pod.
+ip addr add $address/24 dev eth0
+ip link set eth0 up
+ip route add default dev eth0
+ip link set eth1 name ens2f0
+ip link set ens2f0 mtu 4200
+make_hca ens2f0 mlx5_0
+for nic in 0 1; do
+	ip link set "eth$((nic + 2))" name "rdma$nic"
+	make_hca "rdma$nic" "mlx5_$((nic + 1))"
+	ip addr add "10.77.$nic.1/24" dev "rdma$nic"
+	ip link set "rdma$nic" mtu 9000
+	wait_for 20 settled "rdma$nic"
+done
+# As systemd leaves it, and Kubernetes expects it.
+mount --make-rshared /
+start_containerd
+ctr --namespace k8s.io image import /lab/node-image.tar
+start_cluster $address
+tell "$(kubectl get nodes -o wide --no-headers)"
+
+own() { kubectl --namespace kube-system "$@"; }
+in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdma-device-plugin "$@"; }
+in_pod() { kubectl exec "$1" -- "${@:2}"; }
+address_of() { in_pod "$1" ip -4 -o addr show dev "$2" | awk '{ print $4 }'; }
+rolled() { own rollout status ds/rdma-device-plugin --timeout=300s; }
+
+step "kubectl apply -k manifests/base"
+before=$(host_state)
+check "the API server takes the manifests" kubectl apply -k $manifests/base
+equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
+check "the DaemonSet is rolled out: its probes succeed" rolled
+check "the node offers the HCA's slots" wait_for 200 offers $shared 1000
+check "preflight in the container: nothing fails" in_daemon preflight --all
+contains "it asks this kubelet" '^K02 +pass' "$checked"
+show own get pods -o wide
+
+step "kubectl apply -k manifests/examples/perftest"
+check "the API server takes the example" kubectl apply -k $manifests/examples/perftest
+check "both pods become ready" kubectl wait --for=condition=Ready --timeout=400s pod/rdma-test-pod-1 pod/rdma-test-pod-2
+for pod in 1 2; do
+	contains "pod $pod: net1 has an address of the range" '^192\.168\.111\.[0-9]+/24$' "$(address_of rdma-test-pod-$pod net1)"
+	contains "pod $pod: Multus reports it" 'net1.*192\.168\.111\.' \
+		"$(kubectl get pod rdma-test-pod-$pod -o json | jq -c '.metadata.annotations["k8s.v1.cni.cncf.io/network-status"] | fromjson')"
+	equal "pod $pod has its HCA and no other" mlx5_0 "$(in_pod rdma-test-pod-$pod ibv_devinfo | awk '/^hca_id/ { print $2 }')"
+done
+check "status in the container knows them" in_daemon status
+contains "status: units, pods, addresses, namespaces" 'listening.*rdma-test-pod-1.*192\.168\.111\..*alive.*alive' "$(tr '\n' ' ' <<<"$checked")"
+show cat <<<"$checked"
+check "verify between the pods finds nothing wrong" \
+	rdma-device-plugin verify --timeout 120 pod:rdma-test-pod-1 pod:rdma-test-pod-2
+show cat <<<"$checked"
+
+step "a network that the node's policy refuses"
+kubectl apply -f - <<-'NAD'
+	apiVersion: k8s.cni.cncf.io/v1
+	kind: NetworkAttachmentDefinition
+	metadata: {name: uplink}
+	spec:
+	  config: '{"cniVersion": "1.0.0", "name": "uplink", "type": "rdma-netdev", "attach": "macvlan", "master": "eth0"}'
+NAD
+kubectl run refused --image=localhost/rdma-tools:1 --restart=Never \
+	--annotations=k8s.v1.cni.cncf.io/networks=uplink -- sleep infinity
+said() { kubectl get events --field-selector involvedObject.name=refused,reason=FailedCreatePodSandBox -o json | jq -re '.items[0].message'; }
+check "the pod's events say so" wait_for 200 said
+contains "with the reason and the object" 'eth0' "$(said)"
+show said
+kubectl delete pod refused --now --wait=false
+
+step "a ConfigMap that is changed"
+map=$(own get ds rdma-device-plugin -o json | jq -r '.spec.template.spec.volumes[].configMap.name // empty')
+edit() { own get configmap "$map" -o json | jq --arg config "$1" '.data["config.yaml"] = $config' | kubectl apply -f -; }
+good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
+check "fewer slots" edit "${good/1000/500}"
+check "the node offers fewer, without a restart" wait_for 200 offers $shared 500
+check "a wrong one" edit '{"configList": [{"resourceName": "x"'
+told() { in_daemon status | grep -Ei 'config.*(refused|wrong|not|expected|EOF)'; }
+check "is told" wait_for 200 told
+show told
+equal "and changes nothing" 500 "$(allocatable $shared)"
+check "the first one again" edit "$good"
+check "is in force" wait_for 200 offers $shared 1000
+
+step "the kubelet restarts, the DaemonSet is rolled"
+restart_kubelet $address
+registered() { own logs ds/rdma-device-plugin -c rdma-device-plugin | grep -c 'registered' | grep -qv '^[01]$'; }
+check "the daemon registers again" wait_for 200 registered
+check "the node offers the slots" wait_for 200 offers $shared 1000
+own rollout restart ds/rdma-device-plugin
+check "the DaemonSet is rolled" rolled
+check "the node offers the slots again" wait_for 200 offers $shared 1000
+check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2 net1 | sed 's|/.*||')"
+check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=200s
+
+step "kubectl apply -k manifests/overlays/exclusive, and rails"
+check "the API server takes the overlay" kubectl apply -k $manifests/overlays/exclusive
+check "the DaemonSet is rolled out" rolled
+check "the node offers the NICs" wait_for 200 offers rdma/nic 2
+check "and no slots" wait_for 200 offers $shared 0
+kubectl apply -f $manifests/examples/rails/nad.yaml
+sed -E -e '/nvidia\.com/d' -e 's|(rdma/nic): 8|\1: 2|' -e 's|(networks: rdma-rail, rdma-rail).*|\1|' \
+	-e 's|replicas: 2|replicas: 1|' $manifests/examples/rails/workers.yaml >/tmp/workers.yaml
+check "the API server takes the StatefulSet" kubectl apply -f /tmp/workers.yaml
+check "its worker becomes ready" kubectl rollout status statefulset/rails --timeout=400s
+for net in net1 net2; do
+	contains "$net has an address of the range" '^10\.64\.' "$(address_of rails-0 $net)"
+done
+equal "the two NICs are two HCAs" 2 "$(in_pod rails-0 ibv_devinfo | grep -c hca_id)"
+equal "no rail has the pod's default route" "" "$(in_pod rails-0 ip route show default | grep 'dev net' || true)"
+check "it ends" kubectl delete -f /tmp/workers.yaml --timeout=200s
+gone() { ! kubectl get pod rails-0; }
+check "its pod is gone" wait_for 200 gone
+
+step "kubectl delete -k"
+check "what was installed goes" kubectl delete -k $manifests/overlays/exclusive --timeout=200s
+as_before "the host is as before" "$before"
+equal "no lease is left" "[]" "$(rdma-ipam list --json)"
