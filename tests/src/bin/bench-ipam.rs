@@ -1,5 +1,4 @@
-//! ADD and DEL of `rdma-ipam` beside the reference host-local, and beside whereabouts where a
-//! cluster is at hand, as ratios of one interleaved run.
+//! ADD and DEL of `rdma-ipam` beside the reference host-local, as ratios of one interleaved run.
 //!
 //! Both are started as a network plugin starts them, on stores that hold the same number of
 //! leases. Ours are all taken by ADD; host-local's are written as it writes them, because it
@@ -27,8 +26,6 @@ const RANGE: &str = "10.16.0.0/12";
 const THEIR_RANGE: &str = "10.16.0.0/16";
 const BASE: Ipv4Addr = Ipv4Addr::new(10, 16, 0, 0);
 const THEIR_MOST: u32 = 65_000;
-/// whereabouts' leases are all taken by ADD, and each is dearer than the last.
-const WHEREABOUTS_MOST: u32 = 2_000;
 /// Leases of the store that fuller ones are held against.
 const FEW: u32 = 100;
 
@@ -44,12 +41,6 @@ struct Arguments {
     /// Numbers of processes at a time for the rate of allocation
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16])]
     processes: Vec<u32>,
-    /// The program whereabouts, to be beside it, too
-    #[arg(long, value_name = "FILE", requires = "kubeconfig")]
-    whereabouts: Option<PathBuf>,
-    /// Of a cluster that has the custom resources of whereabouts
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
     /// Exit with a failure when a ratio is over its budget
     #[arg(long)]
     check: bool,
@@ -96,20 +87,6 @@ impl Side {
         }
     }
 
-    fn whereabouts(ground: &Path, program: &Path, kubeconfig: &Path) -> Self {
-        Self {
-            plugin: program.to_owned(),
-            policy: ground.join("policy.json"),
-            network: json!({
-                "cniVersion": "1.0.0", "name": "peer", "type": "bench",
-                "ipam": {
-                    "type": "whereabouts", "range": RANGE,
-                    "kubernetes": {"kubeconfig": kubeconfig},
-                },
-            }),
-        }
-    }
-
     fn call(&self, verb: &str, container: &str) -> Result<Cost> {
         let mut process = Command::new(&self.plugin);
         process
@@ -119,10 +96,6 @@ impl Side {
             .env("CNI_NETNS", "/proc/self/ns/net")
             .env("CNI_IFNAME", "net1")
             .env("CNI_PATH", REFERENCE_PLUGINS)
-            .env(
-                "CNI_ARGS",
-                format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}"),
-            )
             .env("RDMA_NETDEV_POLICY", &self.policy);
         let (cost, output) = cost_of(&mut process, self.network.to_string().as_bytes())?;
         ensure!(
@@ -217,39 +190,6 @@ fn rate(side: &Side, processes: u32, calls: u32) -> Result<f64> {
     Ok(f64::from(calls / processes * processes) / started.elapsed().as_secs_f64())
 }
 
-/// With as many leases as are asked for and it can have in a reasonable time.
-fn beside_whereabouts(
-    program: &Path,
-    kubeconfig: &Path,
-    arguments: &Arguments,
-) -> Result<Vec<Row>> {
-    let ground = TempDir::new()?;
-    let ours = Side::ours(ground.path())?;
-    let theirs = Side::whereabouts(ground.path(), program, kubeconfig);
-    let mut rows = Vec::new();
-    let mut there = 0;
-    for &leases in arguments
-        .leases
-        .iter()
-        .filter(|&&leases| leases <= WHEREABOUTS_MOST)
-    {
-        fill(&ours, there, leases)?;
-        for number in there..leases {
-            theirs.call("ADD", &format!("fill-{number}"))?;
-        }
-        there = leases;
-        let [[add, del], [their_add, their_del]] = contest([&ours, &theirs], arguments.rounds)?;
-        for (what, own, peer) in [("ADD", add, their_add), ("DEL", del, their_del)] {
-            let what = format!("{what} at {leases} leases, beside whereabouts");
-            rows.push(row(&what, &own, &peer, [None, None]));
-        }
-    }
-    for number in 0..there {
-        theirs.call("DEL", &format!("fill-{number}"))?;
-    }
-    Ok(rows)
-}
-
 #[expect(
     clippy::print_stdout,
     reason = "the tables are what this program is for"
@@ -265,7 +205,7 @@ fn main() -> Result<ExitCode> {
     fill(&few, 0, FEW)?;
     let mut rows: Vec<Row> = Vec::new();
     let mut there = 0;
-    for &leases in &arguments.leases {
+    for leases in arguments.leases {
         fill(&ours, there, leases)?;
         if leases <= THEIR_MOST {
             fill_host_local(ground.path(), there, leases)?;
@@ -296,9 +236,6 @@ fn main() -> Result<ExitCode> {
             ));
         }
         there = leases;
-    }
-    if let (Some(program), Some(kubeconfig)) = (&arguments.whereabouts, &arguments.kubeconfig) {
-        rows.extend(beside_whereabouts(program, kubeconfig, &arguments)?);
     }
     println!("{}", table(&rows));
 
