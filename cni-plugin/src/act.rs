@@ -118,12 +118,12 @@ fn make_and_rename(
         .map_err(|e| explain(&e, new))?
         .ok_or_else(|| vanished(new.name))?;
     let change = Change {
-        name: Some(new.name),
+        name: Some(new.name.as_bytes()),
         ..Change::default()
     };
     let what = format!("name {temporary} {}", new.name);
     link::change(inside, what, made.index, &change)?;
-    link::get(inside, By::Name(new.name))?.ok_or_else(|| vanished(new.name))
+    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(|| vanished(new.name))
 }
 
 /// Made beside its parent under a name nobody has, then moved.
@@ -140,7 +140,7 @@ fn make_and_move(
         .ok_or_else(|| vanished(new.name))?;
     let change = Change {
         netns: Some(pod),
-        name: Some(new.name),
+        name: Some(new.name.as_bytes()),
         ..Change::default()
     };
     let what = format!(
@@ -155,7 +155,7 @@ fn make_and_move(
             Err(e) => first.with_details(e.to_string()),
         });
     }
-    link::get(inside, By::Name(new.name))?.ok_or_else(|| vanished(new.name))
+    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(|| vanished(new.name))
 }
 
 fn vanished(name: &str) -> Error {
@@ -189,13 +189,13 @@ fn move_in(
     let (netdev, name) = (new.netdev, new.name);
     // An alternative name that the pod knows stands in the way of the whole netdev.
     for altname in &netdev.altnames {
-        if altname == name || link::get(inside, By::Name(altname))?.is_some() {
+        if altname == name || link::get(inside, By::Name(altname.as_bytes()))?.is_some() {
             link::remove_altname(&mut node.socket, netdev, altname)?;
         }
     }
     let change = Change {
         netns: Some(pod),
-        name: Some(name),
+        name: Some(name.as_bytes()),
         ..Change::default()
     };
     let what = format!(
@@ -204,7 +204,7 @@ fn move_in(
         pod.path().display()
     );
     link::change(&mut node.socket, what, netdev.index, &change)?;
-    let moved = link::get(inside, By::Name(name))?.ok_or_else(|| vanished(name))?;
+    let moved = link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name))?;
     if new.mtu.is_some() || new.mac.is_some() {
         let change = Change {
             mtu: new.mtu,
@@ -238,13 +238,14 @@ pub fn take_anew(
     loop {
         if let Some(link) = identity.find(&link::list(inside)?) {
             let change = Change {
-                name: Some(new.name),
+                name: Some(new.name.as_bytes()),
                 mtu: new.mtu,
                 ..Change::down()
             };
             let what = format!("name {} {}", link.name, new.name);
             link::change(inside, what, link.index, &change)?;
-            return link::get(inside, By::Name(new.name))?.ok_or_else(|| vanished(new.name));
+            return link::get(inside, By::Name(new.name.as_bytes()))?
+                .ok_or_else(|| vanished(new.name));
         }
         if let Some(link) = identity.find(&link::list(&mut node.socket)?) {
             let anew = Interface {

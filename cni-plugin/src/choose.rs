@@ -12,7 +12,7 @@ use crate::{
     find::{self, Found, Missing},
     journal::{Key, RdmaDevice, Record, store::Lock},
     kernel::{
-        Socket,
+        Name, Socket,
         link::{self, By, Link},
         route,
     },
@@ -33,7 +33,7 @@ pub struct Chosen {
     /// For a move: nobody else moves it meanwhile.
     pub lock: Option<Lock>,
     /// The name it is to have at home, where another netdev has it at present.
-    pub true_name: Option<String>,
+    pub true_name: Option<Name>,
 }
 
 /// Chooses the netdev of a request.
@@ -57,7 +57,7 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
     let target = match target(config, moves) {
         // As the reference plugins do, where the policy gives uplinks away at all.
         Err(e) if !moves && config.allocation.is_none() && node.policy.allow.uplinks => {
-            Target::Name(way_out(&mut node.socket)?.ok_or(e)?.name)
+            Target::Name(way_out(&mut node.socket)?.ok_or(e)?.name.to_string())
         }
         target => target?,
     };
@@ -82,7 +82,7 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
         }
         Err(Missing::Other(error)) => return Err(error),
     };
-    if link::get(&mut node.socket, By::Name(&name))?.is_none() {
+    if link::get(&mut node.socket, By::Name(name.as_bytes()))?.is_none() {
         let error = Error::new(
             Code::InvalidConfig,
             format!("netdev {name} does not exist on this host"),
@@ -96,7 +96,7 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
     // Its name may have been repaired just now.
     let link = identity
         .find(&link::list(&mut node.socket)?)
-        .map(|link| link.name.clone());
+        .map(|link| link.name.to_string());
     let found = look(node, &link.unwrap_or(name))?;
     Ok(Chosen {
         found,
@@ -110,7 +110,7 @@ pub fn choose(node: &mut Node, config: &Config, inside: &mut Socket) -> Result<C
 fn in_pod(inside: &mut Socket, master: Option<&str>) -> Result<Link, Error> {
     let missing = |what: String| Error::new(Code::InvalidConfig, format!("master: {what}"));
     let link = match master {
-        Some(name) => link::get(inside, By::Name(name))?
+        Some(name) => link::get(inside, By::Name(name.as_bytes()))?
             .ok_or_else(|| missing(format!("the pod has no interface {name}")))?,
         None => way_out(inside)?.ok_or_else(|| {
             missing("none is named, and the pod has no default route that would say which".into())
@@ -168,8 +168,8 @@ pub fn check_rivals(node: &mut Node, link: &Link, attach: Attach) -> Result<(), 
         )
         .with_details(format!("set attach to {kind}, or name another netdev")))
     };
-    for name in uppers(&node.host.sys, &link.name) {
-        let upper = link::get(&mut node.socket, By::Name(&name))?;
+    for name in uppers(&node.host.sys, &link.name.to_string()) {
+        let upper = link::get(&mut node.socket, By::Name(name.as_bytes()))?;
         match upper
             .and_then(|upper| upper.kind)
             .map(|kind| kind.to_string())
@@ -246,7 +246,7 @@ fn target(config: &Config, moves: bool) -> Result<Target, Error> {
 }
 
 fn get(node: &mut Node, name: &str) -> Result<Link, Error> {
-    link::get(&mut node.socket, By::Name(name))?.ok_or_else(|| {
+    link::get(&mut node.socket, By::Name(name.as_bytes()))?.ok_or_else(|| {
         Error::new(
             Code::InvalidConfig,
             format!("netdev {name} does not exist on this host"),
@@ -295,7 +295,9 @@ fn fetch_from_the_dead(node: &mut Node, target: &Target, missing: Error) -> Resu
 
 fn is_meant(target: &Target, taken: &Snapshot, rdma: &[RdmaDevice]) -> bool {
     match target {
-        Target::Name(name) => taken.name == *name || taken.altnames.contains(name),
+        Target::Name(name) => {
+            taken.name == *name || taken.altnames.iter().any(|known| *known == *name)
+        }
         Target::Mac(mac) => {
             let mac = mac.to_string();
             taken.identity.mac == mac || taken.identity.permanent_mac.as_ref() == Some(&mac)
@@ -321,7 +323,7 @@ fn is_meant(target: &Target, taken: &Snapshot, rdma: &[RdmaDevice]) -> bool {
 /// With the netdev's lock held and the netdev on the host: whoever owned it before did not
 /// return it. It is restored for them now, so that their DEL, should it still come, finds
 /// nothing to do. Returns the name it is to have where that could not be given back.
-fn settle_claim(node: &mut Node, identity: &Identity) -> Result<Option<String>, Error> {
+fn settle_claim(node: &mut Node, identity: &Identity) -> Result<Option<Name>, Error> {
     let Some(claim) = node.store.claim(identity)? else {
         return Ok(None);
     };

@@ -202,7 +202,7 @@ fn find_child(socket: &mut Socket, record: &Record) -> Result<Option<Link>, Erro
         .or_else(|| found.iter().position(|link| link.name == record.ifname))
         // Killed before it was named; one with a MAC address of its own is known by that.
         .or_else(|| {
-            let unnamed = |link: &Link| link.name.starts_with(act::TEMPORARY);
+            let unnamed = |link: &Link| link.name.as_bytes().starts_with(act::TEMPORARY.as_bytes());
             found.iter().position(|l| child.mac.is_none() && unnamed(l))
         });
     Ok(position.map(|position| found.swap_remove(position)))

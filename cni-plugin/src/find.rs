@@ -200,13 +200,13 @@ pub fn look(
     with_selectors: bool,
     node_addresses: &[IpAddr],
 ) -> Result<Found, Error> {
-    let link = link::get(socket, By::Name(name))?.ok_or_else(|| {
+    let link = link::get(socket, By::Name(name.as_bytes()))?.ok_or_else(|| {
         Error::new(
             Code::InvalidConfig,
             format!("netdev {name} does not exist on this host"),
         )
     })?;
-    let rdma = match lookup::ports_of_netdev(host, &link.name) {
+    let rdma = match lookup::ports_of_netdev(host, &link.name.to_string()) {
         Ok(ports) => ports,
         // Not in this sysfs: a netdev that sysfs does not show has no RDMA device there either.
         Err(e) if e.is_missing() => Vec::new(),
@@ -222,7 +222,7 @@ pub fn look(
         ..Found::default()
     };
     if with_selectors {
-        match hca::netdev::read(host, &link.name) {
+        match hca::netdev::read(host, &link.name.to_string()) {
             Ok(netdev) => {
                 found.pci_ids = netdev.pci.and_then(|address| {
                     let function = hca::pci::read(host, address).ok()?;
@@ -240,7 +240,7 @@ pub fn look(
     if let Some(index) = link.controller {
         let controller = link::get(socket, By::Index(index))?;
         let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
-        found.controller = controller.map(|c| (c.name, kind));
+        found.controller = controller.map(|c| (c.name.to_string(), kind));
     }
     found.addresses = address::list(socket, link.index)?
         .iter()
@@ -354,7 +354,7 @@ fn stands_on(socket: &mut Socket, upper: u32, link: &Link) -> Result<Option<Stri
     for _ in 0..MAX_STACK {
         let Some(at) = below else { break };
         if above.contains(&at.index) {
-            return Ok(Some(top.name));
+            return Ok(Some(top.name.to_string()));
         }
         below = match (at.parent, at.parent_netns) {
             (Some(parent), None) if parent != at.index => link::get(socket, By::Index(parent))?,

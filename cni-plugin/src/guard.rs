@@ -79,6 +79,7 @@ fn verb(attach: Attach) -> &'static str {
 
 fn selected(found: &Found, allow: &Allow) -> bool {
     let netdev = found.netdev.as_ref();
+    let name = found.link.name.to_string();
     let address = netdev.and_then(|n| n.auxiliary.clone().or(n.pci.map(|pci| pci.to_string())));
     let link_type = match found.link.hardware {
         1 => Some("ether"),
@@ -86,7 +87,7 @@ fn selected(found: &Found, allow: &Allow) -> bool {
         _ => None,
     };
     let candidate = |rdma_device| Candidate {
-        if_name: &found.link.name,
+        if_name: &name,
         pci_address: address.as_deref(),
         vendor: found.pci_ids.as_ref().map(|(vendor, _)| vendor.as_str()),
         device_id: found.pci_ids.as_ref().map(|(_, device)| device.as_str()),

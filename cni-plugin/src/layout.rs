@@ -97,7 +97,7 @@ impl Layout {
             rules: taken
                 .parsed_rules()?
                 .iter()
-                .map(|r| replay::rule(r, &taken.name, ifname))
+                .map(|r| replay::rule(r, &taken.name.to_string(), ifname))
                 .collect(),
             neighbours: taken
                 .parsed_neighbours()?

@@ -52,7 +52,7 @@ impl Attachment {
             network: record.network.clone(),
             container: record.container_id.clone(),
             kind: named(kind),
-            netdev: named(netdev),
+            netdev: named(&netdev),
             pci_address: moved.and_then(|moved| moved.identity.bus_device.clone()),
             rdma_devices: record.rdma.iter().map(|rdma| rdma.name.clone()).collect(),
             netns: record.netns.path.clone(),
@@ -64,13 +64,13 @@ impl Attachment {
 
 /// The kind of attachment and the netdev of the host that it is about.
 #[must_use]
-pub fn what(record: &Record) -> (&str, &str) {
+pub fn what(record: &Record) -> (&str, String) {
     match (&record.moved, &record.child) {
-        (Some(netdev), _) => ("move", &netdev.name),
-        (None, Some(child)) => (&child.kind, &child.master),
-        (None, None) if !record.rdma.is_empty() => ("rdma-only", ""),
+        (Some(netdev), _) => ("move", netdev.name.to_string()),
+        (None, Some(child)) => (&child.kind, child.master.clone()),
+        (None, None) if !record.rdma.is_empty() => ("rdma-only", String::new()),
         // Begun and not made, or already undone but for its addresses.
-        (None, None) => ("", ""),
+        (None, None) => ("", String::new()),
     }
 }
 

@@ -145,7 +145,7 @@ pub fn of_netdev(host: &Host, link: &Link, ports: &[PortId]) -> Result<BTreeSet<
     }
     for name in &names {
         let device = hca::rdma::read(host, name).map_err(looked)?;
-        if let Some(other) = device.netdevs().find(|netdev| *netdev != link.name) {
+        if let Some(other) = device.netdevs().find(|netdev| link.name != **netdev) {
             return Err(Error::new(
                 Code::InvalidConfig,
                 format!(

@@ -95,7 +95,7 @@ impl Reclaim {
                     cell(&one.record.ifname),
                     cell(&one.record.network),
                     cell(kind),
-                    cell(netdev),
+                    cell(&netdev),
                     state.to_owned(),
                     one.why.to_owned(),
                 ]

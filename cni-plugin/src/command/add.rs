@@ -85,7 +85,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         Wish::Auto | Wish::Off => found.mode,
     };
     let has_rdma = !found.rdma.is_empty();
-    let devices = if rdma::moves(config.rdma, attach, mode, has_rdma, &found.link.name)? {
+    let devices = if rdma::moves(
+        config.rdma,
+        attach,
+        mode,
+        has_rdma,
+        &found.link.name.to_string(),
+    )? {
         rdma::take_down(
             &node,
             &rdma::of_netdev(&node.host, &found.link, &found.rdma)?,
@@ -224,7 +230,7 @@ impl Add<'_> {
             moved,
             child: child.as_ref().map(|child| record::Child {
                 kind: child.word().to_owned(),
-                master: link.name.clone(),
+                master: link.name.to_string(),
                 index: link.index,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
@@ -314,7 +320,8 @@ impl Add<'_> {
             if other.container_id != self.id.container_id || other.ifname == self.id.ifname {
                 continue;
             }
-            let Some(link) = link::get(self.inside, By::Name(other.ifname.as_str()))? else {
+            let Some(link) = link::get(self.inside, By::Name(other.ifname.as_str().as_bytes()))?
+            else {
                 continue;
             };
             families.extend(
@@ -416,7 +423,7 @@ impl Add<'_> {
         let moved = planned.record.moved.as_ref();
         let on_pci = moved.filter(|taken| taken.bus.as_deref() == Some("pci"));
         Interface {
-            name: link.name.clone(),
+            name: link.name.to_string(),
             mac: (!link.mac.is_empty()).then(|| MacAddress::new(link.mac.as_slice()).to_string()),
             mtu: Some(link.mtu),
             sandbox: self.request.env.netns.clone(),
@@ -526,7 +533,7 @@ fn heal(
         return node.store.forget(key);
     };
     let same = living(&record)?.is_some_and(|old| old.id() == pod.id());
-    if same && link::get(inside, By::Name(id.ifname.as_str()))?.is_some() {
+    if same && link::get(inside, By::Name(id.ifname.as_str().as_bytes()))?.is_some() {
         return Err(Error::new(
             Code::Exists,
             format!("{id} is attached to network {} already", record.network),
@@ -538,7 +545,7 @@ fn heal(
 }
 
 fn name_is_free(inside: &mut Socket, id: &AttachmentId, pod: &Namespace) -> Result<(), Error> {
-    match link::get(inside, By::Name(id.ifname.as_str()))? {
+    match link::get(inside, By::Name(id.ifname.as_str().as_bytes()))? {
         None => Ok(()),
         Some(link) => Err(Error::new(
             Code::Exists,

@@ -51,7 +51,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
             id.ifname
         )));
     };
-    let link = link::get(&mut inside, By::Name(&expected.name))?
+    let link = link::get(&mut inside, By::Name(expected.name.as_bytes()))?
         .ok_or_else(|| differs(format!("{} is gone from the pod", expected.name)))?;
     check_link(expected, &link)?;
     check_addresses(&mut inside, &before, index, &link)?;

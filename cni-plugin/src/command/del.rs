@@ -63,22 +63,26 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
         return Ok(());
     }
     let mut inside = pod.socket(&node.home)?;
-    let Some(found) = link::get(&mut inside, By::Name(id.ifname.as_str()))? else {
+    let Some(found) = link::get(&mut inside, By::Name(id.ifname.as_str().as_bytes()))? else {
         return Ok(());
     };
     match &found.kind {
         Some(InfoKind::MacVlan | InfoKind::IpVlan) => Ok(link::delete(&mut inside, &found)?),
         None if found.bus_device.is_some() => {
-            let Some(name) = found.alias.as_deref().and_then(|a| IfName::parse(a).ok()) else {
+            let Some(name) = found
+                .alias
+                .as_ref()
+                .and_then(|alias| IfName::parse(alias.as_text()?).ok())
+            else {
                 return Ok(());
             };
-            if link::get(&mut node.socket, By::Name(name.as_str()))?.is_some() {
+            if link::get(&mut node.socket, By::Name(name.as_str().as_bytes()))?.is_some() {
                 return Ok(());
             }
             let change = Change {
                 netns: Some(&node.home),
-                name: Some(name.as_str()),
-                alias: Some(""),
+                name: Some(name.as_str().as_bytes()),
+                alias: Some(b""),
                 ..Change::down()
             };
             let what = format!("move {} home as {name}", found.name);

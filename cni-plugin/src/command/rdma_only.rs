@@ -57,15 +57,16 @@ pub(super) fn add(
     let interface = interface(node, &pod, &before, request)?;
     let devices = devices(node, config, &pod, interface.as_ref())?;
     let mode = rdma::mode(&node.host)?;
-    let name = interface
-        .as_ref()
-        .map_or("the chain", |interface| interface.link.name.as_str());
+    let name = interface.as_ref().map_or_else(
+        || "the chain".to_owned(),
+        |interface| interface.link.name.to_string(),
+    );
     let moves = rdma::moves(
         config.rdma,
         Attach::RdmaOnly,
         mode,
         !devices.is_empty(),
-        name,
+        &name,
     )?;
     if devices.is_empty() {
         return Err(Error::new(
@@ -193,7 +194,7 @@ fn interface(
         .get(position)
         .map_or("", |i| i.name.as_str());
     let mut inside = pod.socket(&node.home)?;
-    Ok(link::get(&mut inside, By::Name(name))?.map(|link| Made { link, position }))
+    Ok(link::get(&mut inside, By::Name(name.as_bytes()))?.map(|link| Made { link, position }))
 }
 
 /// The RDMA devices that are meant: of the allocation, of the configuration, of the interface.
@@ -240,7 +241,7 @@ fn devices(
         _ => None,
     };
     match parent {
-        Some(parent) => of_name(node, &parent.name),
+        Some(parent) => of_name(node, &parent.name.to_string()),
         None => software_on(node, pod, link),
     }
 }
@@ -252,7 +253,7 @@ fn software_on(node: &Node, pod: &Namespace, link: &Link) -> Result<BTreeSet<Str
         sys: sysfs.path(),
         ..node.host.clone()
     };
-    match lookup::software_on_netdev_of(&node.host, &there, &link.name) {
+    match lookup::software_on_netdev_of(&node.host, &there, &link.name.to_string()) {
         Ok(ports) => Ok(ports.into_iter().map(|port| port.device).collect()),
         Err(e) => Err(Error::new(Code::Io, e.to_string())),
     }

@@ -28,7 +28,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         .master
         .as_deref()
         .filter(|_| !config.link_in_container)
-        && link::get(&mut node.socket, By::Name(master))?.is_none()
+        && link::get(&mut node.socket, By::Name(master.as_bytes()))?.is_none()
     {
         return Err(Error::new(
             Code::Unavailable,

@@ -1,10 +1,12 @@
 //! Addresses of links.
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Parseable};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::AddressMessage;
 
-use super::{Result, Socket};
+use super::{Result, Socket, socket};
 
+/// `sizeof(struct ifaddrmsg)`
+const HEADER_BYTES: usize = 8;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
@@ -17,7 +19,7 @@ pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
     let mut filter = AddressMessage::default();
     filter.header.index = index;
     socket.dump("list addresses", RTM_GETADDR, &filter, |payload| {
-        AddressMessage::parse(payload).map(Some)
+        socket::parse_leniently::<AddressMessage>(payload, HEADER_BYTES).map(Some)
     })
 }
 

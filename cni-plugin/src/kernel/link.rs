@@ -2,14 +2,17 @@
 
 use std::fmt;
 
-use netlink_packet_core::{DecodeError, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Parseable};
+use netlink_packet_core::{
+    DecodeError, DefaultNla, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NlaBuffer, NlasIterator,
+    Parseable,
+};
 use netlink_packet_route::link::{
     InfoData, InfoIpVlan, InfoIpoib, InfoKind, InfoMacVlan, IpVlanMode, IpoibMode, LinkAttribute,
     LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, Prop, State, VfInfo,
 };
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
-use super::{Error, Namespace, Result, Socket};
+use super::{Error, Name, Namespace, Result, Socket, name::LONGEST_NAME_BYTES, socket};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -20,17 +23,28 @@ const RTM_GETNSID: u16 = 90;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 
+/// `sizeof(struct ifinfomsg)`
+const HEADER_BYTES: usize = 16;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_IFALIAS: u16 = 20;
+const IFLA_PROP_LIST: u16 = 52;
+const IFLA_ALT_IFNAME: u16 = 53;
+const IFLA_INFO_KIND: u16 = 1;
+/// `ALTIFNAMSIZ` less the NUL.
+const LONGEST_ALTNAME_BYTES: usize = 127;
+
 /// A link as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
     /// Index in its namespace.
     pub index: u32,
     /// Primary name.
-    pub name: String,
+    pub name: Name,
     /// Alternative names.
-    pub altnames: Vec<String>,
+    pub altnames: Vec<Name>,
     /// `ifalias`.
-    pub alias: Option<String>,
+    pub alias: Option<Name>,
     /// Hardware type (`ARPHRD_*`): 1 Ethernet, 32 InfiniBand.
     pub hardware: u16,
     /// Present hardware address.
@@ -77,7 +91,7 @@ impl Link {
     }
 
     fn parse(payload: &[u8]) -> std::result::Result<Link, DecodeError> {
-        let message = LinkMessage::parse(payload)?;
+        let message: LinkMessage = socket::parse_leniently(payload, HEADER_BYTES)?;
         let mut link = Link {
             index: message.header.index,
             hardware: message.header.link_layer_type.into(),
@@ -85,10 +99,9 @@ impl Link {
             carrier: true,
             ..Link::default()
         };
+        link.parse_bytes(payload);
         for attribute in message.attributes {
             match attribute {
-                LinkAttribute::IfName(name) => link.name = name,
-                LinkAttribute::IfAlias(alias) if !alias.is_empty() => link.alias = Some(alias),
                 LinkAttribute::Address(mac) => link.mac = mac,
                 LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
@@ -102,17 +115,9 @@ impl Link {
                 LinkAttribute::OperState(state) => {
                     link.carrier = matches!(state, State::Up | State::Unknown);
                 }
-                LinkAttribute::PropList(list) => {
-                    link.altnames
-                        .extend(list.into_iter().filter_map(|prop| match prop {
-                            Prop::AltIfName(name) => Some(name),
-                            _ => None,
-                        }));
-                }
                 LinkAttribute::LinkInfo(list) => {
                     for info in list {
                         match info {
-                            LinkInfo::Kind(kind) => link.kind = Some(kind),
                             LinkInfo::Data(data) => link.data = Some(data),
                             LinkInfo::PortKind(kind) => link.port_kind = Some(kind.to_string()),
                             _ => {}
@@ -124,13 +129,50 @@ impl Link {
         }
         Ok(link)
     }
+
+    /// What a reader of text would refuse, and the kind, without which a virtual link would pass
+    /// for hardware: read one by one, so that none of them hides another.
+    fn parse_bytes(&mut self, payload: &[u8]) {
+        let attributes = payload.get(HEADER_BYTES..).unwrap_or_default();
+        each_attribute(attributes, |attribute| match attribute.kind() {
+            IFLA_IFNAME => self.name = Name::of_attribute(attribute.value()),
+            IFLA_IFALIAS => {
+                let alias = Name::of_attribute(attribute.value());
+                self.alias = (!alias.is_empty()).then_some(alias);
+            }
+            IFLA_PROP_LIST => each_attribute(attribute.value(), |property| {
+                if property.kind() == IFLA_ALT_IFNAME {
+                    self.altnames.push(Name::of_attribute(property.value()));
+                }
+            }),
+            IFLA_LINKINFO => each_attribute(attribute.value(), |info| {
+                if info.kind() == IFLA_INFO_KIND {
+                    let kind = Name::of_attribute(info.value()).to_string();
+                    self.kind = Some(InfoKind::from(kind.as_str()));
+                }
+            }),
+            _ => {}
+        });
+    }
+
+    /// The names it can be found by: its primary one and its alternative ones.
+    pub fn goes_by(&self, name: &[u8]) -> bool {
+        self.name.as_bytes() == name || self.altnames.iter().any(|known| known.as_bytes() == name)
+    }
+}
+
+/// Attributes as far as their lengths are in order.
+fn each_attribute(bytes: &[u8], mut each: impl FnMut(NlaBuffer<&[u8]>)) {
+    NlasIterator::new(bytes)
+        .map_while(std::result::Result::ok)
+        .for_each(&mut each);
 }
 
 /// How a link is named to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum By<'a> {
     /// Its primary or an alternative name.
-    Name(&'a str),
+    Name(&'a [u8]),
     /// Its index.
     Index(u32),
 }
@@ -138,10 +180,14 @@ pub enum By<'a> {
 impl fmt::Display for By<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            By::Name(name) => write!(f, "netdev {name}"),
+            By::Name(name) => write!(f, "netdev {}", Name::from(*name)),
             By::Index(index) => write!(f, "netdev with index {index}"),
         }
     }
+}
+
+fn named(kind: u16, name: &[u8]) -> LinkAttribute {
+    LinkAttribute::Other(DefaultNla::new(kind, Name::from(name).to_attribute()))
 }
 
 /// Counters are half of an answer and nobody reads them here.
@@ -157,9 +203,14 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
     let mut message = LinkMessage::default();
     match by {
         By::Index(index) => message.header.index = index,
-        By::Name(name) => message
-            .attributes
-            .push(LinkAttribute::IfName(name.to_owned())),
+        // No link has such a name, and the kernel would cut it at the NUL or refuse its length.
+        By::Name(name) if name.contains(&0) || name.len() > LONGEST_ALTNAME_BYTES => {
+            return Ok(None);
+        }
+        By::Name(name) if name.len() > LONGEST_NAME_BYTES => {
+            message.attributes.push(named(IFLA_ALT_IFNAME, name));
+        }
+        By::Name(name) => message.attributes.push(named(IFLA_IFNAME, name)),
     }
     message.attributes.push(without_counters());
     let mut link = None;
@@ -336,7 +387,7 @@ pub struct NewChild<'a> {
 pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
     let mut message = LinkMessage::default();
     let attributes = &mut message.attributes;
-    attributes.push(LinkAttribute::IfName(new.name.to_owned()));
+    attributes.push(named(IFLA_IFNAME, new.name.as_bytes()));
     attributes.push(LinkAttribute::Link(new.parent));
     attributes.extend(new.parent_netns.map(LinkAttribute::LinkNetNsId));
     attributes.extend(new.mtu.map(LinkAttribute::Mtu));
@@ -356,7 +407,7 @@ pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
     )?;
     // Kernels before 6.2 do not echo the new link.
     if link.is_none() && new.target.is_none() {
-        link = get(socket, By::Name(new.name))?;
+        link = get(socket, By::Name(new.name.as_bytes()))?;
     }
     Ok(link)
 }
@@ -367,7 +418,7 @@ pub struct Change<'a> {
     /// Another namespace. The link is down afterwards, without addresses and routes.
     pub netns: Option<&'a Namespace>,
     /// Another name.
-    pub name: Option<&'a str>,
+    pub name: Option<&'a [u8]>,
     /// MTU in bytes.
     pub mtu: Option<u32>,
     /// Hardware address.
@@ -375,7 +426,7 @@ pub struct Change<'a> {
     /// Length of the transmit queue in packets.
     pub tx_queue_length: Option<u32>,
     /// `ifalias`; an empty one removes it.
-    pub alias: Option<&'a str>,
+    pub alias: Option<&'a [u8]>,
     /// The flags named in the second, set as in the first.
     pub flags: Option<(LinkFlags, LinkFlags)>,
 }
@@ -416,18 +467,14 @@ pub fn change(
     }
     let attributes = &mut message.attributes;
     attributes.extend(change.netns.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
-    attributes.extend(
-        change
-            .name
-            .map(|name| LinkAttribute::IfName(name.to_owned())),
-    );
+    attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
     attributes.extend(change.tx_queue_length.map(LinkAttribute::TxQueueLen));
     attributes.extend(
         change
             .alias
-            .map(|alias| LinkAttribute::IfAlias(alias.to_owned())),
+            .map(|alias| LinkAttribute::Other(DefaultNla::new(IFLA_IFALIAS, alias.to_vec()))),
     );
     socket.request(what, RTM_SETLINK, 0, &message)
 }
@@ -454,8 +501,8 @@ pub fn delete(socket: &mut Socket, link: &Link) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's refusal: EEXIST when another link has it.
-pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
-    if link.altnames.iter().any(|known| known == name) {
+pub fn add_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> {
+    if link.altnames.contains(name) {
         return Ok(());
     }
     altname(
@@ -471,18 +518,17 @@ pub fn add_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn remove_altname(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
+pub fn remove_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> {
     altname(socket, RTM_DELLINKPROP, 0, link, name)
 }
 
-fn altname(socket: &mut Socket, kind: u16, flags: u16, link: &Link, name: &str) -> Result<()> {
+fn altname(socket: &mut Socket, kind: u16, flags: u16, link: &Link, name: &Name) -> Result<()> {
     let mut message = LinkMessage::default();
     message.header.index = link.index;
+    let property = Prop::Other(DefaultNla::new(IFLA_ALT_IFNAME, name.to_attribute()));
     message
         .attributes
-        .push(LinkAttribute::PropList(vec![Prop::AltIfName(
-            name.to_owned(),
-        )]));
+        .push(LinkAttribute::PropList(vec![property]));
     let verb = if kind == RTM_NEWLINKPROP {
         "give"
     } else {

@@ -4,6 +4,7 @@
 //! - [`socket`]: one blocking netlink exchange, with the kernel's own words on refusal;
 //! - [`netns`]: opening and entering network namespaces;
 //! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`]: the objects of rtnetlink;
+//! - [`name`]: names and aliases of links, which are bytes;
 //! - [`sysctl`]: per-interface settings below `/proc/sys/net`;
 //! - [`rdma`]: RDMA devices, over RDMA netlink;
 //! - [`sysfs`]: sysfs as a pod sees it;
@@ -15,6 +16,7 @@
 pub mod address;
 pub mod announce;
 pub mod link;
+pub mod name;
 pub mod neighbour;
 pub mod netns;
 pub mod rdma;
@@ -24,5 +26,6 @@ pub mod socket;
 pub mod sysctl;
 pub mod sysfs;
 
+pub use name::Name;
 pub use netns::Namespace;
 pub use socket::{Error, Result, Socket};

@@ -1,10 +1,12 @@
 //! Permanent neighbours.
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE, Parseable};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 
-use super::{Result, Socket};
+use super::{Result, Socket, socket};
 
+/// `sizeof(struct ndmsg)`
+const HEADER_BYTES: usize = 12;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 
@@ -16,7 +18,7 @@ pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMes
     let mut filter = NeighbourMessage::default();
     filter.attributes.push(NeighbourAttribute::IfIndex(link));
     socket.dump("list neighbours", RTM_GETNEIGH, &filter, |payload| {
-        let neighbour = NeighbourMessage::parse(payload)?;
+        let neighbour = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
         let kept =
             neighbour.header.ifindex == link && neighbour.header.state == NeighbourState::Permanent;
         Ok(kept.then_some(neighbour))

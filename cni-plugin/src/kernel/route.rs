@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE, Parseable};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
     AddressFamily,
     route::{RouteAttribute, RouteMessage},
 };
 
-use super::{Result, Socket, rule};
+use super::{Result, Socket, rule, socket};
 
+/// `sizeof(struct rtmsg)`
+const HEADER_BYTES: usize = 12;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
@@ -82,7 +84,10 @@ pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
 pub fn get(socket: &mut Socket, query: &RouteMessage) -> Result<Option<RouteMessage>> {
     let mut route = None;
     let asked = socket.ask("look up a route", RTM_GETROUTE, 0, query, |payload| {
-        route = Some(RouteMessage::parse(payload)?);
+        route = Some(socket::parse_leniently::<RouteMessage>(
+            payload,
+            HEADER_BYTES,
+        )?);
         Ok(())
     });
     match asked {
@@ -97,7 +102,7 @@ pub fn get(socket: &mut Socket, query: &RouteMessage) -> Result<Option<RouteMess
 
 fn dump(socket: &mut Socket, filter: &RouteMessage) -> Result<Vec<RouteMessage>> {
     socket.dump("list routes", RTM_GETROUTE, filter, |payload| {
-        RouteMessage::parse(payload).map(Some)
+        socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES).map(Some)
     })
 }
 

@@ -1,13 +1,15 @@
 //! Routing rules.
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily,
     rule::{RuleAttribute, RuleMessage},
 };
 
-use super::{Result, Socket};
+use super::{Result, Socket, socket};
 
+/// `sizeof(struct fib_rule_hdr)`
+const HEADER_BYTES: usize = 12;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
@@ -20,7 +22,7 @@ pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessag
     let mut filter = RuleMessage::default();
     filter.header.family = family;
     socket.dump("list routing rules", RTM_GETRULE, &filter, |payload| {
-        RuleMessage::parse(payload).map(Some)
+        socket::parse_leniently::<RuleMessage>(payload, HEADER_BYTES).map(Some)
     })
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
-    NetlinkBuffer, NlasIterator,
+    NetlinkBuffer, NlasIterator, Parseable,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
@@ -201,7 +201,8 @@ impl Socket {
             .map_err(|f| f.of(&what))
     }
 
-    /// Asks for all objects that match `body`.
+    /// Asks for all objects that match `body`. One that `parse` does not understand is passed over:
+    /// it may be of anybody's making, a pod's too, and must not hide the others.
     ///
     /// # Errors
     /// As [`Socket::ask`]; also when concurrent changes never let a consistent answer through.
@@ -215,7 +216,7 @@ impl Socket {
         for _ in 0..DUMP_ATTEMPTS {
             let mut list = Vec::new();
             let mut each = |payload: &[u8]| {
-                list.extend(parse(payload)?);
+                list.extend(parse(payload).ok().flatten());
                 Ok(())
             };
             match self.exchange(kind, NLM_F_DUMP, body, &mut each) {
@@ -289,6 +290,31 @@ impl Socket {
             }
         }
     }
+}
+
+/// Reads a message of a header of `header` bytes and attributes, leaving out those attributes that
+/// cannot be read: names that are no text, and whatever a newer kernel says in another form.
+///
+/// # Errors
+/// The header cannot be read.
+pub fn parse_leniently<T: Parseable<[u8]>>(
+    payload: &[u8],
+    header: usize,
+) -> std::result::Result<T, DecodeError> {
+    T::parse(payload).or_else(|error| {
+        let (head, attributes) = payload.split_at_checked(header).ok_or(error)?;
+        let mut readable = head.to_vec();
+        for attribute in NlasIterator::new(attributes).map_while(std::result::Result::ok) {
+            let length = usize::from(attribute.length());
+            let mut alone = head.to_vec();
+            alone.extend_from_slice(attribute.into_inner().get(..length).unwrap_or_default());
+            alone.resize(alone.len().next_multiple_of(4), 0);
+            if T::parse(&alone).is_ok() {
+                readable.extend_from_slice(alone.get(header..).unwrap_or_default());
+            }
+        }
+        T::parse(&readable)
+    })
 }
 
 /// Reads `struct nlmsgerr`, or the status at the end of a dump.

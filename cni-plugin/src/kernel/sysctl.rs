@@ -12,12 +12,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Error, Result};
+use super::{Error, Name, Result};
 
 /// The directories that have one for each interface.
 pub const GROUPS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
-fn file(proc: &Path, group: &str, interface: &str, key: &str) -> PathBuf {
+fn file(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> PathBuf {
     proc.join("sys/net").join(group).join(interface).join(key)
 }
 
@@ -26,7 +26,13 @@ fn file(proc: &Path, group: &str, interface: &str, key: &str) -> PathBuf {
 /// # Errors
 /// The file is not there (IPv6 is off, or the key is newer than the kernel), is read-only, or
 /// the kernel refuses the value.
-pub fn write(proc: &Path, group: &str, interface: &str, key: &str, value: &str) -> Result<()> {
+pub fn write(
+    proc: &Path,
+    group: &str,
+    interface: impl AsRef<Path>,
+    key: &str,
+    value: &str,
+) -> Result<()> {
     let path = file(proc, group, interface, key);
     OpenOptions::new()
         .write(true)
@@ -42,7 +48,7 @@ pub fn write(proc: &Path, group: &str, interface: &str, key: &str, value: &str) 
 pub fn write_if_there(
     proc: &Path,
     group: &str,
-    interface: &str,
+    interface: impl AsRef<Path>,
     key: &str,
     value: &str,
 ) -> Result<()> {
@@ -53,7 +59,7 @@ pub fn write_if_there(
 }
 
 /// Reads a setting; none when the kernel does not have it or does not tell.
-pub fn read(proc: &Path, group: &str, interface: &str, key: &str) -> Option<String> {
+pub fn read(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> Option<String> {
     fs::read_to_string(file(proc, group, interface, key))
         .ok()
         .map(|text| text.trim().to_owned())
@@ -63,7 +69,7 @@ pub fn read(proc: &Path, group: &str, interface: &str, key: &str) -> Option<Stri
 ///
 /// # Errors
 /// A directory that is there cannot be listed.
-pub fn read_all(proc: &Path, interface: &str) -> Result<BTreeMap<String, String>> {
+pub fn read_all(proc: &Path, interface: &Name) -> Result<BTreeMap<String, String>> {
     let mut settings = BTreeMap::new();
     for group in GROUPS {
         let directory = proc.join("sys/net").join(group).join(interface);

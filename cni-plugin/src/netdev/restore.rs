@@ -20,7 +20,7 @@ use super::{
     words,
 };
 use crate::kernel::{
-    self, Namespace, Socket, address,
+    self, Name, Namespace, Socket, address,
     link::{self, By, Change, Link},
     neighbour, route, rule, sysctl,
 };
@@ -48,7 +48,7 @@ pub struct Homecoming {
     /// What could not be given back to it, in words.
     pub warnings: Vec<String>,
     /// Somebody else has its name now; it goes by this one until that is repaired.
-    pub goes_by: Option<String>,
+    pub goes_by: Option<Name>,
     /// The hardware itself is gone from the host; there is nothing to restore.
     pub hardware_gone: bool,
 }
@@ -60,7 +60,7 @@ pub enum Error {
     #[error("{name} is neither on the host nor in the pod's namespace after {waited:?}")]
     Nowhere {
         /// Its name on the host.
-        name: String,
+        name: Name,
         /// How long it was waited for.
         waited: Duration,
     },
@@ -121,11 +121,11 @@ fn hardware_is_gone(sys: &Path, taken: &Snapshot) -> bool {
 }
 
 /// Names of the host's netdevs that stand in a netdev's way, other than its own.
-fn in_the_way(ground: &mut Ground<'_>, names: &[&str]) -> kernel::Result<Vec<String>> {
+fn in_the_way(ground: &mut Ground<'_>, names: &[&Name]) -> kernel::Result<Vec<Name>> {
     let mut taken = Vec::new();
     for name in names {
-        if link::get(ground.socket, By::Name(name))?.is_some() {
-            taken.push((*name).to_owned());
+        if link::get(ground.socket, By::Name(name.as_bytes()))?.is_some() {
+            taken.push((*name).clone());
         }
     }
     Ok(taken)
@@ -138,8 +138,8 @@ fn move_home(
     link: &Link,
     report: &mut Homecoming,
 ) -> kernel::Result<()> {
-    let mut names: Vec<&str> = vec![&taken.name];
-    names.extend(link.altnames.iter().map(String::as_str));
+    let mut names: Vec<&Name> = vec![&taken.name];
+    names.extend(&link.altnames);
     let clashes = in_the_way(ground, &names)?;
     for altname in link.altnames.iter().filter(|name| clashes.contains(name)) {
         link::remove_altname(inside, link, altname)?;
@@ -151,7 +151,7 @@ fn move_home(
     };
     let change = Change {
         netns: Some(ground.home),
-        name: Some(&name),
+        name: Some(name.as_bytes()),
         // On kernels before 6.2 a link that is up cannot be renamed.
         flags: Some((LinkFlags::empty(), LinkFlags::Up)),
         ..Change::default()
@@ -162,7 +162,7 @@ fn move_home(
         Err(e) if e.is(libc::EEXIST) && name == taken.name => {
             let name = stand_in(link);
             let change = Change {
-                name: Some(&name),
+                name: Some(name.as_bytes()),
                 ..change
             };
             link::change(inside, what, link.index, &change)?;
@@ -180,8 +180,8 @@ fn move_home(
 
 /// A name that nobody else has: the kernel's own choice for a netdev that comes back from a
 /// dead namespace is `dev<index>`.
-fn stand_in(link: &Link) -> String {
-    format!("rdma-dev{}", link.index % 1_000_000)
+fn stand_in(link: &Link) -> Name {
+    Name::from(format!("rdma-dev{}", link.index % 1_000_000).as_str())
 }
 
 fn restore(
@@ -193,7 +193,9 @@ fn restore(
     let index = link.index;
     let mut name = link.name.clone();
     if name != taken.name {
-        if link::get(ground.socket, By::Name(&taken.name))?.is_some_and(|l| l.index != index) {
+        if link::get(ground.socket, By::Name(taken.name.as_bytes()))?
+            .is_some_and(|l| l.index != index)
+        {
             report.warnings.push(format!(
                 "{} is the name of another netdev now; it goes by {name} until that is gone",
                 taken.name
@@ -259,7 +261,7 @@ fn restore(
         report.warnings.extend(warnings);
     }
     let known = taken.identity.index;
-    let home = taken.name.as_str();
+    let home = taken.name.to_string();
     replayed(&taken.addresses, report, words::address, |m, what| {
         address::replace(ground.socket, what, &replay::address(&m, index))
     });
@@ -278,7 +280,7 @@ fn restore(
         }
     });
     replayed(&taken.rules, report, words::rule, |m, what| {
-        rule::add(ground.socket, what, &replay::rule(&m, home, home))
+        rule::add(ground.socket, what, &replay::rule(&m, &home, &home))
     });
     report.warnings.extend(verify(ground, taken, index)?);
     Ok(())
@@ -287,16 +289,16 @@ fn restore(
 fn rename(
     ground: &mut Ground<'_>,
     link: &Link,
-    name: &str,
+    name: &Name,
     report: &mut Homecoming,
 ) -> kernel::Result<()> {
     // Its own alternative name may be the one it is to have.
-    if link.altnames.iter().any(|altname| altname == name) {
+    if link.altnames.contains(name) {
         link::remove_altname(ground.socket, link, name)?;
     }
     let what = format!("rename {} to {name}", link.name);
     let change = Change {
-        name: Some(name),
+        name: Some(name.as_bytes()),
         flags: Some((LinkFlags::empty(), LinkFlags::Up)),
         ..Change::default()
     };
@@ -326,7 +328,7 @@ fn attributes<'a>(taken: &'a Snapshot, link: &Link) -> Vec<Change<'a>> {
         });
     }
     if link.alias != taken.alias {
-        let alias = taken.alias.as_deref().unwrap_or_default();
+        let alias = taken.alias.as_ref().map(Name::as_bytes).unwrap_or_default();
         changes.push(Change {
             alias: Some(alias),
             ..Change::default()

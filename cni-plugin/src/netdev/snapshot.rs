@@ -25,7 +25,7 @@ use super::{
     vf::{self, Vf},
     words,
 };
-use crate::kernel::{self, Socket, address, link::Link, neighbour, route, rule, sysctl};
+use crate::kernel::{self, Name, Socket, address, link::Link, neighbour, route, rule, sysctl};
 
 /// What tells a netdev from others, whatever it is named and wherever it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -200,13 +200,13 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
     /// Name.
-    pub name: String,
+    pub name: Name,
     /// Alternative names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub altnames: Vec<String>,
+    pub altnames: Vec<Name>,
     /// `ifalias`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alias: Option<String>,
+    pub alias: Option<Name>,
     /// MTU in bytes.
     pub mtu: u32,
     /// Length of the transmit queue in packets.
@@ -251,7 +251,7 @@ impl Snapshot {
             rules.extend(
                 rule::list(socket, family)?
                     .into_iter()
-                    .filter(|rule| replay::rule_concerns(rule, &link.name, &tables)),
+                    .filter(|rule| replay::rule_concerns(rule, &link.name.to_string(), &tables)),
             );
             routes.extend(of_family);
         }

@@ -40,7 +40,8 @@ impl Vf {
         let Some(netdev) = netdev_of(host, pf) else {
             return Ok(None);
         };
-        let Some(index) = link::get(socket, By::Name(&netdev))?.map(|link| link.index) else {
+        let Some(index) = link::get(socket, By::Name(netdev.as_bytes()))?.map(|link| link.index)
+        else {
             return Ok(None);
         };
         let properties = link::vf_properties(socket, index, number)?;
@@ -83,7 +84,7 @@ impl Vf {
         let pf: Option<PciAddress> = self.pf.parse().ok();
         let netdev = pf.and_then(|pf| netdev_of(&host, pf));
         let link = match netdev {
-            Some(netdev) => link::get(socket, By::Name(&netdev))?,
+            Some(netdev) => link::get(socket, By::Name(netdev.as_bytes()))?,
             None => None,
         };
         let Some(link) = link else {

@@ -1,0 +1,181 @@
+//! Names and aliases of links: bytes, as the kernel has them.
+//!
+//! The kernel takes any byte in a link's name but `/`, `:` and white space (`dev_valid_name()`,
+//! net/core/dev.c), and any byte at all in an alias. A pod may set both, so neither is text.
+
+use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt, path::Path};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// The longest primary name, in bytes: `IFNAMSIZ` less the NUL. Longer ones are alternative names,
+/// up to 127 bytes (`ALTIFNAMSIZ`).
+pub const LONGEST_NAME_BYTES: usize = 15;
+
+/// A name, an alternative name or an alias of a link, without its NUL.
+///
+/// It is displayed, and kept in the journal, as text without control characters: what is not
+/// printable UTF-8, and the backslash, stands there as `\xNN`. That text reads back as the same
+/// bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Vec<u8>);
+
+impl Name {
+    /// Of an attribute's value, with or without its NUL.
+    pub fn of_attribute(value: &[u8]) -> Self {
+        let end = value.iter().position(|byte| *byte == 0);
+        Name(
+            value
+                .get(..end.unwrap_or(value.len()))
+                .unwrap_or_default()
+                .to_vec(),
+        )
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// As an attribute's value, with its NUL.
+    pub fn to_attribute(&self) -> Vec<u8> {
+        let mut value = self.0.clone();
+        value.push(0);
+        value
+    }
+
+    /// The text, where it is printable UTF-8 throughout: what a configuration can name.
+    pub fn as_text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0)
+            .ok()
+            .filter(|text| !text.chars().any(char::is_control))
+    }
+
+    /// The same bytes, out of what [`fmt::Display`] made of them; none for text that it makes of
+    /// no name.
+    fn parse_display(text: &str) -> Option<Self> {
+        let mut bytes = Vec::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((before, escaped)) = rest.split_once('\\') {
+            bytes.extend_from_slice(before.as_bytes());
+            let digits = escaped.strip_prefix('x')?.get(..2)?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = escaped.get(3..)?;
+        }
+        bytes.extend_from_slice(rest.as_bytes());
+        Some(Name(bytes))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for character in chunk.valid().chars() {
+                if character.is_control() || character == '\\' {
+                    let mut buffer = [0; 4];
+                    for byte in character.encode_utf8(&mut buffer).bytes() {
+                        write!(f, "\\x{byte:02x}")?;
+                    }
+                } else {
+                    write!(f, "{character}")?;
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<&str> for Name {
+    fn from(text: &str) -> Self {
+        Name(text.as_bytes().to_vec())
+    }
+}
+
+impl From<&[u8]> for Name {
+    fn from(bytes: &[u8]) -> Self {
+        Name(bytes.to_vec())
+    }
+}
+
+impl PartialEq<String> for Name {
+    fn eq(&self, text: &String) -> bool {
+        self.0 == text.as_bytes()
+    }
+}
+
+impl PartialEq<str> for Name {
+    fn eq(&self, text: &str) -> bool {
+        self.0 == text.as_bytes()
+    }
+}
+
+impl PartialEq<&str> for Name {
+    fn eq(&self, text: &&str) -> bool {
+        self.0 == text.as_bytes()
+    }
+}
+
+/// For the directories that sysfs and procfs have for each link.
+impl AsRef<Path> for Name {
+    fn as_ref(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.0))
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Name::parse_display(&text)
+            .ok_or_else(|| de::Error::custom(format!("{text:?} is no link's name: \\xNN expected")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_name_ends_at_its_nul() {
+        assert_eq!(Name::of_attribute(b"eth0\0"), "eth0");
+        assert_eq!(Name::of_attribute(b"eth0"), "eth0");
+        assert_eq!(Name::of_attribute(b"a\0b\0"), "a");
+        assert_eq!(Name::from("eth0").to_attribute(), b"eth0\0");
+    }
+
+    #[test]
+    fn only_printable_utf8_is_text() {
+        assert_eq!(Name::from("rail0").as_text(), Some("rail0"));
+        assert_eq!(Name::from(&b"a\xff"[..]).as_text(), None);
+        assert_eq!(Name::from("a\u{1b}[2J").as_text(), None);
+        assert_eq!(
+            Name::from(&b"a\xff\x1b\\"[..]).to_string(),
+            "a\\xff\\x1b\\x5c"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_reads_back_from_the_journal(bytes in proptest::collection::vec(1u8.., 0..40)) {
+            let name = Name(bytes);
+            let text = name.to_string();
+            prop_assert!(!text.chars().any(char::is_control));
+            let json = serde_json::to_string(&name).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Name>(&json).unwrap(), name);
+        }
+    }
+}
