@@ -182,7 +182,7 @@ mod tests {
         let all = Allow {
             non_rdma: true,
             uplinks: true,
-            netdevs: None,
+            ..Allow::default()
         };
         let plain = Found {
             rdma: vec![],

@@ -144,7 +144,7 @@ pub fn taken(settings: &Settings) -> Vec<Taken> {
             } else {
                 LinkType::Ether
             };
-            Some((id, netdev.name, link_type))
+            Some((id, netdev.name.to_string(), link_type))
         })
         .collect()
 }

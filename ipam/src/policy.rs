@@ -86,8 +86,9 @@ pub enum Profile {
 }
 
 /// `allow` of the policy: the default takes only netdevs of RDMA devices that
-/// carry neither the default route nor an address of the node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// carry neither the default route nor an address of the node, and gives to a
+/// pod only what the kubelet allocated to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allow {
     /// `nonRdma`: netdevs without an RDMA device are allowed too.
     pub non_rdma: bool,
@@ -95,6 +96,35 @@ pub struct Allow {
     pub uplinks: bool,
     /// `netdevs`: when present, only netdevs that one of these selects.
     pub netdevs: Option<Vec<Selector>>,
+    /// `ipam`: the programs that a network's `ipam.type` may name.
+    pub ipam: Vec<String>,
+    /// `passthru`: macvlans of mode `passthru`, with which a pod changes the
+    /// MAC address of the host's netdev.
+    pub passthru: bool,
+    /// `virtual`: links without a hardware parent (VLANs, veths, dummies) may be
+    /// moved into a pod.
+    pub virtual_links: bool,
+    /// `unallocated`: a pod may be given what the kubelet did not allocate to
+    /// it. For runtimes without a kubelet.
+    pub unallocated: bool,
+}
+
+/// The IPAM programs that are allowed unless the policy names others: ours, and
+/// the reference plugin that hands out what the network itself lists.
+pub const DEFAULT_IPAM: [&str; 2] = ["rdma-ipam", "static"];
+
+impl Default for Allow {
+    fn default() -> Self {
+        Allow {
+            non_rdma: false,
+            uplinks: false,
+            netdevs: None,
+            ipam: DEFAULT_IPAM.map(str::to_owned).to_vec(),
+            passthru: false,
+            virtual_links: false,
+            unallocated: false,
+        }
+    }
 }
 
 /// `log` of the policy.

@@ -10,6 +10,15 @@ use std::time::Duration;
 const KEYS: [&str; 7] = [
     "version", "node", "stateDir", "stores", "ipam", "allow", "log",
 ];
+const ALLOW_KEYS: [&str; 7] = [
+    "nonRdma",
+    "uplinks",
+    "netdevs",
+    "ipam",
+    "passthru",
+    "virtual",
+    "unallocated",
+];
 const SELECTOR_KEYS: [&str; 7] = [
     "ifNames",
     "pciAddresses",
@@ -149,7 +158,7 @@ impl Reader<'_> {
 
     fn allow(&self, value: &Value) -> Result<Allow, PolicyError> {
         let object = self.map("allow", value)?;
-        self.known("allow", object, &["nonRdma", "uplinks", "netdevs"])?;
+        self.known("allow", object, &ALLOW_KEYS)?;
         let flag = |key: &str| match object.get(key) {
             None => Ok(false),
             Some(Value::Bool(on)) => Ok(*on),
@@ -171,7 +180,29 @@ impl Reader<'_> {
             non_rdma: flag("nonRdma")?,
             uplinks: flag("uplinks")?,
             netdevs,
+            ipam: self.ipam_programs(object.get("ipam"))?,
+            passthru: flag("passthru")?,
+            virtual_links: flag("virtual")?,
+            unallocated: flag("unallocated")?,
         })
+    }
+
+    /// Names of programs in `CNI_PATH`, never paths.
+    fn ipam_programs(&self, value: Option<&Value>) -> Result<Vec<String>, PolicyError> {
+        let Some(value) = value else {
+            return Ok(Allow::default().ipam);
+        };
+        let rule = "must be a list of names of IPAM programs, without \"/\"";
+        let wrong = |value: &Value| self.wrong("allow.ipam", value, rule);
+        let name = |value: &Value| {
+            value
+                .as_str()
+                .filter(|name| !name.is_empty() && !name.contains('/'))
+                .map(str::to_owned)
+                .ok_or_else(|| wrong(value))
+        };
+        let list = value.as_array().ok_or_else(|| wrong(value))?;
+        list.iter().map(name).collect()
     }
 
     fn selector(&self, index: usize, value: &Value) -> Result<Selector, PolicyError> {
@@ -316,7 +347,8 @@ mod tests {
               "version": 1, "node": "gpu-7", "stateDir": "/srv/state",
               "stores": {"shared": {"type": "file", "directory": "/mnt/leases"}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
-              "allow": {"nonRdma": true, "uplinks": true,
+              "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
+                        "unallocated": true, "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
@@ -329,6 +361,8 @@ mod tests {
         assert_eq!(policy.ipam.profile, Some(Profile::Compatible));
         assert_eq!(policy.ipam.cooldown, Duration::from_secs(120));
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
+        assert!(policy.allow.passthru && policy.allow.virtual_links && policy.allow.unallocated);
+        assert_eq!(policy.allow.ipam, ["rdma-ipam", "host-local"]);
         let nic = super::super::Candidate {
             if_name: "ens1",
             vendor: Some("15b3"),
@@ -399,6 +433,18 @@ mod tests {
                 "\"strict\" or \"compatible\"",
             ),
             (r#"{"allow": {"uplinks": "yes"}}"#, "true or false"),
+            (
+                r#"{"allow": {"unallocated": 1}}"#,
+                "allow.unallocated: must be true or false",
+            ),
+            (
+                r#"{"allow": {"ipam": "static"}}"#,
+                "must be a list of names",
+            ),
+            (
+                r#"{"allow": {"ipam": ["/opt/cni/bin/dhcp"]}}"#,
+                "without \"/\"",
+            ),
             (r#"{"allow": {"netdevs": [{}]}}"#, "must ask for something"),
             (r#"{"allow": {"netdevs": [{"ifNames": []}]}}"#, "not empty"),
             (r#"{"log": {"level": "loud"}}"#, "log.level"),
