@@ -2,6 +2,7 @@
 
 pub mod add;
 pub mod check;
+mod code;
 pub mod del;
 pub mod gc;
 mod rdma_only;

@@ -79,12 +79,6 @@ impl Error {
     }
 }
 
-impl From<Error> for cni_wire::Error {
-    fn from(error: Error) -> Self {
-        cni_wire::Error::new(cni_wire::Code::Kernel, error.to_string())
-    }
-}
-
 /// The errno's text without Rust's "(os error N)".
 fn plain(cause: &io::Error) -> String {
     let text = cause.to_string();
