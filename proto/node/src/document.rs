@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
@@ -150,15 +150,6 @@ impl FailureKind {
 /// The name of the only question so far.
 const POD_UNITS: &str = "podUnits";
 
-/// What every version of a question has.
-#[derive(Deserialize)]
-struct Head {
-    #[serde(default)]
-    version: Value,
-    #[serde(default)]
-    question: Value,
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PodUnitsQuestion {
@@ -192,9 +183,11 @@ impl Question {
                 "the question is longer than {QUESTION_MAX_BYTES} bytes"
             )));
         }
-        let head: Head = serde_json::from_slice(document)
+        // Version and question first: only then is it known which fields there may be.
+        let fields: Map<String, Value> = serde_json::from_slice(document)
             .map_err(|error| malformed(format!("the question is malformed: {error}")))?;
-        match head.version.as_u64() {
+        let field = |name| fields.get(name).unwrap_or(&Value::Null);
+        match field("version").as_u64() {
             Some(VERSION) => {}
             Some(version) => {
                 return Err(Failure::new(
@@ -208,11 +201,11 @@ impl Question {
             None => {
                 return Err(malformed(format!(
                     "the question is malformed: version is {}, expected {VERSION}",
-                    head.version
+                    field("version")
                 )));
             }
         }
-        match head.question.as_str() {
+        match field("question").as_str() {
             Some(POD_UNITS) => {
                 let question: PodUnitsQuestion = serde_json::from_slice(document)
                     .map_err(|error| malformed(format!("{POD_UNITS} is malformed: {error}")))?;
@@ -224,7 +217,7 @@ impl Question {
                 format!(
                     "the question {} is unknown to this daemon, which knows {POD_UNITS:?}: \
                      install both programs of one release",
-                    head.question
+                    field("question")
                 ),
             )),
         }
