@@ -1,0 +1,565 @@
+//! Questions and answers, and their JSON form.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
+
+/// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
+const NAME_MAX_BYTES: usize = 253;
+
+/// What a program of the node wants to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// Which units of which resources does this pod hold?
+    PodUnits(Pod),
+}
+
+/// A pod, as a CNI plugin knows it from `CNI_ARGS`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Pod {
+    /// `K8S_POD_NAMESPACE`.
+    pub namespace: String,
+    /// `K8S_POD_NAME`.
+    pub name: String,
+    /// `K8S_POD_UID`, where the runtime passes it. It tells a pod from an earlier one of the same
+    /// name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)?;
+        match &self.uid {
+            Some(uid) => write!(f, " (UID {uid})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The answer to a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// To [`Question::PodUnits`].
+    PodUnits(PodUnits),
+}
+
+/// Units that a pod holds, of all device plugins.
+///
+/// The kubelet lists app containers and restartable init containers. Units that only an ordinary
+/// init container has are not in the list.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodUnits {
+    /// True if the kubelet's checkpoint shows that every unit listed belongs to the UID that was
+    /// asked for. False if the question has no UID or the checkpoint cannot be read: the list is
+    /// then that of *a* pod with this namespace and name.
+    pub uid_checked: bool,
+    /// Why `uid_checked` is false, for a person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid_note: Option<String>,
+    /// One entry for each container and resource of which the pod holds units.
+    pub allocations: Vec<Allocation>,
+}
+
+/// Units of one resource that one container holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocation {
+    /// Name of the container.
+    pub container: String,
+    /// Name of the resource, such as `rdma/hca_shared_devices_a` or `nvidia.com/gpu`.
+    pub resource: String,
+    /// IDs of the units, as the resource's device plugin names them.
+    pub units: Vec<String>,
+    /// HCAs that the units together stand for, as `0000:3b:00.0`, `mlx5_core.sf.4` or
+    /// `guid-505400fffe000001`: the form in which unit IDs name them. Absent if the resource is
+    /// not one of the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hcas: Option<Vec<String>>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "camelCase")]
+#[error("{message}")]
+pub struct Failure {
+    /// For a program.
+    pub kind: FailureKind,
+    /// For a person.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure of this kind.
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+/// Why there is no answer, for a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FailureKind {
+    /// The question's `version` is not one of the daemon's.
+    UnsupportedVersion,
+    /// The daemon does not know the question.
+    UnknownQuestion,
+    /// The question is no whole, valid document.
+    Malformed,
+    /// The peer is not root.
+    NotAllowed,
+    /// The kubelet lists no pod of this namespace and name.
+    UnknownPod,
+    /// The pod of this namespace and name has another UID.
+    AnotherPod,
+    /// The kubelet lists several pods of this namespace and name, and what tells them apart is
+    /// missing: the question's UID, or a readable checkpoint of the kubelet.
+    AmbiguousPod,
+    /// The kubelet's PodResources service did not answer.
+    KubeletUnavailable,
+    /// The answer is longer than [`ANSWER_MAX_BYTES`].
+    AnswerTooLarge,
+    /// A kind that this version of the crate does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl FailureKind {
+    /// Every kind that a daemon answers with.
+    pub const ALL: [Self; 9] = [
+        Self::UnsupportedVersion,
+        Self::UnknownQuestion,
+        Self::Malformed,
+        Self::NotAllowed,
+        Self::UnknownPod,
+        Self::AnotherPod,
+        Self::AmbiguousPod,
+        Self::KubeletUnavailable,
+        Self::AnswerTooLarge,
+    ];
+}
+
+/// The name of the only question so far.
+const POD_UNITS: &str = "podUnits";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PodUnitsQuestion {
+    version: u64,
+    question: String,
+    pod: Pod,
+}
+
+impl Question {
+    /// The document.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::PodUnits(pod) => encode(&PodUnitsQuestion {
+                version: VERSION,
+                question: POD_UNITS.to_owned(),
+                pod: pod.clone(),
+            }),
+        }
+    }
+
+    /// Reads a document, as a server does.
+    ///
+    /// # Errors
+    /// The failure to answer with: too long, not JSON, another version, another question, a field
+    /// that is unknown, missing or out of its limits.
+    pub fn decode(document: &[u8]) -> Result<Self, Failure> {
+        let malformed = |why: String| Failure::new(FailureKind::Malformed, why);
+        if document.len() > QUESTION_MAX_BYTES {
+            return Err(malformed(format!(
+                "the question is longer than {QUESTION_MAX_BYTES} bytes"
+            )));
+        }
+        // Version and question first: only then is it known which fields there may be.
+        let fields: Map<String, Value> = serde_json::from_slice(document)
+            .map_err(|error| malformed(format!("the question is malformed: {error}")))?;
+        let field = |name| fields.get(name).unwrap_or(&Value::Null);
+        match field("version").as_u64() {
+            Some(VERSION) => {}
+            Some(version) => {
+                return Err(Failure::new(
+                    FailureKind::UnsupportedVersion,
+                    format!(
+                        "the question has version {version}, this daemon knows version {VERSION}: \
+                         install both programs of one release"
+                    ),
+                ));
+            }
+            None => {
+                return Err(malformed(format!(
+                    "the question is malformed: version is {}, expected {VERSION}",
+                    field("version")
+                )));
+            }
+        }
+        match field("question").as_str() {
+            Some(POD_UNITS) => {
+                let question: PodUnitsQuestion = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{POD_UNITS} is malformed: {error}")))?;
+                check(&question.pod).map_err(malformed)?;
+                Ok(Self::PodUnits(question.pod))
+            }
+            _ => Err(Failure::new(
+                FailureKind::UnknownQuestion,
+                format!(
+                    "the question {} is unknown to this daemon, which knows {POD_UNITS:?}: \
+                     install both programs of one release",
+                    field("question")
+                ),
+            )),
+        }
+    }
+}
+
+fn check(pod: &Pod) -> Result<(), String> {
+    let fields = [
+        ("namespace", Some(&pod.namespace)),
+        ("name", Some(&pod.name)),
+        ("uid", pod.uid.as_ref()),
+    ];
+    for (field, value) in fields {
+        let length = value.map_or(1, String::len);
+        if length == 0 || length > NAME_MAX_BYTES {
+            return Err(format!(
+                "{POD_UNITS}: pod.{field} has {length} bytes, expected 1 to {NAME_MAX_BYTES}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerDocument {
+    version: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pod_units: Option<PodUnits>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<Failure>,
+}
+
+/// The document of an answer or of a failure, at most [`ANSWER_MAX_BYTES`] long: an answer that
+/// would be longer becomes the failure [`FailureKind::AnswerTooLarge`].
+#[must_use]
+pub fn encode_answer(answer: &Result<Answer, Failure>) -> Vec<u8> {
+    let bytes = encode(&match answer {
+        Ok(Answer::PodUnits(units)) => AnswerDocument {
+            version: VERSION,
+            pod_units: Some(units.clone()),
+            error: None,
+        },
+        Err(failure) => AnswerDocument {
+            version: VERSION,
+            pod_units: None,
+            error: Some(failure.clone()),
+        },
+    });
+    if bytes.len() <= ANSWER_MAX_BYTES {
+        return bytes;
+    }
+    encode(&AnswerDocument {
+        version: VERSION,
+        pod_units: None,
+        error: Some(Failure::new(
+            FailureKind::AnswerTooLarge,
+            format!(
+                "the answer has {} bytes, more than {ANSWER_MAX_BYTES}",
+                bytes.len()
+            ),
+        )),
+    })
+}
+
+/// Why bytes are not an answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// Not a whole, valid document.
+    #[error("{0}")]
+    Malformed(String),
+    /// A document of another version.
+    #[error("the answer has version {0}, this program knows version {VERSION}")]
+    Version(u64),
+}
+
+/// Reads an answer to `question`, as a client does.
+///
+/// # Errors
+/// [`NoAnswer`] if it is malformed, of another version, or the answer to another question.
+pub fn decode_answer(
+    question: &Question,
+    document: &[u8],
+) -> Result<Result<Answer, Failure>, NoAnswer> {
+    /// What every version of an answer has.
+    #[derive(Deserialize)]
+    struct Head {
+        version: u64,
+    }
+    let malformed = |error: serde_json::Error| NoAnswer::Malformed(error.to_string());
+    let head: Head = serde_json::from_slice(document).map_err(malformed)?;
+    if head.version != VERSION {
+        return Err(NoAnswer::Version(head.version));
+    }
+    let document: AnswerDocument = serde_json::from_slice(document).map_err(malformed)?;
+    match (question, document.pod_units, document.error) {
+        (_, None, Some(failure)) => Ok(Err(failure)),
+        (Question::PodUnits(_), Some(units), None) => Ok(Ok(Answer::PodUnits(units))),
+        (_, Some(_), Some(_)) => Err(NoAnswer::Malformed(
+            "it has both an answer and an error".to_owned(),
+        )),
+        (_, None, None) => Err(NoAnswer::Malformed(
+            "it has neither an answer to the question nor an error".to_owned(),
+        )),
+    }
+}
+
+/// Structs of strings, numbers and lists: serialization into memory does not fail.
+fn encode(document: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(document).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod() -> Pod {
+        Pod {
+            namespace: "ml".into(),
+            name: "train-0".into(),
+            uid: Some("8f".into()),
+        }
+    }
+
+    fn failure_of(document: &Value) -> Failure {
+        Question::decode(document.to_string().as_bytes()).unwrap_err()
+    }
+
+    #[test]
+    fn question_has_the_documented_form() {
+        let question = Question::PodUnits(pod());
+        let document: Value = serde_json::from_slice(&question.encode()).unwrap();
+        assert_eq!(
+            document,
+            json!({"version": 1, "question": "podUnits",
+                   "pod": {"namespace": "ml", "name": "train-0", "uid": "8f"}})
+        );
+        assert_eq!(Question::decode(&question.encode()), Ok(question));
+        let without = json!({"version": 1, "question": "podUnits",
+                             "pod": {"namespace": "ml", "name": "train-0"}});
+        let Ok(Question::PodUnits(pod)) = Question::decode(without.to_string().as_bytes()) else {
+            panic!("a UID is optional");
+        };
+        assert_eq!(pod.uid, None);
+    }
+
+    #[test]
+    fn answers_have_the_documented_form() {
+        let units = PodUnits {
+            uid_checked: true,
+            uid_note: None,
+            allocations: vec![
+                Allocation {
+                    container: "worker".into(),
+                    resource: "rdma/hca".into(),
+                    units: vec!["0000:3b:00.0".into()],
+                    hcas: Some(vec!["0000:3b:00.0".into()]),
+                },
+                Allocation {
+                    container: "worker".into(),
+                    resource: "nvidia.com/gpu".into(),
+                    units: vec!["GPU-7".into()],
+                    hcas: None,
+                },
+            ],
+        };
+        let bytes = encode_answer(&Ok(Answer::PodUnits(units.clone())));
+        let document: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(
+            document,
+            json!({"version": 1, "podUnits": {"uidChecked": true, "allocations": [
+                {"container": "worker", "resource": "rdma/hca",
+                 "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"]},
+                {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7"]}]}})
+        );
+        let question = Question::PodUnits(pod());
+        let decoded = decode_answer(&question, &bytes);
+        assert_eq!(decoded, Ok(Ok(Answer::PodUnits(units))));
+
+        let failure = Failure::new(FailureKind::UnknownPod, "no such pod");
+        let bytes = encode_answer(&Err(failure.clone()));
+        let document: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(
+            document,
+            json!({"version": 1, "error": {"kind": "unknownPod", "message": "no such pod"}})
+        );
+        assert_eq!(decode_answer(&question, &bytes), Ok(Err(failure)));
+    }
+
+    #[test]
+    fn unknown_version_question_and_field_are_refused_by_name() {
+        let version = failure_of(&json!({"version": 2, "question": ["new", "form"]}));
+        assert_eq!(version.kind, FailureKind::UnsupportedVersion);
+        assert!(version.message.contains("version 2"), "{version}");
+        let question = failure_of(&json!({"version": 1, "question": "bindSlots"}));
+        assert_eq!(question.kind, FailureKind::UnknownQuestion);
+        assert!(question.message.contains("bindSlots"), "{question}");
+        for (document, named) in [
+            (
+                json!({"version": 1, "question": "podUnits", "pod": pod(), "node": "x"}),
+                "node",
+            ),
+            (
+                json!({"version": 1, "question": "podUnits",
+                       "pod": {"namespace": "a", "name": "b", "sandbox": "c"}}),
+                "sandbox",
+            ),
+            (
+                json!({"version": 1, "question": "podUnits", "pod": {"name": "b"}}),
+                "namespace",
+            ),
+            (
+                json!({"version": 1, "question": "podUnits", "pod": {"namespace": "", "name": "b"}}),
+                "pod.namespace has 0 bytes",
+            ),
+            (
+                json!({"version": 1, "question": "podUnits",
+                       "pod": {"namespace": "a", "name": "b", "uid": "u".repeat(300)}}),
+                "pod.uid has 300 bytes",
+            ),
+            (json!({"question": "podUnits", "pod": pod()}), "version"),
+            (
+                json!({"version": "1", "question": "podUnits", "pod": pod()}),
+                "version",
+            ),
+            (json!([1]), "malformed"),
+        ] {
+            let failure = failure_of(&document);
+            assert_eq!(failure.kind, FailureKind::Malformed, "{document}");
+            assert!(failure.message.contains(named), "{document}: {failure}");
+        }
+        let twice = r#"{"version":1,"version":1,"question":"podUnits"}"#;
+        let failure = Question::decode(twice.as_bytes()).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Malformed);
+    }
+
+    #[test]
+    fn question_over_its_limit_is_refused() {
+        let mut long = Question::PodUnits(pod()).encode();
+        long.resize(QUESTION_MAX_BYTES, b' ');
+        assert!(Question::decode(&long).is_ok(), "at the limit");
+        long.push(b' ');
+        let failure = Question::decode(&long).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Malformed);
+    }
+
+    #[test]
+    fn kind_of_a_newer_daemon_is_read_as_other() {
+        let document = br#"{"version":1,"error":{"kind":"moonPhase","message":"full"},"more":1}"#;
+        let failure = decode_answer(&Question::PodUnits(pod()), document)
+            .unwrap()
+            .unwrap_err();
+        assert_eq!(failure, Failure::new(FailureKind::Other, "full"));
+    }
+
+    #[test]
+    fn answer_that_is_no_answer_is_refused() {
+        let question = Question::PodUnits(pod());
+        let units = r#""podUnits":{"uidChecked":true,"allocations":[]}"#;
+        let error = r#""error":{"kind":"unknownPod","message":""}"#;
+        for document in [
+            String::new(),
+            "null".into(),
+            r#"{"version":1}"#.into(),
+            format!(r#"{{"version":1,{units},{error}}}"#),
+            format!(r#"{{"version":1,{units}"#),
+            format!(r#"{{"version":1,{units}}}{{}}"#),
+        ] {
+            let refused = decode_answer(&question, document.as_bytes());
+            assert!(
+                matches!(refused, Err(NoAnswer::Malformed(_))),
+                "{document}: {refused:?}"
+            );
+        }
+        let newer = decode_answer(&question, br#"{"version":7,"shape":"new"}"#);
+        assert_eq!(newer, Err(NoAnswer::Version(7)));
+    }
+
+    #[test]
+    fn answer_over_its_limit_becomes_a_failure_within_it() {
+        let units = PodUnits {
+            allocations: vec![Allocation {
+                units: vec!["x".repeat(ANSWER_MAX_BYTES)],
+                ..Allocation::default()
+            }],
+            ..PodUnits::default()
+        };
+        let bytes = encode_answer(&Ok(Answer::PodUnits(units)));
+        assert!(bytes.len() < ANSWER_MAX_BYTES);
+        let failure = decode_answer(&Question::PodUnits(pod()), &bytes)
+            .unwrap()
+            .unwrap_err();
+        assert_eq!(failure.kind, FailureKind::AnswerTooLarge);
+    }
+
+    #[test]
+    fn every_kind_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<String> = FailureKind::ALL
+            .iter()
+            .map(|kind| serde_json::to_string(kind).unwrap())
+            .collect();
+        assert_eq!(names.len(), FailureKind::ALL.len());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let _ = Question::decode(&bytes);
+            let _ = decode_answer(&Question::PodUnits(pod()), &bytes);
+        }
+
+        #[test]
+        fn no_damaged_question_makes_the_reader_panic(
+            damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
+            end in any::<proptest::sample::Index>(),
+        ) {
+            let mut bytes = Question::PodUnits(pod()).encode();
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes.truncate(end.index(bytes.len()) + 1);
+            let _ = Question::decode(&bytes);
+        }
+
+        #[test]
+        fn no_nesting_makes_the_reader_panic(depth in 0_usize..30_000, open in "[\\[{]") {
+            let text = format!(r#"{{"version":1,"question":{}"#, open.repeat(depth));
+            prop_assert!(Question::decode(text.as_bytes()).is_err());
+        }
+
+        #[test]
+        fn every_question_is_read_back(
+            namespace in "[a-z0-9-]{1,63}",
+            name in "[a-z0-9.-]{1,253}",
+            uid in proptest::option::of("[a-f0-9-]{1,36}"),
+        ) {
+            let question = Question::PodUnits(Pod { namespace, name, uid });
+            prop_assert_eq!(Question::decode(&question.encode()), Ok(question));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What programs of a node ask the daemon `rdma-device-plugin` over a unix socket.
+//!
+//! - [`document`]: the questions and answers as JSON documents;
+//! - [`client`]: asking, blocking, within a time limit.
+//!
+//! One connection carries one question and one answer. The client connects, writes one JSON
+//! document and shuts its writing side down. The daemon writes one JSON document and closes. The
+//! end of the stream ends a document, so a document that was cut short is never a whole one. A
+//! question has at most [`QUESTION_MAX_BYTES`] bytes and an answer at most [`ANSWER_MAX_BYTES`].
+//!
+//! ```text
+//! {"version": 1, "question": "podUnits", "pod": {"namespace": "ml", "name": "train-0", "uid": "8f…"}}
+//!
+//! {"version": 1, "podUnits": {"uidChecked": true, "allocations": [
+//!     {"container": "worker", "resource": "rdma/hca", "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"]},
+//!     {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7c2f…"]}]}}
+//!
+//! {"version": 1, "error": {"kind": "unknownPod", "message": "the kubelet knows no pod ml/train-0 …"}}
+//! ```
+//!
+//! Every document carries `version`. A daemon refuses a question of another version, a question
+//! that it does not know, and a field that it does not know, each by name: a field that was
+//! ignored could be the one that narrows the question. A client ignores fields of an answer that
+//! it does not know, so version 1 can gain some.
+//!
+//! Only root may ask. The daemon checks the user of its peer, and the client checks that the
+//! socket, its directory and the listening process belong to root or to the client's own user.
+//!
+//! The crate knows no path: each program names the socket that it serves or asks.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod document;
+
+pub use client::{ClientError, ask, pod_units};
+pub use document::{Allocation, Answer, Failure, FailureKind, Pod, PodUnits, Question};
+
+/// The version of the documents that this crate reads and writes.
+pub const VERSION: u64 = 1;
+/// The longest question, in bytes.
+pub const QUESTION_MAX_BYTES: usize = 64 << 10;
+/// The longest answer, in bytes.
+pub const ANSWER_MAX_BYTES: usize = 1 << 20;
