@@ -1,14 +1,15 @@
-//! This node, as one call sees it: roots, policy, journal, the host's namespace.
+//! This node, as one call sees it: roots, policy, journal, the host's network namespace.
 
 use std::{
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
+    str::FromStr,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use cni_wire::{Code, Error};
-use hca::Host;
+use hca::{HcaId, Host};
 use ipam::{
     plugin::Plugin as Ipam,
     policy::{Policy, PolicyError},
@@ -32,31 +33,45 @@ pub struct Places {
     pub node: Option<String>,
 }
 
-/// A node and what a call needs of it.
+/// A node and what a call needs of it. Functions take the parts that they use.
 #[derive(Debug)]
 pub struct Node {
     /// The kernel's file systems.
-    pub host: Host,
-    /// What root allows here.
-    pub policy: Policy,
-    /// Where that is written.
-    pub policy_path: PathBuf,
-    /// What is wrong with it, for whoever goes by the rest.
-    pub fault: Option<PolicyError>,
+    pub roots: Host,
     /// The root directory of the host: `/` but in tests and for daemons in a container.
     pub root: PathBuf,
+    /// What the node's administrator allows.
+    pub policy: NodePolicy,
     /// The journal.
-    pub store: Store,
+    pub journal: Store,
+    /// The host's network namespace.
+    pub netns: HostNetns,
     /// The IPAM of this project, in this process.
     pub ipam: Ipam,
-    /// The host's namespace: the one this process runs in.
-    pub home: Namespace,
-    /// A socket of it.
-    pub socket: Socket,
     /// The kernel's boot ID.
     pub boot: String,
     /// Where events are written.
     pub log: Log,
+}
+
+/// The host's network namespace: the one this process runs in.
+#[derive(Debug)]
+pub struct HostNetns {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// A socket of it.
+    pub socket: Socket,
+}
+
+/// The node's policy and where it stands.
+#[derive(Debug)]
+pub struct NodePolicy {
+    /// What it says.
+    pub values: Policy,
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with the file, for commands that go on with the rest of it.
+    pub fault: Option<PolicyError>,
 }
 
 impl Node {
@@ -67,7 +82,7 @@ impl Node {
     pub fn open(places: &Places, subject: String) -> Result<Node, Error> {
         let policy = Policy::load(&places.policy)
             .map_err(|e| Error::new(Code::Policy, e.to_string()).with_details(e.remedy()))?;
-        Node::with(places, policy, subject)
+        Node::with(places, policy, None, subject)
     }
 
     /// For DEL, GC and reclaim: what can be read of the policy has to do.
@@ -76,48 +91,79 @@ impl Node {
     /// Code 100 when the kernel gives no socket.
     pub fn open_for_release(places: &Places, subject: String) -> Result<Node, Error> {
         let (policy, fault) = Policy::load_for_release(&places.policy);
-        let node = Node::with(places, policy, subject)?;
-        Ok(Node { fault, ..node })
+        Node::with(places, policy, fault, subject)
     }
 
-    fn with(places: &Places, policy: Policy, subject: String) -> Result<Node, Error> {
-        let host = Host::at(&places.root);
-        let home = Namespace::current(&host.proc)?;
+    fn with(
+        places: &Places,
+        policy: Policy,
+        fault: Option<PolicyError>,
+        subject: String,
+    ) -> Result<Node, Error> {
+        let roots = Host::at(&places.root);
+        let namespace = Namespace::current(&roots.proc)?;
         Ok(Node {
-            store: Store::at(&policy.state_dir),
+            journal: Store::at(&policy.state_dir),
             ipam: Ipam::new(policy.clone(), &places.root, places.node.as_deref()),
             log: Log::open(&policy.log, subject),
-            boot: boot_id(&host.proc),
+            boot: boot_id(&roots.proc),
             root: places.root.clone(),
-            policy_path: places.policy.clone(),
-            fault: None,
-            socket: Socket::open()?,
-            host,
-            policy,
-            home,
+            netns: HostNetns {
+                namespace,
+                socket: Socket::open()?,
+            },
+            roots,
+            policy: NodePolicy {
+                values: policy,
+                path: places.policy.clone(),
+                fault,
+            },
         })
     }
 
     /// What a restoration stands on.
     pub fn ground(&mut self) -> Ground<'_> {
         Ground {
-            home: &self.home,
-            socket: &mut self.socket,
-            proc: &self.host.proc,
-            sys: &self.host.sys,
+            home: &self.netns.namespace,
+            socket: &mut self.netns.socket,
+            proc: &self.roots.proc,
+            sys: &self.roots.sys,
         }
     }
 
-    /// The addresses the node is known by to its cluster, one a line, as the daemon writes them
-    /// into the state directory. Without a daemon there are none beside those the routes tell.
+    /// The socket on which the daemon answers this node's programs.
+    pub fn daemon_socket(&self) -> PathBuf {
+        self.root.join(DAEMON_SOCKET)
+    }
+
+    /// The addresses the node is known by to its cluster, as the daemon writes them into the state
+    /// directory. Without a daemon there are none beside those the routes tell.
     pub fn known_addresses(&self) -> Vec<IpAddr> {
-        let text = fs::read_to_string(self.policy.state_dir.join(NODE_ADDRESSES));
+        self.state_lines(NODE_ADDRESSES)
+    }
+
+    /// The HCAs of exclusive pools, as the daemon writes them into the state directory. Without a
+    /// daemon there are none.
+    pub fn exclusive_hcas(&self) -> Vec<HcaId> {
+        self.state_lines(EXCLUSIVE_HCAS)
+    }
+
+    /// A file of the state directory with one value a line; what cannot be read is none.
+    fn state_lines<T: FromStr>(&self, name: &str) -> Vec<T> {
+        let text = fs::read_to_string(self.policy.values.state_dir.join(name));
         text.unwrap_or_default()
             .lines()
             .filter_map(|line| line.trim().parse().ok())
             .collect()
     }
 }
+
+/// The daemon's socket, below the root.
+pub const DAEMON_SOCKET: &str = "run/rdma-netdev/node.sock";
+
+/// The file in the state directory with the HCAs of exclusive pools: one identity a line, as units
+/// name it.
+pub const EXCLUSIVE_HCAS: &str = "exclusive-hcas";
 
 /// The file in the state directory with the node's addresses.
 pub const NODE_ADDRESSES: &str = "node-addresses";

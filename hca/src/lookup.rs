@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::address::MacAddress;
+use crate::address::{Guid, MacAddress};
 use crate::association::{self, Claim};
 use crate::gid;
 use crate::host::{self, Host, Result};
@@ -248,6 +248,41 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
         }
     }
     Ok(ports)
+}
+
+/// The HCAs that a netdev belongs to, by the names that units have for them: the hardware of the
+/// netdev itself, and that of its RDMA `ports`, which can be another PCI function's. Reads the
+/// parents only.
+///
+/// # Errors
+/// [`host::Error::Missing`] if the netdev is not in this network namespace; [`host::Error::Read`]
+/// if sysfs cannot be read.
+pub fn hcas_of_netdev(host: &Host, name: &str, ports: &[PortId]) -> Result<BTreeSet<HcaId>> {
+    let mut hcas = BTreeSet::new();
+    let directory = host.class_entry("netdev", "net", name)?;
+    if let Some(parent) = Parent::of(host, &directory)? {
+        hcas.extend(parent.hca());
+    }
+    for port in ports {
+        hcas.extend(present(hca_of_rdma_device(host, &port.device))?.flatten());
+    }
+    Ok(hcas)
+}
+
+/// The HCA that an RDMA device belongs to; `None` for a device with neither hardware nor node
+/// GUID. Reads its parent, and the GUID of a device without one.
+///
+/// # Errors
+/// [`host::Error::Missing`] if the device is not in this network namespace; [`host::Error::Read`]
+/// if sysfs cannot be read.
+pub fn hca_of_rdma_device(host: &Host, name: &str) -> Result<Option<HcaId>> {
+    let directory = host.class_entry("RDMA device", "infiniband", name)?;
+    Ok(match Parent::of(host, &directory)?.and_then(|parent| parent.hca()) {
+        Some(hca) => Some(hca),
+        None => host::parsed(&directory, "node_guid")?
+            .filter(|guid: &Guid| !guid.is_zero())
+            .map(HcaId::NodeGuid),
+    })
 }
 
 /// Takes an object that went away meanwhile for `None`.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::host::{self, Host, Result};
 use crate::pci::PciAddress;
+use crate::unit::HcaId;
 
 /// A class device's parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +28,14 @@ impl Parent {
             Some(parent) => Ok(Some(Self::at(host, parent)?)),
             None => Ok(None),
         }
+    }
+
+    /// The name that units have for the hardware; `None` for hardware on another bus.
+    pub(crate) fn hca(&self) -> Option<HcaId> {
+        let pci = self.pci.as_ref().map(|(address, _)| *address);
+        HcaId::of_place(pci, self.auxiliary.as_deref())
+            .ok()
+            .flatten()
     }
 
     /// Describes a directory that is known to be a parent.

@@ -202,7 +202,10 @@ impl HcaId {
         Self::of_place(device.pci, device.auxiliary.as_deref())
     }
 
-    fn of_place(pci: Option<PciAddress>, auxiliary: Option<&str>) -> Result<Option<Self>, Error> {
+    pub(crate) fn of_place(
+        pci: Option<PciAddress>,
+        auxiliary: Option<&str>,
+    ) -> Result<Option<Self>, Error> {
         match (auxiliary, pci) {
             (Some(name), Some(_)) if is_subfunction(name) => name.parse().map(Self::Auxiliary),
             (_, Some(address)) => Ok(Self::Pci(address)),

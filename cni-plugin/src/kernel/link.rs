@@ -542,17 +542,20 @@ fn altname(socket: &mut Socket, kind: u16, flags: u16, link: &Link, name: &Name)
     )
 }
 
+/// The number by which the socket's namespace knows another one; none when it has none.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn known_number(socket: &mut Socket, other: &Namespace) -> Result<Option<i32>> {
+    ask_number(socket, &number_of(other)?, other)
+}
+
 /// The number by which the socket's namespace knows another one; made when there is none.
 ///
 /// # Errors
 /// The kernel's refusal.
 pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
-    let mut message = NsidMessage::default();
-    let fd = u32::try_from(other.fd()).map_err(|_| Error::Answer {
-        what: "number a namespace".into(),
-        cause: "its file is closed".into(),
-    })?;
-    message.attributes.push(NsidAttribute::Fd(fd));
+    let message = number_of(other)?;
     if let Some(number) = ask_number(socket, &message, other)? {
         return Ok(number);
     }
@@ -569,6 +572,16 @@ pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
         what,
         cause: "it has no number although it was given one".into(),
     })
+}
+
+fn number_of(other: &Namespace) -> Result<NsidMessage> {
+    let mut message = NsidMessage::default();
+    let fd = u32::try_from(other.fd()).map_err(|_| Error::Answer {
+        what: "number a namespace".into(),
+        cause: "its file is closed".into(),
+    })?;
+    message.attributes.push(NsidAttribute::Fd(fd));
+    Ok(message)
 }
 
 fn ask_number(

@@ -1,0 +1,118 @@
+//! The kubelet's word: which HCAs it allocated to a pod.
+//!
+//! A device ID that stands in a network proves nothing, because a namespace's user may write it.
+//! The daemon of this node asks the kubelet (PodResources) and answers over a unix socket. A pod
+//! has an HCA when one of its units, of whatever device plugin, names the whole of it: a share of an
+//! HCA does not entitle to take the HCA away.
+
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
+use cni_wire::{Args, Code, Error};
+use hca::{HcaId, UnitId};
+use node_wire::{ClientError, FailureKind, Pod, client};
+
+/// How long the daemon may take.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The HCAs of a pod's exclusive units.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// The pod, as `namespace/name`.
+    pub pod: String,
+    /// The HCAs that it has as a whole.
+    pub hcas: BTreeSet<HcaId>,
+}
+
+impl Allocated {
+    /// Out of unit IDs of any device plugin. Pure.
+    fn of<'a>(pod: String, units: impl IntoIterator<Item = &'a str>) -> Self {
+        let whole = |unit: &str| match unit.parse() {
+            Ok(UnitId::Exclusive(hca)) => Some(hca),
+            _ => None,
+        };
+        Allocated {
+            pod,
+            hcas: units.into_iter().filter_map(whole).collect(),
+        }
+    }
+}
+
+/// Asks which HCAs the request's pod has.
+///
+/// # Errors
+/// Code 4 when the runtime does not say which pod this is; code 11 when the daemon does not answer,
+/// so that the runtime tries again; code 101 when the kubelet knows another pod of this name.
+pub fn ask(socket: &Path, args: &Args) -> Result<Allocated, Error> {
+    let required = |key: &str| {
+        args.get(key).map(str::to_owned).ok_or_else(|| {
+            Error::new(
+                Code::InvalidEnvironment,
+                format!("CNI_ARGS has no {key}: the kubelet cannot be asked what the pod has"),
+            )
+            .with_details(
+                "without a kubelet, set allow.unallocated in the node's policy: it lets any \
+                 network take any netdev that the policy allows",
+            )
+        })
+    };
+    let pod = Pod {
+        namespace: required("K8S_POD_NAMESPACE")?,
+        name: required("K8S_POD_NAME")?,
+        uid: args.get("K8S_POD_UID").map(str::to_owned),
+    };
+    let held = client::pod_units(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
+    let units = held.allocations.iter().flat_map(|one| &one.units);
+    Ok(Allocated::of(
+        format!("{}/{}", pod.namespace, pod.name),
+        units.map(String::as_str),
+    ))
+}
+
+fn refused(error: &ClientError, pod: &Pod) -> Error {
+    let what = format!("ask which HCAs the kubelet allocated to pod {pod}: {error}");
+    match error.failure().map(|failure| failure.kind) {
+        Some(FailureKind::AnotherPod) => Error::new(Code::Policy, what)
+            .with_details("the pod was replaced; its new namespace is attached by a call of its own"),
+        // A daemon that is being replaced, or a kubelet that starts, answers a moment later.
+        _ => Error::new(Code::TryAgain, what).with_details(
+            "the runtime tries again; if it goes on: kubectl -n kube-system logs \
+             ds/rdma-device-plugin on this node",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_hcas_count_and_shares_do_not() {
+        let units = [
+            "0000:3b:00.2",
+            "mlx5_core.sf.4",
+            "guid-505400fffe000001",
+            "0000:5e:00.0_3e71787e_17",
+            "pool_3e71787e_3",
+            "GPU-7c2f",
+            "0",
+        ];
+        let allocated = Allocated::of("ml/a".into(), units);
+        let hcas: Vec<String> = allocated.hcas.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            hcas,
+            ["0000:3b:00.2", "mlx5_core.sf.4", "guid-505400fffe000001"]
+        );
+    }
+
+    #[test]
+    fn a_call_without_a_pod_is_told_from_a_daemon_that_is_away() {
+        let socket = Path::new("/nonexistent/node.sock");
+        let none = ask(socket, &Args::parse("").unwrap()).unwrap_err();
+        assert_eq!(none.code, Code::InvalidEnvironment);
+        assert!(none.details.contains("allow.unallocated"), "{none}");
+        let args = Args::parse("K8S_POD_NAMESPACE=ml;K8S_POD_NAME=a").unwrap();
+        let away = ask(socket, &args).unwrap_err();
+        assert_eq!(away.code, Code::TryAgain);
+        assert!(away.msg.contains("pod ml/a"), "{away}");
+    }
+}

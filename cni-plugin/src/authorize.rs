@@ -1,0 +1,349 @@
+//! Whether the node's policy and the kubelet allow what a request resolves to.
+//!
+//! This process is root and its input may come from a namespace's user, so the default is narrow:
+//! RDMA netdevs that nothing else uses and that do not carry the node itself; and what is taken from
+//! the host belongs to the pod by the kubelet's word. There is one way in, [`authorize`], for every
+//! kind of attachment. Pure.
+
+use std::{collections::BTreeSet, path::Path};
+
+use hca::HcaId;
+use ipam::policy::{Allow, Candidate};
+
+use crate::{
+    allocation::Allocated,
+    config::Attach,
+    resolve::{ChildKind, HostLink, Parent, RdmaTarget, Resolved},
+};
+
+/// Why a request is denied, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is denied: {why}")]
+pub struct Denied {
+    /// The attempt and its object.
+    pub what: String,
+    /// The rule.
+    pub why: String,
+    /// What to change.
+    pub remedy: String,
+}
+
+/// What the node's administrator allows, and where that stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    /// The policy.
+    pub allow: &'a Allow,
+    /// Its file, for messages.
+    pub path: &'a Path,
+    /// HCAs of exclusive pools: none of them is shared by a child of another pod.
+    pub exclusive: &'a [HcaId],
+}
+
+/// Whether the kubelet's word is needed: [`authorize`] then wants to be told what it is.
+///
+/// `passthru` says that the request is for a macvlan of that mode; `moves_rdma`, that RDMA devices
+/// leave the host.
+pub fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool {
+    if rules.allow.unallocated {
+        return false;
+    }
+    match resolved {
+        Resolved::Move(_) => true,
+        Resolved::RdmaOnly(_) => asked.moves_rdma,
+        Resolved::Child { parent, .. } => parent
+            .of_host()
+            .is_some_and(|host| asked.passthru || is_exclusive(host, rules.exclusive)),
+    }
+}
+
+/// What the request asks for beside its kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// A macvlan of mode `passthru`.
+    pub passthru: bool,
+    /// RDMA devices are to leave the host's namespace.
+    pub moves_rdma: bool,
+}
+
+fn is_exclusive(host: &HostLink, exclusive: &[HcaId]) -> bool {
+    exclusive.iter().any(|hca| host.hcas.contains(hca))
+}
+
+/// Allows or denies what a request resolves to.
+///
+/// `allocated` is the kubelet's word, where [`needs_allocation`] asks for it.
+///
+/// # Errors
+/// The first rule that denies it.
+pub fn authorize(
+    resolved: &Resolved,
+    asked: Asked,
+    rules: Rules<'_>,
+    allocated: Option<&Allocated>,
+) -> Result<(), Denied> {
+    let needs_allocation = needs_allocation(resolved, asked, rules);
+    let proof = |subject: &Subject<'_>, hcas: &BTreeSet<HcaId>| match needs_allocation {
+        true => belongs(subject, hcas, rules, allocated),
+        false => Ok(()),
+    };
+    match resolved {
+        Resolved::Move(nic) => {
+            let subject = Subject::of(Attach::Move, nic);
+            netdev(&subject, nic, rules)?;
+            proof(&subject, &nic.hcas)?;
+            movable(&subject, nic, rules)
+        }
+        Resolved::Child { kind, parent } => match parent {
+            // What is in the pod's namespace is the pod's.
+            Parent::OfPod(_) => Ok(()),
+            Parent::OfHost(host) => {
+                let subject = Subject::of(kind.attach(), host);
+                netdev(&subject, host, rules)?;
+                if asked.passthru {
+                    passthru(&subject, *kind, rules)?;
+                }
+                proof(&subject, &host.hcas)
+            }
+        },
+        // In shared mode nothing leaves the host: the devices are only reported.
+        Resolved::RdmaOnly(_) if !asked.moves_rdma => Ok(()),
+        Resolved::RdmaOnly(request) => {
+            for target in &request.devices {
+                let subject = Subject::rdma(&target.device.name);
+                rdma_device(&subject, target, rules)?;
+                proof(&subject, &target.hca.iter().cloned().collect())?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// What a message is about.
+struct Subject<'a> {
+    verb: &'a str,
+    kind: &'a str,
+    name: String,
+}
+
+impl<'a> Subject<'a> {
+    fn of(attach: Attach, host: &HostLink) -> Self {
+        let verb = match attach {
+            Attach::Move => "moving",
+            Attach::Macvlan => "a macvlan on",
+            Attach::Ipvlan => "an ipvlan on",
+            Attach::Ipoib => "an IPoIB child of",
+            Attach::RdmaOnly => "moving the RDMA device of",
+        };
+        Subject {
+            verb,
+            kind: "netdev",
+            name: host.link.name.to_string(),
+        }
+    }
+
+    fn rdma(name: &str) -> Self {
+        Subject {
+            verb: "moving",
+            kind: "RDMA device",
+            name: name.to_owned(),
+        }
+    }
+
+    fn denied(&self, why: impl Into<String>, remedy: impl Into<String>) -> Result<(), Denied> {
+        Err(Denied {
+            what: format!("{} {} {}", self.verb, self.kind, self.name),
+            why: why.into(),
+            remedy: remedy.into(),
+        })
+    }
+}
+
+/// The rules for every use of a netdev of the host.
+fn netdev(subject: &Subject<'_>, host: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
+    let (allow, policy, name) = (rules.allow, rules.path.display(), &subject.name);
+    if host.link.name == "lo" {
+        return subject.denied(
+            "it is the loopback device",
+            "name a netdev of an RDMA device",
+        );
+    }
+    if let Some((controller, kind)) = &host.controller
+        && kind != "vrf"
+    {
+        return subject.denied(
+            format!("it is a port of {kind} {controller}"),
+            format!("name {controller} itself, or take {name} out of it"),
+        );
+    }
+    if !allow.uplinks
+        && let Some(why) = &host.uplink
+    {
+        return subject.denied(
+            why.as_str(),
+            format!(
+                "name another netdev; if pods may have the node's own link, set allow.uplinks in \
+                 {policy}"
+            ),
+        );
+    }
+    if !allow.non_rdma && host.rdma.is_empty() {
+        return subject.denied(
+            "no RDMA device has it as its port",
+            format!(
+                "name a netdev of an RDMA device (rdma-device-plugin discover lists them), or set \
+                 allow.nonRdma in {policy}"
+            ),
+        );
+    }
+    if !selected(host, allow) {
+        return subject.denied(
+            "none of the policy's selectors has it",
+            format!("add it to allow.netdevs in {policy}"),
+        );
+    }
+    Ok(())
+}
+
+/// The rules for a netdev that leaves the host.
+fn movable(subject: &Subject<'_>, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
+    let policy = rules.path.display();
+    // Hardware tells a netdev from all others, also after the pod changed everything about it.
+    if !rules.allow.virtual_links && (nic.link.bus_device.is_none() || nic.link.kind.is_some()) {
+        let kind = nic.link.kind.as_ref().map(ToString::to_string);
+        let what = match kind {
+            Some(kind) => format!("it is a {kind}, without hardware of its own"),
+            None => "the kernel names no hardware below it (Linux before 5.14 names none)".into(),
+        };
+        return subject.denied(
+            what,
+            format!(
+                "move a NIC or a virtual function; if pods may have links without hardware, set \
+                 allow.virtual in {policy}"
+            ),
+        );
+    }
+    if let Some(dependent) = nic.dependents.first() {
+        return subject.denied(
+            dependent.to_string(),
+            "the pod would receive the frames of what stands on it; remove that first, or move \
+             another netdev",
+        );
+    }
+    Ok(())
+}
+
+/// A pod that has a macvlan of mode `passthru` changes the MAC address of the netdev below.
+fn passthru(subject: &Subject<'_>, kind: ChildKind, rules: Rules<'_>) -> Result<(), Denied> {
+    if kind != ChildKind::Macvlan || rules.allow.passthru {
+        return Ok(());
+    }
+    subject.denied(
+        "with mode passthru the pod sets the MAC address and the flags of the host's netdev",
+        format!(
+            "use mode bridge; if pods may do so, set allow.passthru in {}",
+            rules.path.display()
+        ),
+    )
+}
+
+/// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
+/// the device itself.
+fn rdma_device(
+    subject: &Subject<'_>,
+    target: &RdmaTarget,
+    rules: Rules<'_>,
+) -> Result<(), Denied> {
+    for host in &target.netdevs {
+        netdev(&Subject::of(Attach::RdmaOnly, host), host, rules)?;
+    }
+    let device = &target.device;
+    let pci = device.pci.as_ref();
+    let address = device
+        .auxiliary
+        .clone()
+        .or_else(|| pci.map(|pci| pci.address.to_string()));
+    let ids = pci.map(|pci| (format!("{:04x}", pci.vendor), format!("{:04x}", pci.device)));
+    let candidate = Candidate {
+        if_name: "",
+        pci_address: address.as_deref(),
+        vendor: ids.as_ref().map(|(vendor, _)| vendor.as_str()),
+        device_id: ids.as_ref().map(|(_, id)| id.as_str()),
+        driver: pci.and_then(|pci| pci.driver.as_deref()),
+        link_type: None,
+        rdma_device: Some(&device.name),
+    };
+    if target.netdevs.is_empty() && !rules.allow.selects(&candidate) {
+        return subject.denied(
+            "none of the policy's selectors has it",
+            format!("add it to allow.netdevs in {}", rules.path.display()),
+        );
+    }
+    Ok(())
+}
+
+fn belongs(
+    subject: &Subject<'_>,
+    hcas: &BTreeSet<HcaId>,
+    rules: Rules<'_>,
+    allocated: Option<&Allocated>,
+) -> Result<(), Denied> {
+    let list = |hcas: &BTreeSet<HcaId>| {
+        let names: Vec<String> = hcas.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    };
+    let Some(allocated) = allocated else {
+        return subject.denied(
+            "the kubelet was not asked whether the pod has it",
+            "this is a fault of the plugin; please report it",
+        );
+    };
+    if hcas.iter().any(|hca| allocated.hcas.contains(hca)) {
+        return Ok(());
+    }
+    let what = match hcas.is_empty() {
+        true => format!("no unit can stand for {}, which is no HCA", subject.name),
+        false => format!("the kubelet did not allocate {} to it", list(hcas)),
+    };
+    let has = match allocated.hcas.is_empty() {
+        true => "it has no HCA as a whole".to_owned(),
+        false => format!("it has {}", list(&allocated.hcas)),
+    };
+    subject.denied(
+        format!("pod {}: {what}; {has}", allocated.pod),
+        format!(
+            "request the resource of an exclusive pool that has this HCA, and let Multus pass the \
+             deviceID (k8s.v1.cni.cncf.io/resourceName); for runtimes without a kubelet, set \
+             allow.unallocated in {}",
+            rules.path.display()
+        ),
+    )
+}
+
+fn selected(host: &HostLink, allow: &Allow) -> bool {
+    let netdev = host.netdev.as_ref();
+    let name = host.link.name.to_string();
+    let address = netdev.and_then(|n| n.auxiliary.clone().or(n.pci.map(|pci| pci.to_string())));
+    let link_type = match host.link.hardware {
+        1 => Some("ether"),
+        32 => Some("infiniband"),
+        _ => None,
+    };
+    let candidate = |rdma_device| Candidate {
+        if_name: &name,
+        pci_address: address.as_deref(),
+        vendor: host.pci_ids.as_ref().map(|(vendor, _)| vendor.as_str()),
+        device_id: host.pci_ids.as_ref().map(|(_, device)| device.as_str()),
+        driver: netdev.and_then(|n| n.driver.as_deref()),
+        link_type,
+        rdma_device,
+    };
+    if host.rdma.is_empty() {
+        return allow.selects(&candidate(None));
+    }
+    host.rdma
+        .iter()
+        .any(|port| allow.selects(&candidate(Some(&port.device))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! Returning NICs of dead pods that a request means, before anything is resolved.
+//!
+//! A pod whose namespace died without a DEL leaves its NIC on the host under whatever name the
+//! kernel gave it, without its state, or still on its way there. The journal knows it: it is
+//! restored for the earlier attachment, whose DEL, should it still come, finds nothing to do.
+//! Nothing is returned out of the namespace of a pod that is there.
+
+use std::time::Duration;
+
+use cni_wire::{Code, Error};
+use hca::HcaId;
+
+use crate::{
+    config::Target,
+    detach::{self, living, unreturned},
+    journal::{Key, RdmaDevice, Record, store::Lock},
+    kernel::{
+        Name,
+        link::{self, By},
+    },
+    netdev::{
+        restore::{self, bring_home},
+        snapshot::{Identity, Snapshot},
+    },
+    node::Node,
+    rdma, resolve,
+};
+
+/// Returns the NIC that a request to move means, if a dead pod left it.
+///
+/// # Errors
+/// Code 11 when a pod that is there has it, or it has not arrived yet.
+pub fn recover(node: &mut Node, target: &Target, port: Option<u32>) -> Result<(), Error> {
+    if is_on_host(node, target, port)? {
+        return Ok(());
+    }
+    for (_, record) in node.journal.records()?.0 {
+        let Some(moved) = record
+            .moved
+            .as_ref()
+            .filter(|moved| record.boot == node.boot && target.means(moved, &record.rdma))
+        else {
+            continue;
+        };
+        if living(&record)?.is_some() {
+            return Err(in_use(&moved.name, &record));
+        }
+        let _lock = node.journal.lock(&moved.identity)?;
+        let returned =
+            bring_home(&mut node.ground(), moved, None, restore::ON_ITS_WAY).map_err(unreturned)?;
+        detach::report(&node.log, moved, &returned);
+        return rdma::bring_home(node, &record.rdma, None, restore::ON_ITS_WAY);
+    }
+    // Whatever is wrong with the request is for the next step to say.
+    Ok(())
+}
+
+fn is_on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<bool, Error> {
+    match resolve::name_of(&node.roots, target, port) {
+        Ok(name) => Ok(link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?.is_some()),
+        Err(resolve::Missing::Netdev(_)) => Ok(false),
+        Err(resolve::Missing::Other(_)) => Ok(true),
+    }
+}
+
+fn in_use(netdev: &Name, record: &Record) -> Error {
+    Error::new(
+        Code::TryAgain,
+        format!("{netdev} is in use by {}", record.owner()),
+    )
+    .with_details("it returns to the host when that pod is deleted")
+}
+
+impl Target {
+    /// Whether a netdev that was moved is the one that is meant. Pure.
+    pub fn means(&self, moved: &Snapshot, rdma: &[RdmaDevice]) -> bool {
+        let stands_on = |device: &str| moved.identity.bus_device.as_deref() == Some(device);
+        match self {
+            Target::Name(name) => {
+                moved.name == *name || moved.altnames.iter().any(|known| *known == *name)
+            }
+            Target::Mac(mac) => {
+                let mac = mac.to_string();
+                moved.identity.mac == mac || moved.identity.permanent_mac.as_ref() == Some(&mac)
+            }
+            Target::Hca(HcaId::NodeGuid(guid)) => {
+                let guid = guid.to_string();
+                rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid))
+            }
+            Target::Hca(hca) => stands_on(&hca.to_string()),
+            Target::KernelPath(path) => path.split('/').next_back().is_some_and(stands_on),
+            Target::RdmaDevice(name) => rdma.iter().any(|device| device.name == *name),
+        }
+    }
+}
+
+/// A NIC that is this request's until the lock is dropped.
+#[derive(Debug)]
+pub struct Settled {
+    /// Nobody else moves it meanwhile.
+    pub lock: Lock,
+    /// The name it is to have on the host, where another netdev has it at present.
+    pub true_name: Option<Name>,
+}
+
+/// Locks a NIC of the host and ends the claim of an earlier attachment that did not return it.
+///
+/// # Errors
+/// Code 11 when another attachment holds the lock too long; the claim cannot be read or ended.
+pub fn settle(node: &mut Node, identity: &Identity) -> Result<Settled, Error> {
+    let lock = node.journal.lock(identity)?;
+    let mut true_name = None;
+    if let Some(claim) = node.journal.claim(identity)? {
+        if claim.boot == node.boot
+            && let Some((key, _, _)) = Key::parse(&claim.owner)
+            && let Some(record) = node.journal.read(&key)?
+            && let Some(moved) = &record.moved
+        {
+            let returned = bring_home(&mut node.ground(), moved, None, Duration::ZERO)
+                .map_err(unreturned)?;
+            detach::report(&node.log, moved, &returned);
+            true_name = returned.goes_by.is_some().then(|| moved.name.clone());
+            rdma::bring_home(node, &record.rdma, None, Duration::ZERO)?;
+            end(node, &key, &record)?;
+        }
+        node.journal.release(identity)?;
+    }
+    Ok(Settled { lock, true_name })
+}
+
+/// What is left of an attachment without its NIC: its leases, until its own DEL.
+fn end(node: &Node, key: &Key, record: &Record) -> Result<(), Error> {
+    if record.ipam.is_none() {
+        return Ok(node.journal.forget(key)?);
+    }
+    let rest = Record {
+        moved: None,
+        rdma: Vec::new(),
+        ..record.clone()
+    };
+    Ok(node.journal.replace(key, &rest)?)
+}

@@ -1,0 +1,715 @@
+//! What a request resolves to: the kind of attachment, and the links and RDMA devices it is about.
+//!
+//! Reads only. A link of the host and a link of the pod are different types, so that nothing which
+//! takes a link of the host can be handed one of the pod that has its name or its index. Names,
+//! addresses and RDMA devices come from sysfs through `hca`; what the kernel thinks of a link at
+//! this moment comes over netlink.
+
+mod dependents;
+mod rdma_only;
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use cni_wire::{CniResult, Code, Error, Request};
+use hca::{HcaId, Host, NetnsMode, PortId, lookup};
+use netlink_packet_route::{
+    AddressFamily,
+    address::AddressAttribute,
+    route::{RouteAddress, RouteAttribute, RouteMessage},
+};
+
+pub use dependents::{Dependent, rivals};
+pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
+
+use crate::{
+    config::{Attach, Config, Target},
+    kernel::{
+        Namespace, Socket, address,
+        link::{self, By, Link},
+        route,
+    },
+    netdev::replay,
+    node::{HostNetns, Node},
+};
+
+/// What a request comes to.
+#[derive(Clone, Debug)]
+pub enum Resolved {
+    /// The netdev of the host itself becomes the pod's.
+    Move(HostLink),
+    /// A child becomes the pod's.
+    Child {
+        /// What it is.
+        kind: ChildKind,
+        /// The link it stands on.
+        parent: Parent,
+    },
+    /// Nothing is made: RDMA devices follow an interface that another plugin made.
+    RdmaOnly(RdmaOnly),
+}
+
+/// Kinds of children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildKind {
+    /// With a MAC address of its own.
+    Macvlan,
+    /// With its parent's MAC address.
+    Ipvlan,
+    /// In a partition of an InfiniBand port.
+    Ipoib,
+}
+
+/// The link below a child.
+#[derive(Clone, Debug)]
+pub enum Parent {
+    /// A netdev of the host.
+    OfHost(HostLink),
+    /// An interface of the pod.
+    OfPod(PodLink),
+}
+
+/// A link in the pod's namespace.
+#[derive(Clone, Debug)]
+pub struct PodLink(Link);
+
+impl PodLink {
+    /// The link as the kernel describes it in the pod's namespace.
+    pub fn link(&self) -> &Link {
+        &self.0
+    }
+}
+
+impl Parent {
+    /// The link as the kernel describes it in its own namespace.
+    pub fn link(&self) -> &Link {
+        match self {
+            Parent::OfHost(host) => &host.link,
+            Parent::OfPod(pod) => pod.link(),
+        }
+    }
+
+    /// The netdev of the host; none for an interface of the pod.
+    pub fn of_host(&self) -> Option<&HostLink> {
+        match self {
+            Parent::OfHost(host) => Some(host),
+            Parent::OfPod(_) => None,
+        }
+    }
+}
+
+impl Resolved {
+    /// The netdev of the host that it takes or stands on.
+    pub fn host_link(&self) -> Option<&HostLink> {
+        match self {
+            Resolved::Move(nic) => Some(nic),
+            Resolved::Child { parent, .. } => parent.of_host(),
+            Resolved::RdmaOnly(_) => None,
+        }
+    }
+
+    /// The kind, in the configuration's word.
+    pub fn attach(&self) -> Attach {
+        match self {
+            Resolved::Move(_) => Attach::Move,
+            Resolved::Child { kind, .. } => kind.attach(),
+            Resolved::RdmaOnly(_) => Attach::RdmaOnly,
+        }
+    }
+}
+
+impl ChildKind {
+    /// In the configuration's word.
+    pub fn attach(self) -> Attach {
+        match self {
+            ChildKind::Macvlan => Attach::Macvlan,
+            ChildKind::Ipvlan => Attach::Ipvlan,
+            ChildKind::Ipoib => Attach::Ipoib,
+        }
+    }
+
+    /// The kind of child that a link carries where the configuration does not say.
+    fn on(link: &Link) -> Self {
+        match link.is_infiniband() {
+            true => ChildKind::Ipoib,
+            false => ChildKind::Macvlan,
+        }
+    }
+}
+
+/// What the configuration alone says of the kind.
+///
+/// Without `attach`, a device ID of an exclusive pool and a netdev named for moving mean `move`; a
+/// shared device ID, a master and `linkInContainer` mean a child of the kind that the link can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requested {
+    /// `move`.
+    Move,
+    /// A child of this kind, or of the kind that fits the link.
+    Child(Option<ChildKind>),
+    /// `rdma-only`.
+    RdmaOnly,
+}
+
+/// The kind that a configuration asks for. Pure.
+///
+/// # Errors
+/// Code 7: `linkInContainer` with a netdev of the host.
+pub fn requested(config: &Config) -> Result<Requested, Error> {
+    let exclusive = config
+        .allocation
+        .as_ref()
+        .is_some_and(|allocation| matches!(allocation.unit, hca::UnitId::Exclusive(_)));
+    let requested = match config.attach {
+        Some(Attach::Move) => Requested::Move,
+        Some(Attach::Macvlan) => Requested::Child(Some(ChildKind::Macvlan)),
+        Some(Attach::Ipvlan) => Requested::Child(Some(ChildKind::Ipvlan)),
+        Some(Attach::Ipoib) => Requested::Child(Some(ChildKind::Ipoib)),
+        Some(Attach::RdmaOnly) => Requested::RdmaOnly,
+        None if config.master.is_some() => Requested::Child(None),
+        None if config.device.is_some() || exclusive => Requested::Move,
+        None => Requested::Child(None),
+    };
+    if config.link_in_container && !matches!(requested, Requested::Child(_)) {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            "linkInContainer: the request is about a netdev of the host, not about an interface of \
+             the pod",
+        )
+        .with_details(
+            "set attach to macvlan or ipvlan and master to an interface of the pod, or leave \
+             linkInContainer out",
+        ));
+    }
+    Ok(requested)
+}
+
+/// Resolves a request.
+///
+/// # Errors
+/// Code 7 when the request does not say which link or device is meant, or there is none; code 11
+/// when the netdev is inside a pod.
+pub fn resolve(
+    node: &mut Node,
+    request: &Request,
+    config: &Config,
+    before: &CniResult,
+    pod: &Namespace,
+    inside: &mut Socket,
+) -> Result<Resolved, Error> {
+    match requested(config)? {
+        Requested::RdmaOnly => {
+            rdma_only::resolve(node, request, config, before, pod, inside).map(Resolved::RdmaOnly)
+        }
+        Requested::Move => {
+            let target = move_target(config)?;
+            let name = name_of(&node.roots, &target, config.port)?;
+            let mut nic = read(node, &name)?;
+            nic.dependents = dependents::of(node, &nic, pod)?;
+            Ok(Resolved::Move(nic))
+        }
+        Requested::Child(kind) => {
+            let parent = match config.link_in_container {
+                true => Parent::OfPod(pod_link(inside, config.master.as_deref())?),
+                false => Parent::OfHost(parent_on_host(node, config)?),
+            };
+            let kind = kind.unwrap_or_else(|| ChildKind::on(parent.link()));
+            Ok(Resolved::Child { kind, parent })
+        }
+    }
+}
+
+/// Which netdev of the host a request to move means. Pure.
+///
+/// # Errors
+/// Code 7: nothing says so.
+pub fn move_target(config: &Config) -> Result<Target, Error> {
+    if let Some(device) = &config.device {
+        return Ok(device.clone());
+    }
+    match &config.allocation {
+        Some(_) => allocated(config),
+        None => Err(
+            Error::new(Code::InvalidConfig, "nothing says which netdev to move").with_details(
+                "set device, hwaddr, kernelpath, pciBusID or rdmaDevice, or let Multus pass a \
+                 deviceID (k8s.v1.cni.cncf.io/resourceName)",
+            ),
+        ),
+    }
+}
+
+/// The HCA of the allocation.
+fn allocated(config: &Config) -> Result<Target, Error> {
+    let allocation = config.allocation.as_ref();
+    if let Some(hca) = allocation.and_then(|allocation| allocation.unit.hca()) {
+        return Ok(Target::Hca(hca.clone()));
+    }
+    Err(Error::new(
+        Code::InvalidConfig,
+        format!(
+            "deviceID {} is a share of several HCAs and names none",
+            allocation.map_or("", |allocation| &allocation.text)
+        ),
+    )
+    .with_details("name the netdev with master"))
+}
+
+/// The netdev of the host below a child.
+fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
+    let target = match &config.master {
+        Some(master) => Target::Name(master.clone()),
+        None if config.allocation.is_some() => allocated(config)?,
+        // As the reference plugins do, where the policy allows uplinks at all.
+        None => match uplink_of(&mut node.netns.socket)? {
+            Some(link) if node.policy.values.allow.uplinks => Target::Name(link.name.to_string()),
+            _ => {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    "nothing says which netdev the child stands on",
+                )
+                .with_details(
+                    "set master, or let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName)",
+                ));
+            }
+        },
+    };
+    let found = name_of(&node.roots, &target, config.port)
+        .and_then(|name| match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
+            Ok(Some(_)) => Ok(name),
+            Ok(None) => Err(Missing::Netdev(absent(&name))),
+            Err(e) => Err(Missing::Other(e.into())),
+        });
+    match found {
+        Ok(name) => read(node, &name),
+        Err(Missing::Netdev(error)) => Err(match holder_of(node, &target)? {
+            Some((netdev, owner)) => Error::new(
+                Code::TryAgain,
+                format!("netdev {netdev} is in the network namespace of {owner}"),
+            )
+            .with_details("it returns to the host when that pod is deleted"),
+            None => error,
+        }),
+        Err(Missing::Other(error)) => Err(error),
+    }
+}
+
+/// The attachment that has the netdev a target means, and the netdev's name on the host.
+fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, Error> {
+    let records = node.journal.records()?.0;
+    Ok(records.into_iter().find_map(|(_, record)| {
+        let moved = record.moved.as_ref().filter(|_| record.boot == node.boot)?;
+        target
+            .means(moved, &record.rdma)
+            .then(|| (moved.name.to_string(), record.owner()))
+    }))
+}
+
+fn absent(name: &str) -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        format!("netdev {name} does not exist on this host"),
+    )
+}
+
+/// The pod's interface that a child stands on: the one that is named, else the one of the pod's
+/// default route.
+fn pod_link(inside: &mut Socket, master: Option<&str>) -> Result<PodLink, Error> {
+    let missing = |what: String| Error::new(Code::InvalidConfig, format!("master: {what}"));
+    let link = match master {
+        Some(name) => link::get(inside, By::Name(name.as_bytes()))?
+            .ok_or_else(|| missing(format!("the pod has no interface {name}")))?,
+        None => uplink_of(inside)?.ok_or_else(|| {
+            missing("none is named, and the pod has no default route that would say which".into())
+        })?,
+    };
+    if let Some(controller) = link.controller
+        && link.port_kind.as_deref() != Some("vrf")
+    {
+        let controller = link::get(inside, By::Index(controller))?.unwrap_or_default();
+        return Err(missing(format!(
+            "{} is a port of {} in the pod, which carries no children",
+            link.name, controller.name
+        ))
+        .with_details(format!("name {} itself", controller.name)));
+    }
+    Ok(PodLink(link))
+}
+
+/// The link of the default route with the lowest metric, in the socket's namespace.
+fn uplink_of(socket: &mut Socket) -> Result<Option<Link>, Error> {
+    for family in route::FAMILIES {
+        let mut defaults = route::list_table(socket, family, replay::MAIN)?;
+        defaults.retain(replay::is_default);
+        let best = defaults.iter().min_by_key(|route| replay::metric(route));
+        if let Some(index) = best.and_then(replay::leaves_through)
+            && let Some(link) = link::get(socket, By::Index(index))?
+        {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
+}
+
+/// Why there is no netdev to work with.
+#[derive(Debug)]
+pub enum Missing {
+    /// Its hardware is here but its netdev is not: it is in a pod, on its way back from one, or
+    /// its driver makes none.
+    Netdev(Error),
+    /// Anything else: it does not exist, or the request does not say which.
+    Other(Error),
+}
+
+impl From<Missing> for Error {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::Netdev(error) | Missing::Other(error) => error,
+        }
+    }
+}
+
+impl From<hca::Error> for Missing {
+    fn from(error: hca::Error) -> Self {
+        Missing::Other(unreadable(&error))
+    }
+}
+
+/// What sysfs could not say.
+pub(crate) fn unreadable(error: &hca::Error) -> Error {
+    let code = if error.is_missing() {
+        Code::InvalidConfig
+    } else {
+        Code::Io
+    };
+    Error::new(code, error.to_string())
+}
+
+/// The name of the netdev a target means.
+///
+/// # Errors
+/// See [`Missing`]; code 7 when it does not exist or several could be meant.
+pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String, Missing> {
+    match target {
+        Target::Name(name) => Ok(name.clone()),
+        Target::Mac(mac) => {
+            let found = lookup::netdevs_by_mac(host, mac)?;
+            // A bond has the address of a member, a VLAN that of its parent: the hardware is meant.
+            let hardware: Vec<_> = found.iter().filter(|n| n.kind.is_none()).collect();
+            let names: Vec<&str> = match hardware.as_slice() {
+                [] => found.iter().map(|n| n.name.as_str()).collect(),
+                some => some.iter().map(|n| n.name.as_str()).collect(),
+            };
+            only(&names, &format!("MAC address {mac}"))
+        }
+        Target::KernelPath(path) => {
+            let relative = path.trim_start_matches("/sys/");
+            let directory = host.sys.join(relative).join("net");
+            let entries = std::fs::read_dir(&directory).map_err(|e| {
+                Missing::Netdev(Error::new(
+                    Code::InvalidConfig,
+                    format!("kernelpath {path} has no netdev here: {e}"),
+                ))
+            })?;
+            let names: Vec<String> = entries
+                .filter_map(|e| e.ok()?.file_name().into_string().ok())
+                .collect();
+            only(&names.iter().map(String::as_str).collect::<Vec<_>>(), path)
+        }
+        Target::RdmaDevice(name) => {
+            let device = hca::rdma::read(host, name).map_err(away)?;
+            of_ports(&device, port)
+        }
+        Target::Hca(hca @ HcaId::NodeGuid(_)) => {
+            let device = lookup::on_hca(host, hca).map_err(away)?;
+            let device = device.rdma_devices.first().map(String::as_str);
+            let device = hca::rdma::read(host, device.unwrap_or_default()).map_err(away)?;
+            of_ports(&device, port)
+        }
+        Target::Hca(hca) => {
+            let occupants = lookup::on_hca(host, hca)?;
+            let candidates: Vec<(u32, &str)> = occupants
+                .netdevs
+                .iter()
+                .map(|n| (n.dev_port + 1, n.name.as_str()))
+                .collect();
+            by_port(&candidates, port, &hca.to_string())
+        }
+    }
+}
+
+/// In exclusive mode an RDMA device that a pod has is not seen here.
+fn away(error: hca::Error) -> Missing {
+    match error.is_missing() {
+        true => Missing::Netdev(unreadable(&error)),
+        false => Missing::Other(unreadable(&error)),
+    }
+}
+
+fn of_ports(device: &hca::RdmaDevice, port: Option<u32>) -> Result<String, Missing> {
+    let candidates: Vec<(u32, &str)> = device
+        .ports
+        .iter()
+        .filter_map(|p| Some((p.number, p.netdev.as_deref()?)))
+        .collect();
+    by_port(&candidates, port, &format!("RDMA device {}", device.name))
+}
+
+fn by_port(found: &[(u32, &str)], port: Option<u32>, what: &str) -> Result<String, Missing> {
+    let names: Vec<&str> = found
+        .iter()
+        .filter(|(number, _)| port.is_none_or(|port| port == *number))
+        .map(|(_, name)| *name)
+        .collect();
+    if names.is_empty() && !found.is_empty() {
+        let ports: Vec<String> = found
+            .iter()
+            .map(|(n, name)| format!("{n} is {name}"))
+            .collect();
+        return Err(Missing::Other(Error::new(
+            Code::InvalidConfig,
+            format!(
+                "{what} has no netdev on port {} ({})",
+                port.unwrap_or(0),
+                ports.join(", ")
+            ),
+        )));
+    }
+    only(&names, what)
+}
+
+fn only(names: &[&str], what: &str) -> Result<String, Missing> {
+    match names {
+        [] => Err(Missing::Netdev(Error::new(
+            Code::InvalidConfig,
+            format!("{what} has no netdev in the host's network namespace"),
+        ))),
+        [name] => Ok((*name).to_owned()),
+        several => Err(Missing::Other(
+            Error::new(
+                Code::InvalidConfig,
+                format!("{what} has several netdevs: {}", several.join(", ")),
+            )
+            .with_details("say which one with port (from 1), device or master"),
+        )),
+    }
+}
+
+/// A netdev of the host's namespace and its part in the host's own networking.
+#[derive(Clone, Debug, Default)]
+pub struct HostLink {
+    /// The netdev.
+    pub link: Link,
+    /// Its RDMA ports; empty when it has none.
+    pub rdma: Vec<PortId>,
+    /// How the RDMA subsystem treats namespaces; none without RDMA devices.
+    pub mode: Option<NetnsMode>,
+    /// The HCA it is the netdev of, by the names that units have for it; several where netdev and
+    /// RDMA device stand on different hardware.
+    pub hcas: BTreeSet<HcaId>,
+    /// What stands on it; only read for a move.
+    pub dependents: Vec<Dependent>,
+    /// What selectors of the policy ask for; only read when there are any.
+    pub netdev: Option<hca::Netdev>,
+    /// Vendor and device of its PCI function, four hexadecimal digits each; likewise.
+    pub pci_ids: Option<(String, String)>,
+    /// The bridge, bond or VRF it is a port of, and what that is.
+    pub controller: Option<(String, String)>,
+    /// Why taking it would cut the node off; none when it would not.
+    pub uplink: Option<String>,
+    /// Its own addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Reads a netdev of the host.
+///
+/// # Errors
+/// Code 7 when there is none of that name, code 5 or 100 when reading fails.
+pub fn read(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+    let known_addresses = node.known_addresses();
+    let roots = &node.roots;
+    let socket = &mut node.netns.socket;
+    let link = link::get(socket, By::Name(name.as_bytes()))?.ok_or_else(|| absent(name))?;
+    let shown = link.name.to_string();
+    let rdma = match lookup::ports_of_netdev(roots, &shown) {
+        Ok(ports) => ports,
+        // Not in this sysfs: a netdev that sysfs does not show has no RDMA device there either.
+        Err(e) if e.is_missing() => Vec::new(),
+        Err(e) => return Err(unreadable(&e)),
+    };
+    let mode = match rdma.as_slice() {
+        [] => None,
+        _ => hca::nldev::netns_mode(roots).map_err(|e| unreadable(&e))?,
+    };
+    let hcas = match lookup::hcas_of_netdev(roots, &shown, &rdma) {
+        Ok(hcas) => hcas,
+        Err(e) if e.is_missing() => BTreeSet::new(),
+        Err(e) => return Err(unreadable(&e)),
+    };
+    let mut found = HostLink {
+        hcas,
+        rdma,
+        mode,
+        ..HostLink::default()
+    };
+    if node.policy.values.allow.netdevs.is_some() {
+        match hca::netdev::read(roots, &shown) {
+            Ok(netdev) => {
+                found.pci_ids = netdev.pci.and_then(|address| {
+                    let function = hca::pci::read(roots, address).ok()?;
+                    Some((
+                        format!("{:04x}", function.vendor),
+                        format!("{:04x}", function.device),
+                    ))
+                });
+                found.netdev = Some(netdev);
+            }
+            Err(e) if e.is_missing() => {}
+            Err(e) => return Err(unreadable(&e)),
+        }
+    }
+    if let Some(index) = link.controller {
+        let controller = link::get(socket, By::Index(index))?;
+        let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
+        found.controller = controller.map(|c| (c.name.to_string(), kind));
+    }
+    found.addresses = address::list(socket, link.index)?
+        .iter()
+        .flat_map(|message| &message.attributes)
+        .filter_map(|attribute| match attribute {
+            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+        .collect();
+    found.uplink = uplink(socket, &link, &found.addresses, &known_addresses)?;
+    found.link = link;
+    Ok(found)
+}
+
+/// Why taking a netdev would cut the node off.
+///
+/// It is an uplink when it carries a default route of the main table, when the kernel would
+/// leave the node through it (or through a VLAN, macvlan, bridge or bond on it), or when it has
+/// an address the node is known by: the source address towards the outside, or one of those
+/// given. An address of its own subnet alone does not make it one: rails have those. Default
+/// routes of other tables do not either: they are policy routing of rails.
+fn uplink(
+    socket: &mut Socket,
+    link: &Link,
+    addresses: &[IpAddr],
+    node_addresses: &[IpAddr],
+) -> Result<Option<String>, Error> {
+    for family in route::FAMILIES {
+        let default = route::list(socket, family, link.index)?
+            .into_iter()
+            .find(|r| replay::is_default(r) && route::table_of(r) == replay::MAIN);
+        if default.is_some() {
+            return Ok(Some("it carries the node's default route".to_owned()));
+        }
+        let Some(way) = way_out(socket, family)? else {
+            continue;
+        };
+        if way.source.is_some_and(|source| addresses.contains(&source)) {
+            return Ok(way
+                .source
+                .map(|source| format!("it has the node's address {source}")));
+        }
+        if let Some(name) = stands_on(socket, way.index, link)? {
+            return Ok(Some(format!("{name}, the node's way out, is on top of it")));
+        }
+    }
+    Ok(addresses
+        .iter()
+        .find(|address| node_addresses.contains(address))
+        .map(|address| format!("it has the node's address {address}")))
+}
+
+struct WayOut {
+    index: u32,
+    source: Option<IpAddr>,
+}
+
+/// How the kernel would leave the node towards addresses nobody has (RFC 5737, RFC 3849).
+fn way_out(socket: &mut Socket, family: AddressFamily) -> Result<Option<WayOut>, Error> {
+    let (outside, bits): (IpAddr, u8) = match family {
+        AddressFamily::Inet => ([192, 0, 2, 1].into(), 32),
+        _ => ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(), 128),
+    };
+    let mut query = RouteMessage::default();
+    query.header.address_family = family;
+    query.header.destination_prefix_length = bits;
+    query
+        .attributes
+        .push(RouteAttribute::Destination(outside.into()));
+    let Some(answer) = route::get(socket, &query)? else {
+        return Ok(None);
+    };
+    let mut way = WayOut {
+        index: 0,
+        source: None,
+    };
+    for attribute in &answer.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => way.index = *index,
+            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => {
+                way.source = Some((*source).into());
+            }
+            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => {
+                way.source = Some((*source).into());
+            }
+            _ => {}
+        }
+    }
+    // Unreachable routes have no interface.
+    Ok((way.index != 0).then_some(way))
+}
+
+/// Netdevs can be stacked only eight deep (`MAX_NEST_DEV`, include/linux/netdevice.h).
+const MAX_STACK: u32 = 8;
+
+/// The name of the netdev with index `upper`, when it stands on `link`: as VLAN or other child
+/// of it, or as the bridge or bond it is a port of, over any number of steps.
+fn stands_on(socket: &mut Socket, upper: u32, link: &Link) -> Result<Option<String>, Error> {
+    let Some(top) = link::get(socket, By::Index(upper))? else {
+        return Ok(None);
+    };
+    // From the netdev up through what it is a port of...
+    let mut above = vec![link.index];
+    let mut at = link.controller;
+    while let Some(index) = at.filter(|_| above.len() < MAX_STACK as usize) {
+        above.push(index);
+        at = link::get(socket, By::Index(index))?.and_then(|l| l.controller);
+    }
+    // ... and from the way out down through what it is a child of.
+    let mut below = Some(top.clone());
+    for _ in 0..MAX_STACK {
+        let Some(at) = below else { break };
+        if above.contains(&at.index) {
+            return Ok(Some(top.name.to_string()));
+        }
+        below = match (at.parent, at.parent_netns) {
+            (Some(parent), None) if parent != at.index => link::get(socket, By::Index(parent))?,
+            _ => None,
+        };
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_several_netdevs_is_chosen_by_port() {
+        let both = [(1, "ens1f0"), (2, "ens1f1")];
+        assert_eq!(by_port(&both, Some(2), "x").unwrap(), "ens1f1");
+        assert_eq!(by_port(&both[..1], None, "x").unwrap(), "ens1f0");
+        let Err(Missing::Other(error)) = by_port(&both, None, "0000:3b:00.0") else {
+            panic!()
+        };
+        assert!(error.msg.contains("ens1f0, ens1f1") && error.details.contains("port"));
+        let Err(Missing::Other(error)) = by_port(&both, Some(3), "0000:3b:00.0") else {
+            panic!()
+        };
+        assert!(error.msg.contains("port 3"), "{error}");
+        assert!(matches!(by_port(&[], None, "x"), Err(Missing::Netdev(_))));
+    }
+}

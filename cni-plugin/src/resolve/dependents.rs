@@ -1,0 +1,269 @@
+//! What stands on a netdev of the host: a netdev that others stand on is not moved.
+//!
+//! A child of another pod would receive the frames of the pod that the netdev went to, and links of
+//! the host (a VXLAN, a VLAN) would leave the node with it. Children in pods' namespaces are no
+//! business of the host's netlink, so they are known from the journal where this plugin made them,
+//! and otherwise by reading the namespaces that lie where the runtime keeps the pod's own.
+
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use cni_wire::Error;
+use hca::{HcaId, Host, PciAddress};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVxlan};
+
+use super::HostLink;
+use crate::{
+    detach::living,
+    kernel::{
+        Namespace,
+        link::{self, Link},
+    },
+    node::Node,
+};
+
+/// Something that stands on a netdev.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dependent {
+    /// A link of the host, or of a namespace that is named by its path.
+    Link {
+        /// `macvlan`, `vxlan`, ...
+        kind: String,
+        /// Its name.
+        name: String,
+        /// The path of its namespace; none for the host's.
+        netns: Option<PathBuf>,
+    },
+    /// A child that this plugin made.
+    Attachment {
+        /// `macvlan`, `ipvlan`, `ipoib`.
+        kind: String,
+        /// Whose it is, as messages name it.
+        owner: String,
+    },
+    /// The virtual functions of a physical one.
+    VirtualFunctions {
+        /// How many there are.
+        count: u32,
+    },
+}
+
+impl fmt::Display for Dependent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Dependent::Link { kind, name, netns } => {
+                write!(f, "{kind} {name} stands on it")?;
+                match netns {
+                    Some(netns) => write!(f, " (in network namespace {})", netns.display()),
+                    None => f.write_str(" (on the host)"),
+                }
+            }
+            Dependent::Attachment { kind, owner } => {
+                write!(f, "a {kind} of {owner} stands on it")
+            }
+            Dependent::VirtualFunctions { count } => {
+                write!(f, "it is a PF with {count} virtual functions")
+            }
+        }
+    }
+}
+
+/// What stands on a netdev of the host. The first of each sort is enough.
+///
+/// # Errors
+/// The host's links, its journal or sysfs cannot be read. A namespace that cannot be entered is
+/// passed over: it may be gone by now.
+pub(super) fn of(
+    node: &mut Node,
+    nic: &HostLink,
+    pod: &Namespace,
+) -> Result<Vec<Dependent>, Error> {
+    let mut dependents = Vec::new();
+    let links = link::list(&mut node.netns.socket)?;
+    dependents.extend(
+        links
+            .iter()
+            .find(|link| stands_on(link, nic.link.index, None))
+            .map(|link| described(link, None)),
+    );
+    for hca in &nic.hcas {
+        if let HcaId::Pci(address) = hca {
+            dependents.extend(virtual_functions(&node.roots, *address));
+        }
+    }
+    dependents.extend(attachment_on(node, nic.link.index)?);
+    if dependents.is_empty() {
+        dependents.extend(in_other_namespaces(node, nic.link.index, pod));
+    }
+    Ok(dependents)
+}
+
+fn described(link: &Link, netns: Option<&Path>) -> Dependent {
+    let kind = link.kind.as_ref().map(ToString::to_string);
+    Dependent::Link {
+        kind: kind.unwrap_or_else(|| "link".to_owned()),
+        name: link.name.to_string(),
+        netns: netns.map(Path::to_owned),
+    }
+}
+
+/// Whether a link stands on the one with index `below`, which is in the namespace that the link's
+/// own knows by the number `netns`; none where both are in one. Pure.
+fn stands_on(link: &Link, below: u32, netns: Option<i32>) -> bool {
+    // A veth's peer is beside it, not below.
+    if matches!(link.kind, Some(InfoKind::Veth)) {
+        return false;
+    }
+    let same_place = link.parent_netns == netns;
+    let by_parent = link.parent == Some(below) && !(netns.is_none() && link.index == below);
+    // Tunnels name the link they send through in their own data.
+    let by_tunnel = match &link.data {
+        Some(InfoData::Vxlan(data)) => data
+            .iter()
+            .any(|info| matches!(info, InfoVxlan::Link(index) if *index == below)),
+        _ => false,
+    };
+    same_place && (by_parent || by_tunnel)
+}
+
+/// `sriov_numvfs` (drivers/pci/iov.c); a function without it has none.
+fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
+    let file = roots
+        .sys
+        .join("bus/pci/devices")
+        .join(pci.to_string())
+        .join("sriov_numvfs");
+    let count: u32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+    (count > 0).then_some(Dependent::VirtualFunctions { count })
+}
+
+/// A child that this plugin made on the netdev, in a namespace that is still there.
+fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
+    for (_, record) in node.journal.records()?.0 {
+        let Some(child) = record.child.as_ref().filter(|child| child.index == index) else {
+            continue;
+        };
+        if record.boot == node.boot && living(&record)?.is_some() {
+            return Ok(Some(Dependent::Attachment {
+                kind: child.kind.clone(),
+                owner: record.owner(),
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// Where runtimes keep network namespaces, beside the directory of the pod's own.
+const NETNS_DIRECTORY: &str = "/run/netns";
+
+/// A link on the netdev in one of the namespaces that lie where the pod's does.
+fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Dependent> {
+    let host = node.netns.namespace.id();
+    let mut read = BTreeSet::from([(host.device, host.inode)]);
+    let beside = pod
+        .path()
+        .parent()
+        .filter(|directory| !directory.starts_with("/proc"));
+    for directory in beside.into_iter().chain([Path::new(NETNS_DIRECTORY)]) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let Ok(Some(other)) = Namespace::open(&path) else {
+                continue;
+            };
+            let id = other.id();
+            if !read.insert((id.device, id.inode)) {
+                continue;
+            }
+            if let Some(link) = link_in(node, &other, index) {
+                return Some(described(&link, Some(&path)));
+            }
+        }
+    }
+    None
+}
+
+fn link_in(node: &Node, other: &Namespace, index: u32) -> Option<Link> {
+    let mut socket = other.socket(&node.netns.namespace).ok()?;
+    // A namespace that has no number for the host's has no link that stands on one of it.
+    let number = link::known_number(&mut socket, &node.netns.namespace).ok()??;
+    let links = link::list(&mut socket).ok()?;
+    links
+        .into_iter()
+        .find(|link| stands_on(link, index, Some(number)))
+}
+
+/// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
+/// them is; none where it has none that is known.
+///
+/// Both want the only handler of received frames that a netdev has (`netdev_rx_handler_register()`),
+/// so a netdev carries one kind. Children in pods are known from the journal, those on the host from
+/// sysfs; of those that are neither, the kernel's EBUSY tells.
+///
+/// # Errors
+/// The journal cannot be listed, the kernel does not answer.
+pub fn rivals(node: &mut Node, link: &Link) -> Result<Option<(String, String)>, Error> {
+    for name in uppers(&node.roots.sys, link) {
+        let upper = link::get(&mut node.netns.socket, link::By::Name(name.as_bytes()))?;
+        let kind = upper.and_then(|upper| upper.kind);
+        if let Some(kind @ (InfoKind::MacVlan | InfoKind::IpVlan)) = kind {
+            return Ok(Some((kind.to_string(), format!("{name} of the host"))));
+        }
+    }
+    Ok(match attachment_on(node, link.index)? {
+        Some(Dependent::Attachment { kind, owner }) => Some((kind, owner)),
+        _ => None,
+    })
+}
+
+/// Netdevs of the host's namespace that stand on one of it (`upper_*` in sysfs).
+fn uppers(sys: &Path, link: &Link) -> Vec<String> {
+    let entries = fs::read_dir(sys.join("class/net").join(&link.name));
+    let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix("upper_").map(str::to_owned)
+    });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(index: u32, kind: InfoKind, parent: Option<u32>, netns: Option<i32>) -> Link {
+        Link {
+            index,
+            kind: Some(kind),
+            parent,
+            parent_netns: netns,
+            ..Link::default()
+        }
+    }
+
+    #[test]
+    fn a_child_stands_on_its_parent_in_the_parents_namespace_only() {
+        let here = link(7, InfoKind::MacVlan, Some(2), None);
+        assert!(stands_on(&here, 2, None));
+        assert!(!stands_on(&here, 3, None));
+        assert!(!stands_on(&here, 2, Some(0)), "index 2 of its own namespace");
+        let there = link(7, InfoKind::IpVlan, Some(2), Some(0));
+        assert!(stands_on(&there, 2, Some(0)));
+        assert!(!stands_on(&there, 2, Some(1)));
+        assert!(!stands_on(&there, 2, None));
+        // In another namespace a child may have its parent's index.
+        assert!(stands_on(&link(2, InfoKind::MacVlan, Some(2), Some(0)), 2, Some(0)));
+    }
+
+    #[test]
+    fn a_peer_is_no_child_and_a_tunnel_is_one() {
+        assert!(!stands_on(&link(7, InfoKind::Veth, Some(2), None), 2, None));
+        // Links without a parent name themselves.
+        assert!(!stands_on(&link(2, InfoKind::Dummy, Some(2), None), 2, None));
+        let mut tunnel = link(9, InfoKind::Vxlan, None, None);
+        tunnel.data = Some(InfoData::Vxlan(vec![InfoVxlan::Link(2)]));
+        assert!(stands_on(&tunnel, 2, None));
+        assert!(!stands_on(&tunnel, 4, None));
+    }
+}

@@ -1,0 +1,237 @@
+//! `attach: rdma-only`: which interface of the chain and which RDMA devices a request means.
+
+use std::collections::BTreeSet;
+
+use cni_wire::{CniResult, Code, Error, Request};
+use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
+
+use super::{HostLink, PodLink, name_of, read, unreadable};
+use crate::{
+    config::{Config, Target},
+    kernel::{
+        Namespace, Socket,
+        link::{self, By},
+        sysfs::Sysfs,
+    },
+    node::Node,
+    rdma,
+};
+
+/// RDMA devices for an interface that another plugin of the chain made.
+#[derive(Clone, Debug)]
+pub struct RdmaOnly {
+    /// The interface; none where the chain made none, or several.
+    pub interface: Option<PodInterface>,
+    /// The devices, in order of name; never empty.
+    pub devices: Vec<RdmaTarget>,
+    /// How the RDMA subsystem treats namespaces.
+    pub mode: Option<NetnsMode>,
+}
+
+/// An interface of the pod that the previous result names.
+#[derive(Clone, Debug)]
+pub struct PodInterface {
+    /// The link.
+    pub link: PodLink,
+    /// Its place among the interfaces of the previous result.
+    pub position: usize,
+}
+
+/// An RDMA device of the host.
+#[derive(Clone, Debug)]
+pub struct RdmaTarget {
+    /// The device.
+    pub device: RdmaDevice,
+    /// The HCA it belongs to; none for a device that no unit can name.
+    pub hca: Option<HcaId>,
+    /// The netdevs of the host that have it.
+    pub netdevs: Vec<HostLink>,
+}
+
+impl RdmaOnly {
+    /// What messages call the interface.
+    pub fn interface_name(&self) -> String {
+        match &self.interface {
+            Some(interface) => interface.link.link().name.to_string(),
+            None => "the chain".to_owned(),
+        }
+    }
+
+    /// All ports of the devices.
+    pub fn ports(&self) -> Vec<PortId> {
+        let of_device = |target: &RdmaTarget| {
+            let name = target.device.name.clone();
+            let ports = target.device.ports.iter();
+            ports
+                .map(|port| PortId {
+                    device: name.clone(),
+                    port: port.number,
+                })
+                .collect::<Vec<_>>()
+        };
+        self.devices.iter().flat_map(of_device).collect()
+    }
+}
+
+/// Resolves a request of attach `rdma-only`.
+///
+/// # Errors
+/// Code 7: no RDMA device is meant, or it does not exist.
+pub(super) fn resolve(
+    node: &mut Node,
+    request: &Request,
+    config: &Config,
+    before: &CniResult,
+    pod: &Namespace,
+    inside: &mut Socket,
+) -> Result<RdmaOnly, Error> {
+    let interface = interface(before, request, inside)?;
+    let names = devices(node, config, pod, interface.as_ref())?;
+    if names.is_empty() {
+        let name = interface.map_or_else(
+            || "the chain".to_owned(),
+            |interface| interface.link.link().name.to_string(),
+        );
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!("no RDMA device belongs to {name}, and nothing else names one"),
+        )
+        .with_details(
+            "let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName), or set rdmaDevice",
+        ));
+    }
+    let mut devices = Vec::new();
+    for name in &names {
+        let device = hca::rdma::read(&node.roots, name)
+            .map_err(|e| Error::new(Code::InvalidConfig, e.to_string()))?;
+        let mut netdevs = Vec::new();
+        for netdev in device.netdevs() {
+            netdevs.push(read(node, netdev)?);
+        }
+        devices.push(RdmaTarget {
+            hca: HcaId::of(&device).ok(),
+            device,
+            netdevs,
+        });
+    }
+    Ok(RdmaOnly {
+        interface,
+        devices,
+        mode: rdma::mode(&node.roots)?,
+    })
+}
+
+/// The interface of the call's name, else the only one of the pod's.
+fn interface(
+    before: &CniResult,
+    request: &Request,
+    inside: &mut Socket,
+) -> Result<Option<PodInterface>, Error> {
+    let id = request.attachment()?;
+    let in_pod = |i: &cni_wire::Interface| i.sandbox.as_deref() == request.env.netns.as_deref();
+    let interfaces = &before.interfaces;
+    let same_name = |i: &cni_wire::Interface| in_pod(i) && i.name == id.ifname.as_str();
+    let position = interfaces.iter().position(same_name).or_else(|| {
+        let mut of_pod = interfaces.iter().enumerate().filter(|(_, i)| in_pod(i));
+        match (of_pod.next(), of_pod.next()) {
+            (Some((position, _)), None) => Some(position),
+            _ => None,
+        }
+    });
+    let Some((position, named)) = position.and_then(|at| Some((at, interfaces.get(at)?))) else {
+        return Ok(None);
+    };
+    Ok(
+        link::get(inside, By::Name(named.name.as_bytes()))?.map(|link| PodInterface {
+            link: PodLink(link),
+            position,
+        }),
+    )
+}
+
+/// The RDMA devices that are meant: of the allocation, of the configuration, of the interface.
+fn devices(
+    node: &mut Node,
+    config: &Config,
+    pod: &Namespace,
+    interface: Option<&PodInterface>,
+) -> Result<BTreeSet<String>, Error> {
+    if let Some(allocation) = &config.allocation {
+        return match allocation.unit.hca() {
+            Some(hca) => of_hca(&node.roots, hca),
+            None => Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "deviceID {} is a share of several HCAs and names none",
+                    allocation.text
+                ),
+            )
+            .with_details("name the RDMA device with rdmaDevice")),
+        };
+    }
+    match &config.device {
+        Some(Target::RdmaDevice(name)) => return Ok(BTreeSet::from([name.clone()])),
+        Some(Target::Hca(hca)) => return of_hca(&node.roots, hca),
+        Some(target) => {
+            let name = name_of(&node.roots, target, config.port)?;
+            return of_netdev(&node.roots, &name);
+        }
+        None => {}
+    }
+    let Some(interface) = interface else {
+        return Ok(BTreeSet::new());
+    };
+    let link = interface.link.link();
+    if let Some(hca) = link.bus_device.as_deref().and_then(|d| d.parse().ok()) {
+        let devices = of_hca(&node.roots, &hca)?;
+        if !devices.is_empty() {
+            return Ok(devices);
+        }
+    }
+    // A child: the netdev below it is the host's, when the pod's namespace has the host's number
+    // for it. Any other index is one of another namespace.
+    let parent = match (link.parent, link.parent_netns) {
+        (Some(parent), Some(number)) if is_host(node, pod, number)? => {
+            link::get(&mut node.netns.socket, By::Index(parent))?
+        }
+        _ => None,
+    };
+    match parent {
+        Some(parent) => of_netdev(&node.roots, &parent.name.to_string()),
+        None => software_on(node, pod, &link.name.to_string()),
+    }
+}
+
+/// Whether a pod's namespace knows the host's by this number.
+fn is_host(node: &Node, pod: &Namespace, number: i32) -> Result<bool, Error> {
+    let mut socket = pod.socket(&node.netns.namespace)?;
+    Ok(link::known_number(&mut socket, &node.netns.namespace)? == Some(number))
+}
+
+/// Soft RoCE is not below its NIC; it stayed when that was moved.
+fn software_on(node: &Node, pod: &Namespace, name: &str) -> Result<BTreeSet<String>, Error> {
+    let sysfs = Sysfs::of(pod, &node.netns.namespace)?;
+    let there = Host {
+        sys: sysfs.path(),
+        ..node.roots.clone()
+    };
+    match lookup::software_on_netdev_of(&node.roots, &there, name) {
+        Ok(ports) => Ok(ports.into_iter().map(|port| port.device).collect()),
+        Err(e) => Err(Error::new(Code::Io, e.to_string())),
+    }
+}
+
+fn of_hca(roots: &Host, hca: &HcaId) -> Result<BTreeSet<String>, Error> {
+    match lookup::on_hca(roots, hca) {
+        Ok(occupants) => Ok(occupants.rdma_devices.into_iter().collect()),
+        Err(e) => Err(unreadable(&e)),
+    }
+}
+
+fn of_netdev(roots: &Host, netdev: &str) -> Result<BTreeSet<String>, Error> {
+    match lookup::ports_of_netdev(roots, netdev) {
+        Ok(ports) => Ok(ports.into_iter().map(|port| port.device).collect()),
+        Err(e) if e.is_missing() => Ok(BTreeSet::new()),
+        Err(e) => Err(unreadable(&e)),
+    }
+}
