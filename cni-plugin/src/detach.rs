@@ -78,9 +78,9 @@ pub fn detach(
             rules: Vec::new(),
             ..record.clone()
         };
-        return node.store.replace(key, &rest);
+        return Ok(node.store.replace(key, &rest)?);
     }
-    node.store.forget(key)
+    Ok(node.store.forget(key)?)
 }
 
 /// The attachment's namespace; none when it is gone, or another one has its path now.
@@ -109,7 +109,10 @@ fn return_netdev(
         Some(claim) if claim.owner == key.as_str() => {}
         Some(_) => return Ok(false),
         // Not claimed, or the claim was cut off: it was never moved.
-        None => return node.store.release(&taken.identity).map(|()| false),
+        None => {
+            node.store.release(&taken.identity)?;
+            return Ok(false);
+        }
     }
     let home = bring_home(&mut node.ground(), taken, pod, patience).map_err(stranded)?;
     report(node, taken, &home);
@@ -124,7 +127,7 @@ fn return_netdev(
 fn disown(node: &Node, key: &Key, taken: &Snapshot) -> Result<(), Error> {
     let _lock = node.store.lock(&taken.identity)?;
     match node.store.claim(&taken.identity)? {
-        Some(claim) if claim.owner == key.as_str() => node.store.release(&taken.identity),
+        Some(claim) if claim.owner == key.as_str() => Ok(node.store.release(&taken.identity)?),
         _ => Ok(()),
     }
 }

@@ -5,9 +5,7 @@ use std::path::Path;
 use ipam::table::{age, cell, table};
 use serde::Serialize;
 
-use cni_wire::Error;
-
-use crate::journal::{Key, Record, Store};
+use crate::journal::{Error, Key, Record, Store};
 use crate::reclaim::{Netns, netns};
 
 /// One attachment.
@@ -86,27 +84,17 @@ fn fate(record: &Record, proc: &Path, boot: &str) -> &'static str {
     }
 }
 
-/// Records, and what is to be said of those that cannot be read.
-pub type Records = (Vec<(Key, Record)>, Vec<String>);
-
 /// All attachments whose record can be read, oldest first, and what is to be said of the others.
 ///
 /// # Errors
 /// If the journal cannot be listed.
-pub fn records(store: &Store) -> Result<Records, Error> {
-    let (mut records, mut complaints) = (Vec::new(), Vec::new());
-    for (key, network, id) in store.list()? {
-        match store.read(&key) {
-            Ok(Some(record)) => records.push((key, record)),
-            // Cut off while it was written: nothing was begun, and its DEL removes it.
-            Ok(None) => {
-                complaints.push(format!("{id} of {network}: its record is not complete yet"));
-            }
-            Err(error) => complaints.push(format!("{id} of {network}: {error}")),
-        }
-    }
+pub fn records(store: &Store) -> Result<(Vec<(Key, Record)>, Vec<String>), Error> {
+    let (mut records, unreadable) = store.records()?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
-    Ok((records, complaints))
+    Ok((
+        records,
+        unreadable.iter().map(ToString::to_string).collect(),
+    ))
 }
 
 /// Columns for a terminal; `now` in Unix seconds.

@@ -530,7 +530,7 @@ fn heal(
 ) -> Result<(), Error> {
     let Some(record) = node.store.read(key)? else {
         // A record that was cut off says that nothing was done.
-        return node.store.forget(key);
+        return Ok(node.store.forget(key)?);
     };
     let same = living(&record)?.is_some_and(|old| old.id() == pod.id());
     if same && link::get(inside, By::Name(id.ifname.as_str().as_bytes()))?.is_some() {

@@ -2,10 +2,25 @@
 
 use cni_wire::{Code, Error};
 
-use crate::kernel;
+use crate::{journal, kernel};
 
 impl From<kernel::Error> for Error {
     fn from(error: kernel::Error) -> Self {
         Error::new(Code::Kernel, error.to_string())
+    }
+}
+
+impl From<journal::Error> for Error {
+    fn from(error: journal::Error) -> Self {
+        let code = match error {
+            journal::Error::Exists { .. } => Code::Exists,
+            journal::Error::Locked { .. } => Code::TryAgain,
+            _ => Code::State,
+        };
+        let told = Error::new(code, error.to_string());
+        match error.remedy() {
+            Some(remedy) => told.with_details(remedy),
+            None => told,
+        }
     }
 }

@@ -46,7 +46,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
             Ok(())
         }
     };
-    swept.and(released).and_then(|()| node.store.forget(&key))
+    swept.and(released)?;
+    Ok(node.store.forget(&key)?)
 }
 
 /// Without a record: an attachment of a plugin this one replaced, or of a journal that is lost.

@@ -20,8 +20,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         }
         let done = match node.store.read(&key) {
             Ok(Some(record)) => detach(&mut node, &key, &record, restore::ON_ITS_WAY),
-            Ok(None) => node.store.forget(&key),
-            Err(e) => Err(e),
+            Ok(None) => node.store.forget(&key).map_err(Error::from),
+            Err(e) => Err(e.into()),
         };
         failures.extend(done.err().map(|e| e.context(format_args!("collect {id}"))));
     }

@@ -113,7 +113,7 @@ pub(super) fn add(
 fn heal(node: &mut Node, key: &Key, pod: &Namespace) -> Result<(), Error> {
     let Some(old) = node.store.read(key)? else {
         // A record that was cut off says that nothing was done.
-        return node.store.forget(key);
+        return Ok(node.store.forget(key)?);
     };
     let living = living(&old)?.is_some_and(|there| there.id() == pod.id());
     let has_interface = old.moved.is_some() || old.child.is_some();

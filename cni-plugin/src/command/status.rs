@@ -36,7 +36,9 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         )
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
-    node.store.check_writable()?;
+    node.store
+        .check_writable()
+        .map_err(|e| unavailable(e.into()))?;
     Ipam::of(request)
         .map_err(unavailable)?
         .ask(&node, Command::Status, request)

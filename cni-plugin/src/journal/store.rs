@@ -4,41 +4,54 @@
 //! <stateDir>/attachments/<network>@<container>@<interface>   one record each
 //! <stateDir>/devices/<netdev>                                who a moved netdev belongs to
 //! <stateDir>/locks/<netdev>                                  held while it changes hands
+//! <stateDir>/locks/@<container>@<interface>                  held by ADD and DEL
 //! ```
 //!
-//! Safe to be killed anywhere. A record is created under its final name and written at once,
-//! and nothing is changed before that has succeeded: a file that is empty or cut off says that
-//! nothing was done, and is removed by whoever finds it. The same goes for a claim, which is
-//! read and written only with the netdev's lock held. A record is changed by renaming another
-//! over it; what is left of one that never got that far has the record's name in its own and
-//! goes with it. Locks are the kernel's and end with the process; their files stay, as removing
-//! one would let two hold "the" lock.
+//! Safe to be killed anywhere. A record is written under another name, `.new-` before its own, and
+//! then linked to its own, or renamed over the one there is: it is there whole or not at all, and
+//! of two ADDs one makes the name. What is left under the other name goes with the record. A file
+//! that is empty or cut off was begun by an earlier version, which changed nothing before it was
+//! whole: it says that nothing was done. A claim is read and written only with the netdev's lock
+//! held.
+//!
+//! Locks are the kernel's and end with the process. The files of netdevs' locks stay, as there are
+//! only so many netdevs; the file of an attachment's lock is removed by whoever holds it.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    fs,
+    io::{self, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    thread,
     time::{Duration, Instant},
 };
 
-use cni_wire::{AttachmentId, Code, ContainerId, Error, IfName};
+use cni_wire::{AttachmentId, ContainerId, IfName};
 use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
 
-use super::{Record, record::VERSION};
+use super::{
+    Error, Record,
+    file::{self, Passing, remove},
+    record::VERSION,
+};
 use crate::netdev::snapshot::Identity;
 
 /// How long another attachment of the same netdev may take before the runtime is told to try
 /// again: a move and a restoration, several times over.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const NETDEV_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an ADD of the same container and interface may take before another call of them gives
+/// up: a DHCP client takes a minute, and the kubelet waits for two.
+pub const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 /// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
 /// changed.
 const LONGEST: usize = 255 - NEW.len();
-/// Stands before the name of a record that is to replace another.
+/// Stands before the name of a record while it is written.
 const NEW: &str = ".new-";
-/// A record is some ten kilobytes with the sysctls of a moved netdev.
-const MAX_RECORD: u64 = 16 << 20;
+/// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
+/// moved netdev; the network configuration is in it, too.
+const MAX_RECORD_BYTES: usize = 16 << 20;
+/// The most bytes of a new record: what a later one says of the same attachment fits besides.
+const MAX_NEW_RECORD_BYTES: usize = 15 << 20;
 
 /// The name of an attachment's record.
 ///
@@ -67,6 +80,14 @@ impl Key {
         Some((Key(name.to_owned()), network.to_owned(), id))
     }
 
+    /// The name of its container and interface, whatever the network: that of the lock.
+    fn attachment(&self) -> &str {
+        self.0
+            .find('@')
+            .and_then(|at| self.0.get(at..))
+            .unwrap_or(&self.0)
+    }
+
     /// The file's name.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -85,6 +106,32 @@ pub struct Claim {
     pub boot: String,
 }
 
+/// A record that is there and cannot be used.
+#[derive(Debug)]
+pub struct UnreadableRecord {
+    /// Its name.
+    pub key: Key,
+    /// The network, by its name.
+    pub network: String,
+    /// The attachment, by its name.
+    pub id: AttachmentId,
+    /// Why it cannot be used.
+    pub error: Error,
+}
+
+impl std::fmt::Display for UnreadableRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {}: {}", self.id, self.network, self.error)?;
+        match self.error.remedy() {
+            Some(remedy) => write!(f, " ({remedy})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All records there are: those that can be read, and the others.
+pub type Records = (Vec<(Key, Record)>, Vec<UnreadableRecord>);
+
 /// The journal of a node.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -95,7 +142,13 @@ pub struct Store {
 #[derive(Debug)]
 pub struct Lock {
     // Closing the file lets go of the lock.
-    _file: File,
+    _file: fs::File,
+}
+
+/// The lock of a container's interface, held.
+#[derive(Debug)]
+pub struct AttachmentLock {
+    _file: Passing,
 }
 
 impl Store {
@@ -114,14 +167,60 @@ impl Store {
         self.directory.join("devices")
     }
 
+    fn locks(&self) -> PathBuf {
+        self.directory.join("locks")
+    }
+
+    /// Whether only root, or the user this program runs as, can change what the journal says: a
+    /// record names netdevs and what they are to be given. A directory that is not there is made
+    /// by the first record.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`] naming the directory; [`Error::File`] for one that cannot be looked at.
+    pub fn check_owner(&self) -> Result<(), Error> {
+        // As it is written, and where links on the way lead.
+        let above = self.directory.parent().unwrap_or(Path::new("/"));
+        let mut directories: Vec<PathBuf> = above.ancestors().map(Path::to_owned).collect();
+        if let Ok(real) = above.canonicalize() {
+            directories.extend(real.ancestors().map(Path::to_owned));
+        }
+        for directory in directories.iter().filter(|d| !d.as_os_str().is_empty()) {
+            check_directory(directory, fs::metadata(directory), Place::Above)?;
+        }
+        for directory in [
+            self.directory.clone(),
+            self.attachments(),
+            self.devices(),
+            self.locks(),
+        ] {
+            check_directory(&directory, fs::symlink_metadata(&directory), Place::Own)?;
+        }
+        Ok(())
+    }
+
     /// The record of an attachment; none when there is none, or one that was never finished.
     ///
     /// # Errors
-    /// Code 105: it cannot be read, or a newer version of this program wrote it.
+    /// It cannot be read, is damaged, or a newer version of this program wrote it.
     pub fn read(&self, key: &Key) -> Result<Option<Record>, Error> {
+        match self.read_complete(key) {
+            Err(Error::Incomplete { .. }) => Ok(None),
+            read => read,
+        }
+    }
+
+    fn read_complete(&self, key: &Key) -> Result<Option<Record>, Error> {
         let path = self.attachments().join(&key.0);
-        let Some(text) = read_file(&path)? else {
+        let Some(text) = file::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
+        };
+        let unreadable = |path: PathBuf, e: serde_json::Error| match e.classify() {
+            // Cut off while it was written: nothing was changed after that.
+            Category::Eof => Error::Incomplete { path },
+            _ => Error::Damaged {
+                path,
+                cause: e.to_string(),
+            },
         };
         // Only the version is sure to be there in every version.
         #[derive(Deserialize)]
@@ -129,79 +228,102 @@ impl Store {
             version: u32,
         }
         match serde_json::from_slice::<Head>(&text) {
-            Ok(head) if head.version > VERSION => Err(state(format!(
-                "{} has version {} of the journal, this program knows {VERSION}",
-                path.display(),
-                head.version
-            ))
-            .with_details("upgrade rdma-netdev on this node again; it was newer before")),
-            Ok(_) => serde_json::from_slice(&text).map(Some).map_err(|e| {
-                state(format!("{} is damaged: {e}", path.display())).with_details(
-                    "nothing can be restored from it; look at the netdev, then remove the file",
-                )
+            Ok(head) if head.version > VERSION => Err(Error::Newer {
+                path,
+                version: head.version,
             }),
-            // Cut off while it was written: nothing was changed after that.
-            Err(_) => Ok(None),
+            Ok(_) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|e| unreadable(path, e)),
+            Err(e) => Err(unreadable(path, e)),
         }
+    }
+
+    /// All records, by name. One that cannot be used does not hide the others.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn records(&self) -> Result<Records, Error> {
+        let (mut records, mut unreadable) = (Vec::new(), Vec::new());
+        for (key, network, id) in self.list()? {
+            match self.read_complete(&key) {
+                Ok(Some(record)) => records.push((key, record)),
+                // Forgotten since it was listed.
+                Ok(None) => {}
+                Err(error) => unreadable.push(UnreadableRecord {
+                    key,
+                    network,
+                    id,
+                    error,
+                }),
+            }
+        }
+        Ok((records, unreadable))
     }
 
     /// Writes the record of a new attachment.
     ///
     /// # Errors
-    /// Code 103 when there is one; code 105 when it cannot be written. Nothing is left then.
+    /// [`Error::Exists`] when there is one, [`Error::TooLarge`], or the file system's. Nothing is
+    /// left then.
     pub fn create(&self, key: &Key, record: &Record) -> Result<(), Error> {
+        let exists = || Error::Exists {
+            owner: record.owner(),
+            network: record.network.clone(),
+        };
         let path = self.attachments().join(&key.0);
-        let mut file = match create_new(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                make_directory(&self.attachments())?;
-                create_new(&path)
-            }
-            done => done,
-        }
-        .map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => Error::new(
-                Code::Exists,
-                format!(
-                    "{} is attached to network {} already",
-                    record.owner(),
-                    record.network
-                ),
-            )
-            .with_details("the runtime must DEL it first"),
-            _ => state(format!("write {}: {e}", path.display())),
-        })?;
-        let written = serde_json::to_vec(record)
-            .map_err(io::Error::from)
-            .and_then(|text| file.write_all(&text));
-        written.map_err(|e| {
-            // What is left is empty or cut off, which says the same as no file.
-            let _ = fs::remove_file(&path);
-            state(format!("write {}: {e}", path.display()))
+        let new = match self.write_new(key, record, MAX_NEW_RECORD_BYTES) {
+            // Another ADD is writing it.
+            Err(Error::Locked { .. }) => return Err(exists()),
+            written => written?,
+        };
+        fs::hard_link(&new.path, &path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => exists(),
+            _ => Error::file("write", &path, e),
         })
     }
 
     /// Writes a record in the place of the one there is.
     ///
     /// # Errors
-    /// Code 105; the old one is there then.
+    /// [`Error::TooLarge`], or the file system's; the old one is there then.
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
-        let new = self.attachments().join(format!("{NEW}{}", key.0));
-        serde_json::to_vec(record)
-            .map_err(io::Error::from)
-            .and_then(|text| write_over(&new, &text))
-            .and_then(|()| fs::rename(&new, &path))
-            .map_err(|e| {
-                // The record that was there is there.
-                let _ = fs::remove_file(&new);
-                state(format!("write {}: {e}", path.display()))
-            })
+        let new = self.write_new(key, record, MAX_RECORD_BYTES)?;
+        fs::rename(&new.path, &path).map_err(|e| Error::file("write", &path, e))
+    }
+
+    /// A record under the name it has while it is written. Dropping it removes what still has that
+    /// name.
+    fn write_new(&self, key: &Key, record: &Record, limit: usize) -> Result<Passing, Error> {
+        let path = self.attachments().join(format!("{NEW}{}", key.0));
+        let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
+        if text.len() > limit {
+            return Err(Error::TooLarge {
+                path: self.attachments().join(&key.0),
+                bytes: text.len(),
+                limit,
+            });
+        }
+        loop {
+            let new = Passing::lock(&path, Duration::ZERO)?;
+            let failed = |e| Error::file("write", &path, e);
+            // Left by a call that was killed after it had linked it: it is the record.
+            if new.file.metadata().map_err(failed)?.nlink() > 1 {
+                continue;
+            }
+            new.file
+                .set_len(0)
+                .and_then(|()| (&new.file).write_all(&text))
+                .map_err(failed)?;
+            return Ok(new);
+        }
     }
 
     /// Removes a record; one that is gone is removed.
     ///
     /// # Errors
-    /// Code 105.
+    /// The file system's.
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
         remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
@@ -210,17 +332,20 @@ impl Store {
     /// The names of all records.
     ///
     /// # Errors
-    /// Code 105: the directory cannot be listed.
+    /// The directory cannot be listed.
     pub fn list(&self) -> Result<Vec<(Key, String, AttachmentId)>, Error> {
         let directory = self.attachments();
+        let failed = |e| Error::file("list", &directory, e);
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(state(format!("list {}: {e}", directory.display()))),
+            Err(e) => return Err(failed(e)),
         };
-        let mut keys: Vec<_> = entries
-            .filter_map(|entry| Key::parse(entry.ok()?.file_name().to_str()?))
-            .collect();
+        let mut keys = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            keys.extend(name.to_str().and_then(Key::parse));
+        }
         keys.sort();
         Ok(keys)
     }
@@ -228,27 +353,31 @@ impl Store {
     /// Whether a record could be written now.
     ///
     /// # Errors
-    /// Code 50 with the reason.
+    /// The file system's.
     pub fn check_writable(&self) -> Result<(), Error> {
-        let directory = self.attachments();
-        make_directory(&directory)
-            .and_then(|()| {
-                let probe = directory.join(format!(".probe-{}", std::process::id()));
-                create_new(&probe)
-                    .and_then(|mut file| file.write_all(b"{}"))
-                    .and_then(|()| fs::remove_file(&probe))
-                    .map_err(|e| state(format!("write {}: {e}", probe.display())))
-            })
-            .map_err(|e| Error {
-                code: Code::Unavailable,
-                ..e
-            })
+        let probe = self
+            .attachments()
+            .join(format!(".probe-{}", std::process::id()));
+        let held = Passing::lock(&probe, Duration::ZERO)?;
+        (&held.file)
+            .write_all(b"{}")
+            .map_err(|e| Error::file("write", &probe, e))
+    }
+
+    /// Holds the lock of a container's interface, of whatever network: no ADD or DEL of it runs
+    /// meanwhile. Waits at most for `timeout`, usually [`ATTACHMENT_LOCK_TIMEOUT`].
+    ///
+    /// # Errors
+    /// [`Error::Locked`] when another holds it for longer; the file system's.
+    pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<AttachmentLock, Error> {
+        let path = self.locks().join(key.attachment());
+        Passing::lock(&path, timeout).map(|file| AttachmentLock { _file: file })
     }
 
     /// Holds the lock of a netdev: while it changes hands nobody else may give or take it.
     ///
     /// # Errors
-    /// Code 11 when another holds it for too long; code 105 when there can be no lock.
+    /// [`Error::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
         self.lock_file(&identity.key())
     }
@@ -263,50 +392,19 @@ impl Store {
     }
 
     fn lock_file(&self, name: &str) -> Result<Lock, Error> {
-        let directory = self.directory.join("locks");
-        let path = directory.join(name);
-        let open = || {
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .mode(0o600)
-                .open(&path)
-        };
-        let file = match open() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                make_directory(&directory)?;
-                open()
-            }
-            done => done,
-        }
-        .map_err(|e| state(format!("open {}: {e}", path.display())))?;
-        let started = Instant::now();
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Lock { _file: file }),
-                Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_PATIENCE => {
-                    thread::sleep(Duration::from_millis(5));
-                }
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::new(
-                        Code::TryAgain,
-                        format!("another attachment holds {} for too long", path.display()),
-                    ));
-                }
-                Err(TryLockError::Error(e)) => {
-                    return Err(state(format!("lock {}: {e}", path.display())));
-                }
-            }
-        }
+        let path = self.locks().join(name);
+        let file = file::open_to_lock(&path)?;
+        file::lock(&file, &path, Instant::now(), NETDEV_LOCK_TIMEOUT)?;
+        Ok(Lock { _file: file })
     }
 
     /// Who a netdev belongs to. Ask with its lock held.
     ///
     /// # Errors
-    /// Code 105: the claim cannot be read.
+    /// The claim cannot be read, or a newer version of this program wrote it.
     pub fn claim(&self, identity: &Identity) -> Result<Option<Claim>, Error> {
         let path = self.devices().join(identity.key());
-        let Some(text) = read_file(&path)? else {
+        let Some(text) = file::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
         };
         // Cut off while it was written: the netdev was not touched after that.
@@ -314,10 +412,10 @@ impl Store {
             return Ok(None);
         };
         if claim.version > VERSION {
-            return Err(state(format!(
-                "{} was written by a newer version",
-                path.display()
-            )));
+            return Err(Error::Newer {
+                path,
+                version: claim.version,
+            });
         }
         Ok(Some(claim))
     }
@@ -325,85 +423,67 @@ impl Store {
     /// Makes an attachment the owner of a netdev. Call with its lock held.
     ///
     /// # Errors
-    /// Code 105.
+    /// The file system's.
     pub fn take(&self, identity: &Identity, key: &Key, boot: &str) -> Result<(), Error> {
+        let path = self.devices().join(identity.key());
+        let failed = |e| Error::file("write", &path, e);
         let claim = Claim {
             version: VERSION,
             owner: key.0.clone(),
             boot: boot.to_owned(),
         };
-        let path = self.devices().join(identity.key());
-        let write = || {
-            let text = serde_json::to_vec(&claim)?;
-            write_over(&path, &text)
-        };
-        match write() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                make_directory(&self.devices())?;
-                write()
-            }
-            done => done,
-        }
-        .map_err(|e| state(format!("write {}: {e}", path.display())))
+        let text = serde_json::to_vec(&claim).map_err(|e| failed(e.into()))?;
+        let file = file::open_to_lock(&path)?;
+        file.set_len(0)
+            .and_then(|()| (&file).write_all(&text))
+            .map_err(failed)
     }
 
     /// Makes a netdev nobody's. Call with its lock held.
     ///
     /// # Errors
-    /// Code 105.
+    /// The file system's.
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
     }
 }
 
-fn state(msg: String) -> Error {
-    Error::new(Code::State, msg)
+/// Where a directory stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// On the way to the journal.
+    Above,
+    /// It is the journal's own.
+    Own,
 }
 
-fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-}
-
-fn read_file(path: &Path) -> Result<Option<Vec<u8>>, Error> {
-    let mut text = Vec::new();
-    match File::open(path).and_then(|file| file.take(MAX_RECORD).read_to_end(&mut text)) {
-        Ok(_) => Ok(Some(text)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(state(format!("read {}: {e}", path.display()))),
-    }
-}
-
-fn write_over(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(path)?.write_all(text)
-}
-
-fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(e)
-            if !matches!(
-                e.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            Err(state(format!("remove {}: {e}", path.display())))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// For root alone: a record says which netdev is to be given what name.
-fn make_directory(path: &Path) -> Result<(), Error> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|e| state(format!("make {}: {e}", path.display())))
+fn check_directory(
+    path: &Path,
+    found: io::Result<fs::Metadata>,
+    place: Place,
+) -> Result<(), Error> {
+    let found = match found {
+        Ok(found) => found,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::file("look at", path, e)),
+    };
+    // In a sticky directory nobody removes or renames what is root's.
+    let sticky = place == Place::Above && found.mode() & libc::S_ISVTX != 0;
+    let why = if found.is_symlink() {
+        "is a link"
+    } else if !found.is_dir() {
+        "is no directory"
+    } else if found.uid() != 0 && found.uid() != nix::unistd::geteuid().as_raw() {
+        "does not belong to root"
+    } else if found.mode() & 0o022 != 0 && !sticky {
+        "is writable for group or others"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unsafe {
+        path: path.to_owned(),
+        why,
+    })
 }
 
 #[cfg(test)]
@@ -453,10 +533,10 @@ mod tests {
         assert!(store.list().unwrap().is_empty());
         store.create(&key, &record()).unwrap();
         assert_eq!(store.read(&key).unwrap(), Some(record()));
-        assert_eq!(
-            store.create(&key, &record()).unwrap_err().code,
-            Code::Exists
-        );
+        assert!(matches!(
+            store.create(&key, &record()),
+            Err(Error::Exists { .. })
+        ));
         let changed = Record {
             created: 2,
             ..record()
@@ -488,16 +568,247 @@ mod tests {
     }
 
     #[test]
+    fn a_record_is_there_whole_or_not_at_all() {
+        let (_dir, store, key) = store();
+        let path = store.attachments().join(key.as_str());
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut sizes = std::collections::BTreeSet::new();
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    sizes.extend(fs::read(&path).ok().map(|text| text.len()));
+                }
+                sizes
+            });
+            let creators: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let made = (0..300).filter(|_| {
+                            let made = store.create(&key, &record());
+                            if made.is_ok() {
+                                store.forget(&key).unwrap();
+                            }
+                            made.is_ok()
+                        });
+                        made.count()
+                    })
+                })
+                .collect();
+            let made: usize = creators.into_iter().map(|c| c.join().unwrap()).sum();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            let whole = serde_json::to_vec(&record()).unwrap().len();
+            assert!(made > 0);
+            assert!(reader.join().unwrap().iter().all(|size| *size == whole));
+        });
+    }
+
+    #[test]
+    fn a_record_whose_writer_was_killed_between_link_and_unlink_is_kept_whole() {
+        let (_dir, store, key) = store();
+        store.create(&key, &record()).unwrap();
+        let path = store.attachments().join(key.as_str());
+        let new = store.attachments().join(format!("{NEW}{}", key.as_str()));
+        fs::hard_link(&path, &new).unwrap();
+        let other = Record {
+            created: 2,
+            ..record()
+        };
+        assert!(matches!(
+            store.create(&key, &other),
+            Err(Error::Exists { .. })
+        ));
+        assert_eq!(store.read(&key).unwrap(), Some(record()));
+        fs::hard_link(&path, &new).unwrap();
+        store.replace(&key, &other).unwrap();
+        assert_eq!(store.read(&key).unwrap(), Some(other));
+        assert!(!new.exists());
+    }
+
+    #[test]
+    fn a_record_too_large_to_be_read_is_not_written() {
+        let (_dir, store, key) = store();
+        let large = Record {
+            ipam: Some(crate::journal::record::Ipam {
+                kind: "static".into(),
+                config: "x".repeat(MAX_NEW_RECORD_BYTES),
+                args: String::new(),
+                path: Vec::new(),
+            }),
+            ..record()
+        };
+        assert!(matches!(
+            store.create(&key, &large),
+            Err(Error::TooLarge { .. })
+        ));
+        assert!(store.list().unwrap().is_empty());
+        store.create(&key, &record()).unwrap();
+        store.replace(&key, &large).unwrap();
+        assert_eq!(store.read(&key).unwrap(), Some(large));
+        // Somebody else's doing; half of it would read as "nothing was done".
+        let path = store.attachments().join(key.as_str());
+        fs::write(&path, " ".repeat(MAX_RECORD_BYTES + 1)).unwrap();
+        assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
+    }
+
+    #[test]
+    fn one_unreadable_record_hides_no_other() {
+        let (dir, store, key) = store();
+        store.create(&key, &record()).unwrap();
+        let at = |name: &str| store.attachments().join(name);
+        fs::write(at("rail0@newer@net1"), r#"{"version": 99}"#).unwrap();
+        fs::write(at("rail0@garbage@net1"), "no JSON").unwrap();
+        fs::write(at("rail0@half@net1"), r#"{"version": 1, "netw"#).unwrap();
+        fs::create_dir(at("rail0@directory@net1")).unwrap();
+        let secret = dir.path().join("elsewhere");
+        fs::write(&secret, serde_json::to_vec(&record()).unwrap()).unwrap();
+        std::os::unix::fs::symlink(&secret, at("rail0@link@net1")).unwrap();
+        nix::unistd::mkfifo(
+            &at("rail0@fifo@net1"),
+            nix::sys::stat::Mode::from_bits_truncate(0o600),
+        )
+        .unwrap();
+        let (records, unreadable) = store.records().unwrap();
+        assert_eq!(records, [(key, record())]);
+        let told: Vec<String> = unreadable
+            .iter()
+            .map(|one| {
+                let error = format!("{:?}", one.error);
+                let word = error.split([' ', '{']).next().unwrap().to_owned();
+                format!("{} {word}", one.id.container_id)
+            })
+            .collect();
+        assert_eq!(
+            told,
+            [
+                "directory NotRegular",
+                "fifo NotRegular",
+                "garbage Damaged",
+                "half Incomplete",
+                "link NotRegular",
+                "newer Newer",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_attachment_is_locked_whatever_its_network() {
+        let (_dir, store, key) = store();
+        let other_network = Key::of("rail1", &id("c1", "net1")).unwrap();
+        let other_interface = Key::of("rail0", &id("c1", "net2")).unwrap();
+        let held = store.lock_attachment(&key, Duration::ZERO).unwrap();
+        assert!(matches!(
+            store.lock_attachment(&other_network, Duration::from_millis(30)),
+            Err(Error::Locked { .. })
+        ));
+        store
+            .lock_attachment(&other_interface, Duration::ZERO)
+            .unwrap();
+        drop(held);
+        store
+            .lock_attachment(&other_network, Duration::ZERO)
+            .unwrap();
+        assert_eq!(
+            fs::read_dir(store.locks()).unwrap().count(),
+            0,
+            "locks stay"
+        );
+    }
+
+    #[test]
+    fn one_at_a_time_holds_an_attachments_lock() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let (_dir, store, key) = store();
+        let (inside, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let _held = store
+                            .lock_attachment(&key, Duration::from_secs(60))
+                            .unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        done.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(done.into_inner(), 400);
+        assert_eq!(fs::read_dir(store.locks()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_lock_that_a_killed_process_left_is_free() {
+        let (_dir, store, key) = store();
+        drop(store.lock_attachment(&key, Duration::ZERO).unwrap());
+        let path = store.locks().join("@c1@net1");
+        fs::write(&path, "").unwrap();
+        store.lock_attachment(&key, Duration::ZERO).unwrap();
+        assert!(!path.exists());
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(matches!(
+            store.lock_attachment(&key, Duration::ZERO),
+            Err(Error::NotRegular { .. })
+        ));
+    }
+
+    #[test]
+    fn a_state_directory_that_others_can_change_is_not_safe() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("above/state");
+        let store = Store::at(&own);
+        store.check_owner().unwrap();
+        let key = Key::of("rail0", &id("c1", "net1")).unwrap();
+        store.create(&key, &record()).unwrap();
+        store.check_owner().unwrap();
+        let refused = |why: &str| {
+            let error = store.check_owner().unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        };
+        let chmod = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+        };
+        for path in [own.clone(), store.attachments(), dir.path().join("above")] {
+            let before = fs::metadata(&path).unwrap().permissions();
+            for mode in [0o775, 0o757] {
+                chmod(&path, mode);
+                refused("is writable");
+            }
+            fs::set_permissions(&path, before).unwrap();
+        }
+        // Nobody can put another directory in the place of one in a sticky directory.
+        chmod(&dir.path().join("above"), 0o1777);
+        store.check_owner().unwrap();
+        chmod(&own, 0o1777);
+        refused("is writable");
+        chmod(&own, 0o700);
+        let elsewhere = dir.path().join("elsewhere");
+        fs::rename(&own, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
+        refused("is a link");
+        fs::remove_file(&own).unwrap();
+        fs::write(&own, "").unwrap();
+        refused("is no directory");
+        // Needs root; without it nothing can be given away.
+        fs::remove_file(&own).unwrap();
+        fs::create_dir(&own).unwrap();
+        if std::os::unix::fs::chown(&own, Some(65534), None).is_ok() {
+            refused("does not belong to root");
+        }
+    }
+
+    #[test]
     fn a_newer_record_is_refused_by_name() {
         let (_dir, store, key) = store();
         store.create(&key, &record()).unwrap();
         let path = store.attachments().join(key.as_str());
         fs::write(&path, r#"{"version": 2, "what": "ever"}"#).unwrap();
         let error = store.read(&key).unwrap_err();
-        assert_eq!(error.code, Code::State);
-        assert!(error.msg.contains("version 2"), "{error}");
+        assert!(error.to_string().contains("version 2"), "{error}");
         fs::write(&path, r#"{"version": 1, "what": "ever"}"#).unwrap();
-        assert!(store.read(&key).unwrap_err().msg.contains("damaged"));
+        assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
     }
 
     #[test]
@@ -506,8 +817,11 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
         let store = Store::at(&file);
-        assert_eq!(store.create(&key, &record()).unwrap_err().code, Code::State);
-        assert_eq!(store.check_writable().unwrap_err().code, Code::Unavailable);
+        assert!(matches!(
+            store.create(&key, &record()),
+            Err(Error::File { .. })
+        ));
+        assert!(matches!(store.check_writable(), Err(Error::File { .. })));
         store.forget(&key).unwrap();
     }
 

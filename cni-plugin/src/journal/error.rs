@@ -1,0 +1,120 @@
+//! Why the journal cannot be used.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use super::record::VERSION;
+
+/// A failed use of the journal.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file system refused.
+    #[error("{attempt} {}: {cause}", path.display())]
+    File {
+        /// What was attempted: `read`, `write`, …
+        attempt: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the file system said.
+        cause: io::Error,
+    },
+    /// A directory, a link, a FIFO or a device has the place of a file.
+    #[error("{} is not a regular file", path.display())]
+    NotRegular {
+        /// Its place.
+        path: PathBuf,
+    },
+    /// A newer version of this program wrote it.
+    #[error("{} has version {version} of the journal, this program knows {VERSION}", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+    /// It does not say what a record says.
+    #[error("{} is damaged: {cause}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
+    /// It is empty or cut off: nothing was done for it.
+    #[error("{} is not complete: its ADD began and did nothing", path.display())]
+    Incomplete {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The record would be larger than this program reads.
+    #[error("{} would have {bytes} bytes, and a record has at most {limit}", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it would have.
+        bytes: usize,
+        /// Bytes that it may have.
+        limit: usize,
+    },
+    /// The attachment has a record already.
+    #[error("{owner} is attached to network {network} already")]
+    Exists {
+        /// Whose attachment it is, in words.
+        owner: String,
+        /// The network.
+        network: String,
+    },
+    /// Another call holds a lock for longer than this one waits.
+    #[error("another call holds {} for more than {} s", path.display(), waited.as_secs())]
+    Locked {
+        /// The lock's file.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// Others than root can change the state directory.
+    #[error("the state directory is not safe: {} {why}", path.display())]
+    Unsafe {
+        /// The state directory, or one above or below it.
+        path: PathBuf,
+        /// Which rule it breaks.
+        why: &'static str,
+    },
+}
+
+impl Error {
+    /// The file system refused `attempt` on `path`.
+    pub(super) fn file(attempt: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
+        Error::File {
+            attempt,
+            path: path.into(),
+            cause,
+        }
+    }
+
+    /// What the person on call does about it; none where the message says it all.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Error::File { .. } | Error::Incomplete { .. } => None,
+            Error::NotRegular { .. } => {
+                Some("look what put it there, then remove it; nothing can be restored from it")
+            }
+            Error::Newer { .. } => {
+                Some("upgrade rdma-netdev on this node again; it was newer before")
+            }
+            Error::Damaged { .. } => {
+                Some("nothing can be restored from it; look at the netdev, then remove the file")
+            }
+            Error::TooLarge { .. } => {
+                Some("make the network configuration and CNI_ARGS smaller; both are kept in it")
+            }
+            Error::Exists { .. } => Some("the runtime must DEL it first"),
+            Error::Locked { .. } => {
+                Some("an ADD or DEL of the same container and interface is running; try again")
+            }
+            Error::Unsafe { .. } => Some(
+                "let root own stateDir of the node's policy and every directory above it, mode \
+                 0755 or stricter",
+            ),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Opening and locking the journal's files: never through a link, never waiting for a FIFO.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io::{self, Read},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::Error;
+
+/// The first pause between two attempts at a lock; each next one is longer.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// The longest pause between two attempts at a lock.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// What is called for each lock that had to be waited for.
+type Observer = Box<dyn Fn(&Path, Duration) + Send + Sync>;
+
+static OBSERVER: OnceLock<Observer> = OnceLock::new();
+
+/// Has `observer` called with the file of each lock that this process waits for, and how long it
+/// waited. The first observer stays.
+pub fn observe_locks(observer: impl Fn(&Path, Duration) + Send + Sync + 'static) {
+    let _ = OBSERVER.set(Box::new(observer));
+}
+
+/// Opens a regular file.
+pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<Result<File, Error>> {
+    let irregular = || Error::NotRegular {
+        path: path.to_owned(),
+    };
+    // Without O_NONBLOCK a FIFO in the file's place would stop the call.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    match options.mode(0o600).custom_flags(flags).open(path) {
+        Ok(file) if file.metadata()?.is_file() => Ok(Ok(file)),
+        Ok(_) => Ok(Err(irregular())),
+        // ENXIO: a FIFO without a reader, or a socket.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
+            Ok(Err(irregular()))
+        }
+        Err(e) if e.kind() == io::ErrorKind::IsADirectory => Ok(Err(irregular())),
+        Err(e) => Err(e),
+    }
+}
+
+/// The whole of a file; none when there is none.
+pub(super) fn read(path: &Path, limit: usize) -> Result<Option<Vec<u8>>, Error> {
+    let failed = |e| Error::file("read", path, e);
+    let file = match open(path, OpenOptions::new().read(true)) {
+        Ok(file) => file?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(failed(e)),
+    };
+    let mut text = Vec::new();
+    let most = u64::try_from(limit).unwrap_or(u64::MAX);
+    file.take(most.saturating_add(1))
+        .read_to_end(&mut text)
+        .map_err(failed)?;
+    if text.len() > limit {
+        return Err(Error::Damaged {
+            path: path.to_owned(),
+            cause: format!("it has more than {limit} bytes"),
+        });
+    }
+    Ok(Some(text))
+}
+
+/// Removes a file; one that is gone is removed.
+pub(super) fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(e)
+            if !matches!(
+                e.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Err(Error::file("remove", path, e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// For root alone: a record says which netdev is to be given what name.
+pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|e| Error::file("make", path, e))
+}
+
+/// Opens the file at `path` for writing, made where it is missing, with its directory.
+pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
+    let attempt = || open(path, OpenOptions::new().create(true).append(true));
+    let opened = match attempt() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            make_directory(path.parent().unwrap_or(Path::new("/")))?;
+            attempt()
+        }
+        done => done,
+    };
+    opened.map_err(|e| Error::file("open", path, e))?
+}
+
+/// Waits for the lock of an open file until `timeout` after `started`.
+pub(super) fn lock(
+    file: &File,
+    path: &Path,
+    started: Instant,
+    timeout: Duration,
+) -> Result<(), Error> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => {
+                if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_PAUSE) {
+                    observer(path, started.elapsed());
+                }
+                return Ok(());
+            }
+            Err(TryLockError::WouldBlock) if started.elapsed() < timeout => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Locked {
+                    path: path.to_owned(),
+                    waited: timeout,
+                });
+            }
+            Err(TryLockError::Error(e)) => return Err(Error::file("lock", path, e)),
+        }
+    }
+}
+
+/// A file that is locked, and that goes with its lock.
+#[derive(Debug)]
+pub(super) struct Passing {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+}
+
+impl Passing {
+    /// Locks the file at `path`, which is made.
+    pub(super) fn lock(path: &Path, timeout: Duration) -> Result<Self, Error> {
+        let started = Instant::now();
+        loop {
+            let file = open_to_lock(path)?;
+            lock(&file, path, started, timeout)?;
+            let locked = Passing {
+                file,
+                path: path.to_owned(),
+            };
+            // Whoever held it before removed it: the lock of a file without a name locks nothing.
+            if locked.is_named()? {
+                return Ok(locked);
+            }
+        }
+    }
+
+    /// Whether its path still names it.
+    fn is_named(&self) -> Result<bool, Error> {
+        let failed = |e| Error::file("look at", &self.path, e);
+        let own = self.file.metadata().map_err(failed)?;
+        match fs::symlink_metadata(&self.path) {
+            Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(failed(e)),
+        }
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        // With the lock still held: the next one finds no file and makes one.
+        if self.is_named().unwrap_or(false) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
