@@ -71,7 +71,7 @@ pub(crate) fn run(places: &Places) -> ExitCode {
 fn open(places: &Places) -> Result<Node> {
     let node =
         Node::open_for_release(places, "administrator".into()).context("look at this node")?;
-    if let Some(fault) = &node.fault {
+    if let Some(fault) = &node.policy.fault {
         complain(&fault.with_remedy());
     }
     Ok(node)
@@ -79,7 +79,7 @@ fn open(places: &Places) -> Result<Node> {
 
 /// All attachments whose record can be read, oldest first; the others are complained about.
 fn records(node: &Node) -> Result<Vec<(Key, Record)>> {
-    let (records, complaints) = listing::records(&node.store).context("read the journal")?;
+    let (records, complaints) = listing::records(&node.journal).context("read the journal")?;
     for complaint in complaints {
         complain(&complaint);
     }

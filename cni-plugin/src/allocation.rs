@@ -71,8 +71,9 @@ pub fn ask(socket: &Path, args: &Args) -> Result<Allocated, Error> {
 fn refused(error: &ClientError, pod: &Pod) -> Error {
     let what = format!("ask which HCAs the kubelet allocated to pod {pod}: {error}");
     match error.failure().map(|failure| failure.kind) {
-        Some(FailureKind::AnotherPod) => Error::new(Code::Policy, what)
-            .with_details("the pod was replaced; its new namespace is attached by a call of its own"),
+        Some(FailureKind::AnotherPod) => Error::new(Code::Policy, what).with_details(
+            "the pod was replaced; its new namespace is attached by a call of its own",
+        ),
         // A daemon that is being replaced, or a kubelet that starts, answers a moment later.
         _ => Error::new(Code::TryAgain, what).with_details(
             "the runtime tries again; if it goes on: kubectl -n kube-system logs \

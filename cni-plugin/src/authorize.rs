@@ -13,7 +13,7 @@ use ipam::policy::{Allow, Candidate};
 use crate::{
     allocation::Allocated,
     config::Attach,
-    resolve::{ChildKind, HostLink, Parent, RdmaTarget, Resolved},
+    resolve::{HostLink, Parent, RdmaTarget, Resolved},
 };
 
 /// Why a request is denied, and what to do.
@@ -39,23 +39,6 @@ pub struct Rules<'a> {
     pub exclusive: &'a [HcaId],
 }
 
-/// Whether the kubelet's word is needed: [`authorize`] then wants to be told what it is.
-///
-/// `passthru` says that the request is for a macvlan of that mode; `moves_rdma`, that RDMA devices
-/// leave the host.
-pub fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool {
-    if rules.allow.unallocated {
-        return false;
-    }
-    match resolved {
-        Resolved::Move(_) => true,
-        Resolved::RdmaOnly(_) => asked.moves_rdma,
-        Resolved::Child { parent, .. } => parent
-            .of_host()
-            .is_some_and(|host| asked.passthru || is_exclusive(host, rules.exclusive)),
-    }
-}
-
 /// What the request asks for beside its kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
@@ -65,56 +48,89 @@ pub struct Asked {
     pub moves_rdma: bool,
 }
 
-fn is_exclusive(host: &HostLink, exclusive: &[HcaId]) -> bool {
-    exclusive.iter().any(|hca| host.hcas.contains(hca))
-}
-
 /// Allows or denies what a request resolves to.
 ///
-/// `allocated` is the kubelet's word, where [`needs_allocation`] asks for it.
+/// `kubelet` is asked what the pod was allocated, after the policy has allowed the request and
+/// where the request takes something from the host.
 ///
 /// # Errors
-/// The first rule that denies it.
-pub fn authorize(
+/// The first rule that denies it; whatever `kubelet` says when it does not answer.
+pub fn authorize<E: From<Denied>>(
     resolved: &Resolved,
     asked: Asked,
     rules: Rules<'_>,
-    allocated: Option<&Allocated>,
-) -> Result<(), Denied> {
-    let needs_allocation = needs_allocation(resolved, asked, rules);
-    let proof = |subject: &Subject<'_>, hcas: &BTreeSet<HcaId>| match needs_allocation {
-        true => belongs(subject, hcas, rules, allocated),
-        false => Ok(()),
-    };
+    kubelet: impl FnOnce() -> Result<Allocated, E>,
+) -> Result<(), E> {
+    by_policy(resolved, asked, rules)?;
+    if needs_allocation(resolved, asked, rules) {
+        by_allocation(resolved, rules, &kubelet()?)?;
+    }
+    Ok(())
+}
+
+fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool {
+    let is_exclusive = |host: &HostLink| rules.exclusive.iter().any(|hca| host.hcas.contains(hca));
+    !rules.allow.unallocated
+        && match resolved {
+            Resolved::Move(_) => true,
+            Resolved::RdmaOnly(_) => asked.moves_rdma,
+            Resolved::Child { parent, .. } => parent
+                .of_host()
+                .is_some_and(|host| asked.passthru || is_exclusive(host)),
+        }
+}
+
+fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<(), Denied> {
     match resolved {
         Resolved::Move(nic) => {
             let subject = Subject::of(Attach::Move, nic);
             netdev(&subject, nic, rules)?;
-            proof(&subject, &nic.hcas)?;
             movable(&subject, nic, rules)
         }
-        Resolved::Child { kind, parent } => match parent {
-            // What is in the pod's namespace is the pod's.
-            Parent::OfPod(_) => Ok(()),
-            Parent::OfHost(host) => {
-                let subject = Subject::of(kind.attach(), host);
-                netdev(&subject, host, rules)?;
-                if asked.passthru {
-                    passthru(&subject, *kind, rules)?;
-                }
-                proof(&subject, &host.hcas)
+        // What is in the pod's namespace is the pod's.
+        Resolved::Child {
+            parent: Parent::OfPod(_),
+            ..
+        } => Ok(()),
+        Resolved::Child {
+            kind,
+            parent: Parent::OfHost(host),
+        } => {
+            let subject = Subject::of(kind.attach(), host);
+            netdev(&subject, host, rules)?;
+            match asked.passthru {
+                true => passthru(&subject, rules),
+                false => Ok(()),
             }
-        },
+        }
         // In shared mode nothing leaves the host: the devices are only reported.
         Resolved::RdmaOnly(_) if !asked.moves_rdma => Ok(()),
-        Resolved::RdmaOnly(request) => {
-            for target in &request.devices {
-                let subject = Subject::rdma(&target.device.name);
-                rdma_device(&subject, target, rules)?;
-                proof(&subject, &target.hca.iter().cloned().collect())?;
-            }
-            Ok(())
-        }
+        Resolved::RdmaOnly(request) => request
+            .devices
+            .iter()
+            .try_for_each(|target| rdma_device(&Subject::rdma(&target.device.name), target, rules)),
+    }
+}
+
+fn by_allocation(
+    resolved: &Resolved,
+    rules: Rules<'_>,
+    allocated: &Allocated,
+) -> Result<(), Denied> {
+    if let Resolved::RdmaOnly(request) = resolved {
+        return request.devices.iter().try_for_each(|target| {
+            let hcas = target.hca.iter().cloned().collect();
+            belongs(&Subject::rdma(&target.device.name), &hcas, rules, allocated)
+        });
+    }
+    match resolved.host_link() {
+        Some(host) => belongs(
+            &Subject::of(resolved.attach(), host),
+            &host.hcas,
+            rules,
+            allocated,
+        ),
+        None => Ok(()),
     }
 }
 
@@ -233,8 +249,8 @@ fn movable(subject: &Subject<'_>, nic: &HostLink, rules: Rules<'_>) -> Result<()
 }
 
 /// A pod that has a macvlan of mode `passthru` changes the MAC address of the netdev below.
-fn passthru(subject: &Subject<'_>, kind: ChildKind, rules: Rules<'_>) -> Result<(), Denied> {
-    if kind != ChildKind::Macvlan || rules.allow.passthru {
+fn passthru(subject: &Subject<'_>, rules: Rules<'_>) -> Result<(), Denied> {
+    if rules.allow.passthru {
         return Ok(());
     }
     subject.denied(
@@ -248,11 +264,7 @@ fn passthru(subject: &Subject<'_>, kind: ChildKind, rules: Rules<'_>) -> Result<
 
 /// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
 /// the device itself.
-fn rdma_device(
-    subject: &Subject<'_>,
-    target: &RdmaTarget,
-    rules: Rules<'_>,
-) -> Result<(), Denied> {
+fn rdma_device(subject: &Subject<'_>, target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Denied> {
     for host in &target.netdevs {
         netdev(&Subject::of(Attach::RdmaOnly, host), host, rules)?;
     }
@@ -285,17 +297,11 @@ fn belongs(
     subject: &Subject<'_>,
     hcas: &BTreeSet<HcaId>,
     rules: Rules<'_>,
-    allocated: Option<&Allocated>,
+    allocated: &Allocated,
 ) -> Result<(), Denied> {
     let list = |hcas: &BTreeSet<HcaId>| {
         let names: Vec<String> = hcas.iter().map(ToString::to_string).collect();
         names.join(", ")
-    };
-    let Some(allocated) = allocated else {
-        return subject.denied(
-            "the kubelet was not asked whether the pod has it",
-            "this is a fault of the plugin; please report it",
-        );
     };
     if hcas.iter().any(|hca| allocated.hcas.contains(hca)) {
         return Ok(());

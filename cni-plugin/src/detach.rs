@@ -11,7 +11,7 @@ use cni_wire::{Code, Error};
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
-    act, addresses,
+    addresses, apply,
     journal::{Key, Record},
     kernel::{
         Namespace, Socket,
@@ -78,9 +78,9 @@ pub fn detach(
             rules: Vec::new(),
             ..record.clone()
         };
-        return Ok(node.store.replace(key, &rest)?);
+        return Ok(node.journal.replace(key, &rest)?);
     }
-    Ok(node.store.forget(key)?)
+    Ok(node.journal.forget(key)?)
 }
 
 /// The attachment's namespace; none when it is gone, or another one has its path now.
@@ -104,30 +104,30 @@ fn return_netdev(
     pod: Option<&Namespace>,
     patience: Duration,
 ) -> Result<bool, Error> {
-    let _lock = node.store.lock(&taken.identity)?;
-    match node.store.claim(&taken.identity)? {
+    let _lock = node.journal.lock(&taken.identity)?;
+    match node.journal.claim(&taken.identity)? {
         Some(claim) if claim.owner == key.as_str() => {}
         Some(_) => return Ok(false),
         // Not claimed, or the claim was cut off: it was never moved.
         None => {
-            node.store.release(&taken.identity)?;
+            node.journal.release(&taken.identity)?;
             return Ok(false);
         }
     }
-    let home = bring_home(&mut node.ground(), taken, pod, patience).map_err(stranded)?;
+    let home = bring_home(&mut node.ground(), taken, pod, patience).map_err(unreturned)?;
     report(node, taken, &home);
     if home.goes_by.is_some() {
         return Ok(true);
     }
-    node.store.release(&taken.identity)?;
+    node.journal.release(&taken.identity)?;
     Ok(false)
 }
 
 /// A claim of an earlier boot says nothing any more.
 fn disown(node: &Node, key: &Key, taken: &Snapshot) -> Result<(), Error> {
-    let _lock = node.store.lock(&taken.identity)?;
-    match node.store.claim(&taken.identity)? {
-        Some(claim) if claim.owner == key.as_str() => Ok(node.store.release(&taken.identity)?),
+    let _lock = node.journal.lock(&taken.identity)?;
+    match node.journal.claim(&taken.identity)? {
+        Some(claim) if claim.owner == key.as_str() => Ok(node.journal.release(&taken.identity)?),
         _ => Ok(()),
     }
 }
@@ -148,7 +148,7 @@ pub fn report(node: &Node, taken: &Snapshot, home: &Homecoming) {
 }
 
 /// The error for a netdev that did not come home.
-pub fn stranded(error: restore::Error) -> Error {
+pub fn unreturned(error: restore::Error) -> Error {
     match error {
         restore::Error::Nowhere { .. } => Error::new(Code::TryAgain, error.to_string())
             .with_details("a namespace that is being torn down still has it; try again"),
@@ -161,7 +161,7 @@ fn clear_pod(node: &Node, record: &Record, pod: &Namespace) -> Result<(), Error>
     if record.child.is_none() && record.rules.is_empty() {
         return Ok(());
     }
-    let mut socket = pod.socket(&node.home)?;
+    let mut socket = pod.socket(&node.netns.namespace)?;
     for message in &record.rules {
         if let Ok(parsed) = message.parse::<RuleMessage>() {
             rule::delete(
@@ -205,7 +205,11 @@ fn find_child(socket: &mut Socket, record: &Record) -> Result<Option<Link>, Erro
         .or_else(|| found.iter().position(|link| link.name == record.ifname))
         // Killed before it was named; one with a MAC address of its own is known by that.
         .or_else(|| {
-            let unnamed = |link: &Link| link.name.as_bytes().starts_with(act::TEMPORARY.as_bytes());
+            let unnamed = |link: &Link| {
+                link.name
+                    .as_bytes()
+                    .starts_with(apply::TEMPORARY.as_bytes())
+            };
             found.iter().position(|l| child.mac.is_none() && unnamed(l))
         });
     Ok(position.map(|position| found.swap_remove(position)))

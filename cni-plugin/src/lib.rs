@@ -2,34 +2,33 @@
 //!
 //! In the order a request takes:
 //! - [`command`]: the commands of the specification, each from request to answer;
-//! - [`config`]: what the configuration asks;
-//! - [`node`]: the node's policy, journal and namespace;
-//! - [`find`]: which netdev is meant, and what is known of it;
-//! - [`choose`]: which one an ADD works with, freed from owners that are no more;
-//! - [`guard`]: whether the policy gives it away;
+//! - [`config`]: what the configuration says;
+//! - [`node`]: the node's roots, policy, journal and network namespace;
+//! - [`recover`]: returning the NIC of a dead pod that the request means;
+//! - [`resolve`]: which links and RDMA devices the request comes to;
+//! - [`authorize`]: whether policy and kubelet allow that, with [`allocation`], the kubelet's word;
 //! - [`addresses`]: IPAM, in this process or by exec;
 //! - [`plan`], [`layout`], [`rails`]: what is to be done, as plain data;
 //! - [`journal`]: what was begun, written before it is;
-//! - [`act`]: making the interface;
-//! - [`rdma`]: RDMA devices that go along;
+//! - [`apply`]: making the interface;
+//! - [`rdma`]: RDMA devices that move with it;
 //! - [`report`], [`gids`], [`device_info`]: what programs and Multus are told;
-//! - [`netdev`]: a netdev's whole state, and giving it back;
+//! - [`netdev`]: a netdev's whole state, and restoring it;
 //! - [`detach`]: undoing an attachment, however far it got;
-//! - [`reclaim`]: which attachments are over though nobody said so;
+//! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
 //! - [`kernel`]: the only place that changes anything outside the journal;
 //! - [`log`]: what the administrator should know.
 
-pub mod act;
 pub mod addresses;
-pub mod choose;
+pub mod allocation;
+pub mod apply;
+pub mod authorize;
 pub mod command;
 pub mod config;
 pub mod detach;
 pub mod device_info;
-pub mod find;
 pub mod gids;
-pub mod guard;
 pub mod journal;
 pub mod kernel;
 pub mod layout;
@@ -41,4 +40,6 @@ pub mod plan;
 pub mod rails;
 pub mod rdma;
 pub mod reclaim;
+pub mod recover;
 pub mod report;
+pub mod resolve;

@@ -50,6 +50,11 @@ impl Log {
         self.write(LogLevel::Info, "info", &text);
     }
 
+    /// Why, for whoever searches for a fault.
+    pub fn debug(&self, text: impl fmt::Display) {
+        self.write(LogLevel::Debug, "debug", &text);
+    }
+
     fn write(&self, level: LogLevel, word: &str, text: &dyn fmt::Display) {
         if level > self.level {
             return;

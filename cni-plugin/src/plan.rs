@@ -1,61 +1,202 @@
-//! What becomes the pod's interface, decided before anything is changed. Pure: nothing here asks
-//! the kernel, a file or a clock.
+//! What an attachment will do, decided before anything is changed. Pure: nothing here asks the
+//! kernel, a file or a clock.
+//!
+//! A [`Plan`] can be printed: the log shows it at level `debug`.
+
+use std::{fmt, path::PathBuf};
 
 use cni_wire::{Code, Error};
-use netlink_packet_route::link::IpoibMode;
+use hca::MacAddress;
+use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
 
 use crate::{
     config::{Attach, Config},
+    journal::{RdmaDevice, record},
     kernel::link::{Child, Link},
+    layout::Layout,
+    netdev::{snapshot::Snapshot, words},
+    resolve::{ChildKind, HostLink, Parent, Resolved},
 };
 
-/// The kind of attachment a configuration comes to.
-///
-/// Without `attach`, a device ID of an exclusive pool and a netdev named for moving mean
-/// `move`; a shared device ID and a master mean a child of the kind that the link can have.
-pub fn kind(config: &Config) -> Kind {
-    let exclusive = config
-        .allocation
-        .as_ref()
-        .is_some_and(|allocation| matches!(allocation.unit, hca::UnitId::Exclusive(_)));
-    match config.attach {
-        Some(attach) => Kind::Known(attach),
-        None if config.master.is_some() => Kind::Child,
-        None if config.device.is_some() || exclusive => Kind::Known(Attach::Move),
-        None => Kind::Child,
-    }
+/// Everything that an ADD changes outside the journal and the lease store.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The interface's name in the pod.
+    pub ifname: String,
+    /// Path of the pod's network namespace.
+    pub netns: PathBuf,
+    /// RDMA devices that move into the pod, before the interface does.
+    pub rdma: Vec<RdmaDevice>,
+    /// What becomes the interface.
+    pub interface: Source,
+    /// What the interface is given; none while its IPAM wants to see it first.
+    pub layout: Option<Layout>,
 }
 
-/// What [`kind`] says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// This one.
-    Known(Attach),
-    /// macvlan on Ethernet, ipoib on InfiniBand.
-    Child,
+/// What becomes the pod's interface.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A netdev of the host.
+    Netdev {
+        /// The netdev.
+        nic: Link,
+        /// Its state on the host.
+        snapshot: Box<Snapshot>,
+        /// MTU in bytes; none leaves it.
+        mtu: Option<u32>,
+        /// Hardware address; none leaves it.
+        mac: Option<MacAddress>,
+    },
+    /// A new child.
+    Child {
+        /// What it is.
+        child: Child,
+        /// The link it stands on.
+        parent: Parent,
+        /// MTU in bytes; none for the parent's.
+        mtu: Option<u32>,
+        /// Hardware address; none for kinds that have their parent's.
+        mac: Option<MacAddress>,
+    },
 }
 
-impl Kind {
-    /// With the link at hand.
-    pub fn on(self, link: &Link) -> Attach {
+impl Source {
+    /// The netdev that moves, or the link below the child.
+    pub fn link(&self) -> &Link {
         match self {
-            Kind::Known(attach) => attach,
-            Kind::Child if link.is_infiniband() => Attach::Ipoib,
-            Kind::Child => Attach::Macvlan,
+            Source::Netdev { nic, .. } => nic,
+            Source::Child { parent, .. } => parent.link(),
+        }
+    }
+
+    /// The state of a netdev that moves.
+    pub fn snapshot(&self) -> Option<&Snapshot> {
+        match self {
+            Source::Netdev { snapshot, .. } => Some(snapshot),
+            Source::Child { .. } => None,
+        }
+    }
+
+    /// A child for the journal.
+    pub fn recorded_child(&self) -> Option<record::Child> {
+        match self {
+            Source::Netdev { .. } => None,
+            Source::Child {
+                child, parent, mac, ..
+            } => Some(record::Child {
+                kind: child.word().to_owned(),
+                master: parent.link().name.to_string(),
+                index: parent.link().index,
+                mac: mac.as_ref().map(ToString::to_string),
+            }),
         }
     }
 }
 
-/// Refuses what the kernel would refuse in worse words, or take and do something else.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for device in &self.rdma {
+            write!(f, "move RDMA device {} into the pod; ", device.name)?;
+        }
+        match &self.interface {
+            Source::Netdev { nic, .. } => write!(f, "move {}", nic.name)?,
+            Source::Child { child, parent, .. } => {
+                let place = match parent {
+                    Parent::OfHost(_) => "of the host",
+                    Parent::OfPod(_) => "of the pod",
+                };
+                let name = &parent.link().name;
+                write!(f, "make a {} on {name} {place}", child.word())?;
+            }
+        }
+        write!(f, " as {} in {}", self.ifname, self.netns.display())?;
+        let (Source::Netdev { mtu, mac, .. } | Source::Child { mtu, mac, .. }) = &self.interface;
+        if let Some(mtu) = mtu {
+            write!(f, "; MTU {mtu}")?;
+        }
+        if let Some(mac) = mac {
+            write!(f, "; MAC {mac}")?;
+        }
+        let Some(layout) = &self.layout else {
+            return f.write_str("; addresses once the interface is up");
+        };
+        for setting in &layout.settings {
+            let (group, key, value) = (setting.group, setting.key, setting.value);
+            write!(f, "; {group}/{key}={value}")?;
+        }
+        for address in &layout.addresses {
+            write!(f, "; address {}", words::address(address))?;
+        }
+        for neighbour in &layout.neighbours {
+            write!(f, "; neighbour {}", words::neighbour(neighbour))?;
+        }
+        for route in &layout.routes {
+            write!(f, "; route {}", words::route(route))?;
+        }
+        for rule in &layout.rules {
+            write!(f, "; rule {}", words::rule(rule))?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses keys that have no meaning for what the request resolved to, and what the kernel would
+/// refuse in worse words, or take and do something else.
 ///
 /// # Errors
 /// Code 7 or 2 naming the key and what to do instead.
-pub fn check(
-    attach: Attach,
-    config: &Config,
-    link: &Link,
-    ipam: Option<&str>,
-) -> Result<(), Error> {
+pub fn check(resolved: &Resolved, config: &Config, ipam: Option<&str>) -> Result<(), Error> {
+    let (attach, link) = match resolved {
+        Resolved::Move(nic) => (Attach::Move, &nic.link),
+        Resolved::Child { kind, parent } => (kind.attach(), parent.link()),
+        Resolved::RdmaOnly(_) => return keys_of_rdma_only(config),
+    };
+    if attach == Attach::Move {
+        let misplaced = [
+            ("master", config.master.is_some()),
+            ("mode", config.mode.is_some()),
+            ("linkInContainer", config.link_in_container),
+        ];
+        refuse_misplaced(attach, &misplaced)?;
+    } else if config.device.is_some() {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!(
+                "device, hwaddr, kernelpath, pciBusID and rdmaDevice name a netdev to be moved, but \
+                 the request comes to a child, {}",
+                attach.as_str()
+            ),
+        )
+        .with_details("name the netdev below the child with master"));
+    }
+    fits(attach, config, link, ipam)
+}
+
+fn keys_of_rdma_only(config: &Config) -> Result<(), Error> {
+    let misplaced = [
+        ("master", config.master.is_some()),
+        ("mode", config.mode.is_some()),
+        ("linkInContainer", config.link_in_container),
+        ("mtu", config.mtu.is_some()),
+        ("pkey", config.pkey.is_some()),
+        ("bcqueuelen", config.broadcast_queue.is_some()),
+    ];
+    refuse_misplaced(Attach::RdmaOnly, &misplaced)
+}
+
+fn refuse_misplaced(attach: Attach, keys: &[(&str, bool)]) -> Result<(), Error> {
+    match keys.iter().find(|(_, set)| *set) {
+        None => Ok(()),
+        Some((key, _)) => Err(Error::new(
+            Code::InvalidConfig,
+            format!("{key}: has no meaning for attach {}", attach.as_str()),
+        )
+        .with_details("leave it out, or set attach to macvlan, ipvlan or ipoib")),
+    }
+}
+
+/// What a link of this kind can carry.
+fn fits(attach: Attach, config: &Config, link: &Link, ipam: Option<&str>) -> Result<(), Error> {
     let name = &link.name;
     let invalid =
         |msg: String, remedy: &str| Err(Error::new(Code::InvalidConfig, msg).with_details(remedy));
@@ -143,34 +284,67 @@ pub fn check(
     Ok(())
 }
 
-/// The child to be made; none for a move.
-///
-/// `parent_pkey` and `parent_mode` are those of an IPoIB parent.
+/// The netdev that moves.
+pub fn netdev(config: &Config, nic: &HostLink, snapshot: Snapshot) -> Source {
+    Source::Netdev {
+        nic: nic.link.clone(),
+        snapshot: Box::new(snapshot),
+        mtu: config.mtu,
+        mac: config.mac.clone(),
+    }
+}
+
+/// The child to be made. `random` is a MAC address for kinds that have one of their own, so that
+/// the journal knows it before the kernel does.
 ///
 /// # Errors
 /// Code 7 naming the mode.
 pub fn child(
-    attach: Attach,
     config: &Config,
-    parent_pkey: u16,
-    parent_mode: IpoibMode,
-) -> Result<Option<Child>, Error> {
-    Ok(match attach {
-        Attach::Move | Attach::RdmaOnly => None,
-        Attach::Macvlan => Some(Child::Macvlan {
+    kind: ChildKind,
+    parent: &Parent,
+    random: MacAddress,
+) -> Result<Source, Error> {
+    let child = match kind {
+        ChildKind::Macvlan => Child::Macvlan {
             mode: config.macvlan_mode()?,
             broadcast_queue: config.broadcast_queue,
-        }),
-        Attach::Ipvlan => Some(Child::Ipvlan {
+        },
+        ChildKind::Ipvlan => Child::Ipvlan {
             mode: config.ipvlan_mode()?,
-        }),
-        Attach::Ipoib => Some(Child::Ipoib {
-            // The kernel wants the membership bit set and works it out from the port's table.
-            pkey: config.pkey.unwrap_or(parent_pkey) | 0x8000,
-            mode: config.ipoib_mode()?.unwrap_or(parent_mode),
-            user_multicast: config.user_multicast,
-        }),
+        },
+        ChildKind::Ipoib => {
+            let (pkey, mode) = ipoib_of(parent.link());
+            Child::Ipoib {
+                // The kernel wants the membership bit set and works it out from the port's table.
+                pkey: config.pkey.unwrap_or(pkey) | 0x8000,
+                mode: config.ipoib_mode()?.unwrap_or(mode),
+                user_multicast: config.user_multicast,
+            }
+        }
+    };
+    let own_mac = matches!(child, Child::Macvlan { mode, .. } if mode != MacVlanMode::Passthrough);
+    Ok(Source::Child {
+        mac: config.mac.clone().or(own_mac.then_some(random)),
+        child,
+        parent: parent.clone(),
+        mtu: config.mtu,
     })
+}
+
+/// Partition key and mode of an IPoIB link.
+fn ipoib_of(link: &Link) -> (u16, IpoibMode) {
+    let (mut pkey, mut mode) = (0xffff, IpoibMode::Datagram);
+    if let Some(InfoData::Ipoib(infos)) = &link.data {
+        for info in infos {
+            match info {
+                InfoIpoib::Pkey(own) => pkey = *own,
+                InfoIpoib::Mode(own) => mode = *own,
+                _ => {}
+            }
+        }
+    }
+    (pkey, mode)
 }
 
 #[cfg(test)]
@@ -189,44 +363,6 @@ mod tests {
             max_mtu: 9000,
             ..Link::default()
         }
-    }
-
-    fn unit(text: &str) -> Option<crate::config::Allocation> {
-        Some(crate::config::Allocation {
-            unit: text.parse().unwrap(),
-            text: text.into(),
-        })
-    }
-
-    #[test]
-    fn the_allocation_decides_what_is_made_unless_the_configuration_says() {
-        let exclusive = Config {
-            allocation: unit("0000:3b:00.0"),
-            ..config()
-        };
-        let shared = Config {
-            allocation: unit("0000:3b:00.0_3e71787e_17"),
-            ..config()
-        };
-        let master = Config {
-            master: Some("eth1".into()),
-            ..exclusive.clone()
-        };
-        let said = Config {
-            attach: Some(Attach::Ipvlan),
-            ..exclusive.clone()
-        };
-        let device = Config {
-            device: Some(crate::config::Target::Name("e".into())),
-            ..config()
-        };
-        assert_eq!(kind(&exclusive), Kind::Known(Attach::Move));
-        assert_eq!(kind(&device), Kind::Known(Attach::Move));
-        assert_eq!(kind(&shared), Kind::Child);
-        assert_eq!(kind(&master), Kind::Child);
-        assert_eq!(kind(&said), Kind::Known(Attach::Ipvlan));
-        assert_eq!(Kind::Child.on(&link(1)), Attach::Macvlan);
-        assert_eq!(Kind::Child.on(&link(32)), Attach::Ipoib);
     }
 
     #[test]
@@ -266,14 +402,79 @@ mod tests {
             (Attach::Macvlan, pkey, link(1), None, "pkey"),
             (Attach::Ipvlan, queue, link(1), None, "bcqueuelen"),
         ] {
-            let error = check(attach, &config, &link, ipam).unwrap_err();
+            let error = fits(attach, &config, &link, ipam).unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig);
             assert!(
                 error.msg.contains(word) && !error.details.is_empty(),
                 "{word}: {error}"
             );
         }
-        check(Attach::Macvlan, &mtu(1500), &link(1), Some("dhcp")).unwrap();
-        check(Attach::Move, &mtu(9000), &link(1), None).unwrap();
+        fits(Attach::Macvlan, &mtu(1500), &link(1), Some("dhcp")).unwrap();
+        fits(Attach::Move, &mtu(9000), &link(1), None).unwrap();
+    }
+
+    #[test]
+    fn keys_are_checked_against_what_the_request_resolves_to() {
+        let nic = || {
+            Resolved::Move(HostLink {
+                link: link(1),
+                ..HostLink::default()
+            })
+        };
+        let child = || Resolved::Child {
+            kind: ChildKind::Macvlan,
+            parent: Parent::OfHost(HostLink {
+                link: link(1),
+                ..HostLink::default()
+            }),
+        };
+        let mode = Config {
+            mode: Some("bridge".into()),
+            ..config()
+        };
+        let within = Config {
+            link_in_container: true,
+            ..config()
+        };
+        let device = Config {
+            device: Some(crate::config::Target::Name("eth2".into())),
+            ..config()
+        };
+        for (resolved, config, key) in [
+            (nic(), &mode, "mode"),
+            (nic(), &within, "linkInContainer"),
+            (child(), &device, "device"),
+        ] {
+            let error = check(&resolved, config, None).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(
+                error.msg.contains(key) && !error.details.is_empty(),
+                "{error}"
+            );
+        }
+        check(&nic(), &device, None).unwrap();
+        check(&child(), &mode, None).unwrap();
+    }
+
+    #[test]
+    fn a_plan_says_what_will_be_changed() {
+        let parent = Parent::OfHost(HostLink {
+            link: link(1),
+            ..HostLink::default()
+        });
+        let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
+        let interface = child(&config(), ChildKind::Macvlan, &parent, mac).unwrap();
+        let plan = Plan {
+            ifname: "net1".into(),
+            netns: "/run/netns/a".into(),
+            rdma: Vec::new(),
+            interface,
+            layout: None,
+        };
+        assert_eq!(
+            plan.to_string(),
+            "make a macvlan on eth1 of the host as net1 in /run/netns/a; MAC 02:00:00:00:00:01; \
+             addresses once the interface is up"
+        );
     }
 }

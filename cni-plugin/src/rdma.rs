@@ -167,11 +167,11 @@ pub fn of_netdev(host: &Host, link: &Link, ports: &[PortId]) -> Result<BTreeSet<
 /// # Errors
 /// Code 11: one is not in the host's namespace, or would not keep its character device.
 pub fn take_down(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
-    let Some(mut socket) = rdma::socket(&node.home, &node.home)? else {
+    let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
     let there = rdma::list(&mut socket)?;
-    let nodes = verbs(&node.host)?;
+    let nodes = verbs(&node.roots)?;
     let describe = |name: &String| {
         let device = there.iter().find(|device| device.name == *name);
         let device = device.ok_or_else(|| {
@@ -212,10 +212,10 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
     if devices.is_empty() {
         return Ok(());
     }
-    let _lock = node.store.lock_rdma()?;
+    let _lock = node.journal.lock_rdma()?;
     let (Some(mut home), Some(mut inside)) = (
-        rdma::socket(&node.home, &node.home)?,
-        rdma::socket(pod, &node.home)?,
+        rdma::socket(&node.netns.namespace, &node.netns.namespace)?,
+        rdma::socket(pod, &node.netns.namespace)?,
     ) else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
@@ -230,7 +230,7 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
         let before = rdma::verbs_node(&mut home, device)?;
         if let Some(before) = &before {
             // Looked at before, too; another attachment may have been quicker.
-            keeps_its_number(&device.name, &before.name, &verbs(&node.host)?)?;
+            keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
         }
         rdma::give(&mut home, device, pod).map_err(explain)?;
         let arrived = rdma::list(&mut inside)?;
@@ -309,21 +309,21 @@ pub fn bring_home(
     pod: Option<&Namespace>,
     patience: Duration,
 ) -> Result<(), Error> {
-    if devices.is_empty() || mode(&node.host)? != Some(NetnsMode::Exclusive) {
+    if devices.is_empty() || mode(&node.roots)? != Some(NetnsMode::Exclusive) {
         // In shared mode nothing is in a namespace; it cannot be left with devices in pods.
         return Ok(());
     }
-    let Some(mut home) = rdma::socket(&node.home, &node.home)? else {
+    let Some(mut home) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Ok(());
     };
     if let Some(pod) = pod {
-        let _lock = node.store.lock_rdma()?;
-        if let Some(mut inside) = rdma::socket(pod, &node.home)? {
+        let _lock = node.journal.lock_rdma()?;
+        if let Some(mut inside) = rdma::socket(pod, &node.netns.namespace)? {
             let there = rdma::list(&mut inside)?;
             for known in devices {
                 if let Some(device) = find(known, &there) {
-                    let given = || rdma::give(&mut inside, device, &node.home);
-                    pod.enter(&node.home, given)?.map_err(explain)?;
+                    let given = || rdma::give(&mut inside, device, &node.netns.namespace);
+                    pod.enter(&node.netns.namespace, given)?.map_err(explain)?;
                 }
             }
         }
@@ -340,7 +340,7 @@ pub fn bring_home(
                     .info(format_args!("RDMA device {} is home", known.name));
                 break;
             }
-            if !is_anywhere(&node.host, known)? {
+            if !is_anywhere(&node.roots, known)? {
                 node.log.warn(format_args!(
                     "RDMA device {} is gone from the host; nothing to bring home",
                     known.name
@@ -375,7 +375,7 @@ pub fn bring_home_by_name(
     pod: Option<&Namespace>,
 ) -> Result<(), Error> {
     let there = match pod {
-        Some(pod) => match rdma::socket(pod, &node.home)? {
+        Some(pod) => match rdma::socket(pod, &node.netns.namespace)? {
             Some(mut socket) => rdma::list(&mut socket)?,
             None => return Ok(()),
         },
@@ -418,7 +418,7 @@ pub fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(),
     if devices.is_empty() {
         return Ok(());
     }
-    let there = match rdma::socket(pod, &node.home)? {
+    let there = match rdma::socket(pod, &node.netns.namespace)? {
         Some(mut inside) => rdma::list(&mut inside)?,
         None => Vec::new(),
     };

@@ -16,7 +16,7 @@ use crate::{
     journal::{Key, RdmaDevice, Record, store::Lock},
     kernel::{
         Name,
-        link::{self, By},
+        link::{self, By, Link},
     },
     netdev::{
         restore::{self, bring_home},
@@ -26,14 +26,44 @@ use crate::{
     rdma, resolve,
 };
 
-/// Returns the NIC that a request to move means, if a dead pod left it.
+/// A NIC that is this request's until the lock is dropped.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Nobody else moves it meanwhile; none where the request means no NIC that is there.
+    pub lock: Option<Lock>,
+    /// The name it is to have on the host, where another netdev has it at present.
+    pub true_name: Option<Name>,
+}
+
+/// Returns the NIC that a request to move means, if a dead pod left it, and locks it.
 ///
 /// # Errors
-/// Code 11 when a pod that is there has it, or it has not arrived yet.
-pub fn recover(node: &mut Node, target: &Target, port: Option<u32>) -> Result<(), Error> {
-    if is_on_host(node, target, port)? {
-        return Ok(());
+/// Code 11 when a pod that is there has it, it has not arrived yet, or another attachment holds its
+/// lock too long.
+pub fn recover(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Recovered, Error> {
+    if find(node, target, port)?.is_none() {
+        return_orphan(node, target)?;
     }
+    let Some(nic) = find(node, target, port)? else {
+        // Whatever is wrong with the request is for the next step to say.
+        return Ok(Recovered::default());
+    };
+    settle(node, &Identity::on(&node.roots, &nic))
+}
+
+/// The NIC on the host.
+fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Link>, Error> {
+    match resolve::name_of(&node.roots, target, port) {
+        Ok(name) => Ok(link::get(
+            &mut node.netns.socket,
+            By::Name(name.as_bytes()),
+        )?),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Brings back the NIC that a pod had whose namespace is gone.
+fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
     for (_, record) in node.journal.records()?.0 {
         let Some(moved) = record
             .moved
@@ -48,19 +78,10 @@ pub fn recover(node: &mut Node, target: &Target, port: Option<u32>) -> Result<()
         let _lock = node.journal.lock(&moved.identity)?;
         let returned =
             bring_home(&mut node.ground(), moved, None, restore::ON_ITS_WAY).map_err(unreturned)?;
-        detach::report(&node.log, moved, &returned);
+        detach::report(node, moved, &returned);
         return rdma::bring_home(node, &record.rdma, None, restore::ON_ITS_WAY);
     }
-    // Whatever is wrong with the request is for the next step to say.
     Ok(())
-}
-
-fn is_on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<bool, Error> {
-    match resolve::name_of(&node.roots, target, port) {
-        Ok(name) => Ok(link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?.is_some()),
-        Err(resolve::Missing::Netdev(_)) => Ok(false),
-        Err(resolve::Missing::Other(_)) => Ok(true),
-    }
 }
 
 fn in_use(netdev: &Name, record: &Record) -> Error {
@@ -94,20 +115,11 @@ impl Target {
     }
 }
 
-/// A NIC that is this request's until the lock is dropped.
-#[derive(Debug)]
-pub struct Settled {
-    /// Nobody else moves it meanwhile.
-    pub lock: Lock,
-    /// The name it is to have on the host, where another netdev has it at present.
-    pub true_name: Option<Name>,
-}
-
 /// Locks a NIC of the host and ends the claim of an earlier attachment that did not return it.
 ///
 /// # Errors
 /// Code 11 when another attachment holds the lock too long; the claim cannot be read or ended.
-pub fn settle(node: &mut Node, identity: &Identity) -> Result<Settled, Error> {
+fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
     let lock = node.journal.lock(identity)?;
     let mut true_name = None;
     if let Some(claim) = node.journal.claim(identity)? {
@@ -116,16 +128,19 @@ pub fn settle(node: &mut Node, identity: &Identity) -> Result<Settled, Error> {
             && let Some(record) = node.journal.read(&key)?
             && let Some(moved) = &record.moved
         {
-            let returned = bring_home(&mut node.ground(), moved, None, Duration::ZERO)
-                .map_err(unreturned)?;
-            detach::report(&node.log, moved, &returned);
+            let returned =
+                bring_home(&mut node.ground(), moved, None, Duration::ZERO).map_err(unreturned)?;
+            detach::report(node, moved, &returned);
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::bring_home(node, &record.rdma, None, Duration::ZERO)?;
             end(node, &key, &record)?;
         }
         node.journal.release(identity)?;
     }
-    Ok(Settled { lock, true_name })
+    Ok(Recovered {
+        lock: Some(lock),
+        true_name,
+    })
 }
 
 /// What is left of an attachment without its NIC: its leases, until its own DEL.

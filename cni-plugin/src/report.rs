@@ -57,12 +57,12 @@ pub fn tell(
         gids::await_ready(host, reported.ports, &reported.addresses, ifname, &node.log)
     };
     let gids = if reported.moved.is_empty() {
-        await_in(&node.host)
+        await_in(&node.roots)
     } else {
-        let sysfs = Sysfs::of(pod, &node.home)?;
+        let sysfs = Sysfs::of(pod, &node.netns.namespace)?;
         await_in(&Host {
             sys: sysfs.path(),
-            ..node.host.clone()
+            ..node.roots.clone()
         })
     };
     let Some(named) = &config.device_info else {

@@ -29,7 +29,7 @@ use crate::{
         route,
     },
     netdev::replay,
-    node::{HostNetns, Node},
+    node::Node,
 };
 
 /// What a request comes to.
@@ -272,12 +272,13 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
             }
         },
     };
-    let found = name_of(&node.roots, &target, config.port)
-        .and_then(|name| match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
+    let found = name_of(&node.roots, &target, config.port).and_then(|name| {
+        match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
             Ok(Some(_)) => Ok(name),
             Ok(None) => Err(Missing::Netdev(absent(&name))),
             Err(e) => Err(Missing::Other(e.into())),
-        });
+        }
+    });
     match found {
         Ok(name) => read(node, &name),
         Err(Missing::Netdev(error)) => Err(match holder_of(node, &target)? {
@@ -711,5 +712,83 @@ mod tests {
         };
         assert!(error.msg.contains("port 3"), "{error}");
         assert!(matches!(by_port(&[], None, "x"), Err(Missing::Netdev(_))));
+    }
+
+    fn unit(text: &str) -> Option<crate::config::Allocation> {
+        Some(crate::config::Allocation {
+            unit: text.parse().unwrap(),
+            text: text.into(),
+        })
+    }
+
+    #[test]
+    fn the_allocation_decides_the_kind_unless_the_configuration_does() {
+        let exclusive = Config {
+            allocation: unit("0000:3b:00.0"),
+            ..Config::default()
+        };
+        let shared = Config {
+            allocation: unit("0000:3b:00.0_3e71787e_17"),
+            ..Config::default()
+        };
+        let master = Config {
+            master: Some("eth1".into()),
+            ..exclusive.clone()
+        };
+        let ipvlan = Config {
+            attach: Some(Attach::Ipvlan),
+            ..exclusive.clone()
+        };
+        let device = Config {
+            device: Some(Target::Name("e".into())),
+            ..Config::default()
+        };
+        for (config, expected) in [
+            (&exclusive, Requested::Move),
+            (&device, Requested::Move),
+            (&shared, Requested::Child(None)),
+            (&master, Requested::Child(None)),
+            (&ipvlan, Requested::Child(Some(ChildKind::Ipvlan))),
+        ] {
+            assert_eq!(requested(config).unwrap(), expected, "{config:?}");
+        }
+        let on = |hardware| {
+            ChildKind::on(&Link {
+                hardware,
+                ..Link::default()
+            })
+        };
+        assert_eq!((on(1), on(32)), (ChildKind::Macvlan, ChildKind::Ipoib));
+    }
+
+    #[test]
+    fn an_interface_of_the_pod_is_never_meant_beside_a_netdev_of_the_host() {
+        let within = Config {
+            link_in_container: true,
+            ..Config::default()
+        };
+        assert_eq!(requested(&within).unwrap(), Requested::Child(None));
+        for config in [
+            Config {
+                device: Some(Target::Name("eth1".into())),
+                ..within.clone()
+            },
+            Config {
+                allocation: unit("0000:3b:00.0"),
+                ..within.clone()
+            },
+            Config {
+                attach: Some(Attach::Move),
+                ..within.clone()
+            },
+            Config {
+                attach: Some(Attach::RdmaOnly),
+                ..within.clone()
+            },
+        ] {
+            let error = requested(&config).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.contains("linkInContainer"), "{error}");
+        }
     }
 }

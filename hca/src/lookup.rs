@@ -277,12 +277,14 @@ pub fn hcas_of_netdev(host: &Host, name: &str, ports: &[PortId]) -> Result<BTree
 /// if sysfs cannot be read.
 pub fn hca_of_rdma_device(host: &Host, name: &str) -> Result<Option<HcaId>> {
     let directory = host.class_entry("RDMA device", "infiniband", name)?;
-    Ok(match Parent::of(host, &directory)?.and_then(|parent| parent.hca()) {
-        Some(hca) => Some(hca),
-        None => host::parsed(&directory, "node_guid")?
-            .filter(|guid: &Guid| !guid.is_zero())
-            .map(HcaId::NodeGuid),
-    })
+    Ok(
+        match Parent::of(host, &directory)?.and_then(|parent| parent.hca()) {
+            Some(hca) => Some(hca),
+            None => host::parsed(&directory, "node_guid")?
+                .filter(|guid: &Guid| !guid.is_zero())
+                .map(HcaId::NodeGuid),
+        },
+    )
 }
 
 /// Takes an object that went away meanwhile for `None`.

@@ -37,13 +37,13 @@ struct Undone {
 impl Reclaim {
     pub(super) fn run(self, places: &Places, as_json: bool) -> Result<()> {
         let mut node = open(places)?;
-        in_host_namespace(&node.host).map_err(|why| anyhow!("{why}; run this on the host"))?;
+        in_host_namespace(&node.roots).map_err(|why| anyhow!("{why}; run this on the host"))?;
         let before = records(&node)?;
         let (all, dead): (usize, Vec<_>) = (
             before.len(),
             before
                 .into_iter()
-                .filter(|(_, record)| over(record, &node.host.proc, &node.boot, now()).is_some())
+                .filter(|(_, record)| over(record, &node.roots.proc, &node.boot, now()).is_some())
                 .collect(),
         );
         if !dead.is_empty() {
@@ -52,11 +52,11 @@ impl Reclaim {
         let mut undone = Vec::new();
         for (key, seen) in dead {
             // Undone or replaced meanwhile, it is somebody else's.
-            let record = match node.store.read(&key) {
+            let record = match node.journal.read(&key) {
                 Ok(Some(record)) if record == seen => record,
                 _ => continue,
             };
-            let Some(why) = over(&record, &node.host.proc, &node.boot, now()) else {
+            let Some(why) = over(&record, &node.roots.proc, &node.boot, now()) else {
                 continue;
             };
             let error = match self.dry_run {

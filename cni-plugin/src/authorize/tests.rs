@@ -1,11 +1,18 @@
-use hca::PortId;
+use hca::{
+    PortId,
+    tree::{RdmaSpec, Tree},
+};
 use ipam::policy::Selector;
+use netlink_packet_route::link::InfoKind;
 
 use super::*;
-use crate::kernel::link::Link;
+use crate::{
+    kernel::link::Link,
+    resolve::{ChildKind, Dependent, RdmaOnly},
+};
 
-fn nic() -> Found {
-    Found {
+fn nic() -> HostLink {
+    HostLink {
         link: Link {
             name: "eth1".into(),
             hardware: 1,
@@ -15,21 +22,40 @@ fn nic() -> Found {
             device: "mlx5_0".into(),
             port: 1,
         }],
-        ..Found::default()
+        ..HostLink::default()
     }
 }
 
-fn ask(found: &Found, allow: &Allow) -> Result<(), Error> {
-    check(found, Attach::Macvlan, allow, Path::new("/etc/policy.json"))
+fn rules(allow: &Allow) -> Rules<'_> {
+    Rules {
+        allow,
+        path: Path::new("/etc/policy.json"),
+        exclusive: &[],
+    }
+}
+
+fn nobody() -> Result<Allocated, Denied> {
+    panic!("the kubelet is not to be asked")
+}
+
+fn macvlan(host: &HostLink) -> Resolved {
+    Resolved::Child {
+        kind: ChildKind::Macvlan,
+        parent: Parent::OfHost(host.clone()),
+    }
+}
+
+fn ask(host: &HostLink, allow: &Allow) -> Result<(), Denied> {
+    authorize(&macvlan(host), Asked::default(), rules(allow), nobody)
 }
 
 #[test]
-fn the_default_takes_an_rdma_netdev_that_is_nobodys() {
+fn an_rdma_netdev_without_other_use_is_allowed_by_default() {
     let default = Allow::default();
     ask(&nic(), &default).unwrap();
     // An address of its own is no hindrance: rails have them.
     ask(
-        &Found {
+        &HostLink {
             addresses: vec![[10, 0, 0, 1].into()],
             ..nic()
         },
@@ -37,19 +63,19 @@ fn the_default_takes_an_rdma_netdev_that_is_nobodys() {
     )
     .unwrap();
 
-    let uplink = Found {
+    let uplink = HostLink {
         uplink: Some("it carries the default route".into()),
         ..nic()
     };
-    let plain = Found {
+    let plain = HostLink {
         rdma: vec![],
         ..nic()
     };
-    let member = Found {
+    let member = HostLink {
         controller: Some(("bond0".into(), "bond".into())),
         ..nic()
     };
-    let vrf = Found {
+    let vrf = HostLink {
         controller: Some(("blue".into(), "vrf".into())),
         ..nic()
     };
@@ -59,12 +85,11 @@ fn the_default_takes_an_rdma_netdev_that_is_nobodys() {
         (&member, "bond bond0"),
     ] {
         let error = ask(found, &default).unwrap_err();
-        assert_eq!(error.code, Code::Policy);
         assert!(
-            error.msg.contains("eth1") && error.msg.contains(word),
+            error.what.contains("eth1") && error.why.contains(word),
             "{error}"
         );
-        assert!(!error.details.is_empty());
+        assert!(!error.remedy.is_empty());
     }
     ask(&vrf, &default).unwrap();
 }
@@ -76,7 +101,7 @@ fn each_rule_is_lifted_by_its_own_key_alone() {
         uplinks: true,
         ..Allow::default()
     };
-    let plain = Found {
+    let plain = HostLink {
         rdma: vec![],
         uplink: Some("x".into()),
         ..nic()
@@ -102,7 +127,7 @@ fn each_rule_is_lifted_by_its_own_key_alone() {
         )
         .is_err()
     );
-    let member = Found {
+    let member = HostLink {
         controller: Some(("br0".into(), "bridge".into())),
         ..nic()
     };
@@ -133,7 +158,7 @@ fn selectors_narrow_what_is_allowed() {
     assert!(
         ask(&nic(), &rdma("mlx5_1"))
             .unwrap_err()
-            .details
+            .remedy
             .contains("allow.netdevs")
     );
     assert!(
@@ -146,4 +171,172 @@ fn selectors_narrow_what_is_allowed() {
         )
         .is_err()
     );
+}
+
+fn hardware() -> HostLink {
+    let mut nic = nic();
+    nic.link.bus_device = Some("0000:3b:00.2".into());
+    nic.hcas = BTreeSet::from(["0000:3b:00.2".parse().unwrap()]);
+    nic
+}
+
+fn has(hcas: &[&str]) -> Result<Allocated, Denied> {
+    Ok(Allocated {
+        pod: "ml/a".into(),
+        hcas: hcas.iter().map(|hca| hca.parse().unwrap()).collect(),
+    })
+}
+
+fn move_it(nic: HostLink, allow: &Allow, hcas: &[&str]) -> Result<(), Denied> {
+    authorize(&Resolved::Move(nic), Asked::default(), rules(allow), || {
+        has(hcas)
+    })
+}
+
+#[test]
+fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
+    let default = Allow::default();
+    move_it(hardware(), &default, &["0000:5e:00.0", "0000:3b:00.2"]).unwrap();
+    for other in [&[][..], &["0000:3b:00.3"]] {
+        let denied = move_it(hardware(), &default, other).unwrap_err();
+        assert!(
+            denied.why.contains("pod ml/a") && denied.why.contains("0000:3b:00.2"),
+            "{denied}"
+        );
+        assert!(denied.remedy.contains("allow.unallocated"), "{denied}");
+    }
+    let lifted = Allow {
+        unallocated: true,
+        ..Allow::default()
+    };
+    authorize(
+        &Resolved::Move(hardware()),
+        Asked::default(),
+        rules(&lifted),
+        nobody,
+    )
+    .unwrap();
+}
+
+#[test]
+fn what_others_stand_on_is_not_moved() {
+    let all = Allow {
+        unallocated: true,
+        non_rdma: true,
+        uplinks: true,
+        virtual_links: true,
+        passthru: true,
+        ..Allow::default()
+    };
+    for dependent in [
+        Dependent::VirtualFunctions { count: 4 },
+        Dependent::Link {
+            kind: "vxlan".into(),
+            name: "vx0".into(),
+            netns: None,
+        },
+        Dependent::Attachment {
+            kind: "macvlan".into(),
+            owner: "pod ml/b".into(),
+        },
+    ] {
+        let nic = HostLink {
+            dependents: vec![dependent.clone()],
+            ..hardware()
+        };
+        let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
+        assert!(denied.why.contains(&dependent.to_string()), "{denied}");
+        ask(&nic, &all).unwrap();
+    }
+}
+
+#[test]
+fn virtual_links_are_moved_by_a_key_of_their_own() {
+    let mut vlan = hardware();
+    vlan.link.kind = Some(InfoKind::Vlan);
+    let mut bare = hardware();
+    bare.link.bus_device = None;
+    for (nic, word) in [(vlan, "vlan"), (bare, "5.14")] {
+        let allow = Allow {
+            unallocated: true,
+            ..Allow::default()
+        };
+        let denied = move_it(nic.clone(), &allow, &[]).unwrap_err();
+        assert!(denied.why.contains(word), "{denied}");
+        assert!(denied.remedy.contains("allow.virtual"), "{denied}");
+        let allow = Allow {
+            virtual_links: true,
+            ..allow
+        };
+        move_it(nic, &allow, &[]).unwrap();
+    }
+}
+
+#[test]
+fn passthru_needs_its_key_and_the_hca() {
+    let asked = Asked {
+        passthru: true,
+        ..Asked::default()
+    };
+    let default = Allow::default();
+    let passthru = |allow: &Allow, hcas: &[&str]| {
+        authorize(&macvlan(&hardware()), asked, rules(allow), || has(hcas))
+    };
+    let denied = passthru(&default, &["0000:3b:00.2"]).unwrap_err();
+    assert!(denied.remedy.contains("allow.passthru"), "{denied}");
+    let allow = Allow {
+        passthru: true,
+        ..Allow::default()
+    };
+    assert!(passthru(&allow, &[]).is_err());
+    passthru(&allow, &["0000:3b:00.2"]).unwrap();
+}
+
+#[test]
+fn a_netdev_of_an_exclusive_pool_is_a_master_for_its_own_pod_only() {
+    let default = Allow::default();
+    let exclusive = ["0000:3b:00.2".parse().unwrap()];
+    let rules = Rules {
+        exclusive: &exclusive,
+        ..rules(&default)
+    };
+    let child =
+        |hcas: &[&str]| authorize(&macvlan(&hardware()), Asked::default(), rules, || has(hcas));
+    assert!(child(&["0000:3b:00.3"]).is_err());
+    child(&["0000:3b:00.2"]).unwrap();
+}
+
+#[test]
+fn rdma_devices_that_stay_need_nothing_and_those_that_leave_need_the_hca() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = Tree::new(dir.path());
+    tree.rdma(&RdmaSpec {
+        name: "mlx5_2",
+        ..RdmaSpec::default()
+    });
+    let mlx5_2 = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
+    let device = |hca: Option<&str>| {
+        Resolved::RdmaOnly(RdmaOnly {
+            interface: None,
+            devices: vec![RdmaTarget {
+                device: mlx5_2.clone(),
+                hca: hca.map(|hca| hca.parse().unwrap()),
+                netdevs: Vec::new(),
+            }],
+            mode: None,
+        })
+    };
+    let default = Allow::default();
+    let leaves = Asked {
+        moves_rdma: true,
+        ..Asked::default()
+    };
+    authorize(&device(None), Asked::default(), rules(&default), nobody).unwrap();
+    let ask = |resolved: &Resolved, hcas: &[&str]| {
+        authorize(resolved, leaves, rules(&default), || has(hcas))
+    };
+    ask(&device(Some("0000:3b:00.2")), &["0000:3b:00.2"]).unwrap();
+    assert!(ask(&device(Some("0000:3b:00.2")), &[]).is_err());
+    let denied = ask(&device(None), &["0000:3b:00.2"]).unwrap_err();
+    assert!(denied.why.contains("no HCA"), "{denied}");
 }

@@ -32,13 +32,13 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     before.check_indexes()?;
     let pod = pod_namespace(&node, request)?;
     let recorded = match Key::of(&request.config.name, id) {
-        Some(key) => node.store.read(&key)?,
+        Some(key) => node.journal.read(&key)?,
         None => None,
     };
     let Some(recorded) = recorded else {
         return Err(differs(format!("the journal knows no attachment of {id}")));
     };
-    let mut inside = pod.socket(&node.home)?;
+    let mut inside = pod.socket(&node.netns.namespace)?;
     let sandbox = request.env.netns.as_deref();
     let position = before
         .interfaces

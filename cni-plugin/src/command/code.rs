@@ -2,7 +2,7 @@
 
 use cni_wire::{Code, Error};
 
-use crate::{journal, kernel};
+use crate::{authorize::Denied, journal, kernel};
 
 impl From<kernel::Error> for Error {
     fn from(error: kernel::Error) -> Self {
@@ -22,5 +22,11 @@ impl From<journal::Error> for Error {
             Some(remedy) => told.with_details(remedy),
             None => told,
         }
+    }
+}
+
+impl From<Denied> for Error {
+    fn from(denied: Denied) -> Self {
+        Error::new(Code::Policy, denied.to_string()).with_details(&denied.remedy)
     }
 }

@@ -1,18 +1,20 @@
 //! DEL: whatever is left of an attachment goes; what is gone already is success.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use cni_wire::{AttachmentId, Error, IfName, Request};
+use hca::MacAddress;
 use netlink_packet_route::link::InfoKind;
 
-use super::rdma_only;
+use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
 use crate::{
     addresses::Ipam,
+    config::{Attach, Config},
     detach::detach,
-    journal::Key,
+    journal::{self, AttachmentLock, Key},
     kernel::{
-        Namespace,
-        link::{self, By, Change},
+        Name, Namespace,
+        link::{self, By, Change, Link},
     },
     netdev::restore,
     node::Node,
@@ -28,17 +30,24 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     let Some(key) = Key::of(&request.config.name, id) else {
         return Ok(());
     };
-    if let Some(record) = node.store.read(&key)? {
+    let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
+    if let Some(record) = node.journal.read(&key)? {
         return detach(&mut node, &key, &record, restore::ON_ITS_WAY);
     }
-    let imported = rdma_only::import(&node, request, id);
+    if let Some(network) = other_network(&node, &key, id)? {
+        node.log.info(format_args!(
+            "nothing to undo: {id} is attached to network {network}"
+        ));
+        return Ok(node.journal.forget(&key)?);
+    }
+    let imported = rdma_cni::import(&node, request, id);
     // A network of attach rdma-only has no interface of its own in the pod.
-    let swept = match rdma_only::is_meant(request) {
+    let swept = match is_rdma_only(request) {
         true => imported,
         false => imported.and(sweep(&mut node, request, id)),
     };
-    // Leases go by container and interface, whatever the journal knew. A configuration whose
-    // IPAM cannot be read or found had none leased by us.
+    // Leases are found by container, interface and network, whatever the journal knew. A
+    // configuration whose IPAM cannot be read or found had none leased by us.
     let released = match Ipam::of(request) {
         Ok(ipam) => ipam.del(&node, request),
         Err(e) => {
@@ -47,12 +56,42 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         }
     };
     swept.and(released)?;
-    Ok(node.store.forget(&key)?)
+    Ok(node.journal.forget(&key)?)
 }
 
-/// Without a record: an attachment of a plugin this one replaced, or of a journal that is lost.
-/// A child under the name is deleted. A physical netdev whose alias is a name of the host's was
-/// put there by the host-device plugin and goes home under it.
+/// The attachment's lock. A state directory that takes no lock takes no record either: what is
+/// there is undone all the same.
+pub(super) fn lock(
+    node: &Node,
+    key: &Key,
+    timeout: Duration,
+) -> Result<Option<AttachmentLock>, Error> {
+    match node.journal.lock_attachment(key, timeout) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(e @ journal::Error::Locked { .. }) => Err(e.into()),
+        Err(e) => {
+            node.log.warn(format_args!(
+                "another call of this attachment is not kept out: {e}"
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// The network that the container's interface of this name is attached to by another record. A
+/// refused ADD is followed by a DEL, which must not touch it.
+fn other_network(node: &Node, key: &Key, id: &AttachmentId) -> Result<Option<String>, Error> {
+    let all = node.journal.list()?;
+    Ok(all
+        .into_iter()
+        .find(|(other, _, attached)| other != key && attached == id)
+        .map(|(_, network, _)| network))
+}
+
+/// Without a record: an attachment of a plugin this one replaced, or of a journal that is lost. The
+/// result of its ADD, which the runtime kept, says which interface was made: a child that is still
+/// it is deleted. A physical netdev whose alias is a name of the host's was put there by the
+/// host-device plugin and returns under it.
 fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Error> {
     let Some(path) = &request.env.netns else {
         return Ok(());
@@ -60,37 +99,62 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
     let Some(pod) = Namespace::open(Path::new(path))? else {
         return Ok(());
     };
-    if pod.id() == node.home.id() {
+    if pod.id() == node.netns.namespace.id() {
         return Ok(());
     }
-    let mut inside = pod.socket(&node.home)?;
-    let Some(found) = link::get(&mut inside, By::Name(id.ifname.as_str().as_bytes()))? else {
+    let mut inside = pod.socket(&node.netns.namespace)?;
+    let name = id.ifname.as_str();
+    let Some(found) = link::get(&mut inside, By::Name(name.as_bytes()))? else {
         return Ok(());
     };
+    if !was_made(request, &found)? {
+        return Ok(());
+    }
     match &found.kind {
         Some(InfoKind::MacVlan | InfoKind::IpVlan) => Ok(link::delete(&mut inside, &found)?),
         None if found.bus_device.is_some() => {
-            let Some(name) = found
-                .alias
-                .as_ref()
-                .and_then(|alias| IfName::parse(alias.as_text()?).ok())
-            else {
+            let alias = found.alias.as_ref().and_then(Name::as_text);
+            let Some(name) = alias.and_then(|alias| IfName::parse(alias).ok()) else {
                 return Ok(());
             };
-            if link::get(&mut node.socket, By::Name(name.as_str().as_bytes()))?.is_some() {
+            let name = name.as_str();
+            if link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?.is_some() {
                 return Ok(());
             }
             let change = Change {
-                netns: Some(&node.home),
-                name: Some(name.as_str().as_bytes()),
+                netns: Some(&node.netns.namespace),
+                name: Some(name.as_bytes()),
                 alias: Some(b""),
-                ..Change::down()
+                ..Change::default()
             };
-            let what = format!("move {} home as {name}", found.name);
+            let what = format!("return {} to the host as {name}", found.name);
             link::change(&mut inside, what, found.index, &change)?;
-            node.log.info(format_args!("{name} is home, by its alias"));
+            node.log
+                .info(format_args!("{name} is back on the host, by its alias"));
             Ok(())
         }
         _ => Ok(()),
     }
+}
+
+/// Whether the previous result names this link: by its name in this namespace and, where it says
+/// one, by its MAC address.
+fn was_made(request: &Request, link: &Link) -> Result<bool, Error> {
+    let Some(before) = request.config.prev_result()? else {
+        return Ok(false);
+    };
+    let mac = MacAddress::new(link.mac.as_slice()).to_string();
+    Ok(before.interfaces.iter().any(|made| {
+        made.name.as_bytes() == link.name.as_bytes()
+            && made.sandbox == request.env.netns
+            && made
+                .mac
+                .as_ref()
+                .is_none_or(|known| known.eq_ignore_ascii_case(&mac))
+    }))
+}
+
+/// Whether a network has no interface of its own in the pod.
+fn is_rdma_only(request: &Request) -> bool {
+    Config::read(request).is_ok_and(|config| config.attach == Some(Attach::RdmaOnly))
 }

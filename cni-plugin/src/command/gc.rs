@@ -1,8 +1,14 @@
 //! GC: of this network, everything goes that the runtime does not know any more.
 
+use std::time::Duration;
+
 use cni_wire::{Command, Error, Request};
 
-use crate::{addresses::Ipam, detach::detach, netdev::restore, node::Node};
+use super::del;
+use crate::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
+
+/// An ADD or DEL of an attachment may be running; the next GC finds what it leaves.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves GC.
 ///
@@ -14,16 +20,16 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         return Ok(());
     };
     let mut failures = Vec::new();
-    for (key, network, id) in node.store.list()? {
+    for (key, network, id) in node.journal.list()? {
         if network != request.config.name || valid.contains(&id) {
             continue;
         }
-        let done = match node.store.read(&key) {
-            Ok(Some(record)) => detach(&mut node, &key, &record, restore::ON_ITS_WAY),
-            Ok(None) => node.store.forget(&key).map_err(Error::from),
-            Err(e) => Err(e.into()),
-        };
-        failures.extend(done.err().map(|e| e.context(format_args!("collect {id}"))));
+        let collected = collect(&mut node, &key);
+        failures.extend(
+            collected
+                .err()
+                .map(|e| e.context(format_args!("collect {id}"))),
+        );
     }
     let asked = Ipam::of(request).and_then(|ipam| ipam.ask(&node, Command::Gc, request));
     failures.extend(asked.err());
@@ -33,5 +39,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         Some(first) => {
             Err(failures.fold(first, |first, other| first.with_details(other.to_string())))
         }
+    }
+}
+
+fn collect(node: &mut Node, key: &Key) -> Result<(), Error> {
+    let _attachment = del::lock(node, key, LOCK_TIMEOUT)?;
+    match node.journal.read(key)? {
+        Some(record) => detach(node, key, &record, restore::ON_ITS_WAY),
+        None => Ok(node.journal.forget(key)?),
     }
 }

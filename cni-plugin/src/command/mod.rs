@@ -5,7 +5,7 @@ pub mod check;
 mod code;
 pub mod del;
 pub mod gc;
-mod rdma_only;
+mod rdma_cni;
 pub mod status;
 
 use std::path::Path;
@@ -45,7 +45,7 @@ pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
 /// For what must go on with a wrong policy, which is logged.
 fn for_release(places: &Places, subject: String) -> Result<Node, Error> {
     let node = Node::open_for_release(places, subject)?;
-    if let Some(fault) = &node.fault {
+    if let Some(fault) = &node.policy.fault {
         node.log.warn(fault.with_remedy());
     }
     Ok(node)
@@ -65,7 +65,7 @@ fn pod_namespace(node: &Node, request: &Request) -> Result<Namespace, Error> {
                 format!("CNI_NETNS {path} is not there or is no network namespace"),
             )
         })?;
-    if pod.id() == node.home.id() && !request.env.netns_override {
+    if pod.id() == node.netns.namespace.id() && !request.env.netns_override {
         return Err(Error::new(
             Code::InvalidNetns,
             format!("CNI_NETNS {path} is the namespace this plugin runs in, the host's"),

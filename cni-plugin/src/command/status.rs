@@ -22,13 +22,13 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
     let mut node = Node::open(places, subject).map_err(unavailable)?;
     let config = Config::read(request).map_err(unavailable)?;
     if config.rdma == Wish::Required {
-        rdma::isolation(rdma::mode(&node.host)?)?;
+        rdma::isolation(rdma::mode(&node.roots)?)?;
     }
     if let Some(master) = config
         .master
         .as_deref()
         .filter(|_| !config.link_in_container)
-        && link::get(&mut node.socket, By::Name(master.as_bytes()))?.is_none()
+        && link::get(&mut node.netns.socket, By::Name(master.as_bytes()))?.is_none()
     {
         return Err(Error::new(
             Code::Unavailable,
@@ -36,7 +36,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         )
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
-    node.store
+    node.journal
         .check_writable()
         .map_err(|e| unavailable(e.into()))?;
     Ipam::of(request)

@@ -247,20 +247,31 @@ mod tests {
         let here = link(7, InfoKind::MacVlan, Some(2), None);
         assert!(stands_on(&here, 2, None));
         assert!(!stands_on(&here, 3, None));
-        assert!(!stands_on(&here, 2, Some(0)), "index 2 of its own namespace");
+        assert!(
+            !stands_on(&here, 2, Some(0)),
+            "index 2 of its own namespace"
+        );
         let there = link(7, InfoKind::IpVlan, Some(2), Some(0));
         assert!(stands_on(&there, 2, Some(0)));
         assert!(!stands_on(&there, 2, Some(1)));
         assert!(!stands_on(&there, 2, None));
         // In another namespace a child may have its parent's index.
-        assert!(stands_on(&link(2, InfoKind::MacVlan, Some(2), Some(0)), 2, Some(0)));
+        assert!(stands_on(
+            &link(2, InfoKind::MacVlan, Some(2), Some(0)),
+            2,
+            Some(0)
+        ));
     }
 
     #[test]
     fn a_peer_is_no_child_and_a_tunnel_is_one() {
         assert!(!stands_on(&link(7, InfoKind::Veth, Some(2), None), 2, None));
         // Links without a parent name themselves.
-        assert!(!stands_on(&link(2, InfoKind::Dummy, Some(2), None), 2, None));
+        assert!(!stands_on(
+            &link(2, InfoKind::Dummy, Some(2), None),
+            2,
+            None
+        ));
         let mut tunnel = link(9, InfoKind::Vxlan, None, None);
         tunnel.data = Some(InfoData::Vxlan(vec![InfoVxlan::Link(2)]));
         assert!(stands_on(&tunnel, 2, None));

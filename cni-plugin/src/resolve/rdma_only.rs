@@ -57,6 +57,12 @@ impl RdmaOnly {
         }
     }
 
+    /// Names of the devices.
+    pub fn names(&self) -> BTreeSet<String> {
+        let devices = self.devices.iter();
+        devices.map(|target| target.device.name.clone()).collect()
+    }
+
     /// All ports of the devices.
     pub fn ports(&self) -> Vec<PortId> {
         let of_device = |target: &RdmaTarget| {

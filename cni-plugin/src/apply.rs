@@ -1,5 +1,5 @@
-//! Making the interface and giving it what it is to have: every change an ADD makes outside
-//! the journal. What fails here is undone from the journal's record, not step by step.
+//! Making what a plan says: every change that an ADD makes outside the journal and the lease store.
+//! What fails here is undone from the journal's record, not step by step.
 
 use std::{
     path::Path,
@@ -18,81 +18,112 @@ use crate::{
     },
     layout::Layout,
     netdev::{replay, restore, snapshot::Identity, words},
-    node::Node,
+    node::HostNetns,
+    plan::{Plan, Source},
+    resolve::Parent,
 };
 
 /// How long a moved netdev may take to have a carrier before its addresses are announced
 /// without one.
-const CARRIER: Duration = Duration::from_millis(100);
+const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What the names of links begin with that are not named yet.
 pub const TEMPORARY: &str = "rdma-tmp";
 
-/// The interface to be made.
-#[derive(Debug)]
-pub struct Interface<'a> {
-    /// Its name in the pod.
-    pub name: &'a str,
-    /// What it is made of.
-    pub attach: Attach,
-    /// The netdev that is moved or built upon.
-    pub netdev: &'a Link,
-    /// The child to be made; none for a move.
-    pub child: Option<Child>,
-    /// Whether the netdev is in the pod's namespace, not the host's.
-    pub within: bool,
-    /// MTU in bytes.
-    pub mtu: Option<u32>,
-    /// Hardware address.
-    pub mac: Option<MacAddress>,
-}
-
-/// Makes the interface; it is in the pod, down and without addresses.
+/// Makes the interface of a plan; it is in the pod, down and without addresses.
 ///
 /// # Errors
 /// The kernel's refusal, with what can be done about it.
 pub fn make(
-    node: &mut Node,
+    host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
-    new: &Interface<'_>,
+    plan: &Plan,
 ) -> Result<Link, Error> {
-    match &new.child {
-        None => move_in(node, pod, inside, new),
-        // The kernel makes IPoIB children beside their parent only.
-        Some(child @ Child::Ipoib { .. }) if !new.within => {
-            make_and_move(node, pod, inside, new, child)
+    let name = plan.ifname.as_str();
+    match &plan.interface {
+        // The driver makes IPoIB netdevs anew when their RDMA device has moved.
+        Source::Netdev { nic, snapshot, .. } if nic.is_infiniband() && !plan.rdma.is_empty() => {
+            take_anew(host, pod, inside, plan, &snapshot.identity)
         }
-        Some(child) => {
-            // From inside the pod: the final name at once, whatever the host calls its own.
-            let parent_netns = match new.within {
-                true => None,
-                false => Some(link::namespace_number(inside, &node.home)?),
-            };
-            let child = NewChild {
-                parent_netns,
-                ..describe(new, child, new.name)
-            };
-            match link::create(inside, &child) {
-                // The pod has no such name, that was looked at; the host has.
-                Err(e) if e.is(libc::EEXIST) && !new.within => make_and_rename(inside, new, &child),
-                made => made
-                    .map_err(|e| explain(&e, new))?
-                    .ok_or_else(|| vanished(new.name)),
+        Source::Netdev { nic, mtu, mac, .. } => {
+            let moved = move_in(host, pod, inside, nic, name)?;
+            if mtu.is_some() || mac.is_some() {
+                let change = Change {
+                    mtu: *mtu,
+                    mac: mac.as_ref().map(MacAddress::bytes),
+                    ..Change::default()
+                };
+                let what = format_args!("set MTU and MAC of {name}");
+                link::change(inside, what, moved.index, &change)?;
             }
+            Ok(moved)
+        }
+        Source::Child {
+            child,
+            parent,
+            mtu,
+            mac,
+        } => {
+            let new = NewChild {
+                name,
+                child: child.clone(),
+                parent: parent.link().index,
+                parent_netns: None,
+                mtu: *mtu,
+                mac: mac.as_ref().map(|mac| mac.bytes().to_vec()),
+                target: None,
+            };
+            let made = make_child(host, pod, inside, &new, parent);
+            made.map_err(|refused| match refused {
+                Refused::Kernel(e) => explain(&e, &new, parent.link()),
+                Refused::Told(told) => told,
+            })
         }
     }
 }
 
-fn describe<'a>(new: &Interface<'_>, child: &Child, name: &'a str) -> NewChild<'a> {
-    NewChild {
-        name,
-        child: child.clone(),
-        parent: new.netdev.index,
-        parent_netns: None,
-        mtu: new.mtu,
-        mac: new.mac.as_ref().map(|mac| mac.bytes().to_vec()),
-        target: None,
+/// Why a child was not made.
+enum Refused {
+    /// To be explained.
+    Kernel(kernel::Error),
+    /// Explained.
+    Told(Error),
+}
+
+impl From<kernel::Error> for Refused {
+    fn from(error: kernel::Error) -> Self {
+        Refused::Kernel(error)
+    }
+}
+
+fn make_child(
+    host: &mut HostNetns,
+    pod: &Namespace,
+    inside: &mut Socket,
+    new: &NewChild<'_>,
+    parent: &Parent,
+) -> Result<Link, Refused> {
+    let vanished = || Refused::Told(vanished(new.name));
+    match parent {
+        Parent::OfPod(_) => link::create(inside, new)?.ok_or_else(vanished),
+        // The kernel makes IPoIB children beside their parent only.
+        Parent::OfHost(_) if matches!(new.child, Child::Ipoib { .. }) => {
+            make_and_move(host, pod, inside, new)
+        }
+        Parent::OfHost(_) => {
+            // From inside the pod: the final name at once, whatever the host calls its own.
+            let number = link::namespace_number(inside, &host.namespace)?;
+            let new = NewChild {
+                parent_netns: Some(number),
+                ..new.clone()
+            };
+            match link::create(inside, &new) {
+                // The pod has no such name, that was looked at; the host has.
+                Err(e) if e.is(libc::EEXIST) => make_and_rename(inside, &new),
+                made => made?.ok_or_else(vanished),
+            }
+        }
     }
 }
 
@@ -104,40 +135,37 @@ fn temporary() -> String {
 /// Kernels before 6.15 make a link in its parent's namespace and move it from there
 /// (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for from
 /// inside the pod. Made under a name nobody has, it is named where it belongs.
-fn make_and_rename(
-    inside: &mut Socket,
-    new: &Interface<'_>,
-    child: &NewChild<'_>,
-) -> Result<Link, Error> {
+fn make_and_rename(inside: &mut Socket, new: &NewChild<'_>) -> Result<Link, Refused> {
+    let vanished = || Refused::Told(vanished(new.name));
     let temporary = temporary();
-    let child = NewChild {
+    let unnamed = NewChild {
         name: &temporary,
-        ..child.clone()
+        ..new.clone()
     };
-    let made = link::create(inside, &child)
-        .map_err(|e| explain(&e, new))?
-        .ok_or_else(|| vanished(new.name))?;
+    let made = link::create(inside, &unnamed)?.ok_or_else(vanished)?;
     let change = Change {
         name: Some(new.name.as_bytes()),
         ..Change::default()
     };
     let what = format!("name {temporary} {}", new.name);
     link::change(inside, what, made.index, &change)?;
-    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(|| vanished(new.name))
+    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(vanished)
 }
 
 /// Made beside its parent under a name nobody has, then moved.
 fn make_and_move(
-    node: &mut Node,
+    host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
-    new: &Interface<'_>,
-    child: &Child,
-) -> Result<Link, Error> {
+    new: &NewChild<'_>,
+) -> Result<Link, Refused> {
+    let vanished = || Refused::Told(vanished(new.name));
     let temporary = temporary();
-    let made = link::create(&mut node.socket, &describe(new, child, &temporary))
-        .map_err(|e| explain(&e, new))?
-        .ok_or_else(|| vanished(new.name))?;
+    let unnamed = NewChild {
+        name: &temporary,
+        ..new.clone()
+    };
+    let made = link::create(&mut host.socket, &unnamed)?.ok_or_else(vanished)?;
     let change = Change {
         netns: Some(pod),
         name: Some(new.name.as_bytes()),
@@ -148,14 +176,14 @@ fn make_and_move(
         pod.path().display(),
         new.name
     );
-    if let Err(e) = link::change(&mut node.socket, what, made.index, &change) {
+    if let Err(e) = link::change(&mut host.socket, what, made.index, &change) {
         let first = Error::from(e);
-        return Err(match link::delete(&mut node.socket, &made) {
+        return Err(Refused::Told(match link::delete(&mut host.socket, &made) {
             Ok(()) => first,
             Err(e) => first.with_details(e.to_string()),
-        });
+        }));
     }
-    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(|| vanished(new.name))
+    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(vanished)
 }
 
 fn vanished(name: &str) -> Error {
@@ -163,34 +191,35 @@ fn vanished(name: &str) -> Error {
 }
 
 /// What the person on call can do about a refusal of the kernel.
-fn explain(error: &kernel::Error, new: &Interface<'_>) -> Error {
-    let on = &new.netdev.name;
-    let told = Error::new(Code::Kernel, format!("{error} (on {on})"));
+fn explain(error: &kernel::Error, new: &NewChild<'_>, on: &Link) -> Error {
+    let told = Error::new(Code::Kernel, format!("{error} (on {})", on.name));
     match error.errno() {
         Some(libc::EBUSY) => told.with_details(format!(
-            "{on} is in other use: macvlan and ipvlan children exclude each other, passthru \
-             excludes all others, and a port of a bridge or bond carries none"
+            "{} is in other use: macvlan and ipvlan children exclude each other, passthru excludes \
+             all others, and a port of a bridge or bond carries none",
+            on.name
         )),
         Some(libc::EOPNOTSUPP) => told.with_details(format!(
             "this kernel has no {} links, or its module is not loaded",
-            new.attach.as_str()
+            new.child.word()
         )),
         _ => told,
     }
 }
 
-/// One request: the host sees a netdev go, and no name in between that a daemon could react to.
+/// One request: the host sees a netdev go, and no name in between that a daemon could react to. The
+/// move takes it down, so that also kernels before 6.2 rename it (`do_setlink()`).
 fn move_in(
-    node: &mut Node,
+    host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
-    new: &Interface<'_>,
+    nic: &Link,
+    name: &str,
 ) -> Result<Link, Error> {
-    let (netdev, name) = (new.netdev, new.name);
     // An alternative name that the pod knows stands in the way of the whole netdev.
-    for altname in &netdev.altnames {
-        if altname == name || link::get(inside, By::Name(altname.as_bytes()))?.is_some() {
-            link::remove_altname(&mut node.socket, netdev, altname)?;
+    for altname in &nic.altnames {
+        if *altname == *name || link::get(inside, By::Name(altname.as_bytes()))?.is_some() {
+            link::remove_altname(&mut host.socket, nic, altname)?;
         }
     }
     let change = Change {
@@ -198,27 +227,9 @@ fn move_in(
         name: Some(name.as_bytes()),
         ..Change::default()
     };
-    let what = format!(
-        "move {} into {} as {name}",
-        netdev.name,
-        pod.path().display()
-    );
-    link::change(&mut node.socket, what, netdev.index, &change)?;
-    let moved = link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name))?;
-    if new.mtu.is_some() || new.mac.is_some() {
-        let change = Change {
-            mtu: new.mtu,
-            mac: new.mac.as_ref().map(MacAddress::bytes),
-            ..Change::default()
-        };
-        link::change(
-            inside,
-            format_args!("set MTU and MAC of {name}"),
-            moved.index,
-            &change,
-        )?;
-    }
-    Ok(moved)
+    let what = format!("move {} into {} as {name}", nic.name, pod.path().display());
+    link::change(&mut host.socket, what, nic.index, &change)?;
+    link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name))
 }
 
 /// A netdev of IP over InfiniBand ends when its RDMA device leaves a namespace, and is made anew
@@ -227,41 +238,46 @@ fn move_in(
 ///
 /// # Errors
 /// Code 11 when it does not come; the kernel's refusal.
-pub fn take_anew(
-    node: &mut Node,
+fn take_anew(
+    host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
-    new: &Interface<'_>,
+    plan: &Plan,
     identity: &Identity,
 ) -> Result<Link, Error> {
+    let name = plan.ifname.as_str();
+    let (Source::Netdev { mtu, .. } | Source::Child { mtu, .. }) = &plan.interface;
     let started = Instant::now();
     loop {
         if let Some(link) = identity.find(&link::list(inside)?) {
             let change = Change {
-                name: Some(new.name.as_bytes()),
-                mtu: new.mtu,
-                ..Change::down()
+                name: Some(name.as_bytes()),
+                mtu: *mtu,
+                ..Change::default()
             };
-            let what = format!("name {} {}", link.name, new.name);
+            let what = format!("set {} down", link.name);
+            link::change(inside, what, link.index, &Change::down())?;
+            let what = format!("name {} {name}", link.name);
             link::change(inside, what, link.index, &change)?;
-            return link::get(inside, By::Name(new.name.as_bytes()))?
-                .ok_or_else(|| vanished(new.name));
+            return link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name));
         }
-        if let Some(link) = identity.find(&link::list(&mut node.socket)?) {
-            let anew = Interface {
-                netdev: link,
-                child: None,
-                mac: None,
-                ..*new
-            };
-            return move_in(node, pod, inside, &anew);
+        if let Some(link) = identity.find(&link::list(&mut host.socket)?) {
+            let moved = move_in(host, pod, inside, link, name)?;
+            if mtu.is_some() {
+                let change = Change {
+                    mtu: *mtu,
+                    ..Change::default()
+                };
+                link::change(inside, format!("set MTU of {name}"), moved.index, &change)?;
+            }
+            return Ok(moved);
         }
         if started.elapsed() > restore::ON_ITS_WAY {
             return Err(Error::new(
                 Code::TryAgain,
                 format!(
                     "{} was not made anew after its RDMA device had moved",
-                    new.netdev.name
+                    plan.interface.link().name
                 ),
             )
             .with_details("is the module ib_ipoib loaded?"));
@@ -324,7 +340,8 @@ pub fn configure(
     let trains = now.as_ref().is_some_and(|link| !link.carrier);
     if trains && attach == Attach::Move && !layout.announced.is_empty() {
         let started = Instant::now();
-        while now.as_ref().is_some_and(|link| !link.carrier) && started.elapsed() < CARRIER {
+        while now.as_ref().is_some_and(|link| !link.carrier) && started.elapsed() < CARRIER_TIMEOUT
+        {
             std::thread::sleep(Duration::from_millis(5));
             now = link::get(socket, By::Index(index))?;
         }

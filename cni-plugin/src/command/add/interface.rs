@@ -1,0 +1,392 @@
+//! ADD of an attachment with an interface of its own: a netdev that moves, or a child.
+
+use std::{fs::File, io::Read};
+
+use cni_wire::{AttachmentId, Cidr, CniResult, Code, Error, Interface, IpConfig, Request};
+use hca::MacAddress;
+use netlink_packet_route::{AddressFamily, address::AddressMessage};
+use serde_json::Value;
+
+use super::{blank_record, undo};
+use crate::{
+    addresses::{self, Ipam},
+    apply,
+    config::Config,
+    journal::{Key, RdmaDevice, Record},
+    kernel::{
+        Namespace, Socket, address,
+        link::{self, By, Change, Link},
+        route,
+    },
+    layout::{self, Layout},
+    netdev::{
+        replay,
+        snapshot::{Identity, Message, Snapshot},
+        vf::Vf,
+    },
+    node::Node,
+    plan::{self, Plan, Source},
+    rdma::{self, Wish},
+    recover::Recovered,
+    report::{self, Reported},
+    resolve::{HostLink, Resolved},
+};
+
+/// What an ADD works with once everything is resolved and allowed.
+pub(super) struct Attachment<'a> {
+    pub(super) node: &'a mut Node,
+    pub(super) request: &'a Request,
+    pub(super) id: &'a AttachmentId,
+    pub(super) config: &'a Config,
+    pub(super) resolved: &'a Resolved,
+    pub(super) pod: &'a Namespace,
+    pub(super) inside: &'a mut Socket,
+    pub(super) ipam: &'a Ipam,
+}
+
+impl Attachment<'_> {
+    /// Plans, journals and applies. `before` is the chain's result, `chain` what of it is the
+    /// interface's.
+    pub(super) fn add(
+        mut self,
+        key: &Key,
+        recovered: Recovered,
+        before: CniResult,
+        chain: Option<CniResult>,
+        moves_rdma: bool,
+    ) -> Result<Value, Error> {
+        let dns = self.request.config.dns()?;
+        let rdma = match moves_rdma {
+            true => self.rdma_devices()?,
+            false => Vec::new(),
+        };
+        let interface = self.source(&recovered)?;
+        let leased = match chain {
+            Some(of_chain) => Some(of_chain),
+            None if self.ipam.needs_the_link() => None,
+            None => self.ipam.add(self.node, self.request)?,
+        };
+        let planned = self
+            .plan(interface, rdma, leased.as_ref())
+            .and_then(|plan| Ok((self.record(&plan)?, plan)))
+            .and_then(|(record, plan)| {
+                self.node.log.debug(format_args!("plan: {plan}"));
+                self.node.journal.create(key, &record)?;
+                Ok((record, plan))
+            });
+        let (record, plan) = match planned {
+            Ok(planned) => planned,
+            Err(error) => return Err(self.ipam.release_after(self.node, self.request, error)),
+        };
+        let applied = self.apply(key, &plan, &record, leased).and_then(|made| {
+            let mut result = before;
+            merge(&mut result, made, dns);
+            result.to_json(self.request.config.version)
+        });
+        applied.map_err(|first| {
+            // Undoing takes the netdev's lock itself.
+            drop(recovered);
+            undo(self.node, key, &record, first)
+        })
+    }
+
+    fn rdma_devices(&self) -> Result<Vec<RdmaDevice>, Error> {
+        let Some(host) = self.resolved.host_link() else {
+            return Ok(Vec::new());
+        };
+        let names = rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)?;
+        rdma::take_down(self.node, &names)
+    }
+
+    /// What becomes the interface.
+    fn source(&mut self, recovered: &Recovered) -> Result<Source, Error> {
+        match self.resolved {
+            Resolved::Move(nic) => {
+                let snapshot = self.snapshot(nic, recovered)?;
+                Ok(plan::netdev(self.config, nic, snapshot))
+            }
+            Resolved::Child { kind, parent } => {
+                plan::child(self.config, *kind, parent, random_mac()?)
+            }
+            Resolved::RdmaOnly(_) => Err(Error::new(
+                Code::Internal,
+                "attach rdma-only has no interface of its own",
+            )),
+        }
+    }
+
+    fn snapshot(&mut self, nic: &HostLink, recovered: &Recovered) -> Result<Snapshot, Error> {
+        let node = &mut *self.node;
+        let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
+        taken.identity = Identity::on(&node.roots, &nic.link);
+        if let Some(address) = &taken.identity.bus_device {
+            taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+        }
+        if let Some(name) = &recovered.true_name {
+            taken.name.clone_from(name);
+        }
+        Ok(taken)
+    }
+
+    fn plan(
+        &mut self,
+        interface: Source,
+        rdma: Vec<RdmaDevice>,
+        leased: Option<&CniResult>,
+    ) -> Result<Plan, Error> {
+        let layout = match self.ipam.needs_the_link() {
+            true => None,
+            false => Some(self.lay_out(interface.snapshot(), leased)?),
+        };
+        Ok(Plan {
+            ifname: self.id.ifname.to_string(),
+            netns: self.pod.path().to_owned(),
+            rdma,
+            interface,
+            layout,
+        })
+    }
+
+    fn record(&self, plan: &Plan) -> Result<Record, Error> {
+        Ok(Record {
+            moved: plan.interface.snapshot().cloned(),
+            child: plan.interface.recorded_child(),
+            rdma: plan.rdma.clone(),
+            rules: rules_of(plan.layout.as_ref()),
+            ipam: addresses::note(self.request)?,
+            ..blank_record(self.node, self.request, self.pod)?
+        })
+    }
+
+    fn lay_out(
+        &mut self,
+        moved: Option<&Snapshot>,
+        leased: Option<&CniResult>,
+    ) -> Result<Layout, Error> {
+        let mut layout = match moved.filter(|_| leased.is_none()) {
+            Some(taken) => {
+                Layout::of_host(self.config, taken, self.id.ifname.as_str()).map_err(|e| {
+                    Error::new(Code::Internal, format!("read back {}: {e}", taken.name))
+                })?
+            }
+            None => {
+                let none = CniResult::default();
+                let attach = self.resolved.attach();
+                Layout::of_result(attach, self.config, leased.unwrap_or(&none))
+            }
+        };
+        self.lay_rails(&mut layout, leased.is_none())?;
+        Ok(layout)
+    }
+
+    /// Decides about source routing, and keeps the pod's way out where it is.
+    fn lay_rails(&mut self, layout: &mut Layout, of_host: bool) -> Result<(), Error> {
+        for family in route::FAMILIES {
+            if layout.has_default(family) {
+                let main = route::list_table(self.inside, family, replay::MAIN)?;
+                layout
+                    .defaults_of_the_pod
+                    .extend(main.iter().any(replay::is_default).then_some(family));
+            }
+        }
+        let rails = &self.config.rails;
+        let others = match rails.wanted {
+            Some(_) => Vec::new(),
+            None => self.families_of_others()?,
+        };
+        let families = rails.families(layout, &others, &layout.defaults_of_the_pod);
+        if !families.is_empty() {
+            let ifname = self.id.ifname.as_str();
+            let table = rails.table(ifname, &route::tables(self.inside)?)?;
+            rails.apply(layout, &families, ifname, table);
+        }
+        if of_host {
+            let stay = layout.defaults_of_the_pod.clone();
+            layout.without_defaults(&stay);
+        }
+        Ok(())
+    }
+
+    /// The families of which the pod's other RDMA interfaces have addresses.
+    fn families_of_others(&mut self) -> Result<Vec<AddressFamily>, Error> {
+        let mut families = Vec::new();
+        for (_, other) in self.node.journal.records()?.0 {
+            if other.container_id != self.id.container_id.as_str()
+                || other.ifname == self.id.ifname.as_str()
+            {
+                continue;
+            }
+            let Some(link) = link::get(self.inside, By::Name(other.ifname.as_bytes()))? else {
+                continue;
+            };
+            families.extend(
+                address::list(self.inside, link.index)?
+                    .iter()
+                    .filter(|a| !replay::is_link_local(a))
+                    .map(|a| a.header.family),
+            );
+        }
+        Ok(families)
+    }
+
+    /// Makes the interface and gives it what it is to have. Returns this plugin's own result.
+    fn apply(
+        &mut self,
+        key: &Key,
+        plan: &Plan,
+        record: &Record,
+        leased: Option<CniResult>,
+    ) -> Result<CniResult, Error> {
+        if let Some(moved) = &record.moved {
+            let journal = &self.node.journal;
+            journal.take(&moved.identity, key, &self.node.boot)?;
+        }
+        rdma::move_in(self.node, self.pod, &record.rdma)?;
+        let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)?;
+        let mut made = leased.unwrap_or_default();
+        let late = match &plan.layout {
+            Some(_) => None,
+            None => {
+                let what = format!("set {} up", link.name);
+                link::change(self.inside, what, link.index, &Change::up())?;
+                // What fails from here on is undone with the record, which releases the lease.
+                made = self.ipam.add(self.node, self.request)?.unwrap_or_default();
+                let late = self.lay_out(None, Some(&made))?;
+                if !late.rules.is_empty() {
+                    let known = Record {
+                        rules: rules_of(Some(&late)),
+                        ..record.clone()
+                    };
+                    self.node.journal.replace(key, &known)?;
+                }
+                Some(late)
+            }
+        };
+        let none = Layout::default();
+        let layout = plan.layout.as_ref().or(late.as_ref()).unwrap_or(&none);
+        let attach = self.resolved.attach();
+        let link = self.pod.enter(&self.node.netns.namespace, || {
+            apply::configure(self.inside, &self.node.roots.proc, &link, layout, attach)
+        })??;
+        if made.ips.is_empty() {
+            made.ips = layout.addresses.iter().filter_map(own_ip).collect();
+        }
+        // An IPAM does not know our interfaces: every address is of ours.
+        for ip in &mut made.ips {
+            ip.interface = Some(0);
+        }
+        layout.tell_defaults(&mut made, self.request.config.version);
+        self.report(plan, &made)?;
+        made.interfaces = vec![self.interface(&link, plan)];
+        Ok(made)
+    }
+
+    /// Waits for the addresses' GIDs, and completes the device information file.
+    fn report(&self, plan: &Plan, made: &CniResult) -> Result<(), Error> {
+        if self.config.rdma == Wish::Off {
+            return Ok(());
+        }
+        let ports = self.resolved.host_link().map(|host| host.rdma.as_slice());
+        let function = report::function(plan.interface.link(), self.config);
+        let report = Reported {
+            ports: ports.unwrap_or_default(),
+            addresses: made.ips.iter().map(|ip| ip.address.addr).collect(),
+            moved: plan
+                .rdma
+                .iter()
+                .map(|device| device.name.as_str())
+                .collect(),
+            pci: function.as_deref(),
+        };
+        report::tell(self.node, self.pod, self.id, self.config, &report)
+    }
+
+    fn interface(&self, link: &Link, plan: &Plan) -> Interface {
+        let moved = plan.interface.snapshot();
+        let on_pci = moved.filter(|moved| moved.bus.as_deref() == Some("pci"));
+        Interface {
+            name: link.name.to_string(),
+            mac: (!link.mac.is_empty()).then(|| MacAddress::new(link.mac.as_slice()).to_string()),
+            mtu: Some(link.mtu),
+            sandbox: self.request.env.netns.clone(),
+            socket_path: None,
+            pci_id: on_pci.and_then(|moved| moved.identity.bus_device.clone()),
+        }
+    }
+}
+
+fn rules_of(layout: Option<&Layout>) -> Vec<Message> {
+    let rules = layout.iter().flat_map(|layout| &layout.rules);
+    rules.map(Message::rule).collect()
+}
+
+/// A chained ipvlan stands on the chain's only interface, unless a master is named, and without
+/// an IPAM it takes over the chain's addresses and routes, as the reference plugin does.
+///
+/// # Errors
+/// Code 7: several interfaces could be meant.
+pub(super) fn inherit(
+    config: &mut Config,
+    before: &mut CniResult,
+    ipam: &Ipam,
+) -> Result<Option<CniResult>, Error> {
+    if config.master.is_none() && config.allocation.is_none() {
+        config.master = match before.interfaces.as_slice() {
+            [] => None,
+            [only] => Some(only.name.clone()),
+            several => {
+                let names: Vec<&str> = several.iter().map(|i| i.name.as_str()).collect();
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!("prevResult has several interfaces: {}", names.join(", ")),
+                )
+                .with_details("say with master which one the ipvlan is to stand on"));
+            }
+        };
+    }
+    if !matches!(ipam, Ipam::None) || before.ips.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(CniResult {
+        ips: std::mem::take(&mut before.ips),
+        routes: std::mem::take(&mut before.routes),
+        ..CniResult::default()
+    }))
+}
+
+fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
+    let address = Cidr::new(layout::own_address(message)?, message.header.prefix_len)?;
+    Some(IpConfig {
+        address,
+        gateway: None,
+        interface: None,
+    })
+}
+
+/// A locally administered address nobody else has.
+fn random_mac() -> Result<MacAddress, Error> {
+    let mut bytes = [0; 6];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
+    // IEEE 802: not a group's address, locally administered.
+    bytes[0] = bytes[0] & 0xfc | 0x02;
+    Ok(MacAddress::new(bytes))
+}
+
+/// Ours first where there was nothing before; else behind what other plugins made, whose
+/// numbers must not change.
+fn merge(result: &mut CniResult, made: CniResult, dns: cni_wire::Dns) {
+    let offset = result.interfaces.len();
+    result.interfaces.extend(made.interfaces);
+    result.ips.extend(made.ips.into_iter().map(|ip| IpConfig {
+        interface: ip.interface.map(|index| index + offset),
+        ..ip
+    }));
+    result.routes.extend(made.routes);
+    if !dns.is_empty() {
+        result.dns = dns;
+    } else if !made.dns.is_empty() {
+        result.dns = made.dns;
+    }
+}
