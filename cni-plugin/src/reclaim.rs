@@ -1,17 +1,24 @@
 //! When an attachment is over though nobody called DEL: what the daemon's loop and
-//! `rdma-netdev reclaim` go by. Undoing it is [`crate::detach`]'s.
+//! `rdma-netdev reclaim` go by.
 //!
 //! Evidence is never the lack of it: the boot is over, or the network namespace is gone. What
 //! cannot be told is kept. Both callers ask for it twice, some time apart.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
+use cni_wire::Error;
 use hca::Host;
 use ipam::netns;
 pub use ipam::netns::Netns;
 
-use crate::journal::{self, Record};
+use crate::{
+    detach::detach,
+    journal::{self, Key, Record},
+    node::Node,
+};
+
+/// An ADD or DEL of an attachment may be running; the next round finds what it leaves.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An attachment younger than this is left alone: its ADD may still be on its way.
 pub const MIN_AGE_SECONDS: u64 = 60;
@@ -29,6 +36,19 @@ pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'stat
         return Some("its boot is over");
     }
     (netns(&record.netns, proc) == Netns::Gone).then_some("its network namespace is gone")
+}
+
+/// Undoes an attachment that is over. False when it is another one by now, or none: a call of the
+/// runtime came first.
+///
+/// # Errors
+/// As [`detach`]; code 11 when a call of the runtime for it is running.
+pub fn undo(node: &mut Node, key: &Key, seen: &Record, timeout: Duration) -> Result<bool, Error> {
+    let _attachment = node.journal.lock_attachment(key, LOCK_TIMEOUT)?;
+    match node.journal.read(key)? {
+        Some(record) if record == *seen => detach(node, key, &record, timeout).map(|()| true),
+        _ => Ok(false),
+    }
 }
 
 /// What became of an attachment's namespace, seen from this process' file system.

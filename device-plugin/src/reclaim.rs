@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use hca::{HcaId, Host};
 use ipam::policy::Policy;
-use rdma_netdev::detach::detach;
 use rdma_netdev::journal::{Key, Record, Store};
 use rdma_netdev::node::{NODE_ADDRESSES, Node, Places, now};
 use rdma_netdev::reclaim::{in_host_namespace, over};
@@ -179,7 +178,7 @@ fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) 
     };
     match Node::open_for_release(&places, "daemon".into()) {
         Ok(mut node) => {
-            if let Some(fault) = &node.fault {
+            if let Some(fault) = &node.policy.fault {
                 tracing::warn!("{}", fault.with_remedy());
             }
             attachments(&mut node, sightings, &mut counts);
@@ -195,7 +194,7 @@ fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) 
 
 /// Undoes the attachments that are over.
 fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut Counts) {
-    let listed = match node.store.list() {
+    let listed = match node.journal.list() {
         Ok(listed) => listed,
         Err(error) => {
             counts.failures += 1;
@@ -205,7 +204,7 @@ fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut C
     };
     let mut dead = BTreeSet::new();
     for (key, ..) in listed {
-        let record = match node.store.read(&key) {
+        let record = match node.journal.read(&key) {
             Ok(Some(record)) => record,
             // Cut off while it was written, by an ADD that may still be on its way.
             Ok(None) => continue,
@@ -214,7 +213,7 @@ fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut C
                 continue;
             }
         };
-        let Some(why) = over(&record, &node.host.proc, &node.boot, now()) else {
+        let Some(why) = over(&record, &node.roots.proc, &node.boot, now()) else {
             continue;
         };
         let seen = sightings.contains(key.as_str());
@@ -228,8 +227,9 @@ fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut C
 
 fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Counts) {
     let owner = record.owner();
-    match detach(node, key, record, PATIENCE) {
-        Ok(()) => {
+    match rdma_netdev::reclaim::undo(node, key, record, PATIENCE) {
+        Ok(false) => {}
+        Ok(true) => {
             counts.attachments += 1;
             tracing::info!(owner, network = record.network, why, "attachment undone");
         }
@@ -244,7 +244,7 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
 fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
     let plugin =
         ipam::plugin::Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
-    for name in node.policy.stores.keys() {
+    for name in node.policy.values.stores.keys() {
         let store = match plugin.open_existing(name) {
             Ok(Some(store)) => store,
             Ok(None) => continue,
@@ -255,8 +255,8 @@ fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
         };
         let options = ipam::reclaim::Options {
             netns_root: Path::new("/"),
-            proc: &node.host.proc,
-            state_dir: &node.policy.state_dir,
+            proc: &node.roots.proc,
+            state_dir: &node.policy.values.state_dir,
             store: name,
             dry_run: false,
             now: jiff::Timestamp::now(),

@@ -265,20 +265,20 @@ pub fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             };
         }
     };
-    let mut notes: Vec<String> = node.fault.iter().map(PolicyError::with_remedy).collect();
-    let attachments: Result<Vec<Attachment>, String> = listing::records(&node.store)
+    let mut notes: Vec<String> = node.policy.fault.iter().map(PolicyError::with_remedy).collect();
+    let attachments: Result<Vec<Attachment>, String> = listing::records(&node.journal)
         .map(|(records, complaints)| {
             notes.extend(complaints);
             let records = records.iter();
             records
-                .map(|(_, record)| Attachment::of(record, &node.host.proc, &node.boot))
+                .map(|(_, record)| Attachment::of(record, &node.roots.proc, &node.boot))
                 .collect()
         })
         .map_err(|error| error.to_string());
     // By the node's name, or by an attachment: the name may not be known here.
-    let name = node.policy.node_name(node_name.as_deref());
+    let name = node.policy.values.node_name(node_name.as_deref());
     let mut leases = Ok(Vec::new());
-    for store in node.policy.stores.keys() {
+    for store in node.policy.values.stores.keys() {
         let own = |lease: &Lease| {
             let container = &lease.holder.container;
             let attached = attachments.iter().flatten();

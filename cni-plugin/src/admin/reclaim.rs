@@ -6,12 +6,11 @@ use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use ipam::table::{cell, table};
 use rdma_netdev::{
-    detach::detach,
     journal::Record,
     listing::what,
     netdev::restore,
     node::{Places, now},
-    reclaim::{in_host_namespace, over},
+    reclaim::{in_host_namespace, over, undo},
 };
 use serde_json::{Value, json};
 
@@ -51,20 +50,20 @@ impl Reclaim {
         }
         let mut undone = Vec::new();
         for (key, seen) in dead {
-            // Undone or replaced meanwhile, it is somebody else's.
-            let record = match node.journal.read(&key) {
-                Ok(Some(record)) if record == seen => record,
-                _ => continue,
-            };
-            let Some(why) = over(&record, &node.roots.proc, &node.boot, now()) else {
+            let Some(why) = over(&seen, &node.roots.proc, &node.boot, now()) else {
                 continue;
             };
             let error = match self.dry_run {
                 true => None,
-                false => detach(&mut node, &key, &record, restore::ON_ITS_WAY).err(),
+                false => match undo(&mut node, &key, &seen, restore::ON_ITS_WAY) {
+                    Ok(true) => None,
+                    // Undone or replaced meanwhile, by a call of the runtime.
+                    Ok(false) => continue,
+                    Err(error) => Some(error),
+                },
             };
             undone.push(Undone {
-                record,
+                record: seen,
                 why,
                 error: error.map(|error| error.to_string()),
             });
