@@ -181,10 +181,10 @@ pub fn check_rivals(node: &mut Node, link: &Link, attach: Attach) -> Result<(), 
             _ => {}
         }
     }
-    for (key, _, _) in node.store.list()? {
-        let Some(record) = node.store.read(&key)?.filter(|r| r.boot == node.boot) else {
+    for (_, record) in readable(node)? {
+        if record.boot != node.boot {
             continue;
-        };
+        }
         let Some(child) = record.child.as_ref().filter(|c| c.index == link.index) else {
             continue;
         };
@@ -197,6 +197,16 @@ pub fn check_rivals(node: &mut Node, link: &Link, attach: Attach) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// The records of this node that can be read. The others are logged: they are no reason to refuse
+/// another attachment.
+fn readable(node: &Node) -> Result<Vec<(Key, Record)>, Error> {
+    let (records, unreadable) = node.store.records()?;
+    for one in &unreadable {
+        node.log.warn(one);
+    }
+    Ok(records)
 }
 
 /// Netdevs of the host's namespace that stand on one of it (`upper_*` in sysfs).
@@ -263,10 +273,7 @@ fn look(node: &mut Node, name: &str) -> Result<Found, Error> {
 /// The netdev is not on the host. When the journal knows that it was given to a pod that is no
 /// more, it is waited for and restored; when that pod lives, it is in use.
 fn fetch_from_the_dead(node: &mut Node, target: &Target, missing: Error) -> Result<(), Error> {
-    for (key, _, _) in node.store.list()? {
-        let Some(record) = node.store.read(&key)? else {
-            continue;
-        };
+    for (_, record) in readable(node)? {
         let Some(taken) = record
             .moved
             .as_ref()
