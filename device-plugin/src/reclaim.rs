@@ -130,10 +130,8 @@ pub async fn keep_reclaiming(
 pub fn taken(settings: &Settings) -> Vec<Taken> {
     let (policy, _) = ipam::policy::Policy::load_for_release(&settings.policy);
     let store = Store::at(&policy.state_dir);
-    let keys = store.list().unwrap_or_default();
-    let moved = keys
-        .iter()
-        .filter_map(|(key, ..)| store.read(key).ok().flatten()?.moved);
+    let (records, _) = store.records().unwrap_or_default();
+    let moved = records.into_iter().filter_map(|(_, record)| record.moved);
     moved
         .filter_map(|netdev| {
             let id = netdev.identity.bus_device.as_deref()?.parse().ok()?;
@@ -194,25 +192,19 @@ fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) 
 
 /// Undoes the attachments that are over.
 fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut Counts) {
-    let listed = match node.journal.list() {
-        Ok(listed) => listed,
+    let (records, unreadable) = match node.journal.records() {
+        Ok(records) => records,
         Err(error) => {
             counts.failures += 1;
             tracing::warn!(%error, "cannot read the journal of attachments");
             return;
         }
     };
+    for one in unreadable {
+        tracing::debug!(error = %one, "cannot read an attachment's record");
+    }
     let mut dead = BTreeSet::new();
-    for (key, ..) in listed {
-        let record = match node.journal.read(&key) {
-            Ok(Some(record)) => record,
-            // Cut off while it was written, by an ADD that may still be on its way.
-            Ok(None) => continue,
-            Err(error) => {
-                tracing::debug!(%error, "cannot read an attachment's record");
-                continue;
-            }
-        };
+    for (key, record) in records {
         let Some(why) = over(&record, &node.roots.proc, &node.boot, now()) else {
             continue;
         };

@@ -32,7 +32,11 @@ pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
         None => format!("{} {}", request.command().as_str(), request.config.name),
     };
     match request.command() {
-        Command::Add => add::run(Node::open(places, subject)?, request).map(Some),
+        Command::Add => {
+            let node = Node::open(places, subject)?;
+            node.store.check_owner()?;
+            add::run(node, request).map(Some)
+        }
         Command::Del => del::run(for_release(places, subject)?, request).map(|()| None),
         Command::Check => check::run(Node::open(places, subject)?, request).map(|()| None),
         Command::Status => status::run(places, subject, request).map(|()| None),
@@ -47,6 +51,9 @@ fn for_release(places: &Places, subject: String) -> Result<Node, Error> {
     let node = Node::open_for_release(places, subject)?;
     if let Some(fault) = &node.policy.fault {
         node.log.warn(fault.with_remedy());
+    }
+    if let Err(unsafe_directory) = node.store.check_owner() {
+        node.log.warn(Error::from(unsafe_directory));
     }
     Ok(node)
 }

@@ -37,7 +37,8 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
     node.journal
-        .check_writable()
+        .check_owner()
+        .and_then(|()| node.journal.check_writable())
         .map_err(|e| unavailable(e.into()))?;
     Ipam::of(request)
         .map_err(unavailable)?

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     let mut socket = Socket::open()?;
     let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
     let mut inside = pod.socket(&home)?;
-    link::get(&mut inside, By::Name(name))?;
+    link::get(&mut inside, By::Name(name.as_bytes()))?;
     let found = find::look(&host, &mut socket, master, false, &[])?;
     let child = NewChild {
         name,
