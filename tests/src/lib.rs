@@ -10,6 +10,7 @@
 //! - [`measure`]: what calls cost, side by side;
 //! - [`trace`]: a run that dies or fails at a chosen system call;
 //! - [`cni_host`]: a host with a NIC and pods for such calls, and pictures of its state;
+//! - [`node_socket`]: the daemon's socket, for tests of the programs that ask it;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
 //! - [`node`]: kubelet and container runtime together, for whole pods;
 //! - [`multus`]: what Multus does between runtime and CNI plugins.
@@ -28,4 +29,5 @@ pub mod multus;
 pub mod need;
 pub mod netns;
 pub mod node;
+pub mod node_socket;
 pub mod trace;
