@@ -10,6 +10,9 @@
 //! - [`measure`]: what calls cost, side by side;
 //! - [`trace`]: a run that dies or fails at a chosen system call;
 //! - [`cni_host`]: a host with a NIC and pods for such calls, and pictures of its state;
+//! - [`host_state`]: a namespace's whole network state, to be compared before and after, by
+//!   [`raw_netlink`];
+//! - [`scene`]: a host, a tenant's network and a hostile pod, with [`bpf_object`] for its programs;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
 //! - [`node`]: kubelet and container runtime together, for whole pods;
 //! - [`multus`]: what Multus does between runtime and CNI plugins.
@@ -17,10 +20,12 @@
 #![forbid(unsafe_code)]
 
 pub mod bin_under_test;
+pub mod bpf_object;
 pub mod cni;
 pub mod cni_host;
 pub mod daemon;
 pub mod harness;
+pub mod host_state;
 pub mod kubelet;
 pub mod lease_store;
 pub mod measure;
@@ -28,4 +33,6 @@ pub mod multus;
 pub mod need;
 pub mod netns;
 pub mod node;
+pub mod raw_netlink;
+pub mod scene;
 pub mod trace;

@@ -38,6 +38,7 @@ modules! {
     dp_topology
     dp_validate
     dp_verify
+    hostile_pods
     ipam_crowd
     ipam_faults
     ipam_kill
