@@ -66,7 +66,7 @@ impl Scene {
     pub fn new() -> Result<Self> {
         let host = CniHost::new()?;
         let scene = Self {
-            pod: host.pod()?,
+            pod: quiet_pod(&host)?,
             host,
             hardware: None,
         };
@@ -228,6 +228,14 @@ impl Scene {
                 .args(words))
             .map(drop),
         }
+    }
+
+    /// Another pod.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn another_pod(&self) -> Result<Netns> {
+        quiet_pod(&self.host)
     }
 
     /// The call for `net1` of the pod's container `c1`.
@@ -417,6 +425,13 @@ impl Scene {
         )])?;
         self.pod.delete()
     }
+}
+
+/// A pod whose own links have their link-local addresses at once.
+fn quiet_pod(host: &CniHost) -> Result<Netns> {
+    let pod = host.pod()?;
+    pod.enter(|| Ok(fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?))?;
+    Ok(pod)
 }
 
 /// One call with a configuration.

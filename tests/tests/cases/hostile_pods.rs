@@ -176,7 +176,7 @@ fn next_pod() -> Result<()> {
     scene.in_pod(EVERYTHING)?;
     scene.del_returns(&scene.moving(), &before)?;
     // The namespace itself still has what the pod did to it: another pod, another namespace.
-    scene.pod = scene.host.pod()?;
+    scene.pod = scene.another_pod()?;
     answer_of(&scene.call_of(&scene.pod, "c2", "net1"), "ADD", &scene.moving())?.success()?;
     unchanged(&fresh, || state(&scene.pod), "in the next pod")?;
     answer_of(&scene.call_of(&scene.pod, "c2", "net1"), "DEL", &scene.moving())?.success()?;

@@ -38,6 +38,8 @@ modules! {
     dp_topology
     dp_validate
     dp_verify
+    hostile_ipam
+    hostile_links
     hostile_pods
     ipam_crowd
     ipam_faults
