@@ -6,13 +6,15 @@
 //! was away may come back with another one), remaining lifetimes.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sys::socket::SockProtocol;
 
-use crate::cni_host::same;
+use crate::cni_host::differences;
 use crate::netns::{Netns, run};
 use crate::raw_netlink::{Netlink, attributes, ethtool, four, hex};
 
@@ -21,6 +23,9 @@ pub type State = BTreeMap<String, String>;
 
 /// How long the kernel may take to settle carriers and link-local addresses.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// So many differences are enough for a message.
+const SHOWN: usize = 12;
 
 const RTM_GETLINK: u16 = 18;
 const IFLA_ADDRESS: u16 = 1;
@@ -117,18 +122,18 @@ pub fn state(netns: &Netns) -> Result<State> {
             shown.join("\\n")
         );
     }
-    script += "echo '== sysctl'; cd /proc/sys/net; \
-               grep -rs '' ipv4/conf ipv4/neigh ipv6/conf ipv6/neigh; true";
-    let ((mut state, links), text) = netns.enter(|| {
+    let (mut state, links, text) = netns.enter(|| {
         let text = run(Command::new("sh").args(["-c", &script]))?;
-        Ok((links()?, text))
+        let (mut state, links) = links()?;
+        for directory in ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"] {
+            sysctls(&Path::new("/proc/sys/net").join(directory), &mut state);
+        }
+        Ok((state, links, text))
     })?;
     let mut list = "";
     for line in text.lines() {
         if let Some(name) = line.strip_prefix("== ") {
             list = name;
-        } else if let Some((name, value)) = line.split_once(':').filter(|_| list == "sysctl") {
-            state.insert(format!("sysctl {name}"), value.to_owned());
         } else if let Some(line) = stable(list, line) {
             let times = state.entry(format!("{list} {line}")).or_default();
             times.push('*');
@@ -162,9 +167,17 @@ pub fn state(netns: &Netns) -> Result<State> {
 pub fn unchanged(before: &State, mut now: impl FnMut() -> Result<State>, when: &str) -> Result<()> {
     let started = Instant::now();
     loop {
-        let outcome = same(before, &now()?, when);
-        if outcome.is_ok() || started.elapsed() > SETTLE_TIMEOUT {
-            return outcome;
+        let lines = differences(before, &now()?);
+        if lines.is_empty() {
+            return Ok(());
+        }
+        if started.elapsed() > SETTLE_TIMEOUT {
+            let more = lines.len().saturating_sub(SHOWN);
+            let shown: Vec<String> = lines.into_iter().take(SHOWN).collect();
+            bail!(
+                "{when}, it is not as before:\n  {}\n  and {more} more",
+                shown.join("\n  ")
+            );
         }
         std::thread::sleep(Duration::from_millis(30));
     }
@@ -181,6 +194,19 @@ pub fn printable(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+/// The settings below a directory, where they can be read.
+fn sysctls(directory: &Path, state: &mut State) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            sysctls(&path, state);
+        } else if let Ok(value) = fs::read(&path) {
+            let name = printable(path.as_os_str().as_encoded_bytes());
+            state.insert(format!("sysctl {name}"), printable(value.trim_ascii()));
+        }
+    }
 }
 
 /// The attributes of every link, and the links' names.

@@ -278,7 +278,8 @@ impl Scene {
     /// # Errors
     /// It failed, or printed no list.
     pub fn listed(&self, program: &str) -> Result<Vec<Value>> {
-        let answer = self.tool(program, &["list", "--json"])?;
+        let mut list = self.administrators(Command::new(product(program)?), &["list", "--json"]);
+        let answer = self.host.netns.enter(|| bounded(&mut list, b""))?;
         ensure!(answer.status.success(), "{program} list: {}", answer.stderr);
         let document: Value = serde_json::from_str(&answer.stdout)?;
         document
@@ -292,7 +293,11 @@ impl Scene {
     /// # Errors
     /// It has no end within [`CALL_TIMEOUT`], or panicked.
     pub fn tool(&self, program: &str, arguments: &[&str]) -> Result<Answer> {
-        let mut command = self.host.netns.command(product(program)?);
+        let command = self.host.netns.command(product(program)?);
+        bounded(&mut self.administrators(command, arguments), b"")
+    }
+
+    fn administrators(&self, mut command: Command, arguments: &[&str]) -> Command {
         command
             .args(arguments)
             .env_clear()
@@ -302,7 +307,7 @@ impl Scene {
         if self.hardware.is_some() {
             command.env("RDMA_NETDEV_HOST_ROOT", self.host_root());
         }
-        bounded(&mut command, b"")
+        command
     }
 
     /// The configuration of network `rail0`, newest version, with these keys.

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
-use e2e::host_state::{state, unchanged};
+use e2e::host_state::{State, state, unchanged};
 use e2e::scene::{DENIED, INVALID_NETWORK, Scene, TRY_AGAIN, answer_of, index_of, mac_of, refusal};
 use serde_json::{Value, json};
 
@@ -51,11 +51,9 @@ fn pod_with_way_out() -> Result<Scene> {
     Ok(scene)
 }
 
-/// ADD is refused or makes a child of a link of the pod; the host is as before in either case.
-fn within_the_pod(scene: &Scene, keys: &Value) -> Result<()> {
+/// ADD is refused or makes a child of a link of the pod; host and pod are as before after DEL.
+fn within_the_pod(scene: &Scene, before: &[State; 2], keys: &Value) -> Result<()> {
     let network = scene.network(keys);
-    let before = scene.host_state()?;
-    let pod = state(&scene.pod)?;
     let answer = answer_of(&scene.call(), "ADD", &network)?;
     if answer.status.success() {
         let link = scene.pod.ip_json("link show dev net1")?;
@@ -64,15 +62,15 @@ fn within_the_pod(scene: &Scene, keys: &Value) -> Result<()> {
         ensure!(link[0].get("link_netnsid").is_none(), "net1 is upon a link of the host: {link}");
     } else {
         refusal(&answer, &[], &[])?;
-        unchanged(&before, || scene.host_state(), "after the refused ADD")?;
     }
     answer_of(&scene.call(), "DEL", &network)?.success().context("DEL")?;
-    unchanged(&before, || scene.host_state(), "after DEL")?;
-    unchanged(&pod, || state(&scene.pod), "in the pod, after DEL")
+    unchanged(&before[0], || scene.host_state(), "after DEL")?;
+    unchanged(&before[1], || state(&scene.pod), "in the pod, after DEL")
 }
 
 fn every_key(attach: Option<&str>) -> Result<()> {
     let scene = pod_with_way_out()?;
+    let before = [scene.host_state()?, state(&scene.pod)?];
     let mac = mac_of(&scene.host.netns, "nic0")?;
     let path = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/nic0";
     for keys in [
@@ -96,13 +94,15 @@ fn every_key(attach: Option<&str>) -> Result<()> {
         if let Some(attach) = attach {
             all["attach"] = attach.into();
         }
-        within_the_pod(&scene, &all).with_context(|| keys.to_string())?;
+        within_the_pod(&scene, &before, &all).with_context(|| keys.to_string())?;
     }
     Ok(())
 }
 
 fn in_pod_with_way_out(keys: &Value) -> Result<()> {
-    within_the_pod(&pod_with_way_out()?, keys)
+    let scene = pod_with_way_out()?;
+    let before = [scene.host_state()?, state(&scene.pod)?];
+    within_the_pod(&scene, &before, keys)
 }
 
 fn child_in_the_pod() -> Result<()> {
