@@ -11,6 +11,9 @@
 //! - [`trace`]: a run that dies or fails at a chosen system call;
 //! - [`cni_host`]: a host with a NIC and pods for such calls, and pictures of its state;
 //! - [`node_socket`]: the daemon's socket, for tests of the programs that ask it;
+//! - [`host_state`]: a namespace's whole network state, to be compared before and after, by
+//!   [`raw_netlink`];
+//! - [`scene`]: a host, a tenant's network and a hostile pod, with [`bpf_object`] for its programs;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
 //! - [`node`]: kubelet and container runtime together, for whole pods;
 //! - [`multus`]: what Multus does between runtime and CNI plugins.
@@ -18,10 +21,12 @@
 #![forbid(unsafe_code)]
 
 pub mod bin_under_test;
+pub mod bpf_object;
 pub mod cni;
 pub mod cni_host;
 pub mod daemon;
 pub mod harness;
+pub mod host_state;
 pub mod kubelet;
 pub mod lease_store;
 pub mod measure;
@@ -30,4 +35,6 @@ pub mod need;
 pub mod netns;
 pub mod node;
 pub mod node_socket;
+pub mod raw_netlink;
+pub mod scene;
 pub mod trace;

@@ -39,6 +39,11 @@ modules! {
     dp_topology
     dp_validate
     dp_verify
+    hostile_bytes
+    hostile_ipam
+    hostile_links
+    hostile_names
+    hostile_pods
     ipam_crowd
     ipam_faults
     ipam_kill

@@ -1,0 +1,247 @@
+//! Netlink as bytes: dumps whose attributes are compared without being understood, and the
+//! settings that neither `ip` nor `tc` can make.
+//!
+//! An attribute that a newer kernel adds is thus part of a host's state without a line here.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+};
+
+const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_ACK: u16 = 0x4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const HEADER_BYTES: usize = 16;
+/// More than the largest netlink message, whose attribute lists end at 64 KiB each.
+const BUFFER_BYTES: usize = 512 * 1024;
+
+/// A netlink socket of the namespace its thread is in.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: OwnedFd,
+}
+
+impl Netlink {
+    /// A socket of one protocol.
+    ///
+    /// # Errors
+    /// The kernel has no such protocol.
+    pub fn open(protocol: SockProtocol) -> Result<Self> {
+        let socket = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            protocol,
+        )
+        .context("open a netlink socket")?;
+        Ok(Self { socket })
+    }
+
+    /// Every object that a dump of this type lists, each as the bytes behind its netlink header.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn dump(&self, kind: u16, body: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.exchange(kind, NLM_F_DUMP, body)
+    }
+
+    /// One request, to its acknowledgement; what the kernel answered before that.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn request(&self, kind: u16, body: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.exchange(kind, NLM_F_ACK, body)
+    }
+
+    fn exchange(&self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let length = u32::try_from(HEADER_BYTES + body.len())?;
+        let mut message = length.to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.extend((flags | NLM_F_REQUEST).to_ne_bytes());
+        message.extend([0; 8]);
+        message.extend(body);
+        let kernel = NetlinkAddr::new(0, 0);
+        sendto(
+            self.socket.as_raw_fd(),
+            &message,
+            &kernel,
+            MsgFlags::empty(),
+        )
+        .with_context(|| format!("send netlink message {kind}"))?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut answers = Vec::new();
+        loop {
+            let read = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC)?;
+            ensure!(read <= BUFFER_BYTES, "a netlink message of {read} bytes");
+            let mut rest = buffer.get(..read).unwrap_or_default();
+            while rest.len() >= HEADER_BYTES {
+                let length = word(rest, 0)?;
+                let whole = rest.get(..length).context("a netlink message is cut off")?;
+                let answer = whole
+                    .get(HEADER_BYTES..)
+                    .context("a netlink message ends early")?;
+                match half(whole, 4)? {
+                    NLMSG_DONE => return Ok(answers),
+                    NLMSG_ERROR => match i32::from_ne_bytes(four(answer, 0)?) {
+                        0 => return Ok(answers),
+                        errno => bail!(
+                            "netlink message {kind}: {}",
+                            nix::errno::Errno::from_raw(-errno)
+                        ),
+                    },
+                    _ => answers.push(answer.to_vec()),
+                }
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// The attributes of a message or of a nested attribute, without the flags of their types.
+///
+/// # Errors
+/// They do not fit their lengths.
+pub fn attributes(mut bytes: &[u8]) -> Result<Vec<(u16, &[u8])>> {
+    let mut found = Vec::new();
+    while bytes.len() >= 4 {
+        let length = usize::from(half(bytes, 0)?);
+        let value = bytes.get(4..length).context("an attribute is cut off")?;
+        found.push((half(bytes, 2)? & 0x3fff, value));
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(found)
+}
+
+/// One attribute, padded.
+///
+/// # Errors
+/// It is longer than 64 KiB.
+pub fn attribute(kind: u16, value: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = u16::try_from(value.len() + 4)?.to_ne_bytes().to_vec();
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    Ok(bytes)
+}
+
+/// Four bytes of a message at an offset.
+///
+/// # Errors
+/// It is shorter.
+pub fn four(bytes: &[u8], at: usize) -> Result<[u8; 4]> {
+    let slice = bytes.get(at..at + 4).context("a message ends early")?;
+    Ok(slice.try_into()?)
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<usize> {
+    Ok(usize::try_from(u32::from_ne_bytes(four(bytes, at)?))?)
+}
+
+fn half(bytes: &[u8], at: usize) -> Result<u16> {
+    let slice = bytes.get(at..at + 2).context("a message ends early")?;
+    Ok(u16::from_ne_bytes(slice.try_into()?))
+}
+
+/// Offload features by ethtool's netlink face, so that no `ethtool` is needed.
+pub mod ethtool {
+    use super::{Context, Netlink, Result, SockProtocol, attribute, attributes, half};
+
+    const GENL_CONTROLLER: u16 = 0x10;
+    const CTRL_CMD_GETFAMILY: u8 = 3;
+    const CTRL_ATTR_FAMILY_ID: u16 = 1;
+    const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+    const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
+    const ETHTOOL_MSG_FEATURES_SET: u8 = 12;
+    const NESTED: u16 = 0x8000;
+    const HEADER: u16 = 1;
+    const HEADER_DEV_NAME: u16 = 2;
+    const HEADER_FLAGS: u16 = 3;
+    const FLAG_COMPACT_BITSETS: u32 = 1;
+    const FEATURES_WANTED: u16 = 3;
+    const FEATURES_ACTIVE: u16 = 4;
+    const BITSET_BITS: u16 = 3;
+    const BITSET_VALUE: u16 = 4;
+    const BIT: u16 = 1;
+    const BIT_NAME: u16 = 2;
+    const BIT_VALUE: u16 = 3;
+
+    /// The features of a link that are wanted and those that are active, as bit sets in hex.
+    ///
+    /// # Errors
+    /// The kernel has no such link, or no such interface.
+    pub fn features(link: &[u8]) -> Result<String> {
+        let (socket, family) = open()?;
+        let mut header = device(link)?;
+        header.extend(attribute(
+            HEADER_FLAGS,
+            &FLAG_COMPACT_BITSETS.to_ne_bytes(),
+        )?);
+        let mut body = vec![ETHTOOL_MSG_FEATURES_GET, 1, 0, 0];
+        body.extend(attribute(NESTED | HEADER, &header)?);
+        let mut text = String::new();
+        for answer in socket.request(family, &body)? {
+            for (kind, value) in attributes(answer.get(4..).unwrap_or_default())? {
+                let name = match kind {
+                    FEATURES_WANTED => "wanted",
+                    FEATURES_ACTIVE => "active",
+                    _ => continue,
+                };
+                for (_, bits) in attributes(value)?
+                    .iter()
+                    .filter(|(k, _)| *k == BITSET_VALUE)
+                {
+                    text += &format!("{name} {} ", super::hex(bits));
+                }
+            }
+        }
+        Ok(text)
+    }
+
+    /// Switches one feature by its kernel name, `tx-checksum-ip-generic` or `rx-gro`.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn set_feature(link: &[u8], feature: &str, on: bool) -> Result<()> {
+        let (socket, family) = open()?;
+        let mut name = feature.as_bytes().to_vec();
+        name.push(0);
+        let mut bit = attribute(BIT_NAME, &name)?;
+        if on {
+            bit.extend(attribute(BIT_VALUE, &[])?);
+        }
+        let wanted = attribute(NESTED | BITSET_BITS, &attribute(NESTED | BIT, &bit)?)?;
+        let mut body = vec![ETHTOOL_MSG_FEATURES_SET, 1, 0, 0];
+        body.extend(attribute(NESTED | HEADER, &device(link)?)?);
+        body.extend(attribute(NESTED | FEATURES_WANTED, &wanted)?);
+        socket.request(family, &body).map(drop)
+    }
+
+    fn device(link: &[u8]) -> Result<Vec<u8>> {
+        let mut name = link.to_vec();
+        name.push(0);
+        attribute(HEADER_DEV_NAME, &name)
+    }
+
+    fn open() -> Result<(Netlink, u16)> {
+        let socket = Netlink::open(SockProtocol::NetlinkGeneric)?;
+        let mut body = vec![CTRL_CMD_GETFAMILY, 1, 0, 0];
+        body.extend(attribute(CTRL_ATTR_FAMILY_NAME, b"ethtool\0")?);
+        let answers = socket.request(GENL_CONTROLLER, &body)?;
+        let answer = answers.first().context("no answer about ethtool")?;
+        let family = attributes(answer.get(4..).unwrap_or_default())?
+            .into_iter()
+            .find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID)
+            .context("no family ethtool")?;
+        Ok((socket, half(family.1, 0)?))
+    }
+}
+
+/// Bytes as hex digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

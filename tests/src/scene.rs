@@ -1,0 +1,637 @@
+//! A host, a network that a tenant wrote, and a pod whose processes have `CAP_NET_ADMIN`: what
+//! the hostile cases are written with.
+//!
+//! A case says what the host has, which network is asked for, what the pod does to its
+//! interfaces, and what must hold then. The host's whole state is compared before and after.
+//!
+//! What is done to a namespace is written as a command line: `ip` with the namespace given, or
+//! - `tc …`;
+//! - `sysctl PATH VALUE`, the path below `/proc/sys/net`;
+//! - `feature LINK NAME on|off`, the kernel's name of an offload feature.
+//!
+//! `\xNN` stands for a byte, `{xdp}` and `{classifier}` for object files with a program.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+use serde_json::{Value, json};
+
+use crate::bin_under_test::product;
+use crate::bpf_object;
+use crate::cni::{Answer, Call};
+use crate::cni_host::CniHost;
+use crate::host_state::{State, state, unchanged};
+use crate::netns::{Netns, run};
+use crate::raw_netlink::ethtool;
+
+/// No call may take longer, whatever a tenant wrote.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// CNI's code for an invalid network configuration.
+pub const INVALID_NETWORK: u64 = 7;
+/// CNI's code for an environment variable.
+pub const INVALID_ENVIRONMENT: u64 = 4;
+/// CNI's code for "later".
+pub const TRY_AGAIN: u64 = 11;
+/// Our code for what the node's policy denies.
+pub const DENIED: u64 = 101;
+
+/// The PCI address of `nic0` on a host [with hardware](Scene::with_hardware).
+pub const PCI: &str = "0000:3b:00.0";
+
+/// A host with `nic0`, and a pod.
+#[derive(Debug)]
+pub struct Scene {
+    /// The host; its `nic0` is one end of a veth pair, `peer0` the other.
+    pub host: CniHost,
+    /// The pod's namespace.
+    pub pod: Netns,
+    hardware: Option<Tree>,
+}
+
+impl Scene {
+    /// A host whose policy allows what no kernel without RDMA can show: netdevs without an RDMA
+    /// device, virtual ones, and no kubelet to ask.
+    ///
+    /// # Errors
+    /// The plugin is not built, or the kernel has no veth.
+    pub fn new() -> Result<Self> {
+        let host = CniHost::new()?;
+        let scene = Self {
+            pod: quiet_pod(&host)?,
+            host,
+            hardware: None,
+        };
+        scene.allow(&json!({}))?;
+        for section in ["xdp", "classifier"] {
+            bpf_object::write(&scene.host.directory().join(section), section)?;
+        }
+        Ok(scene)
+    }
+
+    /// The same, with addresses, routes, rules, neighbours and settings as an administrator
+    /// leaves them.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn furnished() -> Result<Self> {
+        let scene = Self::new()?;
+        scene.on_host(&[
+            "link set nic0 mtu 1450 txqueuelen 777",
+            "link set nic0 alias rail-zero",
+            "link property add dev nic0 altname enp59s0np0",
+            "addr add 10.9.2.1/32 dev nic0",
+            "route add 10.77.0.0/16 via 10.9.0.254 metric 50 mtu 1400",
+            "route add default via 10.9.0.254 table 101",
+            "-6 route add fd77::/32 via fd09::fe metric 60",
+            "rule add from 10.9.0.1 lookup 101 pref 1000",
+            "rule add iif nic0 lookup 101 pref 1001",
+            "neigh add 10.9.0.254 lladdr 02:00:00:00:00:fe dev nic0 nud permanent",
+            "sysctl ipv4/conf/nic0/rp_filter 2",
+            "sysctl ipv4/conf/nic0/arp_ignore 1",
+        ])?;
+        Ok(scene)
+    }
+
+    /// A host on whose sysfs `nic0` is a port of a ConnectX at [`PCI`], with an RDMA device.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn with_hardware() -> Result<Self> {
+        let mut scene = Self::furnished()?;
+        let root = scene.host_root();
+        fs::create_dir(&root)?;
+        let tree = Tree::new(&root);
+        tree.pci(&PciSpec::MLX5);
+        let mac = mac_of(&scene.host.netns, "nic0")?;
+        tree.netdev(&NetdevSpec {
+            name: "nic0",
+            mac: &mac,
+            on: On::Pci(PCI),
+            ..NetdevSpec::default()
+        });
+        tree.rdma(&RdmaSpec {
+            name: "mlx5_0",
+            on: On::Pci(PCI),
+            ..RdmaSpec::default()
+        });
+        fs::remove_dir_all(root.join("proc"))?;
+        std::os::unix::fs::symlink("/proc", root.join("proc"))?;
+        scene.hardware = Some(tree);
+        Ok(scene)
+    }
+
+    /// The tree of files that stands for the host's root, where the host has hardware.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn tree(&self) -> Result<&Tree> {
+        self.hardware.as_ref().context("a host without hardware")
+    }
+
+    /// Where that tree is.
+    #[must_use]
+    pub fn host_root(&self) -> PathBuf {
+        self.host.directory().join("root")
+    }
+
+    /// Writes the policy with these keys of `allow` over those of [`Scene::new`]; null takes one
+    /// away.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn allow(&self, keys: &Value) -> Result<()> {
+        self.policy(keys, &json!({}))
+    }
+
+    /// The same, with these keys beside `allow`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn policy(&self, allow: &Value, keys: &Value) -> Result<()> {
+        let mut all = json!({"nonRdma": true, "virtual": true, "unallocated": true});
+        if let (Some(all), Some(keys)) = (all.as_object_mut(), allow.as_object()) {
+            all.extend(keys.clone());
+            all.retain(|_, value| !value.is_null());
+        }
+        let mut policy = keys.clone();
+        if let Some(policy) = policy.as_object_mut() {
+            policy.insert("allow".to_owned(), all);
+        }
+        self.host.policy(&policy)
+    }
+
+    /// Where the policy is.
+    #[must_use]
+    pub fn policy_file(&self) -> PathBuf {
+        self.host.directory().join("policy.json")
+    }
+
+    /// Does this to the host, as its administrator.
+    ///
+    /// # Errors
+    /// A command failed.
+    pub fn on_host(&self, commands: &[&str]) -> Result<()> {
+        self.perform(&self.host.netns, commands)
+    }
+
+    /// Does this inside the pod, as a process with `CAP_NET_ADMIN`.
+    ///
+    /// # Errors
+    /// A command failed.
+    pub fn in_pod(&self, commands: &[&str]) -> Result<()> {
+        self.perform(&self.pod, commands)
+    }
+
+    /// Does this to a namespace.
+    ///
+    /// # Errors
+    /// A command failed.
+    pub fn perform(&self, netns: &Netns, commands: &[&str]) -> Result<()> {
+        for command in commands {
+            self.one(netns, command)
+                .with_context(|| (*command).to_owned())?;
+        }
+        Ok(())
+    }
+
+    fn one(&self, netns: &Netns, command: &str) -> Result<()> {
+        let mut command = command.to_owned();
+        for section in ["xdp", "classifier"] {
+            let file = self.host.directory().join(section);
+            command = command.replace(&format!("{{{section}}}"), &file.to_string_lossy());
+        }
+        let words: Vec<OsString> = command.split_whitespace().map(bytes_of).collect();
+        let text: Vec<&str> = command.split_whitespace().collect();
+        match text.as_slice() {
+            ["sysctl", path, value] => {
+                let path = Path::new("/proc/sys/net").join(path);
+                netns.enter(|| fs::write(&path, value).with_context(|| path.display().to_string()))
+            }
+            ["feature", link, name, on] => {
+                netns.enter(|| ethtool::set_feature(link.as_bytes(), name, *on == "on"))
+            }
+            ["tc", ..] => run(Command::new("tc")
+                .args(["-netns", netns.name()])
+                .args(words.iter().skip(1)))
+            .map(drop),
+            _ => run(Command::new("ip")
+                .args(["-netns", netns.name()])
+                .args(words))
+            .map(drop),
+        }
+    }
+
+    /// Another pod.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn another_pod(&self) -> Result<Netns> {
+        quiet_pod(&self.host)
+    }
+
+    /// The call for `net1` of the pod's container `c1`.
+    #[must_use]
+    pub fn call(&self) -> Call {
+        self.call_of(&self.pod, "c1", "net1")
+    }
+
+    /// The call for an interface of a container.
+    #[must_use]
+    pub fn call_of(&self, pod: &Netns, container: &str, ifname: &str) -> Call {
+        let call = self.host.call(pod, container, ifname);
+        if self.hardware.is_none() {
+            return call;
+        }
+        call.env("RDMA_NETDEV_HOST_ROOT", self.host_root())
+    }
+
+    /// What is compared of the host: its network, attachments and leases.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn host_state(&self) -> Result<State> {
+        let mut all = state(&self.host.netns)?;
+        all.extend(self.host.left_behind());
+        for (program, keys) in [
+            ("rdma-netdev", ["container", "interface", "network"]),
+            ("rdma-ipam", ["container", "interface", "address"]),
+        ] {
+            for entry in self.listed(program)? {
+                let told = keys.map(|key| entry.get(key).cloned().unwrap_or_default().to_string());
+                all.insert(format!("{program} lists {}", told.join(" ")), String::new());
+            }
+        }
+        Ok(all)
+    }
+
+    /// What `rdma-netdev list` or `rdma-ipam list` shows.
+    ///
+    /// # Errors
+    /// It failed, or printed no list.
+    pub fn listed(&self, program: &str) -> Result<Vec<Value>> {
+        let mut list = self.administrators(Command::new(product(program)?), &["list", "--json"]);
+        let answer = self.host.netns.enter(|| bounded(&mut list, b""))?;
+        ensure!(answer.status.success(), "{program} list: {}", answer.stderr);
+        let document: Value = serde_json::from_str(&answer.stdout)?;
+        document
+            .as_array()
+            .cloned()
+            .with_context(|| format!("{program} lists no list"))
+    }
+
+    /// A call of an administrator on the host.
+    ///
+    /// # Errors
+    /// It has no end within [`CALL_TIMEOUT`], or panicked.
+    pub fn tool(&self, program: &str, arguments: &[&str]) -> Result<Answer> {
+        let command = self.host.netns.command(product(program)?);
+        bounded(&mut self.administrators(command, arguments), b"")
+    }
+
+    fn administrators(&self, mut command: Command, arguments: &[&str]) -> Command {
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| name == "PATH"))
+            .env("RDMA_NETDEV_POLICY", self.policy_file())
+            .env("RDMA_NODE_NAME", "node-1");
+        if self.hardware.is_some() {
+            command.env("RDMA_NETDEV_HOST_ROOT", self.host_root());
+        }
+        command
+    }
+
+    /// The configuration of network `rail0`, newest version, with these keys.
+    #[must_use]
+    pub fn network(&self, keys: &Value) -> Value {
+        let mut config = self.host.config(&json!({"cniVersion": "1.1.0"}));
+        if let (Some(config), Some(keys)) = (config.as_object_mut(), keys.as_object()) {
+            config.extend(keys.clone());
+        }
+        config
+    }
+
+    /// That network takes `nic0` into the pod.
+    #[must_use]
+    pub fn moving(&self) -> Value {
+        self.network(&json!({"attach": "move", "device": "nic0"}))
+    }
+
+    /// That network puts a macvlan with a lease of our own IPAM upon `nic0`.
+    #[must_use]
+    pub fn child(&self) -> Value {
+        let ipam = self.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+        self.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": ipam}))
+    }
+
+    /// ADD of `net1` must be refused with one of these codes and a message or details with all
+    /// these words; host and pod must be as before, also after the DEL that a runtime sends then.
+    ///
+    /// # Errors
+    /// Something else happened.
+    pub fn refuses(&self, network: &Value, codes: &[u64], words: &[&str]) -> Result<()> {
+        self.refuses_call(&self.call(), network, codes, words)
+    }
+
+    /// The same for another call.
+    ///
+    /// # Errors
+    /// Something else happened.
+    pub fn refuses_call(
+        &self,
+        call: &Call,
+        network: &Value,
+        codes: &[u64],
+        words: &[&str],
+    ) -> Result<()> {
+        let (host, pod) = (self.host_state()?, state(&self.pod)?);
+        let answer = answer_of(call, "ADD", network)?;
+        refusal(&answer, codes, words)?;
+        unchanged(&host, || self.host_state(), "after the refused ADD")?;
+        unchanged(
+            &pod,
+            || state(&self.pod),
+            "in the pod, after the refused ADD",
+        )?;
+        answer_of(call, "DEL", network)?.success().context("DEL")?;
+        unchanged(&host, || self.host_state(), "after DEL")?;
+        unchanged(&pod, || state(&self.pod), "in the pod, after DEL")
+    }
+
+    /// ADD, then the pod does this to its interface, then DEL: the host must be as before.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn returns(&self, network: &Value, pod: &[&str]) -> Result<()> {
+        let before = self.host_state()?;
+        answer_of(&self.call(), "ADD", network)?
+            .success()
+            .context("ADD")?;
+        self.in_pod(pod).context("in the pod")?;
+        self.del_returns(network, &before)
+    }
+
+    /// DEL must succeed, once more, too, and leave the host as before and no `net1` in the pod.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn del_returns(&self, network: &Value, before: &State) -> Result<()> {
+        for when in ["after DEL", "after another DEL"] {
+            answer_of(&self.call(), "DEL", network)?
+                .success()
+                .context(when)?;
+            unchanged(before, || self.host_state(), when)?;
+            ensure!(
+                self.pod.ip("link show net1").is_err(),
+                "net1 is left in the pod {when}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Either ADD is refused and the message has one of these words, with nothing changed; or
+    /// after ADD and DEL the host is as before.
+    ///
+    /// # Errors
+    /// Neither.
+    pub fn returns_or_refuses(&self, network: &Value, words: &[&str]) -> Result<()> {
+        let before = self.host_state()?;
+        let answer = answer_of(&self.call(), "ADD", network)?;
+        if !answer.status.success() {
+            let (code, message) = answer.refusal()?;
+            let told = message.to_lowercase();
+            ensure!(
+                words.iter().any(|word| told.contains(&word.to_lowercase())),
+                "refused with {code}, but the message names none of {words:?}: {message}"
+            );
+            unchanged(&before, || self.host_state(), "after the refused ADD")?;
+        }
+        self.del_returns(network, &before)
+    }
+
+    /// What the kernel does with hardware when the pod's namespace ends: it comes back to the
+    /// host, down, without addresses, under the name it has in the pod.
+    ///
+    /// # Errors
+    /// `ip` failed.
+    pub fn pod_dies(&self, ifname: &str) -> Result<()> {
+        self.in_pod(&[&format!(
+            "link set {ifname} netns {}",
+            self.host.netns.name()
+        )])?;
+        self.pod.delete()
+    }
+}
+
+/// A pod whose own links have their link-local addresses at once.
+fn quiet_pod(host: &CniHost) -> Result<Netns> {
+    let pod = host.pod()?;
+    pod.enter(|| Ok(fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?))?;
+    Ok(pod)
+}
+
+/// One call with a configuration.
+///
+/// # Errors
+/// It has no end within [`CALL_TIMEOUT`], or panicked.
+pub fn answer_of(call: &Call, command: &str, network: &Value) -> Result<Answer> {
+    answer_to(call, command, network.to_string().as_bytes())
+}
+
+/// One call with these bytes as configuration.
+///
+/// # Errors
+/// It has no end within [`CALL_TIMEOUT`], or panicked.
+pub fn answer_to(call: &Call, command: &str, stdin: &[u8]) -> Result<Answer> {
+    bounded(&mut call.command(command), stdin).with_context(|| command.to_owned())
+}
+
+/// Code and message with details of a refused call.
+///
+/// # Errors
+/// It succeeded, gave another code, or does not say these words.
+pub fn refusal(answer: &Answer, codes: &[u64], words: &[&str]) -> Result<(u64, String)> {
+    let (code, message) = answer.refusal()?;
+    let document: Value = serde_json::from_str(&answer.stdout)?;
+    let details = document
+        .get("details")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let told = format!("{message} {details}");
+    ensure!(
+        codes.is_empty() || codes.contains(&code),
+        "code {code} and not one of {codes:?}: {told}"
+    );
+    for word in words {
+        let known = told.to_lowercase().contains(&word.to_lowercase());
+        ensure!(known, "the refusal ({code}) does not say {word:?}: {told}");
+    }
+    ensure!(code != 0, "code 0 is no error: {told}");
+    Ok((code, told))
+}
+
+/// A program that is being waited for; killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    started: Instant,
+    stdout: Option<thread::JoinHandle<Vec<u8>>>,
+    stderr: Option<thread::JoinHandle<Vec<u8>>>,
+}
+
+impl Running {
+    /// Starts a program and hands it its standard input.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command, stdin: &[u8]) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {}", command.get_program().display()))?;
+        if let Some(mut input) = child.stdin.take() {
+            let stdin = stdin.to_vec();
+            // One that answers without reading has closed the pipe already.
+            thread::spawn(move || drop(input.write_all(&stdin)));
+        }
+        let stdout = child.stdout.take().map(collect);
+        let stderr = child.stderr.take().map(collect);
+        Ok(Self {
+            child,
+            started: Instant::now(),
+            stdout,
+            stderr,
+        })
+    }
+
+    /// Sends SIGKILL.
+    pub fn kill(&mut self) {
+        // One that has ended needs no signal.
+        let _ = self.child.kill();
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It does not come within [`CALL_TIMEOUT`], or the program panicked.
+    pub fn answer(mut self) -> Result<Answer> {
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if self.started.elapsed() > CALL_TIMEOUT {
+                bail!("no answer within {CALL_TIMEOUT:?}");
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| -> Result<String> {
+            let reader = reader.context("read once")?;
+            let bytes = reader.join().map_err(|_| anyhow!("the reader panicked"))?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let answer = Answer {
+            status,
+            stdout: text(self.stdout.take())?,
+            stderr: text(self.stderr.take())?,
+        };
+        ensure!(!answer.stderr.contains("panicked at"), "{}", answer.stderr);
+        Ok(answer)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is what there is.
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// Runs a program to its end, which must come within [`CALL_TIMEOUT`].
+///
+/// # Errors
+/// It does not, or the program panicked.
+pub fn bounded(command: &mut Command, stdin: &[u8]) -> Result<Answer> {
+    Running::start(command, stdin)?.answer()
+}
+
+/// A link's MAC address, as `ip` writes it.
+///
+/// # Errors
+/// There is no such link.
+pub fn mac_of(netns: &Netns, link: &str) -> Result<String> {
+    let links = netns.ip_json(&format!("link show dev {link}"))?;
+    let address = links
+        .get(0)
+        .and_then(|link| link.get("address"))
+        .and_then(Value::as_str);
+    address
+        .map(str::to_owned)
+        .with_context(|| format!("{link} has no address"))
+}
+
+/// A link's index.
+///
+/// # Errors
+/// There is no such link.
+pub fn index_of(netns: &Netns, link: &str) -> Result<u64> {
+    let links = netns.ip_json(&format!("link show dev {link}"))?;
+    let index = links
+        .get(0)
+        .and_then(|link| link.get("ifindex"))
+        .and_then(Value::as_u64);
+    index.with_context(|| format!("{link} has no index"))
+}
+
+/// A word of a command line, with `\xNN` as the byte it stands for.
+fn bytes_of(word: &str) -> OsString {
+    let mut bytes = Vec::new();
+    let mut rest = word;
+    while let Some((before, after)) = rest.split_once("\\x") {
+        bytes.extend(before.as_bytes());
+        let digits = after.get(..2).unwrap_or_default();
+        match u8::from_str_radix(digits, 16) {
+            Ok(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            Err(_) => {
+                bytes.extend(b"\\x");
+                rest = after;
+            }
+        }
+    }
+    bytes.extend(rest.as_bytes());
+    OsString::from_vec(bytes)
+}
+
+/// `cases! { fact: Need, Need => expression; … }`: a module's cases, each an expression that is
+/// a `Result<()>`, named after the fact that it proves.
+#[macro_export]
+macro_rules! cases {
+    ($($name:ident $(: $($need:ident),*)? => $body:expr;)*) => {
+        pub(crate) const CASES: &[$crate::harness::Case] = {
+            $(fn $name() -> anyhow::Result<()> { $body })*
+            &[$($crate::case!($name, Root, Netns $($(, $need)*)?)),*]
+        };
+    };
+}
