@@ -75,7 +75,6 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         _ => None,
     };
     let pod = pod_namespace(&node, request)?;
-    node.journal.check_owner()?;
     let _attachment = node
         .journal
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;

@@ -34,7 +34,7 @@ pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
     match request.command() {
         Command::Add => {
             let node = Node::open(places, subject)?;
-            node.store.check_owner()?;
+            node.journal.check_owner()?;
             add::run(node, request).map(Some)
         }
         Command::Del => del::run(for_release(places, subject)?, request).map(|()| None),
@@ -52,7 +52,7 @@ fn for_release(places: &Places, subject: String) -> Result<Node, Error> {
     if let Some(fault) = &node.policy.fault {
         node.log.warn(fault.with_remedy());
     }
-    if let Err(unsafe_directory) = node.store.check_owner() {
+    if let Err(unsafe_directory) = node.journal.check_owner() {
         node.log.warn(Error::from(unsafe_directory));
     }
     Ok(node)
