@@ -521,68 +521,86 @@ pub struct HostLink {
 }
 
 /// Reads a netdev of the host.
-///
-/// # Errors
-/// Code 7 when there is none of that name, code 5 or 100 when reading fails.
-pub fn read(node: &mut Node, name: &str) -> Result<HostLink, Error> {
-    let known_addresses = node.known_addresses();
-    let roots = &node.roots;
+fn read(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+    let node_addresses = node.known_addresses();
+    let with_selectors = node.policy.values.allow.netdevs.is_some();
     let socket = &mut node.netns.socket;
-    let link = link::get(socket, By::Name(name.as_bytes()))?.ok_or_else(|| absent(name))?;
-    let shown = link.name.to_string();
-    let rdma = match lookup::ports_of_netdev(roots, &shown) {
-        Ok(ports) => ports,
-        // Not in this sysfs: a netdev that sysfs does not show has no RDMA device there either.
-        Err(e) if e.is_missing() => Vec::new(),
-        Err(e) => return Err(unreadable(&e)),
-    };
-    let mode = match rdma.as_slice() {
-        [] => None,
-        _ => hca::nldev::netns_mode(roots).map_err(|e| unreadable(&e))?,
-    };
-    let hcas = match lookup::hcas_of_netdev(roots, &shown, &rdma) {
-        Ok(hcas) => hcas,
-        Err(e) if e.is_missing() => BTreeSet::new(),
-        Err(e) => return Err(unreadable(&e)),
-    };
-    let mut found = HostLink {
-        hcas,
-        rdma,
-        mode,
-        ..HostLink::default()
-    };
-    if node.policy.values.allow.netdevs.is_some() {
-        match hca::netdev::read(roots, &shown) {
-            Ok(netdev) => {
-                found.pci_ids = netdev.pci.and_then(|address| {
-                    let function = hca::pci::read(roots, address).ok()?;
-                    Some((
-                        format!("{:04x}", function.vendor),
-                        format!("{:04x}", function.device),
-                    ))
-                });
-                found.netdev = Some(netdev);
-            }
-            Err(e) if e.is_missing() => {}
+    HostLink::read(&node.roots, socket, name, with_selectors, &node_addresses)
+}
+
+impl HostLink {
+    /// Reads a netdev of the namespace that `socket` is of, the host's.
+    ///
+    /// `with_selectors`: also what selectors of the policy ask for. `node_addresses` are the addresses
+    /// the node is known by, beside those found here.
+    ///
+    /// # Errors
+    /// Code 7 when there is none of that name, code 5 or 100 when reading fails.
+    pub fn read(
+        roots: &Host,
+        socket: &mut Socket,
+        name: &str,
+        with_selectors: bool,
+        node_addresses: &[IpAddr],
+    ) -> Result<HostLink, Error> {
+        let link = link::get(socket, By::Name(name.as_bytes()))?.ok_or_else(|| absent(name))?;
+        let shown = link.name.to_string();
+        let rdma = match lookup::ports_of_netdev(roots, &shown) {
+            Ok(ports) => ports,
+            // Not in this sysfs: a netdev that sysfs does not show has no RDMA device there either.
+            Err(e) if e.is_missing() => Vec::new(),
             Err(e) => return Err(unreadable(&e)),
+        };
+        let mode = match rdma.as_slice() {
+            [] => None,
+            _ => hca::nldev::netns_mode(roots).map_err(|e| unreadable(&e))?,
+        };
+        let hcas = match lookup::hcas_of_netdev(roots, &shown, &rdma) {
+            Ok(hcas) => hcas,
+            Err(e) if e.is_missing() => BTreeSet::new(),
+            Err(e) => return Err(unreadable(&e)),
+        };
+        let mut found = HostLink {
+            hcas,
+            rdma,
+            mode,
+            ..HostLink::default()
+        };
+        if with_selectors {
+            match hca::netdev::read(roots, &shown) {
+                Ok(netdev) => {
+                    found.pci_ids = netdev.pci.and_then(|address| {
+                        let function = hca::pci::read(roots, address).ok()?;
+                        Some((
+                            format!("{:04x}", function.vendor),
+                            format!("{:04x}", function.device),
+                        ))
+                    });
+                    found.netdev = Some(netdev);
+                }
+                Err(e) if e.is_missing() => {}
+                Err(e) => return Err(unreadable(&e)),
+            }
         }
+        if let Some(index) = link.controller {
+            let controller = link::get(socket, By::Index(index))?;
+            let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
+            found.controller = controller.map(|c| (c.name.to_string(), kind));
+        }
+        found.addresses = address::list(socket, link.index)?
+            .iter()
+            .flat_map(|message| &message.attributes)
+            .filter_map(|attribute| match attribute {
+                AddressAttribute::Local(address) | AddressAttribute::Address(address) => {
+                    Some(*address)
+                }
+                _ => None,
+            })
+            .collect();
+        found.uplink = uplink(socket, &link, &found.addresses, node_addresses)?;
+        found.link = link;
+        Ok(found)
     }
-    if let Some(index) = link.controller {
-        let controller = link::get(socket, By::Index(index))?;
-        let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
-        found.controller = controller.map(|c| (c.name.to_string(), kind));
-    }
-    found.addresses = address::list(socket, link.index)?
-        .iter()
-        .flat_map(|message| &message.attributes)
-        .filter_map(|attribute| match attribute {
-            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-        .collect();
-    found.uplink = uplink(socket, &link, &found.addresses, &known_addresses)?;
-    found.link = link;
-    Ok(found)
 }
 
 /// Why taking a netdev would cut the node off.

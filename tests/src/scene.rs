@@ -435,7 +435,12 @@ impl Scene {
 /// A pod whose own links have their link-local addresses at once.
 fn quiet_pod(host: &CniHost) -> Result<Netns> {
     let pod = host.pod()?;
-    pod.enter(|| Ok(fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?))?;
+    pod.enter(|| {
+        Ok(fs::write(
+            "/proc/sys/net/ipv6/conf/default/accept_dad",
+            "0",
+        )?)
+    })?;
     Ok(pod)
 }
 

@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 use cni_wire::{CniResult, IpConfig};
 use hca::Host;
 use netlink_packet_route::link::MacVlanMode;
-use rdma_netdev::act;
+use rdma_netdev::apply;
 use rdma_netdev::config::{Attach, Config};
-use rdma_netdev::find;
 use rdma_netdev::kernel::link::{self, By, Child, NewChild};
 use rdma_netdev::kernel::{Namespace, Socket};
 use rdma_netdev::layout::Layout;
+use rdma_netdev::resolve::HostLink;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
     let mut inside = pod.socket(&home)?;
     link::get(&mut inside, By::Name(name.as_bytes()))?;
-    let found = find::look(&host, &mut socket, master, false, &[])?;
+    let found = HostLink::read(&host, &mut socket, master, false, &[])?;
     let child = NewChild {
         name,
         child: Child::Macvlan {
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     };
     let layout = Layout::of_result(Attach::Macvlan, &Config::default(), &result);
     pod.enter(&home, || {
-        act::configure(&mut inside, &host.proc, &made, &layout, Attach::Macvlan)
+        apply::configure(&mut inside, &host.proc, &made, &layout, Attach::Macvlan)
     })??;
     Ok(())
 }
