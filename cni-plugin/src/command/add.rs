@@ -57,7 +57,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
     let dns = request.config.dns()?;
-    let ipam = Ipam::of(request)?;
+    let ipam = Ipam::of(&node, request)?;
     if matches!(ipam, Ipam::None) && plan::kind(&config) != plan::Kind::Known(Attach::Move) {
         before.fits(request.config.version)?;
     }

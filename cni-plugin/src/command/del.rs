@@ -38,14 +38,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         false => imported.and(sweep(&mut node, request, id)),
     };
     // Leases go by container and interface, whatever the journal knew. A configuration whose
-    // IPAM cannot be read or found had none leased by us.
-    let released = match Ipam::of(request) {
-        Ok(ipam) => ipam.del(&node, request),
-        Err(e) => {
-            node.log.warn(format_args!("no addresses released: {e}"));
-            Ok(())
-        }
-    };
+    // IPAM cannot be read or found, or is not allowed, had none leased by us.
+    let released = Ipam::of_release(&node, request).del(&node, request);
     swept.and(released)?;
     Ok(node.store.forget(&key)?)
 }
