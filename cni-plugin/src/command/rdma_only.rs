@@ -387,7 +387,7 @@ pub(super) fn import(node: &Node, request: &Request, id: &AttachmentId) -> Resul
 
 /// Whether a network's DEL has no interface to look for.
 pub(super) fn is_meant(request: &Request) -> bool {
-    Config::read(request).is_ok_and(|config| config.attach == Some(Attach::RdmaOnly))
+    Attach::of(request).is_ok_and(|attach| attach == Some(Attach::RdmaOnly))
 }
 
 #[cfg(test)]

@@ -32,6 +32,9 @@ const MAX_TEXT_BYTES: usize = 4 << 10;
 /// How often a delegate whose stdout stays open is asked whether it has ended: a process that it
 /// left behind may keep the pipe.
 const ENDED_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a pipe of a delegate that has ended is read: what it wrote is there, but a process that
+/// it left behind may never close the pipe.
+const LEFT_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits between attempts while the file is being written ("text file busy"), in
 /// milliseconds: an installer that replaces it in place needs that long.
@@ -249,21 +252,26 @@ fn exchange(child: &mut Child, config: &[u8]) -> io::Result<Said> {
     // behind may hold its pipes for ever.
     let (stdout, stdout_ends) = collect(child.stdout.take(), MAX_ANSWER_BYTES);
     let (stderr, stderr_ends) = collect(child.stderr.take(), MAX_TEXT_BYTES);
-    let mut too_long = false;
-    loop {
+    let end = loop {
         match stdout_ends.recv_timeout(ENDED_INTERVAL) {
-            Ok(End::Limit) => {
-                too_long = true;
-                child.kill()?;
-                break;
+            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => {
+                break stdout_ends.recv_timeout(LEFT_OPEN_TIMEOUT).ok();
             }
-            Ok(End::Closed) | Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => break,
             Err(RecvTimeoutError::Timeout) => {}
+            end => break end.ok(),
         }
+    };
+    let too_long = matches!(end, Some(End::Limit));
+    if too_long {
+        child.kill()?;
     }
     let status = child.wait()?;
-    let cut = matches!(stderr_ends.recv_timeout(ENDED_INTERVAL), Ok(End::Limit));
+    // Whoever holds stdout holds stderr, too.
+    let rest = match end {
+        Some(_) => LEFT_OPEN_TIMEOUT,
+        None => Duration::ZERO,
+    };
+    let cut = matches!(stderr_ends.recv_timeout(rest), Ok(End::Limit));
     let stderr = taken(&stderr);
     let mut stderr = printable(String::from_utf8_lossy(&stderr).trim());
     if cut {

@@ -26,7 +26,7 @@ pub mod text;
 pub mod version;
 
 pub use config::{NetworkConfig, Request};
-pub use env::{Args, AttachmentId, Command, ContainerId, Environment, IfName};
+pub use env::{Args, AttachmentId, Command, ContainerId, Environment, IfName, KNOWN_ARGS};
 pub use error::{Code, Error};
 pub use result::{Cidr, CniResult, Dns, Interface, IpConfig, Route};
 pub use section::Section;
