@@ -1,6 +1,12 @@
 //! Where an attachment's addresses come from and go to: no IPAM, ours in this process, or any
 //! other by exec.
 
+use std::{
+    ffi::OsStr,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
 use cni_wire::{
     AttachmentId, CniResult, Code, Command, ContainerId, Environment, Error, IfName, NetworkConfig,
     Request, delegate::Delegate,
@@ -15,6 +21,43 @@ use crate::{
 const OWN: &str = "rdma-ipam";
 /// The type whose configuration ours reads, too.
 const COMPATIBLE: &str = "whereabouts";
+/// The names under which this plugin itself is installed.
+const SELF: [&str; 2] = ["rdma-netdev", "rdma"];
+/// Plugins that make, take or change interfaces: with a network's words they do as root what the
+/// policy refuses, so none is an IPAM whatever the policy lists. The reference plugins, those of
+/// SR-IOV and InfiniBand, and meta plugins, which run any other.
+const NO_IPAM: [&str; 30] = [
+    "accelerated-bridge",
+    "bandwidth",
+    "bond",
+    "bridge",
+    "dummy",
+    "firewall",
+    "flannel",
+    "host-device",
+    "ib-sriov",
+    "ib-sriov-cni",
+    "ipoib",
+    "ipoib-cni",
+    "ipvlan",
+    "loopback",
+    "macvlan",
+    "multus",
+    "multus-shim",
+    "ovs",
+    "portmap",
+    "ptp",
+    "rdma",
+    "rdma-cni",
+    "rdma-netdev",
+    "route-override",
+    "sbr",
+    "sriov",
+    "tap",
+    "tuning",
+    "vlan",
+    "vrf",
+];
 
 /// An IPAM, found.
 #[derive(Debug)]
@@ -27,30 +70,61 @@ pub enum Ipam {
     Other(Delegate),
 }
 
+/// Why a request's IPAM program does not run.
+enum Refusal {
+    /// It is not in `CNI_PATH`, or `ipam` is wrong.
+    Unusable(Error),
+    /// No policy allows it.
+    Never(Error),
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Unusable(error) | Refusal::Never(error) => error,
+        }
+    }
+}
+
 impl Ipam {
-    /// The IPAM of a request.
+    /// The IPAM of a request that asks for addresses, or about them. The network names it, and a
+    /// namespace's user may write the network: only what the policy lists in `allow.ipam` runs.
     ///
     /// `whereabouts` is served here only where the node's `whereabouts` is a link to our
     /// `rdma-ipam`: a cluster that runs the real one must not get a second allocator for its
-    /// ranges.
+    /// ranges. There it is allowed as ours is.
     ///
     /// # Errors
-    /// Code 7: `ipam` is wrong, or the type is not installed.
-    pub fn of(request: &Request) -> Result<Ipam, Error> {
-        match request.config.ipam_type()? {
-            None => Ok(Ipam::None),
-            Some(OWN) => Ok(Ipam::Own),
-            Some(kind) => {
-                let delegate = Delegate::find(kind, &request.env.path)?;
-                let real = |delegate: &Delegate| delegate.program().canonicalize().ok();
-                let ours = kind == COMPATIBLE
-                    && Delegate::find(OWN, &request.env.path)
-                        .is_ok_and(|own| real(&own).is_some() && real(&own) == real(&delegate));
-                Ok(if ours {
-                    Ipam::Own
-                } else {
-                    Ipam::Other(delegate)
-                })
+    /// Code 101: the policy does not list it, or it is no IPAM; code 7: `ipam` is wrong, or the
+    /// type is not installed.
+    pub fn of(node: &Node, request: &Request) -> Result<Ipam, Error> {
+        let Some(kind) = request.config.ipam_type()? else {
+            return Ok(Ipam::None);
+        };
+        let listed = |name: &str| node.policy.values.allow.ipam.iter().any(|known| known == name);
+        // What is not listed is not even looked for.
+        if !listed(kind) && kind != COMPATIBLE {
+            return Err(unlisted(node, kind));
+        }
+        match find(kind, &request.env.path)? {
+            Ipam::Own if !listed(kind) && !listed(OWN) => Err(unlisted(node, kind)),
+            Ipam::Other(_) if !listed(kind) => Err(unlisted(node, kind)),
+            found => Ok(found),
+        }
+    }
+
+    /// The IPAM of a release of which the journal knows nothing: none where the policy does not
+    /// allow it, or it is not installed. That is logged. Ours releases in any case.
+    pub fn of_release(node: &Node, request: &Request) -> Ipam {
+        let kind = request.config.ipam_type().ok().flatten();
+        if kind.is_some_and(|kind| matches!(find(kind, &request.env.path), Ok(Ipam::Own))) {
+            return Ipam::Own;
+        }
+        match Ipam::of(node, request) {
+            Ok(ipam) => ipam,
+            Err(e) => {
+                node.log.warn(format_args!("no addresses released: {e}"));
+                Ipam::None
             }
         }
     }
@@ -141,10 +215,12 @@ pub fn note(request: &Request) -> Result<Option<record::Ipam>, Error> {
     }))
 }
 
-/// Releases the addresses of a journalled attachment, as its own DEL would.
+/// Releases the addresses of a journalled attachment, as its own DEL would. Its IPAM was allowed
+/// when it gave them, so the policy is not asked again. One that is gone from `CNI_PATH` cannot
+/// release anything, now or later, and must not keep the rest of the attachment: that is logged.
 ///
 /// # Errors
-/// The IPAM's, or code 7 when it is not installed any more.
+/// The IPAM's.
 pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
     let Some(noted) = &record.ipam else {
         return Ok(());
@@ -164,5 +240,162 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
         },
         config: NetworkConfig::parse(noted.config.as_bytes())?,
     };
-    Ipam::of(&request)?.del(node, &request)
+    match find(&noted.kind, &noted.path) {
+        Ok(ipam) => ipam.del(node, &request),
+        Err(Refusal::Never(e)) => {
+            node.log.warn(format_args!(
+                "{}: IPAM {} is not run: {e}",
+                record.owner(),
+                noted.kind
+            ));
+            Ok(())
+        }
+        Err(Refusal::Unusable(e)) if e.code == Code::InvalidConfig => {
+            node.log.warn(format_args!(
+                "{}: its addresses are still leased by IPAM {}, which is gone: {e}",
+                record.owner(),
+                noted.kind
+            ));
+            // They may be ours, under the other name.
+            match noted.kind == COMPATIBLE {
+                true => Ipam::Own.del(node, &request),
+                false => Ok(()),
+            }
+        }
+        Err(Refusal::Unusable(e)) => Err(e),
+    }
+}
+
+/// The program of a type, judged by its name and by what the file is.
+fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Refusal> {
+    if kind == OWN {
+        return Ok(Ipam::Own);
+    }
+    if NO_IPAM.contains(&kind) {
+        return Err(no_ipam(
+            kind,
+            "it is the name of a plugin that makes or changes interfaces",
+        ));
+    }
+    let delegate = Delegate::find(kind, path).map_err(Refusal::Unusable)?;
+    let program = delegate.program();
+    // Another name may be a link to one of them, or to this program, which would call itself
+    // without end.
+    let file = program
+        .canonicalize()
+        .unwrap_or_else(|_| program.to_owned());
+    let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if NO_IPAM.contains(&name) || is_this_program(program, path) {
+        return Err(no_ipam(
+            kind,
+            &format!("{} is {}", program.display(), file.display()),
+        ));
+    }
+    let own = |own: Delegate| same_file(own.program(), program);
+    if kind == COMPATIBLE && Delegate::find(OWN, path).is_ok_and(own) {
+        return Ok(Ipam::Own);
+    }
+    Ok(Ipam::Other(delegate))
+}
+
+/// Whether a file is this program, under whatever name and by whatever link.
+fn is_this_program(file: &Path, path: &[PathBuf]) -> bool {
+    same_file(Path::new("/proc/self/exe"), file)
+        || SELF.iter().any(|name| {
+            // An installer may have replaced the file that runs here.
+            let installed = Delegate::look_up(name, path).ok().flatten();
+            installed.is_some_and(|installed| same_file(installed.program(), file))
+        })
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
+    id(one).is_some_and(|one| id(other) == Some(one))
+}
+
+fn no_ipam(kind: &str, why: &str) -> Refusal {
+    let error = Error::new(
+        Code::Policy,
+        format!("ipam.type {kind:?} is no IPAM plugin: {why}"),
+    )
+    .with_details("no policy allows it; name an IPAM plugin, such as rdma-ipam");
+    Refusal::Never(error)
+}
+
+fn unlisted(node: &Node, kind: &str) -> Error {
+    let listed = &node.policy.values.allow.ipam;
+    let allowed = match listed.is_empty() {
+        true => "it allows none".to_owned(),
+        false => format!("it allows {}", listed.join(", ")),
+    };
+    Error::new(
+        Code::Policy,
+        format!("the node's policy does not allow ipam.type {kind:?}: {allowed}"),
+    )
+    .with_details(format!(
+        "name one of them, or let an administrator add it to allow.ipam in {}",
+        node.policy.path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    fn found(kind: &str, directory: &Path) -> Result<&'static str, Code> {
+        match find(kind, &[directory.to_owned()]) {
+            Ok(Ipam::None) => Ok("none"),
+            Ok(Ipam::Own) => Ok("own"),
+            Ok(Ipam::Other(_)) => Ok("other"),
+            Err(refusal) => Err(Error::from(refusal).code),
+        }
+    }
+
+    #[test]
+    fn a_program_is_judged_by_its_name_and_by_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| fs::write(dir.path().join(name), name).unwrap();
+        for name in [
+            "rdma-ipam",
+            "rdma-netdev",
+            "bridge",
+            "static",
+            "whereabouts",
+            "cni",
+        ] {
+            file(name);
+        }
+        let link = |to: &str, name: &str| symlink(to, dir.path().join(name)).unwrap();
+        link("bridge", "innocent");
+        link("rdma-netdev", "ours");
+        link("/proc/self/exe", "this");
+        // One program under many names, as k3s installs them.
+        link("cni", "host-local");
+        fs::hard_link(dir.path().join("rdma-netdev"), dir.path().join("hard")).unwrap();
+        for (kind, expected) in [
+            ("rdma-ipam", Ok("own")),
+            ("static", Ok("other")),
+            ("host-local", Ok("other")),
+            ("whereabouts", Ok("other")),
+            ("bridge", Err(Code::Policy)),
+            ("host-device", Err(Code::Policy)),
+            ("rdma-netdev", Err(Code::Policy)),
+            ("rdma", Err(Code::Policy)),
+            ("innocent", Err(Code::Policy)),
+            ("ours", Err(Code::Policy)),
+            ("this", Err(Code::Policy)),
+            ("hard", Err(Code::Policy)),
+            ("nowhere", Err(Code::InvalidConfig)),
+            ("../bridge", Err(Code::InvalidConfig)),
+            ("..", Err(Code::InvalidConfig)),
+            ("a\0b", Err(Code::InvalidConfig)),
+        ] {
+            assert_eq!(found(kind, dir.path()), expected, "{kind:?}");
+        }
+        fs::remove_file(dir.path().join("whereabouts")).unwrap();
+        link("rdma-ipam", "whereabouts");
+        assert_eq!(found("whereabouts", dir.path()), Ok("own"));
+    }
 }

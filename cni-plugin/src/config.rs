@@ -1,10 +1,12 @@
 //! What a network configuration asks of this plugin, beyond the keys all plugins share.
 //!
 //! Keys have the names of the reference plugins for each kind of attachment. A wrong value is
-//! refused by name before anything is looked at; keys of other plugins are passed over, as the
-//! specification asks.
+//! refused by name before anything is looked at, and so is a key that resembles one of ours: its
+//! value would be lost without a word. Other keys are passed over, as the specification asks.
 
-use cni_wire::{Code, Error, Request, Section};
+mod misspelt;
+
+use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 
@@ -34,6 +36,25 @@ impl Attach {
             Attach::Ipvlan => "ipvlan",
             Attach::Ipoib => "ipoib",
             Attach::RdmaOnly => "rdma-only",
+        }
+    }
+
+    /// The kind that a request names; that of the RDMA CNI plugin where this one stands in its
+    /// place. Nothing else of the request is read.
+    ///
+    /// # Errors
+    /// Code 7: it is no kind of attachment.
+    pub fn of(request: &Request) -> Result<Option<Attach>, Error> {
+        let root = request.config.root();
+        match root.text("attach")? {
+            None => Ok(stands_in(&root)?.then_some(Attach::RdmaOnly)),
+            Some(text) => Attach::parse(text).map(Some).ok_or_else(|| {
+                root.wrong(
+                    "attach",
+                    format_args!("{text:?} is not a kind of attachment"),
+                )
+                .with_details("expected move, macvlan, ipvlan, ipoib or rdma-only")
+            }),
         }
     }
 
@@ -119,27 +140,24 @@ pub struct Config {
 /// The `type` under which the RDMA CNI plugin is installed.
 const DROP_IN: &str = "rdma";
 
+/// Whether this plugin is installed in the RDMA CNI plugin's place, and does what that does.
+fn stands_in(root: &Section<'_>) -> Result<bool, Error> {
+    Ok(root.text("type")? == Some(DROP_IN))
+}
+
 impl Config {
     /// Reads the keys of a request.
     ///
     /// # Errors
-    /// Code 7 (code 4 for `CNI_ARGS`) naming key and value; code 2 for a value that belongs to
-    /// another kind of attachment or is not supported.
+    /// Code 7 (code 4 for `CNI_ARGS`) naming key and value, or a key that resembles one of ours;
+    /// code 2 for a value that belongs to another kind of attachment or is not supported.
     pub fn read(request: &Request) -> Result<Config, Error> {
+        request.env.args.allow_only(&KNOWN_ARGS)?;
         let root = request.config.root();
+        misspelt::refuse(&root)?;
         let runtime = request.config.runtime_config()?;
-        // Installed in that plugin's place this one does what that one does.
-        let stands_in = root.text("type")? == Some(DROP_IN);
-        let attach = match root.text("attach")? {
-            None => stands_in.then_some(Attach::RdmaOnly),
-            Some(text) => Some(Attach::parse(text).ok_or_else(|| {
-                root.wrong(
-                    "attach",
-                    format_args!("{text:?} is not a kind of attachment"),
-                )
-                .with_details("expected move, macvlan, ipvlan, ipoib or rdma-only")
-            })?),
-        };
+        let stands_in = stands_in(&root)?;
+        let attach = Attach::of(request)?;
         if runtime.text("infinibandGUID")?.is_some() {
             return Err(Error::new(
                 Code::UnsupportedField,
@@ -191,6 +209,23 @@ impl Config {
                 .wrong("rdma", "off leaves attach rdma-only nothing to do")
                 .with_details("leave the plugin out of the chain, or set rdma to auto"));
         }
+        if let Some(device) = self.device_key() {
+            for (key, set) in [
+                ("master", self.master.is_some()),
+                ("linkInContainer", self.link_in_container),
+            ] {
+                if set {
+                    return Err(root
+                        .wrong(
+                            device,
+                            format_args!(
+                                "names a netdev of the host to be moved; {key} is of a child"
+                            ),
+                        )
+                        .with_details(format!("leave out {device}, or {key}")));
+                }
+            }
+        }
         let child_only = |key: &str, set: bool| match attach {
             Some(kind @ (Attach::Move | Attach::RdmaOnly)) if set => Err(root
                 .wrong(
@@ -216,6 +251,18 @@ impl Config {
             .with_details("name the netdev below the child with master"));
         }
         Ok(())
+    }
+
+    /// The key that names a netdev to be moved, unless that is an allocation's.
+    fn device_key(&self) -> Option<&'static str> {
+        match self.device.as_ref()? {
+            Target::Name(_) => Some("device"),
+            Target::Mac(_) => Some("hwaddr"),
+            Target::KernelPath(_) => Some("kernelpath"),
+            Target::RdmaDevice(_) => Some("rdmaDevice"),
+            // Multus writes pciBusID into every configuration.
+            Target::Hca(_) => None,
+        }
     }
 
     /// `mode` of a macvlan; bridge when it is not given.
@@ -535,6 +582,51 @@ mod tests {
             read_with(json!({}), "MAC=x").unwrap_err().code,
             Code::InvalidEnvironment
         );
+    }
+
+    #[test]
+    fn unknown_arguments_need_leave() {
+        let kubernetes = "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c;\
+                          K8S_POD_UID=d;MAC=02:00:00:00:00:01;IP=10.0.0.1";
+        assert!(read_with(json!({}), kubernetes).is_ok());
+        let error = read_with(json!({}), "COLOUR=blue").unwrap_err();
+        assert_eq!(error.code, Code::InvalidEnvironment);
+        assert!(error.msg.contains("COLOUR"), "{error}");
+        for leave in ["1", "true", "True"] {
+            assert!(read_with(json!({}), &format!("IgnoreUnknown={leave};COLOUR=blue")).is_ok());
+        }
+        assert!(read_with(json!({}), "IgnoreUnknown=0;COLOUR=blue").is_err());
+    }
+
+    #[test]
+    fn a_netdev_to_be_moved_stands_beside_nothing_of_a_child() {
+        let devices = [
+            ("device", json!("eth1")),
+            ("hwaddr", json!("02:00:00:00:00:01")),
+            ("kernelpath", json!("/sys/devices/pci0000:00")),
+            ("rdmaDevice", json!("mlx5_0")),
+        ];
+        for (device, value) in devices {
+            for (key, other) in [("master", json!("eth2")), ("linkInContainer", json!(true))] {
+                for attach in [json!(null), json!("move"), json!("macvlan")] {
+                    let keys = json!({device: value, key: other, "attach": attach});
+                    let error = read(keys).unwrap_err();
+                    assert_eq!(error.code, Code::InvalidConfig, "{error}");
+                    let text = error.to_string();
+                    let named = text.contains(device) && text.contains(key);
+                    assert!(named, "{device} {key}: {text}");
+                }
+            }
+        }
+        // What Multus writes beside a master.
+        let id = "0000:3b:00.0";
+        let multus = json!({"master": "eth1", "deviceID": id, "pciBusID": id});
+        assert_eq!(read(multus).unwrap().master.as_deref(), Some("eth1"));
+        // An exclusive device ID alone asks for a move.
+        let error = read(json!({"deviceID": id, "linkInContainer": true})).unwrap_err();
+        assert!(error.msg.contains("linkInContainer"), "{error}");
+        let inside = json!({"attach": "macvlan", "deviceID": id, "linkInContainer": true});
+        assert!(read(inside).unwrap().link_in_container);
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub(crate) fn unknown<'a>(
 
 /// The known word nearest to `word`, if it is near enough to be a slip: the
 /// same but for case and separators, or at most a third of its letters away.
-pub(crate) fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+#[must_use]
+pub fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
     let folded = fold(word);
     let limit = folded.len() / 3;
     known

@@ -9,6 +9,7 @@
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing what nobody holds any more
 //! - [`import`]: reading what other IPAM plugins left
+//! - [`keys`]: the known key that a mistyped one was meant to be
 //! - [`table`]: columns for a terminal
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
@@ -16,7 +17,7 @@
 
 pub mod config;
 pub mod import;
-mod keys;
+pub mod keys;
 pub mod lease;
 pub mod netns;
 pub mod node;

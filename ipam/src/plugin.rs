@@ -18,7 +18,7 @@ use crate::range::Range;
 use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
-use cni_wire::{CniResult, Code, Command, Error, Request, Section, Version};
+use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
 use serde_json::{Map, Value};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -264,9 +264,10 @@ impl Plugin {
     /// Reads the `ipam` object of a request as ADD does.
     ///
     /// # Errors
-    /// The policy's fault, or [`Config::read`]'s.
+    /// The policy's fault, [`Config::read`]'s, or code 4 for an unknown key of `CNI_ARGS`.
     pub fn config(&self, request: &Request) -> Result<Config, Error> {
         self.trusted_policy()?;
+        request.env.args.allow_only(&KNOWN_ARGS)?;
         let flat = self.flat_file(request)?;
         let section = flat
             .as_ref()

@@ -2,7 +2,8 @@
 //! directory, and a picture of everything an attachment could leave behind.
 //!
 //! The NIC is one end of a veth pair, `nic0`; the other end, `peer0`, stands for the switch. The
-//! policy therefore allows netdevs without an RDMA device, unless a case writes another.
+//! policy therefore allows netdevs without an RDMA device, and the IPAM programs of the cases, unless a
+//! case writes another.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,6 +19,10 @@ use crate::bin_under_test;
 use crate::cni::Call;
 use crate::need::REFERENCE_PLUGINS;
 use crate::netns::Netns;
+
+/// The IPAM programs that the cases' policy allows: the defaults, those of the reference plugins that
+/// some cases need, and `canned`, the scripts of others.
+const IPAM: [&str; 5] = ["rdma-ipam", "static", "host-local", "dhcp", "canned"];
 
 /// A host with `nic0` (10.9.0.1/24 and `fd09::1/64`), and what belongs to it.
 #[derive(Debug)]
@@ -99,7 +104,7 @@ impl CniHost {
         let mut policy = json!({
             "stateDir": self.state(),
             "stores": {"default": {"type": "file", "directory": self.directory().join("leases")}},
-            "allow": {"nonRdma": true, "virtual": true, "unallocated": true},
+            "allow": {"nonRdma": true, "virtual": true, "unallocated": true, "ipam": IPAM},
         });
         if let (Some(policy), Some(keys)) = (policy.as_object_mut(), keys.as_object()) {
             policy.extend(keys.clone());

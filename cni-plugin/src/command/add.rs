@@ -58,7 +58,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     before
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
-    let ipam = Ipam::of(request)?;
+    let ipam = Ipam::of(&node, request)?;
     let requested = resolve::requested(&config)?;
     // An interface without an IPAM passes the chain's result on as it is.
     if matches!(ipam, Ipam::None) && matches!(requested, Requested::Child(_)) {

@@ -58,7 +58,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     check_routes(&mut inside, &before, index, &link)?;
     check_rules(&mut inside, &recorded)?;
     rdma::check(&node, &pod, &recorded.rdma)?;
-    let ipam = Ipam::of(request)?;
+    let ipam = Ipam::of(&node, request)?;
     drop(inside);
     ipam.ask(&node, Command::Check, request)
 }

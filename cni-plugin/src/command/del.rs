@@ -9,7 +9,7 @@ use netlink_packet_route::link::InfoKind;
 use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
 use crate::{
     addresses::Ipam,
-    config::{Attach, Config},
+    config::Attach,
     detach::detach,
     journal::{self, AttachmentLock, Key},
     kernel::{
@@ -46,15 +46,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         true => imported,
         false => imported.and(sweep(&mut node, request, id)),
     };
-    // Leases are found by container, interface and network, whatever the journal knew. A
-    // configuration whose IPAM cannot be read or found had none leased by us.
-    let released = match Ipam::of(request) {
-        Ok(ipam) => ipam.del(&node, request),
-        Err(e) => {
-            node.log.warn(format_args!("no addresses released: {e}"));
-            Ok(())
-        }
-    };
+    // Leases are found by container, interface and network, whatever the journal knew. A configuration whose
+    // IPAM cannot be read or found, or is not allowed, had none leased by us.
+    let released = Ipam::of_release(&node, request).del(&node, request);
     swept.and(released)?;
     Ok(node.journal.forget(&key)?)
 }
@@ -156,5 +150,5 @@ fn was_made(request: &Request, link: &Link) -> Result<bool, Error> {
 
 /// Whether a network has no interface of its own in the pod.
 fn is_rdma_only(request: &Request) -> bool {
-    Config::read(request).is_ok_and(|config| config.attach == Some(Attach::RdmaOnly))
+    Attach::of(request).is_ok_and(|attach| attach == Some(Attach::RdmaOnly))
 }

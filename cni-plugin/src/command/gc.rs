@@ -31,7 +31,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
                 .map(|e| e.context(format_args!("collect {id}"))),
         );
     }
-    let asked = Ipam::of(request).and_then(|ipam| ipam.ask(&node, Command::Gc, request));
+    let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
     failures.extend(asked.err());
     let mut failures = failures.into_iter();
     match failures.next() {

@@ -40,7 +40,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         .check_owner()
         .and_then(|()| node.journal.check_writable())
         .map_err(|e| unavailable(e.into()))?;
-    Ipam::of(request)
+    Ipam::of(&node, request)
         .map_err(unavailable)?
         .ask(&node, Command::Status, request)
 }

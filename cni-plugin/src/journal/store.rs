@@ -467,6 +467,10 @@ fn check_directory(
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(Error::file("look at", path, e)),
     };
+    // What cannot be a directory's place is refused when the directory is made.
+    if place == Place::Above && !found.is_dir() {
+        return Ok(());
+    }
     // In a sticky directory nobody removes or renames what is root's.
     let sticky = place == Place::Above && found.mode() & libc::S_ISVTX != 0;
     let why = if found.is_symlink() {

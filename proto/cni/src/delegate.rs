@@ -1,24 +1,40 @@
 //! Running another plugin by the specification's rules (section "Plugin delegation").
 //!
 //! The delegate gets this process' environment (with that the runtime's trace context), the
-//! request's own variables and the whole configuration; its stderr is ours. What it answers is read to the end and must
-//! be one document. No deadline is set here: the runtime has one for the whole call, and a
-//! DHCP client may rightly need most of it.
+//! request's own variables and the whole configuration. What it answers is read to the end and
+//! must be one document. What it writes to stderr goes to ours when it has ended, printable and
+//! bounded. A delegate that writes more than an answer has is killed. No deadline is set here: the
+//! runtime has one for the whole call, and a DHCP client may rightly need most of it.
 
 use std::{
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    process::{Child, Command as Process, Stdio},
+    process::{Child, Command as Process, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::Duration,
 };
 
 use serde_json::Value;
 
-use crate::{CniResult, Code, Command, Error, Request, Section};
+use crate::{
+    CniResult, Code, Command, Error, Request, Section,
+    text::{bounded, printable},
+};
 
 /// More than this is no answer of an IPAM.
-const MAX_ANSWER: u64 = 1 << 20;
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// What is kept of a delegate's stderr, and of each text of its error object.
+const MAX_TEXT_BYTES: usize = 4 << 10;
+/// How often a delegate whose stdout stays open is asked whether it has ended: a process that it
+/// left behind may keep the pipe.
+const ENDED_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a pipe of a delegate that has ended is read: what it wrote is there, but a process that
+/// it left behind may never close the pipe.
+const LEFT_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits between attempts while the file is being written ("text file busy"), in
 /// milliseconds: an installer that replaces it in place needs that long.
@@ -32,32 +48,57 @@ pub struct Delegate {
 }
 
 impl Delegate {
-    /// Looks a plugin up in the directories of `CNI_PATH`, in order.
+    /// Looks a plugin up in the directories of `CNI_PATH`, in order; none when it is in none of
+    /// them.
     ///
     /// # Errors
-    /// Code 7 for a name that is a path, or that none of the directories has.
-    pub fn find(name: &str, path: &[PathBuf]) -> Result<Self, Error> {
-        if name.is_empty() || name.contains('/') || matches!(name, "." | "..") {
+    /// Code 7 for a name that is none of a file; code 5 for a directory that cannot be searched,
+    /// when no other has it.
+    pub fn look_up(name: &str, path: &[PathBuf]) -> Result<Option<Self>, Error> {
+        if !is_file_name(name) {
             return Err(Error::new(
                 Code::InvalidConfig,
                 format!("plugin type {name:?} is not a file name"),
             ));
         }
-        path.iter()
-            .map(|directory| directory.join(name))
-            .find(|program| program.metadata().is_ok_and(|meta| meta.is_file()))
-            .map(|program| Delegate {
-                program,
-                name: name.to_owned(),
-            })
-            .ok_or_else(|| {
-                let searched: Vec<String> = path.iter().map(|p| p.display().to_string()).collect();
-                Error::new(
-                    Code::InvalidConfig,
-                    format!("plugin {name} is not in CNI_PATH ({})", searched.join(":")),
-                )
-                .with_details(format!("install {name} on this node, or name another type"))
-            })
+        let mut failure = None;
+        for directory in path {
+            let program = directory.join(name);
+            match program.metadata() {
+                Ok(found) if found.is_file() => {
+                    return Ok(Some(Delegate {
+                        program,
+                        name: name.to_owned(),
+                    }));
+                }
+                Ok(_) => {}
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                    ) => {}
+                Err(e) => {
+                    let what = format!("look for plugin {}: {e}", program.display());
+                    failure.get_or_insert(Error::new(Code::Io, what));
+                }
+            }
+        }
+        failure.map_or(Ok(None), Err)
+    }
+
+    /// As [`Delegate::look_up`], for one that must be there.
+    ///
+    /// # Errors
+    /// The same, and code 7 when none of the directories has it.
+    pub fn find(name: &str, path: &[PathBuf]) -> Result<Self, Error> {
+        Delegate::look_up(name, path)?.ok_or_else(|| {
+            let searched: Vec<String> = path.iter().map(|p| p.display().to_string()).collect();
+            Error::new(
+                Code::InvalidConfig,
+                format!("plugin {name} is not in CNI_PATH ({})", searched.join(":")),
+            )
+            .with_details(format!("install {name} on this node, or name another type"))
+        })
     }
 
     /// The file that runs.
@@ -104,13 +145,25 @@ impl Delegate {
             )
         };
         let mut child = self.spawn(command, request).map_err(io_failure)?;
-        let answer = exchange(&mut child, request.config.raw());
-        let status = child.wait().map_err(io_failure)?;
-        let answer = answer.map_err(io_failure)?;
-        if status.success() {
-            return Ok(answer);
+        let said = exchange(&mut child, request.config.raw()).map_err(io_failure)?;
+        if !said.stderr.is_empty() {
+            let _ = writeln!(io::stderr().lock(), "{}: {}", self.name, said.stderr);
         }
-        Err(self.failure(command, &answer, &status.to_string()))
+        if said.too_long {
+            return Err(Error::new(
+                Code::Decode,
+                format!(
+                    "{} {} wrote more than {MAX_ANSWER_BYTES} bytes and was ended",
+                    self.name,
+                    command.as_str()
+                ),
+            )
+            .with_details(excerpt(&said.stdout)));
+        }
+        if said.status.success() {
+            return Ok(said.stdout);
+        }
+        Err(self.failure(command, &said))
     }
 
     fn spawn(&self, command: Command, request: &Request) -> io::Result<Child> {
@@ -123,7 +176,7 @@ impl Delegate {
             let spawned = process
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
-                .stderr(Stdio::inherit())
+                .stderr(Stdio::piped())
                 .spawn();
             match spawned {
                 Err(e) if e.kind() == io::ErrorKind::ExecutableFileBusy => match waits.next() {
@@ -138,56 +191,149 @@ impl Delegate {
         }
     }
 
-    fn failure(&self, command: Command, answer: &[u8], status: &str) -> Error {
-        let object = serde_json::from_slice::<Value>(answer).ok();
+    fn failure(&self, command: Command, said: &Said) -> Error {
+        let object = serde_json::from_slice::<Value>(&said.stdout).ok();
         let told = object.as_ref().and_then(|value| {
             let section = Section::of(value, String::new()).ok()?;
-            let code = section.get::<u32>("code").ok()??;
-            let mut error = Error::new(Code::from(code), section.text("msg").ok()??);
-            error.details = section.text("details").ok()?.unwrap_or_default().to_owned();
+            let code = match section.get::<u32>("code").ok()? {
+                // 0 means success, which a runtime would believe.
+                None | Some(0) => Code::Internal,
+                Some(code) => Code::from(code),
+            };
+            let fit = |text: &str| bounded(&printable(text), MAX_TEXT_BYTES);
+            let mut error = Error::new(code, fit(section.text("msg").ok()??));
+            error.details = fit(section.text("details").ok()?.unwrap_or_default());
             Some(error)
         });
         told.unwrap_or_else(|| {
-            Error::new(
+            let failed = Error::new(
                 Code::Decode,
                 format!(
-                    "{} failed without an error object ({status})",
-                    command.as_str()
+                    "{} failed without an error object ({})",
+                    command.as_str(),
+                    said.status
                 ),
             )
-            .with_details(excerpt(answer))
+            .with_details(excerpt(&said.stdout));
+            if said.stderr.is_empty() {
+                return failed;
+            }
+            failed.with_details(format!("on stderr: {}", bounded(&said.stderr, EXCERPT)))
         })
         .context(&self.name)
     }
 }
 
+/// Whether a text names a file of a directory, and nothing else.
+fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\0']) && !matches!(name, "." | "..")
+}
+
+/// What a delegate left when it ended.
+struct Said {
+    status: ExitStatus,
+    stdout: Vec<u8>,
+    too_long: bool,
+    /// Printable and bounded.
+    stderr: String,
+}
+
+/// The start of what comes out of a pipe.
+type Start = Arc<Mutex<Vec<u8>>>;
+
 /// Writes the configuration while reading the answer, so that neither side can block the
 /// other whatever the sizes.
-fn exchange(child: &mut Child, config: &[u8]) -> io::Result<Vec<u8>> {
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    let mut answer = Vec::new();
-    thread::scope(|scope| {
-        // A delegate need not read its input: a closed pipe is no failure of ours.
-        scope.spawn(move || stdin.map(|mut pipe| pipe.write_all(config)));
-        if let Some(pipe) = stdout {
-            pipe.take(MAX_ANSWER).read_to_end(&mut answer)?;
+fn exchange(child: &mut Child, config: &[u8]) -> io::Result<Said> {
+    let stdin = child.stdin.take();
+    let config = config.to_vec();
+    // A delegate need not read its input: a closed pipe is no failure of ours.
+    thread::spawn(move || stdin.map(|mut pipe| pipe.write_all(&config)));
+    // Nothing waits for these threads but the loops below: a process that the delegate left
+    // behind may hold its pipes for ever.
+    let (stdout, stdout_ends) = collect(child.stdout.take(), MAX_ANSWER_BYTES);
+    let (stderr, stderr_ends) = collect(child.stderr.take(), MAX_TEXT_BYTES);
+    let end = loop {
+        match stdout_ends.recv_timeout(ENDED_INTERVAL) {
+            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => {
+                break stdout_ends.recv_timeout(LEFT_OPEN_TIMEOUT).ok();
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            end => break end.ok(),
         }
-        Ok::<(), io::Error>(())
-    })?;
-    Ok(answer)
+    };
+    let too_long = matches!(end, Some(End::Limit));
+    if too_long {
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    // Whoever holds stdout holds stderr, too.
+    let rest = match end {
+        Some(_) => LEFT_OPEN_TIMEOUT,
+        None => Duration::ZERO,
+    };
+    let cut = matches!(stderr_ends.recv_timeout(rest), Ok(End::Limit));
+    let stderr = taken(&stderr);
+    let mut stderr = printable(String::from_utf8_lossy(&stderr).trim());
+    if cut {
+        stderr.push_str("… (the rest is cut)");
+    }
+    Ok(Said {
+        status,
+        stdout: taken(&stdout),
+        too_long,
+        stderr: bounded(&stderr, 2 * MAX_TEXT_BYTES),
+    })
 }
+
+/// Why no more of a pipe is kept.
+enum End {
+    /// Everything was read.
+    Closed,
+    /// More came than is kept. It is read, so that the writer does not wait, and dropped.
+    Limit,
+}
+
+/// Keeps the first `limit` bytes that come out of a pipe, and tells when it is done.
+fn collect(pipe: Option<impl Read + Send + 'static>, limit: usize) -> (Start, mpsc::Receiver<End>) {
+    let start = Start::default();
+    let (tell, told) = mpsc::channel();
+    let kept = Arc::clone(&start);
+    thread::spawn(move || {
+        let mut buffer = [0; 8 << 10];
+        let mut pipe = pipe;
+        while let Some(read) = pipe.as_mut().map(|pipe| pipe.read(&mut buffer)) {
+            let read = match read {
+                Ok(0) => break,
+                Ok(length) => buffer.get(..length).unwrap_or_default(),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let room = limit.saturating_sub(kept.len());
+            kept.extend_from_slice(read.get(..room.min(read.len())).unwrap_or_default());
+            if read.len() > room {
+                // Nobody may listen any more.
+                let _ = tell.send(End::Limit);
+            }
+        }
+        let _ = tell.send(End::Closed);
+    });
+    (start, told)
+}
+
+fn taken(start: &Start) -> Vec<u8> {
+    std::mem::take(&mut *start.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// How much of an answer that is none stands in an error message, in bytes.
+const EXCERPT: usize = 400;
 
 /// The start of what a delegate wrote, fit for an error message.
 fn excerpt(answer: &[u8]) -> String {
-    let start: String = String::from_utf8_lossy(answer)
-        .trim()
-        .chars()
-        .take(200)
-        .collect();
-    if start.is_empty() {
-        "it wrote nothing on stdout".to_owned()
-    } else {
-        format!("it wrote {start:?}")
+    let text = String::from_utf8_lossy(answer);
+    match text.trim() {
+        "" => "it wrote nothing on stdout".to_owned(),
+        text => format!("it wrote {:?}", bounded(text, EXCERPT)),
     }
 }
 
@@ -267,6 +413,70 @@ mod tests {
     }
 
     #[test]
+    fn an_error_object_cannot_flood_forge_or_pass_for_success() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, code, expected) in [
+            ("zero", r#""code":0,"#, Code::Internal),
+            ("none", "", Code::Internal),
+            ("busy", r#""code":11,"#, Code::TryAgain),
+        ] {
+            plugin(
+                dir.path(),
+                name,
+                &format!(
+                    r#"x=$(head -c 100000 /dev/zero | tr '\0' x)
+                       printf '%s' '{{{code}"msg":"a\nb\u001b[2J","details":"'"$x"'"}}'; exit 1"#
+                ),
+            );
+            let error = Delegate::find(name, &[dir.path().to_owned()])
+                .unwrap()
+                .add(&request())
+                .unwrap_err();
+            assert_eq!(error.code, expected, "{name}");
+            assert_eq!(error.msg, format!("{name}: a\\nb\\u{{1b}}[2J"));
+            assert!(error.details.len() < MAX_TEXT_BYTES + 40);
+            assert!(error.details.ends_with("bytes cut)"), "{}", error.details);
+        }
+    }
+
+    #[test]
+    fn a_delegate_that_writes_without_end_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        plugin(
+            dir.path(),
+            "flood",
+            "trap '' PIPE; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done",
+        );
+        let error = Delegate::find("flood", &[dir.path().to_owned()])
+            .unwrap()
+            .add(&request())
+            .unwrap_err();
+        assert_eq!(error.code, Code::Decode);
+        assert!(
+            error.msg.contains("flood") && error.msg.contains("was ended"),
+            "{}",
+            error.msg
+        );
+        plugin(
+            dir.path(),
+            "loud",
+            "head -c 1000000 /dev/zero | tr '\\0' e >&2; echo '{}'",
+        );
+        let loud = Delegate::find("loud", &[dir.path().to_owned()]).unwrap();
+        assert_eq!(loud.add(&request()).unwrap(), CniResult::default());
+    }
+
+    #[test]
+    fn what_a_delegate_leaves_behind_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        plugin(dir.path(), "parent", "sleep 5 & echo '{}'");
+        let started = std::time::Instant::now();
+        let parent = Delegate::find("parent", &[dir.path().to_owned()]).unwrap();
+        assert_eq!(parent.add(&request()).unwrap(), CniResult::default());
+        assert!(started.elapsed() < Duration::from_secs(4));
+    }
+
+    #[test]
     fn garbage_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let answers = [
@@ -296,7 +506,7 @@ mod tests {
             "{}",
             error.msg
         );
-        for name in ["", "..", "a/b", "/bin/sh"] {
+        for name in ["", "..", ".", "a/b", "/bin/sh", "a\0b"] {
             assert_eq!(
                 Delegate::find(name, &[PathBuf::from("/bin")])
                     .unwrap_err()

@@ -150,6 +150,17 @@ impl fmt::Display for AttachmentId {
     }
 }
 
+/// The keys of `CNI_ARGS` that these plugins read, or that a Kubernetes runtime sets for all.
+pub const KNOWN_ARGS: [&str; 7] = [
+    "K8S_POD_NAMESPACE",
+    "K8S_POD_NAME",
+    "K8S_POD_INFRA_CONTAINER_ID",
+    "K8S_POD_UID",
+    "IP",
+    "MAC",
+    "GATEWAY",
+];
+
 /// `CNI_ARGS`: pairs of key and value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Args(Vec<(String, String)>);
@@ -215,7 +226,10 @@ impl Args {
             Code::InvalidEnvironment,
             format!("CNI_ARGS: unknown keys {}", unknown.join(", ")),
         )
-        .with_details("IgnoreUnknown=1 lets them pass"))
+        .with_details(format!(
+            "known are {}; IgnoreUnknown=1 lets others pass",
+            known.join(", ")
+        )))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use crate::Version;
+use crate::{Version, text};
 
 /// What kind of failure it is, for the runtime's own decisions.
 ///
@@ -133,19 +133,27 @@ impl Error {
         self
     }
 
-    /// The document for stdout.
+    /// The document for stdout: both texts printable, each of at most [`MAX_TEXT_BYTES`].
     ///
     /// `version` is the configuration's, or the newest where none could be read.
     pub fn to_json(&self, version: Version) -> Value {
         let mut object = Map::new();
         object.insert("cniVersion".into(), json!(version.as_str()));
         object.insert("code".into(), json!(self.code.number()));
-        object.insert("msg".into(), json!(self.msg));
+        object.insert("msg".into(), json!(fit(&self.msg)));
         if !self.details.is_empty() {
-            object.insert("details".into(), json!(self.details));
+            object.insert("details".into(), json!(fit(&self.details)));
         }
         Value::Object(object)
     }
+}
+
+/// The most bytes of a message, and of its details, that a runtime is given: it writes them into
+/// its log, the events of the pod, and the pod's status.
+pub const MAX_TEXT_BYTES: usize = 8 << 10;
+
+fn fit(text: &str) -> String {
+    text::bounded(&text::printable(text), MAX_TEXT_BYTES)
 }
 
 impl fmt::Display for Error {
@@ -171,6 +179,16 @@ mod tests {
         }
         assert_eq!(Code::from(7), Code::InvalidConfig);
         assert_eq!(Code::from(42), Code::Other(42));
+    }
+
+    #[test]
+    fn a_runtime_is_given_neither_control_characters_nor_megabytes() {
+        let error = Error::new(Code::Io, "a\u{1b}[2J\n").with_details("x".repeat(1 << 20));
+        let document = error.to_json(Version::V1_0_0);
+        assert_eq!(document["msg"], "a\\u{1b}[2J\\n");
+        let details = document["details"].as_str().unwrap();
+        assert!(details.len() < MAX_TEXT_BYTES + 40, "{}", details.len());
+        assert!(details.ends_with("bytes cut)"), "{details}");
     }
 
     #[test]

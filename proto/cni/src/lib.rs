@@ -8,6 +8,7 @@
 //! - [`config`]: the network configuration on stdin, and with it the whole [`Request`];
 //! - [`result`]: what ADD answers, in every version, and what `prevResult` says;
 //! - [`delegate`]: running another plugin, an IPAM above all, by the specification's rules;
+//! - [`text`]: text of others, fit for a message or a line of a log;
 //! - [`serve`]: from the process' environment and stdin to one document on stdout.
 //!
 //! The crate knows no path and no socket: files are touched by [`delegate`] alone, where
@@ -21,10 +22,11 @@ pub mod error;
 pub mod result;
 pub mod section;
 pub mod serve;
+pub mod text;
 pub mod version;
 
 pub use config::{NetworkConfig, Request};
-pub use env::{Args, AttachmentId, Command, ContainerId, Environment, IfName};
+pub use env::{Args, AttachmentId, Command, ContainerId, Environment, IfName, KNOWN_ARGS};
 pub use error::{Code, Error};
 pub use result::{Cidr, CniResult, Dns, Interface, IpConfig, Route};
 pub use section::Section;

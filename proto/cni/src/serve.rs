@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    Code, Command, Environment, Error, NetworkConfig, Request, Version, config::MAX_BYTES,
+    Code, Command, Environment, Error, NetworkConfig, Request, Version, config::MAX_BYTES, text,
     version::spoken,
 };
 
@@ -113,7 +113,8 @@ pub fn answer_panics() {
             &mut std::io::stdout().lock(),
             &error.to_json(Version::NEWEST),
         );
-        let _ = writeln!(std::io::stderr().lock(), "{info}");
+        let told = text::printable(&info.to_string());
+        let _ = writeln!(std::io::stderr().lock(), "{told}");
     }));
 }
 

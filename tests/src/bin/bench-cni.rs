@@ -132,7 +132,7 @@ impl Ground {
             "stateDir": directory.join("state"),
             "stores": {"default": {"type": "file", "directory": directory.join("leases")}},
             "ipam": {"cooldown": "0s"},
-            "allow": {"nonRdma": true},
+            "allow": {"nonRdma": true, "ipam": ["rdma-ipam", "host-local"]},
         });
         let path = directory.join("policy.json");
         fs::write(&path, policy.to_string())?;

@@ -25,6 +25,7 @@ modules! {
     cni_faults
     cni_admin
     cni_gc
+    cni_ipam
     cni_journal
     cni_move
     cni_policy
