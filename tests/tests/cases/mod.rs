@@ -44,6 +44,7 @@ modules! {
     hostile_links
     hostile_names
     hostile_pods
+    hostile_stacked
     ipam_crowd
     ipam_faults
     ipam_kill
