@@ -40,6 +40,7 @@ modules! {
     dp_validate
     dp_verify
     hostile_bytes
+    hostile_identity
     hostile_ipam
     hostile_links
     hostile_names
