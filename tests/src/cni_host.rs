@@ -99,7 +99,7 @@ impl CniHost {
         let mut policy = json!({
             "stateDir": self.state(),
             "stores": {"default": {"type": "file", "directory": self.directory().join("leases")}},
-            "allow": {"nonRdma": true},
+            "allow": {"nonRdma": true, "virtual": true},
         });
         if let (Some(policy), Some(keys)) = (policy.as_object_mut(), keys.as_object()) {
             policy.extend(keys.clone());
