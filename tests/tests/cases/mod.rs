@@ -32,6 +32,7 @@ modules! {
     cni_protocol
     cni_rails
     cni_rdma
+    cni_restore
     docs
     dp_admin
     dp_install
@@ -41,10 +42,12 @@ modules! {
     dp_validate
     dp_verify
     hostile_bytes
+    hostile_identity
     hostile_ipam
     hostile_links
     hostile_names
     hostile_pods
+    hostile_stacked
     ipam_crowd
     ipam_faults
     ipam_kill

@@ -20,6 +20,7 @@ use crate::{
     },
     layout::{self, Layout},
     netdev::{
+        obstacle::{self, Addresses},
         replay,
         snapshot::{Identity, Message, Snapshot},
         vf::Vf,
@@ -74,15 +75,17 @@ impl Attachment<'_> {
                 self.node.journal.create(key, &record)?;
                 Ok((record, plan))
             });
-        let (record, plan) = match planned {
+        let (mut record, plan) = match planned {
             Ok(planned) => planned,
             Err(error) => return Err(self.ipam.release_after(self.node, self.request, error)),
         };
-        let applied = self.apply(key, &plan, &record, leased).and_then(|made| {
-            let mut result = before;
-            merge(&mut result, made, dns);
-            result.to_json(self.request.config.version)
-        });
+        let applied = self
+            .apply(key, &plan, &mut record, leased)
+            .and_then(|made| {
+                let mut result = before;
+                merge(&mut result, made, dns);
+                result.to_json(self.request.config.version)
+            });
         applied.map_err(|first| {
             // Undoing takes the netdev's lock itself.
             drop(recovered);
@@ -122,6 +125,19 @@ impl Attachment<'_> {
         if let Some(address) = &taken.identity.bus_device {
             taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
         }
+        let addresses = match self.ipam {
+            Ipam::None => Addresses::OfHost,
+            _ => Addresses::OfIpam,
+        };
+        let socket = &mut node.netns.socket;
+        let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+        if let Some(first) = found.first() {
+            let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+            let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
+            let others = found.iter().skip(1);
+            return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+        }
+        taken.pod_mac = self.config.mac.as_ref().map(ToString::to_string);
         if let Some(name) = &recovered.true_name {
             taken.name.clone_from(name);
         }
@@ -234,7 +250,7 @@ impl Attachment<'_> {
         &mut self,
         key: &Key,
         plan: &Plan,
-        record: &Record,
+        record: &mut Record,
         leased: Option<CniResult>,
     ) -> Result<CniResult, Error> {
         if let Some(moved) = &record.moved {
@@ -243,6 +259,11 @@ impl Attachment<'_> {
         }
         rdma::move_in(self.node, self.pod, &record.rdma)?;
         let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)?;
+        // Written before the pod runs, which could make links like it.
+        let moved = record.moved.as_mut();
+        if moved.is_some_and(|moved| moved.moved_as(&link)) {
+            self.node.journal.replace(key, record)?;
+        }
         let mut made = leased.unwrap_or_default();
         let late = match &plan.layout {
             Some(_) => None,
