@@ -1,9 +1,18 @@
-//! A network configuration that a namespace's user wrote: accepted or refused, the same each time.
+//! A network configuration that a namespace's user wrote: accepted or refused, the same each time;
+//! and against a host of two netdevs, of which the policy allows one, no plan is about the other.
 #![no_main]
 
 use cni_wire::{Command, Environment, NetworkConfig, Request};
 use libfuzzer_sys::fuzz_target;
-use rdma_netdev::config::Config;
+use std::path::Path;
+
+use hca::MacAddress;
+use ipam::policy::{Allow, Selector};
+use rdma_netdev::allocation::Allocated;
+use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
+use rdma_netdev::config::{Config, Target};
+use rdma_netdev::plan;
+use rdma_netdev::resolve::{self, ChildKind, HostLink, Parent, Requested, Resolved};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(config) = NetworkConfig::parse(text) else {
@@ -26,7 +35,74 @@ fuzz_target!(|text: &[u8]| {
         let _ = config.macvlan_mode();
         let _ = config.ipvlan_mode();
         let _ = config.ipoib_mode();
+        only_what_is_allowed(&config);
     }
     let _ = request.requested_ips();
     let _ = request.config.prev_result();
 });
+
+/// A netdev of the host.
+fn host_link(name: &str, index: u32) -> HostLink {
+    let mut host = HostLink::default();
+    host.link.name = name.into();
+    host.link.index = index;
+    host.link.hardware = 1;
+    host
+}
+
+/// Which of the two a target means: whatever does not name the allowed one means the other, so that
+/// every way to say it is a way to say the wrong one.
+fn meant(target: Option<&Target>) -> HostLink {
+    match target {
+        Some(Target::Name(name)) if name == "allowed" => host_link("allowed", 2),
+        _ => host_link("denied", 3),
+    }
+}
+
+fn only_what_is_allowed(config: &Config) {
+    let resolved = match resolve::requested(config) {
+        Ok(Requested::Move) => {
+            assert!(
+                !config.link_in_container,
+                "a link of the pod is never moved"
+            );
+            Resolved::Move(meant(resolve::move_target(config).ok().as_ref()))
+        }
+        Ok(Requested::Child(_)) if config.link_in_container => return,
+        Ok(Requested::Child(kind)) => {
+            let master = config.master.clone().map(Target::Name);
+            Resolved::Child {
+                kind: kind.unwrap_or(ChildKind::Macvlan),
+                parent: Parent::OfHost(meant(master.as_ref())),
+            }
+        }
+        Ok(Requested::RdmaOnly) | Err(_) => return,
+    };
+    let allow = Allow {
+        non_rdma: true,
+        virtual_links: true,
+        unallocated: true,
+        passthru: true,
+        netdevs: Some(vec![Selector {
+            if_names: vec!["allowed".into()],
+            ..Selector::default()
+        }]),
+        ..Allow::default()
+    };
+    let rules = Rules {
+        allow: &allow,
+        path: Path::new("/etc/rdma-netdev/policy.json"),
+        exclusive: &[],
+    };
+    let kubelet = || -> Result<Allocated, Denied> { unreachable!("the policy lifts it") };
+    let allowed = authorize(&resolved, Asked::default(), rules, kubelet).is_ok();
+    let name = resolved.host_link().map(|host| host.link.name.to_string());
+    assert_eq!(allowed, name.as_deref() == Some("allowed"));
+    let checked = plan::check(&resolved, config, None).is_ok();
+    if let (Resolved::Child { kind, parent }, true, true) = (&resolved, allowed, checked) {
+        let random = MacAddress::new([2, 0, 0, 0, 0, 1]);
+        if let Ok(source) = plan::child(config, *kind, parent, random) {
+            assert_eq!(source.link().name, "allowed");
+        }
+    }
+}

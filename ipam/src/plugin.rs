@@ -94,8 +94,8 @@ impl Plugin {
         add::add(request, &config, &store, &holder)
     }
 
-    /// DEL: frees every address of the container and interface. Needs nothing of
-    /// the configuration but the store's name; what is gone already is no error.
+    /// DEL: frees every address that the container's interface has of this network. Needs nothing of
+    /// the configuration but the names of network and store; what is gone already is no error.
     ///
     /// # Errors
     /// Code 105, or 11 where another try may help: the lease is still there.
@@ -105,7 +105,11 @@ impl Plugin {
         };
         let id = request.attachment()?;
         let (_, strange) = store
-            .release(id.container_id.as_str(), id.ifname.as_str())
+            .release(
+                id.container_id.as_str(),
+                id.ifname.as_str(),
+                &request.config.name,
+            )
             .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
         for record in strange {
             self.say(&format!(

@@ -7,6 +7,13 @@ use super::{Store, StoreError, hint};
 use crate::lease::Lease;
 use crate::range::bits;
 
+/// Whether a lease was given for another network. After a refused ADD the runtime calls DEL, which
+/// must not free what the container's interface of that name has. Imported leases name no network.
+fn is_of_another_network(owned: &Owned, network: &str) -> bool {
+    let of = owned.lease().map(|lease| lease.holder.network.as_str());
+    of.is_some_and(|of| !of.is_empty() && of != network)
+}
+
 impl Store {
     /// Frees every address of an attachment. What is gone already is no error.
     /// Answers what was freed, and what was found that is no record.
@@ -17,10 +24,14 @@ impl Store {
         &self,
         container: &str,
         interface: &str,
+        network: &str,
     ) -> Result<(Vec<Lease>, Vec<String>), StoreError> {
         let (mut freed, mut strange, mut first_error) = (Vec::new(), Vec::new(), None);
         // From the top, so that the numbering never has gaps.
         for owned in self.owned(container, interface)?.iter().rev() {
+            if is_of_another_network(owned, network) {
+                continue;
+            }
             match self.release_owned(owned) {
                 Ok(true) => freed.extend(owned.lease().cloned()),
                 Ok(false) => {

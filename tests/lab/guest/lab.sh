@@ -273,6 +273,13 @@ cni() {
 	return $rc
 }
 
+# node_policy JSON: what the node's administrator allows. Calls by hand have no kubelet that could say
+# what a pod was allocated: `{"allow": {"unallocated": true}}`.
+node_policy() {
+	mkdir -p /etc/rdma-netdev
+	echo "$1" >/etc/rdma-netdev/policy.json
+}
+
 # --- a store that nodes share --------------------------------------------------------------
 
 # serve_store DIRECTORY CLIENTS: exports a file system in memory by NFS, versions 3 and 4.

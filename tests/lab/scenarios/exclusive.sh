@@ -6,11 +6,7 @@ make_hca eth1 mlx5_1
 make_hca eth2 mlx5_2
 wait_for 30 rdma system set netns exclusive
 ip addr add 10.61.0.1/24 dev eth1
-policy() {
-	mkdir -p /etc/rdma-netdev
-	echo "$1" >/etc/rdma-netdev/policy.json
-}
-policy '{"log": {"level": "info", "file": "/var/log/rdma-netdev.log"}}'
+node_policy '{"log": {"level": "info", "file": "/var/log/rdma-netdev.log"}, "allow": {"unallocated": true}}'
 pod() { ip netns add "$1" && ip -n "$1" link set lo up; }
 in_pod() { ip netns exec "$1" "${@:2}"; }
 hcas() { rdma link show | sed -n 's/^link \([^/]*\).*/\1/p' | paste -sd' '; }
@@ -93,11 +89,14 @@ refuses "a child would be without its RDMA device" 'exclusive mode' \
 check "unless none is wanted" cni rdma-netdev ADD a a net1 "$(config '{"attach": "macvlan", "master": "eth1", "rdma": "off"}')"
 check "and it goes again" cni rdma-netdev DEL a a net1 "$(config '{"attach": "macvlan", "master": "eth1", "rdma": "off"}')"
 check "STATUS: a pod's own RDMA devices can be had" cni rdma-netdev STATUS a a net1 "$(config '{"attach": "move", "rdma": "required"}')"
-policy '{"allow": {"netdevs": [{"rdmaDevices": ["mlx5_2"]}]}}'
-refuses "the policy does not give this one away" 'netdev eth1 is refused: none of the policy' \
+node_policy '{"allow": {"unallocated": true, "netdevs": [{"rdmaDevices": ["mlx5_2"]}]}}'
+refuses "the policy's selectors deny this one" 'netdev eth1 is denied: none of the policy' \
 	cni rdma-netdev ADD a a net1 "$(jq -c --arg netns /run/netns/a '. + {prevResult: {cniVersion: "1.1.0", interfaces: [{name: "lo", sandbox: $netns}]}}' \
 		<<<"$(config '{"attach": "rdma-only", "rdmaDevice": "mlx5_1"}')")"
-policy '{}'
+node_policy '{}'
+refuses "without a kubelet nothing leaves the host by default" 'CNI_ARGS has no K8S_POD_NAMESPACE' \
+	cni rdma-netdev ADD a a net1 "$(config '{"attach": "move", "device": "eth2"}')"
+node_policy '{"allow": {"unallocated": true}}'
 
 # --- the device file that the container was promised -------------------------------------------
 

@@ -2,6 +2,8 @@
 # lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
 # shellcheck shell=bash disable=SC2016,SC2154
 
+node_policy '{"allow": {"unallocated": true}}'
+
 # Rails as an administrator leaves them: addresses, policy routing, tuned.
 rail() {
 	local nic=$1 name=$2 hca=$3 net=$4

@@ -3,6 +3,8 @@
 # lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
 # shellcheck shell=bash disable=SC2016,SC2154
 
+node_policy '{"allow": {"unallocated": true}}'
+
 modprobe -a igb igbvf
 ip link set eth0 up
 echo 2 >/sys/class/net/eth0/device/sriov_numvfs

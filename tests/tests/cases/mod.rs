@@ -47,6 +47,7 @@ modules! {
     hostile_links
     hostile_names
     hostile_pods
+    hostile_random
     hostile_stacked
     ipam_crowd
     ipam_faults
