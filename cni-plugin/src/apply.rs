@@ -17,7 +17,10 @@ use crate::{
         neighbour, route, rule, sysctl,
     },
     layout::Layout,
-    netdev::{replay, restore, snapshot::Identity, words},
+    netdev::{
+        identity::{Identity, Place},
+        replay, restore, words,
+    },
     node::HostNetns,
     plan::{Plan, Source},
     resolve::Parent,
@@ -249,7 +252,11 @@ fn take_anew(
     let (Source::Netdev { mtu, .. } | Source::Child { mtu, .. }) = &plan.interface;
     let started = Instant::now();
     loop {
-        if let Some(link) = identity.find(&link::list(inside)?) {
+        let place = Place::Pod {
+            index: None,
+            host: None,
+        };
+        if let Ok(Some(link)) = identity.find(&link::list(inside)?, place) {
             let change = Change {
                 name: Some(name.as_bytes()),
                 mtu: *mtu,
@@ -261,7 +268,8 @@ fn take_anew(
             link::change(inside, what, link.index, &change)?;
             return link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name));
         }
-        if let Some(link) = identity.find(&link::list(&mut host.socket)?) {
+        let place = Place::Host { name: None };
+        if let Ok(Some(link)) = identity.find(&link::list(&mut host.socket)?, place) {
             let moved = move_in(host, pod, inside, link, name)?;
             if mtu.is_some() {
                 let change = Change {

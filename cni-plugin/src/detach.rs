@@ -19,7 +19,7 @@ use crate::{
         rule,
     },
     netdev::{
-        restore::{self, Homecoming, bring_home},
+        restore::{self, Returned},
         snapshot::Snapshot,
     },
     node::Node,
@@ -114,7 +114,8 @@ fn return_netdev(
             return Ok(false);
         }
     }
-    let home = bring_home(&mut node.ground(), taken, pod, patience).map_err(unreturned)?;
+    let home =
+        restore::return_netdev(&mut node.ground(), taken, pod, patience).map_err(unreturned)?;
     report(node, taken, &home);
     if home.goes_by.is_some() {
         return Ok(true);
@@ -133,9 +134,12 @@ fn disown(node: &Node, key: &Key, taken: &Snapshot) -> Result<(), Error> {
 }
 
 /// Says what could not be given back.
-pub fn report(node: &Node, taken: &Snapshot, home: &Homecoming) {
+pub fn report(node: &Node, taken: &Snapshot, home: &Returned) {
     for warning in &home.warnings {
         node.log.warn(warning);
+    }
+    for note in &home.notes {
+        node.log.info(note);
     }
     if home.hardware_gone {
         node.log.warn(format_args!(
@@ -152,6 +156,9 @@ pub fn unreturned(error: restore::Error) -> Error {
     match error {
         restore::Error::Nowhere { .. } => Error::new(Code::TryAgain, error.to_string())
             .with_details("a namespace that is being torn down still has it; try again"),
+        restore::Error::Ambiguous { .. } => Error::new(Code::State, error.to_string()).with_details(
+            "delete those of them that are not it, or end the pod's namespace, then try again",
+        ),
         restore::Error::Kernel(e) => e.into(),
     }
 }

@@ -80,12 +80,13 @@ impl Layout {
     /// The snapshot cannot be read, which the program that took it did not write.
     pub fn of_host(config: &Config, taken: &Snapshot, ifname: &str) -> Result<Layout, DecodeError> {
         let index = taken.identity.index;
-        let mut addresses = taken.parsed_addresses()?;
+        let given = taken.given_to_pod()?;
+        let mut addresses = given.addresses;
         // Those the interface makes for itself again.
         addresses
             .retain(|a| !(a.header.family == AddressFamily::Inet6 && replay::is_link_local(a)));
-        let mut routes = taken.parsed_routes()?;
-        routes.retain(|r| !replay::leaves_elsewhere(r, index));
+        let mut routes = given.routes;
+        routes.retain(|r| !replay::leaves_elsewhere(r, index) && !replay::is_by_number_alone(r));
         let announced: Vec<IpAddr> = addresses.iter().filter_map(own_address).collect();
         Ok(Layout {
             settings: settings(Attach::Move, config, announced.iter().any(IpAddr::is_ipv6)),
@@ -94,13 +95,13 @@ impl Layout {
                 .map(|a| replay::address_elsewhere(a, 0))
                 .collect(),
             routes: routes.iter().map(|r| replay::route(r, index, 0)).collect(),
-            rules: taken
-                .parsed_rules()?
+            rules: given
+                .rules
                 .iter()
                 .map(|r| replay::rule(r, &taken.name.to_string(), ifname))
                 .collect(),
-            neighbours: taken
-                .parsed_neighbours()?
+            neighbours: given
+                .neighbours
                 .iter()
                 .map(|n| replay::neighbour(n, 0))
                 .collect(),

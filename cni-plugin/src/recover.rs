@@ -19,7 +19,7 @@ use crate::{
         link::{self, By, Link},
     },
     netdev::{
-        restore::{self, bring_home},
+        restore::{self, return_netdev},
         snapshot::{Identity, Snapshot},
     },
     node::Node,
@@ -77,7 +77,7 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
         }
         let _lock = node.journal.lock(&moved.identity)?;
         let returned =
-            bring_home(&mut node.ground(), moved, None, restore::ON_ITS_WAY).map_err(unreturned)?;
+            return_netdev(&mut node.ground(), moved, None, restore::ON_ITS_WAY).map_err(unreturned)?;
         detach::report(node, moved, &returned);
         return rdma::bring_home(node, &record.rdma, None, restore::ON_ITS_WAY);
     }
@@ -129,7 +129,7 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             && let Some(moved) = &record.moved
         {
             let returned =
-                bring_home(&mut node.ground(), moved, None, Duration::ZERO).map_err(unreturned)?;
+                return_netdev(&mut node.ground(), moved, None, Duration::ZERO).map_err(unreturned)?;
             detach::report(node, moved, &returned);
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::bring_home(node, &record.rdma, None, Duration::ZERO)?;

@@ -1,10 +1,9 @@
 //! Links: looking at them, creating children, changing, moving and deleting them.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
 use netlink_packet_core::{
-    DecodeError, DefaultNla, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NlaBuffer, NlasIterator,
-    Parseable,
+    DecodeError, DefaultNla, NLA_F_NESTED, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Parseable,
 };
 use netlink_packet_route::link::{
     InfoData, InfoIpVlan, InfoIpoib, InfoKind, InfoMacVlan, IpVlanMode, IpoibMode, LinkAttribute,
@@ -12,7 +11,12 @@ use netlink_packet_route::link::{
 };
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
-use super::{Error, Name, Namespace, Result, Socket, name::LONGEST_NAME_BYTES, socket};
+use super::{
+    Error, Name, Namespace, Result, Socket,
+    attribute::{self, Raw},
+    name::LONGEST_NAME_BYTES,
+    socket,
+};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -27,10 +31,94 @@ const RTM_DELLINKPROP: u16 = 109;
 const HEADER_BYTES: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_IFALIAS: u16 = 20;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_PHYS_PORT_NAME: u16 = 38;
+const IFLA_PROTO_DOWN: u16 = 39;
+const IFLA_XDP: u16 = 43;
 const IFLA_PROP_LIST: u16 = 52;
 const IFLA_ALT_IFNAME: u16 = 53;
+const IFLA_PROTO_DOWN_REASON: u16 = 55;
 const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_PROTO_DOWN_REASON_MASK: u16 = 1;
+const IFLA_PROTO_DOWN_REASON_VALUE: u16 = 2;
+const IFLA_INET6_TOKEN: u16 = 7;
+const IFLA_XDP_FD: u16 = 1;
+const IFLA_XDP_FLAGS: u16 = 3;
+const AF_INET6: u16 = 10;
+
+/// A setting of a link that is one number, of 1 or 4 bytes, and that a change of namespaces keeps.
+#[derive(Debug)]
+struct Number {
+    /// As `ip link` calls it.
+    name: &'static str,
+    attribute: u16,
+    bytes: usize,
+}
+
+/// Each before those that follow from it: `netif_set_gso_max_size()` sets the limit for IPv4, too.
+const NUMBERS: [Number; 7] = [
+    Number::new("mode", 17, 1),
+    Number::new("group", 27, 4),
+    Number::new("gso_max_segs", 40, 4),
+    Number::new("gso_max_size", 41, 4),
+    Number::new("gso_ipv4_max_size", 63, 4),
+    Number::new("gro_max_size", 58, 4),
+    Number::new("gro_ipv4_max_size", 64, 4),
+];
+
+impl Number {
+    const fn new(name: &'static str, attribute: u16, bytes: usize) -> Self {
+        Number {
+            name,
+            attribute,
+            bytes,
+        }
+    }
+}
+
+/// How an XDP program is attached (`XDP_FLAGS_*`, include/uapi/linux/if_link.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the network stack.
+    Generic,
+    /// In the driver.
+    Driver,
+    /// In the NIC.
+    Hardware,
+}
+
+impl XdpMode {
+    /// The attribute of an answer that names a program attached so.
+    fn of_attribute(kind: u16) -> Option<Self> {
+        match kind {
+            5 => Some(XdpMode::Driver),
+            6 => Some(XdpMode::Generic),
+            7 => Some(XdpMode::Hardware),
+            _ => None,
+        }
+    }
+
+    fn flag(self) -> u32 {
+        match self {
+            XdpMode::Generic => 2,
+            XdpMode::Driver => 4,
+            XdpMode::Hardware => 8,
+        }
+    }
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            XdpMode::Generic => "generic",
+            XdpMode::Driver => "driver",
+            XdpMode::Hardware => "hardware",
+        })
+    }
+}
 /// `ALTIFNAMSIZ` less the NUL.
 const LONGEST_ALTNAME_BYTES: usize = 127;
 
@@ -77,6 +165,22 @@ pub struct Link {
     pub bus_device: Option<String>,
     /// That device's bus: `pci`, `auxiliary`, `virtio`.
     pub bus: Option<String>,
+    /// The driver's name of the port, where a device has several.
+    pub port: Option<String>,
+    /// What the kind says of itself, attribute by attribute.
+    pub info: BTreeMap<u16, Vec<u8>>,
+    /// Settings that are one number each, by the names that `ip link` has for them.
+    pub numbers: BTreeMap<&'static str, u32>,
+    /// RFC 2863's state (`IF_OPER_*`).
+    pub oper_state: u8,
+    /// Whether the link is held down, where it can be.
+    pub proto_down: bool,
+    /// Who holds it down: a bit for each.
+    pub proto_down_reasons: u32,
+    /// The interface part of its IPv6 addresses, where an administrator set one.
+    pub token: Option<Ipv6Addr>,
+    /// XDP programs with their IDs.
+    pub xdp: Vec<(XdpMode, u32)>,
 }
 
 impl Link {
@@ -134,24 +238,58 @@ impl Link {
     /// for hardware: read one by one, so that none of them hides another.
     fn parse_bytes(&mut self, payload: &[u8]) {
         let attributes = payload.get(HEADER_BYTES..).unwrap_or_default();
-        each_attribute(attributes, |attribute| match attribute.kind() {
-            IFLA_IFNAME => self.name = Name::of_attribute(attribute.value()),
+        attribute::each(attributes, |kind, value| match kind {
+            IFLA_IFNAME => self.name = Name::of_attribute(value),
             IFLA_IFALIAS => {
-                let alias = Name::of_attribute(attribute.value());
+                let alias = Name::of_attribute(value);
                 self.alias = (!alias.is_empty()).then_some(alias);
             }
-            IFLA_PROP_LIST => each_attribute(attribute.value(), |property| {
-                if property.kind() == IFLA_ALT_IFNAME {
-                    self.altnames.push(Name::of_attribute(property.value()));
+            IFLA_PROP_LIST => attribute::each(value, |kind, property| {
+                if kind == IFLA_ALT_IFNAME {
+                    self.altnames.push(Name::of_attribute(property));
                 }
             }),
-            IFLA_LINKINFO => each_attribute(attribute.value(), |info| {
-                if info.kind() == IFLA_INFO_KIND {
-                    let kind = Name::of_attribute(info.value()).to_string();
+            IFLA_LINKINFO => attribute::each(value, |kind, info| match kind {
+                IFLA_INFO_KIND => {
+                    let kind = Name::of_attribute(info).to_string();
                     self.kind = Some(InfoKind::from(kind.as_str()));
                 }
+                IFLA_INFO_DATA => attribute::each(info, |kind, data| {
+                    self.info.insert(kind, data.to_vec());
+                }),
+                _ => {}
             }),
-            _ => {}
+            IFLA_OPERSTATE => self.oper_state = value.first().copied().unwrap_or(0),
+            IFLA_PHYS_PORT_NAME => {
+                self.port = Some(Name::of_attribute(value).to_string());
+            }
+            IFLA_PROTO_DOWN => self.proto_down = attribute::number(value) != Some(0),
+            IFLA_PROTO_DOWN_REASON => attribute::each(value, |kind, reason| {
+                if kind == IFLA_PROTO_DOWN_REASON_VALUE {
+                    self.proto_down_reasons = attribute::number(reason).unwrap_or(0);
+                }
+            }),
+            IFLA_XDP => attribute::each(value, |kind, xdp| {
+                let mode = XdpMode::of_attribute(kind);
+                self.xdp.extend(mode.zip(attribute::number(xdp)));
+            }),
+            IFLA_AF_SPEC => attribute::each(value, |kind, family| {
+                if kind == AF_INET6 {
+                    attribute::each(family, |kind, inet6| {
+                        if kind == IFLA_INET6_TOKEN {
+                            let token = <[u8; 16]>::try_from(inet6).ok();
+                            let token = token.map(Ipv6Addr::from);
+                            self.token = token.filter(|token| !token.is_unspecified());
+                        }
+                    });
+                }
+            }),
+            kind => {
+                let known = NUMBERS.iter().find(|known| known.attribute == kind);
+                if let Some((known, value)) = known.zip(attribute::number(value)) {
+                    self.numbers.insert(known.name, value);
+                }
+            }
         });
     }
 
@@ -159,13 +297,6 @@ impl Link {
     pub fn goes_by(&self, name: &[u8]) -> bool {
         self.name.as_bytes() == name || self.altnames.iter().any(|known| known.as_bytes() == name)
     }
-}
-
-/// Attributes as far as their lengths are in order.
-fn each_attribute(bytes: &[u8], mut each: impl FnMut(NlaBuffer<&[u8]>)) {
-    NlasIterator::new(bytes)
-        .map_while(std::result::Result::ok)
-        .for_each(&mut each);
 }
 
 /// How a link is named to the kernel.
@@ -188,6 +319,12 @@ impl fmt::Display for By<'_> {
 
 fn named(kind: u16, name: &[u8]) -> LinkAttribute {
     LinkAttribute::Other(DefaultNla::new(kind, Name::from(name).to_attribute()))
+}
+
+/// An attribute that holds others.
+fn nested(kind: u16, inner: &Raw) -> LinkAttribute {
+    let inner = inner.as_bytes().to_vec();
+    LinkAttribute::Other(DefaultNla::new(kind | NLA_F_NESTED, inner))
 }
 
 /// Counters are half of an answer and nobody reads them here.
@@ -477,6 +614,111 @@ pub fn change(
             .map(|alias| LinkAttribute::Other(DefaultNla::new(IFLA_IFALIAS, alias.to_vec()))),
     );
     socket.request(what, RTM_SETLINK, 0, &message)
+}
+
+fn set(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    attributes: Vec<LinkAttribute>,
+) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = attributes;
+    socket.request(what, RTM_SETLINK, 0, &message)
+}
+
+/// Sets one of [`Link::numbers`]. A name that is none of them is passed over.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_number(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    name: &str,
+    value: u32,
+) -> Result<()> {
+    let Some(known) = NUMBERS.iter().find(|known| known.name == name) else {
+        return Ok(());
+    };
+    let bytes = match known.bytes {
+        1 => vec![u8::try_from(value).unwrap_or(u8::MAX)],
+        _ => value.to_ne_bytes().to_vec(),
+    };
+    let attribute = LinkAttribute::Other(DefaultNla::new(known.attribute, bytes));
+    set(socket, what, index, vec![attribute])
+}
+
+/// The names of [`Link::numbers`] in the order in which they are to be set.
+pub fn number_names() -> impl Iterator<Item = &'static str> {
+    NUMBERS.iter().map(|known| known.name)
+}
+
+/// Sets whether a link is held down, and by whom, in one request: the kernel refuses to let go of a
+/// link that still has a reason (`do_set_proto_down()`).
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_proto_down(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    down: bool,
+    reasons: u32,
+) -> Result<()> {
+    let reason = Raw::default()
+        .with(IFLA_PROTO_DOWN_REASON_MASK, &u32::MAX.to_ne_bytes())
+        .with(IFLA_PROTO_DOWN_REASON_VALUE, &reasons.to_ne_bytes());
+    let reason = nested(IFLA_PROTO_DOWN_REASON, &reason);
+    let down = LinkAttribute::ProtoDown(down.into());
+    set(socket, what, index, vec![reason, down])
+}
+
+/// Sets RFC 2863's state of a link that waits to be told (`set_operstate()`).
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_oper_state(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    state: u8,
+) -> Result<()> {
+    let attribute = LinkAttribute::Other(DefaultNla::new(IFLA_OPERSTATE, vec![state]));
+    set(socket, what, index, vec![attribute])
+}
+
+/// Sets the interface part of IPv6 addresses; none is `::`.
+///
+/// # Errors
+/// The kernel's refusal: EINVAL on links that take no router advertisements.
+pub fn set_token(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    token: Ipv6Addr,
+) -> Result<()> {
+    let inet6 = Raw::default().with(IFLA_INET6_TOKEN, &token.octets());
+    let attribute = nested(IFLA_AF_SPEC, &Raw::default().nest(AF_INET6, &inet6));
+    set(socket, what, index, vec![attribute])
+}
+
+/// Detaches the XDP program of one mode.
+///
+/// # Errors
+/// The kernel's refusal: EBUSY for one that a BPF link holds (`dev_xdp_attach()`).
+pub fn detach_xdp(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    mode: XdpMode,
+) -> Result<()> {
+    let detach = Raw::default()
+        .with(IFLA_XDP_FD, &(-1i32).to_ne_bytes())
+        .with(IFLA_XDP_FLAGS, &mode.flag().to_ne_bytes());
+    let attribute = nested(IFLA_XDP, &detach);
+    set(socket, what, index, vec![attribute])
 }
 
 /// Deletes a link; one that is gone is deleted.

@@ -1,9 +1,14 @@
 //! The kernel's side: the only place that sends netlink requests, enters namespaces and
 //! writes sysctls. It knows no JSON and no CNI.
 //!
+//! - [`attribute`]: attributes as bytes, for messages that have no types;
 //! - [`socket`]: one blocking netlink exchange, with the kernel's own words on refusal;
 //! - [`netns`]: opening and entering network namespaces;
-//! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`]: the objects of rtnetlink;
+//! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`], [`nexthop`], [`qdisc`]: the objects
+//!   of rtnetlink;
+//! - [`ethtool`]: settings of drivers, over generic netlink;
+//! - [`ioctl`], [`bpf`], [`multicast`]: what of a netdev has no netlink message;
+//! - [`clock`]: the boot's clock;
 //! - [`name`]: names and aliases of links, which are bytes;
 //! - [`sysctl`]: per-interface settings below `/proc/sys/net`;
 //! - [`rdma`]: RDMA devices, over RDMA netlink;
@@ -15,10 +20,18 @@
 
 pub mod address;
 pub mod announce;
+pub mod attribute;
+pub mod bpf;
+pub mod clock;
+pub mod ethtool;
+pub mod ioctl;
 pub mod link;
+pub mod multicast;
 pub mod name;
 pub mod neighbour;
 pub mod netns;
+pub mod nexthop;
+pub mod qdisc;
 pub mod rdma;
 pub mod route;
 pub mod rule;

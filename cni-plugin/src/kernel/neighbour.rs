@@ -1,7 +1,9 @@
-//! Permanent neighbours.
+//! Permanent neighbours, and proxies: addresses answered for on behalf of others.
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
-use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
+use netlink_packet_route::neighbour::{
+    NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
 
 use super::{Result, Socket, socket};
 
@@ -21,6 +23,22 @@ pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMes
         let neighbour = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
         let kept =
             neighbour.header.ifindex == link && neighbour.header.state == NeighbourState::Permanent;
+        Ok(kept.then_some(neighbour))
+    })
+}
+
+/// The proxies of a link, both families.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
+    let mut filter = NeighbourMessage::default();
+    filter.header.flags = NeighbourFlags::Proxy;
+    filter.attributes.push(NeighbourAttribute::IfIndex(link));
+    socket.dump("list proxies", RTM_GETNEIGH, &filter, |payload| {
+        let neighbour = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
+        let kept = neighbour.header.ifindex == link
+            && neighbour.header.flags.contains(NeighbourFlags::Proxy);
         Ok(kept.then_some(neighbour))
     })
 }

@@ -6,7 +6,7 @@ use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
 };
-use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
@@ -146,8 +146,20 @@ impl Socket {
     /// # Errors
     /// The system call that failed.
     pub fn open() -> Result<Self> {
+        Self::of_protocol(NETLINK_ROUTE, "route")
+    }
+
+    /// Opens a socket for generic netlink in the namespace the thread is in.
+    ///
+    /// # Errors
+    /// The system call that failed.
+    pub fn open_generic() -> Result<Self> {
+        Self::of_protocol(NETLINK_GENERIC, "generic")
+    }
+
+    fn of_protocol(protocol: isize, name: &str) -> Result<Self> {
         let open = || -> io::Result<netlink_sys::Socket> {
-            let socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+            let socket = netlink_sys::Socket::new(protocol)?;
             // Text with each refusal, no copy of the request in it, and dumps that honour
             // their filter (kernel 4.20) instead of passing over what they do not know.
             socket.set_ext_ack(true)?;
@@ -155,7 +167,8 @@ impl Socket {
             socket.set_netlink_get_strict_chk(true)?;
             Ok(socket)
         };
-        let inner = open().map_err(|e| Error::call("open a route netlink socket", e))?;
+        let inner =
+            open().map_err(|e| Error::call(format_args!("open a {name} netlink socket"), e))?;
         Ok(Socket {
             inner,
             sequence: 0,

@@ -1,14 +1,20 @@
 //! A netdev of the host that is given to a pod: everything the kernel forgets when a netdev
-//! changes namespaces, and how it comes back.
+//! changes namespaces, everything the pod may change, and how the netdev returns.
 //!
-//! - [`words`]: addresses, routes and rules as a person writes them;
-//! - [`replay`]: a kernel message taken down, made fit to be sent again;
+//! - [`identity`]: what tells a netdev from all others;
 //! - [`snapshot`]: the state of a netdev, as the journal keeps it;
+//! - [`tuning`]: the part of it that ethtool sets;
+//! - [`obstacle`]: what of the host's would be lost, so that a netdev is not moved;
+//! - [`restore`]: returning a netdev to the host and restoring its state;
 //! - [`vf`]: what a PF holds of a VF;
-//! - [`restore`]: bringing a netdev home and giving it that state again.
+//! - [`replay`]: a kernel message of the snapshot, made fit to be sent again;
+//! - [`words`]: addresses, routes and rules as text.
 
+pub mod identity;
+pub mod obstacle;
 pub mod replay;
 pub mod restore;
 pub mod snapshot;
+pub mod tuning;
 pub mod vf;
 pub mod words;

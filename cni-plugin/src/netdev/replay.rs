@@ -4,6 +4,8 @@
 //! Attributes this program does not know are passed on as they came, so that nothing an
 //! administrator set is lost because it is newer. Pure: nothing here talks to the kernel.
 
+use std::net::IpAddr;
+
 use netlink_packet_route::{
     address::{
         AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
@@ -60,6 +62,103 @@ pub fn is_autoconfigured(address: &AddressMessage) -> bool {
 /// Whether an address is of link scope (`fe80::/10`, `169.254.0.0/16` where it is set so).
 pub fn is_link_local(address: &AddressMessage) -> bool {
     address.header.scope == AddressScope::Link
+}
+
+/// How long an address is preferred and valid, in seconds from when it was read; none for one
+/// without an end. A preference without an end is [`u32::MAX`].
+pub fn lifetime(address: &AddressMessage) -> Option<(u32, u32)> {
+    address.attributes.iter().find_map(|a| match a {
+        AddressAttribute::CacheInfo(info) if info.ifa_valid != u32::MAX => {
+            Some((info.ifa_preferred, info.ifa_valid))
+        }
+        _ => None,
+    })
+}
+
+/// An address with what is left of its lifetime after this many seconds; none when it is over.
+pub fn aged(message: &AddressMessage, seconds: u64) -> Option<AddressMessage> {
+    let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
+    let left = |lifetime: u32| match lifetime {
+        u32::MAX => u32::MAX,
+        lifetime => lifetime.saturating_sub(seconds),
+    };
+    let mut copy = message.clone();
+    for attribute in &mut copy.attributes {
+        if let AddressAttribute::CacheInfo(info) = attribute {
+            info.ifa_preferred = left(info.ifa_preferred);
+            info.ifa_valid = left(info.ifa_valid);
+            if info.ifa_valid == 0 {
+                return None;
+            }
+        }
+    }
+    Some(copy)
+}
+
+/// An interface's own address, not its peer's.
+fn own(address: &AddressMessage) -> Option<IpAddr> {
+    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
+        address.attributes.iter().find_map(wanted)
+    };
+    find(|a| match a {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    })
+    .or_else(|| {
+        find(|a| match a {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })
+}
+
+fn of_route(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+/// Whether an address' subnet has another.
+fn covers(address: &AddressMessage, other: IpAddr) -> bool {
+    let host_bits = |bits: u8| u32::from(bits.saturating_sub(address.header.prefix_len));
+    let network = |address: IpAddr| match address {
+        IpAddr::V4(a) => u128::from(a.to_bits()).checked_shr(host_bits(32)),
+        IpAddr::V6(a) => a.to_bits().checked_shr(host_bits(128)),
+    };
+    own(address)
+        .is_some_and(|own| own.is_ipv4() == other.is_ipv4() && network(own) == network(other))
+}
+
+/// Whether a route has one of these addresses as its source, or a gateway that is reached by their
+/// subnets alone, not by those of `others`.
+pub fn needs_one_of(
+    route: &RouteMessage,
+    these: &[AddressMessage],
+    others: &[AddressMessage],
+) -> bool {
+    route.attributes.iter().any(|a| match a {
+        RouteAttribute::PrefSource(source) => {
+            let source = of_route(source);
+            these.iter().any(|address| own(address) == source)
+        }
+        RouteAttribute::Gateway(gateway) => of_route(gateway).is_some_and(|gateway| {
+            let reach = |list: &[AddressMessage]| list.iter().any(|a| covers(a, gateway));
+            reach(these) && !reach(others)
+        }),
+        _ => false,
+    })
+}
+
+/// Whether a rule is about packets from one of these addresses.
+pub fn is_from_one_of(rule: &RuleMessage, these: &[AddressMessage]) -> bool {
+    let single = [32, 128].contains(&rule.header.src_len);
+    single
+        && rule.attributes.iter().any(|a| match a {
+            RuleAttribute::Source(source) => these.iter().any(|a| own(a) == Some(*source)),
+            _ => false,
+        })
 }
 
 /// An address to be put on the interface with this index, as it was.
@@ -201,6 +300,39 @@ pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
         }
     }
     copy
+}
+
+/// A route of the host again, out of the interface with index `to`, where it was out of `from`. One
+/// that leaves by a nexthop object does so again, and then the kernel wants nothing beside it
+/// (`fib_create_info()`).
+pub fn route_of_host(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
+    let mut copy = route(message, from, to);
+    let object = message
+        .attributes
+        .iter()
+        .find(|a| matches!(a, RouteAttribute::NhId(_)));
+    if let Some(object) = object {
+        copy.header.flags = RouteFlags::empty();
+        copy.attributes.retain(|a| {
+            !matches!(
+                a,
+                RouteAttribute::Oif(_)
+                    | RouteAttribute::Gateway(_)
+                    | RouteAttribute::Via(_)
+                    | RouteAttribute::MultiPath(_)
+            )
+        });
+        copy.attributes.push(object.clone());
+    }
+    copy
+}
+
+/// Whether a route says of its way no more than the number of a nexthop object, which means nothing
+/// in another namespace (`net.ipv4.nexthop_compat_mode` is 0).
+pub fn is_by_number_alone(route: &RouteMessage) -> bool {
+    let has = |wanted: fn(&RouteAttribute) -> bool| route.attributes.iter().any(wanted);
+    has(|a| matches!(a, RouteAttribute::NhId(_)))
+        && !has(|a| matches!(a, RouteAttribute::Oif(_) | RouteAttribute::MultiPath(_)))
 }
 
 /// Whether a rule is about an interface: by its name, or because it looks up a table that has

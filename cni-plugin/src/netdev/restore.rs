@@ -1,9 +1,9 @@
-//! Bringing a netdev home from a pod and giving it its state again.
+//! Returning a netdev from a pod to the host and restoring its state.
 //!
 //! Every step asks for a state, not for a change: run again after being cut off anywhere, it
-//! ends the same. The one thing that must succeed is that the netdev comes home; what cannot be
-//! given back to it after that (an address that somebody else has now, a route whose gateway is
-//! gone) is a warning, never a reason to strand it.
+//! ends the same. The one thing that must succeed is that the netdev returns; what cannot be
+//! restored after that (an address that somebody else has now, a route whose gateway is gone) is a
+//! warning, never a reason to leave it behind.
 
 use std::{
     path::Path,
@@ -12,22 +12,35 @@ use std::{
 };
 
 use netlink_packet_core::Emitable;
-use netlink_packet_route::link::LinkFlags;
+use netlink_packet_route::{address::AddressMessage, link::LinkFlags};
 
 use super::{
+    identity::{Ambiguous, Place},
     replay,
-    snapshot::{KEPT_FLAGS, Message, Snapshot},
+    snapshot::{
+        KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, of_hexadecimal, settings,
+    },
     words,
 };
 use crate::kernel::{
-    self, Name, Namespace, Socket, address,
+    self, Name, Namespace, Socket, address, bpf, clock, ioctl,
     link::{self, By, Change, Link},
-    neighbour, route, rule, sysctl,
+    neighbour,
+    nexthop::{self, Nexthop},
+    route, rule, sysctl,
 };
 
 /// How long a netdev may be on its way out of a namespace that is being torn down. The kernel
 /// does that after two grace periods, with many namespaces one after the other.
 pub const ON_ITS_WAY: Duration = Duration::from_secs(5);
+
+/// How often a netdev is moved again whose names were taken between reading and moving.
+const ATTEMPTS: u32 = 8;
+
+/// `IF_OPER_TESTING`, `IF_OPER_DORMANT`, `IF_OPER_UP` (include/uapi/linux/if.h)
+const OPER_TESTING: u8 = 4;
+const OPER_DORMANT: u8 = 5;
+const OPER_UP: u8 = 6;
 
 /// Where a restoration happens.
 #[derive(Debug)]
@@ -42,18 +55,20 @@ pub struct Ground<'a> {
     pub sys: &'a Path,
 }
 
-/// How a netdev came home.
+/// How a netdev returned.
 #[derive(Debug, Default)]
-pub struct Homecoming {
-    /// What could not be given back to it, in words.
+pub struct Returned {
+    /// What could not be restored, as text.
     pub warnings: Vec<String>,
-    /// Somebody else has its name now; it goes by this one until that is repaired.
+    /// What was not restored because it is over, as text.
+    pub notes: Vec<String>,
+    /// Another netdev has its name now; it has this one until that is repaired.
     pub goes_by: Option<Name>,
-    /// The hardware itself is gone from the host; there is nothing to restore.
+    /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
 }
 
-/// Why a netdev did not come home.
+/// Why a netdev did not return.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It is in no namespace that can be looked into.
@@ -64,37 +79,58 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// It cannot be told from other links.
+    #[error("{name} is not returned: {place} {cause}")]
+    Ambiguous {
+        /// Its name on the host.
+        name: Name,
+        /// Where the links are.
+        place: &'static str,
+        /// Which links.
+        cause: Ambiguous,
+    },
     /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
 }
 
-/// Brings a netdev home, out of `pod` when it is there, and restores it.
+/// Returns a netdev to the host, out of `pod` when it is there, and restores it.
 ///
 /// # Errors
-/// It is nowhere to be found within `patience`, or the kernel does not let it go.
-pub fn bring_home(
+/// It is not found within `patience`, several links could be it, or the kernel does not let it go.
+pub fn return_netdev(
     ground: &mut Ground<'_>,
     taken: &Snapshot,
     pod: Option<&Namespace>,
     patience: Duration,
-) -> Result<Homecoming, Error> {
-    let mut report = Homecoming::default();
+) -> Result<Returned, Error> {
+    let mut report = Returned::default();
     let started = Instant::now();
     loop {
-        if let Some(link) = taken.identity.find(&link::list(ground.socket)?) {
-            let link = link.clone();
+        let mut arrived = None;
+        // The pod first: on the host another link may have got the index of a virtual one.
+        if let Some(pod) = pod {
+            let mut inside = pod.socket(ground.home)?;
+            let links = link::list(&mut inside)?;
+            let place = Place::Pod {
+                index: taken.pod_index,
+                host: link::known_number(&mut inside, ground.home)?,
+            };
+            if let Some(link) = find(taken, &links, place, "in the pod")? {
+                let name = move_to_host(ground, taken, &mut inside, link.clone(), &mut report)?;
+                arrived = link::get(ground.socket, By::Name(name.as_bytes()))?;
+            }
+        }
+        if arrived.is_none() {
+            let links = link::list(ground.socket)?;
+            let name = Some(&taken.name);
+            arrived = find(taken, &links, Place::Host { name }, "on the host")?.cloned();
+        }
+        if let Some(link) = arrived {
             restore(ground, taken, link, &mut report)?;
             return Ok(report);
         }
-        if let Some(pod) = pod {
-            let mut inside = pod.socket(ground.home)?;
-            if let Some(link) = taken.identity.find(&link::list(&mut inside)?) {
-                move_home(ground, taken, &mut inside, link, &mut report)?;
-                continue;
-            }
-        }
-        if hardware_is_gone(ground.sys, taken) {
+        if is_gone(ground, taken)? {
             report.hardware_gone = true;
             return Ok(report);
         }
@@ -108,107 +144,148 @@ pub fn bring_home(
     }
 }
 
-/// Whether the device below was unplugged, or a virtual link deleted with its namespace.
-fn hardware_is_gone(sys: &Path, taken: &Snapshot) -> bool {
-    match (&taken.bus, &taken.identity.bus_device) {
-        (Some(bus), Some(device)) => {
-            let devices = sys.join("bus").join(bus).join("devices");
-            devices.is_dir() && !devices.join(device).exists()
-        }
-        // Links with a kind of their own die with their namespace.
-        _ => taken.identity.kind.is_some(),
-    }
+fn find<'a>(
+    taken: &Snapshot,
+    links: &'a [Link],
+    place: Place<'_>,
+    words: &'static str,
+) -> Result<Option<&'a Link>, Error> {
+    let found = taken.identity.find(links, place);
+    found.map_err(|cause| Error::Ambiguous {
+        name: taken.name.clone(),
+        place: words,
+        cause,
+    })
 }
 
-/// Names of the host's netdevs that stand in a netdev's way, other than its own.
-fn in_the_way(ground: &mut Ground<'_>, names: &[&Name]) -> kernel::Result<Vec<Name>> {
-    let mut taken = Vec::new();
-    for name in names {
-        if link::get(ground.socket, By::Name(name.as_bytes()))?.is_some() {
-            taken.push((*name).clone());
-        }
+/// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
+/// a peer lives as long as that.
+fn is_gone(ground: &mut Ground<'_>, taken: &Snapshot) -> kernel::Result<bool> {
+    if let (Some(bus), Some(device)) = (&taken.bus, &taken.identity.bus_device) {
+        let devices = ground.sys.join("bus").join(bus).join("devices");
+        return Ok(devices.is_dir() && !devices.join(device).exists());
     }
-    Ok(taken)
+    if let Some(peer) = taken.identity.peer() {
+        let peer = link::get(ground.socket, By::Index(peer))?;
+        let kind = peer.and_then(|peer| peer.kind);
+        return Ok(kind.map(|kind| kind.to_string()) != taken.identity.kind);
+    }
+    Ok(taken.identity.kind.is_some())
 }
 
-fn move_home(
+fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
+    Ok(link::get(ground.socket, By::Name(name.as_bytes()))?.is_some())
+}
+
+/// Moves a netdev out of the pod. Returns the name that it has on the host.
+fn move_to_host(
     ground: &mut Ground<'_>,
     taken: &Snapshot,
     inside: &mut Socket,
-    link: &Link,
-    report: &mut Homecoming,
-) -> kernel::Result<()> {
-    let mut names: Vec<&Name> = vec![&taken.name];
-    names.extend(&link.altnames);
-    let clashes = in_the_way(ground, &names)?;
-    for altname in link.altnames.iter().filter(|name| clashes.contains(name)) {
-        link::remove_altname(inside, link, altname)?;
+    mut link: Link,
+    report: &mut Returned,
+) -> kernel::Result<Name> {
+    // Kernels before 6.2 do not rename a link that is up (`dev_change_name()`), and an address is
+    // not changed on one either.
+    if link.is_up() {
+        let what = format!("set {} of the pod down", link.name);
+        link::change(inside, what, link.index, &Change::down())?;
     }
-    let name = if clashes.contains(&taken.name) {
-        stand_in(link)
-    } else {
-        taken.name.clone()
-    };
-    let change = Change {
-        netns: Some(ground.home),
-        name: Some(name.as_bytes()),
-        // On kernels before 6.2 a link that is up cannot be renamed.
-        flags: Some((LinkFlags::empty(), LinkFlags::Up)),
-        ..Change::default()
-    };
-    let what = format!("move {} home as {name}", link.name);
-    match link::change(inside, &what, link.index, &change) {
-        // The name was taken between the look and the move.
-        Err(e) if e.is(libc::EEXIST) && name == taken.name => {
-            let name = stand_in(link);
-            let change = Change {
-                name: Some(name.as_bytes()),
-                ..change
-            };
-            link::change(inside, what, link.index, &change)?;
+    restore_mac(inside, taken, &link, report);
+    let mut attempt = 0;
+    loop {
+        for altname in &link.altnames {
+            let of_host = taken.altnames.contains(altname) && *altname != taken.name;
+            let clashes = of_host && is_taken(ground, altname)?;
+            if of_host && !clashes {
+                continue;
+            }
+            let removed = link::remove_altname(inside, &link, altname);
+            report.warnings.extend(removed.err().map(|e| e.to_string()));
+            if clashes {
+                report.warnings.push(format!(
+                    "alternative name {altname} belongs to another netdev now"
+                ));
+            }
         }
-        done => done?,
+        let name = match attempt == 0 && !is_taken(ground, &taken.name)? {
+            true => taken.name.clone(),
+            false => temporary_name(ground, &link, attempt)?,
+        };
+        let change = Change {
+            netns: Some(ground.home),
+            name: Some(name.as_bytes()),
+            ..Change::default()
+        };
+        let what = format!("move {} to the host as {name}", link.name);
+        match link::change(inside, what, link.index, &change) {
+            // A name was taken between reading and moving.
+            Err(e) if e.is(libc::EEXIST) && attempt < ATTEMPTS => {
+                attempt += 1;
+                if let Some(now) = link::get(inside, By::Index(link.index))? {
+                    link = now;
+                }
+            }
+            done => return done.map(|()| name),
+        }
     }
-    report.warnings.extend(
-        clashes
-            .iter()
-            .filter(|name| **name != taken.name)
-            .map(|name| format!("alternative name {name} belongs to another netdev now")),
-    );
-    Ok(())
 }
 
-/// A name that nobody else has: the kernel's own choice for a netdev that comes back from a
-/// dead namespace is `dev<index>`.
-fn stand_in(link: &Link) -> Name {
-    Name::from(format!("rdma-dev{}", link.index % 1_000_000).as_str())
+/// A name that no netdev of the host has, for one whose own is taken. The kernel's own choice for a
+/// netdev that returns from a dead namespace is `dev<index>`.
+fn temporary_name(ground: &mut Ground<'_>, link: &Link, attempt: u32) -> kernel::Result<Name> {
+    let mut number = link.index.wrapping_add(attempt);
+    loop {
+        let name = Name::from(format!("rdma-dev{}", number % 10_000_000).as_str());
+        if !is_taken(ground, &name)? {
+            return Ok(name);
+        }
+        number = number.wrapping_add(1);
+    }
+}
+
+/// An IPoIB address is the port's own affair.
+fn restore_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
+    let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
+    let differs = |mac: &hca::MacAddress| mac.bytes().len() == 6 && mac.bytes() != link.mac;
+    let Some(mac) = mac.filter(differs).filter(|_| taken.identity.is_virtual()) else {
+        return;
+    };
+    let what = format!("restore {mac} of {}", taken.name);
+    set_mac(socket, &what, link, &mac, report);
+}
+
+fn set_mac(
+    socket: &mut Socket,
+    what: &str,
+    link: &Link,
+    mac: &hca::MacAddress,
+    report: &mut Returned,
+) {
+    let change = Change {
+        mac: Some(mac.bytes()),
+        ..Change::down()
+    };
+    let set = link::change(socket, what, link.index, &change);
+    report.warnings.extend(set.err().map(|e| e.to_string()));
 }
 
 fn restore(
     ground: &mut Ground<'_>,
     taken: &Snapshot,
-    link: Link,
-    report: &mut Homecoming,
+    mut link: Link,
+    report: &mut Returned,
 ) -> Result<(), Error> {
     let index = link.index;
-    let mut name = link.name.clone();
-    if name != taken.name {
-        if link::get(ground.socket, By::Name(taken.name.as_bytes()))?
-            .is_some_and(|l| l.index != index)
-        {
-            report.warnings.push(format!(
-                "{} is the name of another netdev now; it goes by {name} until that is gone",
-                taken.name
-            ));
-            report.goes_by = Some(name.clone());
-        } else {
-            rename(ground, &link, &taken.name, report)?;
-            name = taken.name.clone();
-        }
+    if link.name != taken.name {
+        rename(ground, &mut link, taken, report)?;
     }
-    let mut attempt = |done: kernel::Result<()>| match done {
-        Ok(()) => {}
-        Err(e) => report.warnings.push(e.to_string()),
+    // Records of earlier versions do not say that the host had none.
+    if taken.taken_at.is_some() {
+        remove_programs(ground, taken, &link, report);
+    }
+    let mut attempt = |done: kernel::Result<()>| {
+        report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     for altname in &link.altnames {
         if !taken.altnames.contains(altname) {
@@ -225,91 +302,250 @@ fn restore(
     let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
     // An IPoIB address is the port's own affair.
     if let Some(mac) = mac.filter(|mac| mac.bytes().len() == 6 && mac.bytes() != link.mac) {
-        let change = Change {
-            mac: Some(mac.bytes()),
-            ..Change::down()
-        };
-        attempt(link::change(
-            ground.socket,
-            format_args!("restore {mac} of {}", taken.name),
-            index,
-            &change,
-        ));
+        let what = format!("restore {mac} of {}", taken.name);
+        set_mac(ground.socket, &what, &link, &mac, report);
     }
-    for change in attributes(taken, &link) {
-        attempt(link::change(
-            ground.socket,
-            format_args!("restore {}", taken.name),
-            index,
-            &change,
-        ));
+    restore_settings(ground, taken, &link, report);
+    if let Some(ethtool) = &taken.ethtool {
+        match ethtool.restore(&link, &taken.name) {
+            Ok(warnings) => report.warnings.extend(warnings),
+            Err(e) => report.warnings.push(e.to_string()),
+        }
     }
+    let mut attempt = |done: kernel::Result<()>| {
+        report.warnings.extend(done.err().map(|e| e.to_string()));
+    };
     for (key, value) in &taken.sysctls {
         let Some((group, key)) = key.rsplit_once('/') else {
             continue;
         };
-        if sysctl::read(ground.proc, group, &name, key).is_some_and(|now| now != *value) {
-            attempt(sysctl::write(ground.proc, group, &name, key, value));
+        if sysctl::read(ground.proc, group, &link.name, key).as_ref() != Some(value) {
+            attempt(sysctl::write(ground.proc, group, &link.name, key, value));
         }
+    }
+    if let Some(token) = taken.token.filter(|token| link.token != Some(*token)) {
+        let what = format!("restore the token {token} of {}", taken.name);
+        attempt(link::set_token(ground.socket, what, index, token));
     }
     if taken.up {
         let what = format!("set {} up", taken.name);
         attempt(link::change(ground.socket, what, index, &Change::up()));
+        attempt(leave_dormant(ground, taken, index));
     }
     if let Some(vf) = &taken.vf {
         let warnings = vf.restore(ground.sys, ground.socket)?;
         report.warnings.extend(warnings);
     }
-    let known = taken.identity.index;
-    let home = taken.name.to_string();
-    replayed(&taken.addresses, report, words::address, |m, what| {
-        address::replace(ground.socket, what, &replay::address(&m, index))
-    });
-    replayed(&taken.neighbours, report, words::neighbour, |m, what| {
-        neighbour::replace(ground.socket, what, &replay::neighbour(&m, index))
-    });
-    replayed(&taken.routes, report, words::route, |m, what| {
-        let copy = replay::route(&m, known, index);
-        // A route over several netdevs lost this next hop; the whole is put in its place.
-        if replay::leaves_elsewhere(&m, known) {
-            return route::replace(ground.socket, what, &copy);
-        }
-        match route::append(ground.socket, what, &copy) {
-            Err(e) if e.is(libc::EEXIST) => Ok(()),
-            done => done,
-        }
-    });
-    replayed(&taken.rules, report, words::rule, |m, what| {
-        rule::add(ground.socket, what, &replay::rule(&m, &home, &home))
-    });
+    restore_network(ground, taken, &link, report)?;
     report.warnings.extend(verify(ground, taken, index)?);
     Ok(())
 }
 
+/// Gives a netdev its name, where no other netdev has it.
 fn rename(
     ground: &mut Ground<'_>,
-    link: &Link,
-    name: &Name,
-    report: &mut Homecoming,
+    link: &mut Link,
+    taken: &Snapshot,
+    report: &mut Returned,
 ) -> kernel::Result<()> {
-    // Its own alternative name may be the one it is to have.
-    if link.altnames.contains(name) {
-        link::remove_altname(ground.socket, link, name)?;
+    let holder = link::get(ground.socket, By::Name(taken.name.as_bytes()))?;
+    if holder.is_some_and(|holder| holder.index != link.index) {
+        report.warnings.push(format!(
+            "{} is the name of another netdev now; it has the name {} until that is gone",
+            taken.name, link.name
+        ));
+        report.goes_by = Some(link.name.clone());
+        return Ok(());
     }
-    let what = format!("rename {} to {name}", link.name);
+    // Its own alternative name may be the one it is to have.
+    if link.altnames.contains(&taken.name) {
+        link::remove_altname(ground.socket, link, &taken.name)?;
+        link.altnames.retain(|altname| *altname != taken.name);
+    }
+    // Two requests: the kernel renames before it changes flags (`do_setlink()`), and before 6.2 it
+    // renames no link that is up.
+    if link.is_up() {
+        let what = format!("set {} down", link.name);
+        link::change(ground.socket, what, link.index, &Change::down())?;
+    }
+    let what = format!("rename {} to {}", link.name, taken.name);
     let change = Change {
-        name: Some(name.as_bytes()),
-        flags: Some((LinkFlags::empty(), LinkFlags::Up)),
+        name: Some(taken.name.as_bytes()),
         ..Change::default()
     };
     match link::change(ground.socket, what, link.index, &change) {
+        Ok(()) => link.name = taken.name.clone(),
         Err(e) if e.is(libc::EEXIST) => {
             report.warnings.push(e.to_string());
             report.goes_by = Some(link.name.clone());
-            Ok(())
         }
-        done => done,
+        Err(e) => return Err(e),
     }
+    Ok(())
+}
+
+/// Detaches BPF programs: a netdev with any of the host's is not moved, so they are the pod's. Before
+/// the netdev is up, and before the MTU, which XDP limits.
+fn remove_programs(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, report: &mut Returned) {
+    let mut attempt = |done: kernel::Result<()>| {
+        report.warnings.extend(done.err().map(|e| e.to_string()));
+    };
+    for (mode, id) in &link.xdp {
+        let what = format!("detach XDP program {id} ({mode} mode) of {}", taken.name);
+        match link::detach_xdp(ground.socket, what, link.index, *mode) {
+            Err(e) if e.is(libc::EBUSY) => attempt(bpf::detach_xdp_link(link.index, *id)),
+            done => attempt(done),
+        }
+    }
+    match bpf::tcx(link.index) {
+        Ok(programs) => {
+            for program in &programs {
+                attempt(bpf::detach_tcx(link.index, program));
+            }
+        }
+        Err(e) => attempt(Err(e)),
+    }
+}
+
+/// One request each, so that a driver that refuses one of them still takes the others.
+fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, report: &mut Returned) {
+    let mut attempt = |done: kernel::Result<()>| {
+        report.warnings.extend(done.err().map(|e| e.to_string()));
+    };
+    let what = format!("restore {}", taken.name);
+    for change in attributes(taken, link) {
+        attempt(link::change(ground.socket, &what, link.index, &change));
+    }
+    let mut now = settings(link);
+    for name in link::number_names() {
+        let Some(value) = taken
+            .settings
+            .get(name)
+            .filter(|value| now.get(name) != Some(*value))
+        else {
+            continue;
+        };
+        let what = format!("restore {name} {value} of {}", taken.name);
+        attempt(link::set_number(
+            ground.socket,
+            what,
+            link.index,
+            name,
+            *value,
+        ));
+        // Some follow from others.
+        if let Ok(Some(link)) = link::get(ground.socket, By::Index(link.index)) {
+            now = settings(&link);
+        }
+    }
+    let held = |settings: &std::collections::BTreeMap<String, u32>| {
+        let down = settings.get(PROTO_DOWN).copied()?;
+        Some((down, settings.get(PROTO_DOWN_REASONS).copied().unwrap_or(0)))
+    };
+    if let Some((down, reasons)) =
+        held(&taken.settings).filter(|before| held(&now) != Some(*before))
+    {
+        let what = format!("restore protodown of {}", taken.name);
+        attempt(link::set_proto_down(
+            ground.socket,
+            what,
+            link.index,
+            down != 0,
+            reasons,
+        ));
+    }
+}
+
+/// A link that a pod left dormant, or testing, stays so when it is set up.
+fn leave_dormant(ground: &mut Ground<'_>, taken: &Snapshot, index: u32) -> kernel::Result<()> {
+    let by_itself = taken.settings.get("mode") == Some(&0);
+    let Some(link) = link::get(ground.socket, By::Index(index))?.filter(|_| by_itself) else {
+        return Ok(());
+    };
+    if [OPER_TESTING, OPER_DORMANT].contains(&link.oper_state) {
+        let what = format!("end the dormant state of {}", taken.name);
+        link::set_oper_state(ground.socket, what, index, OPER_UP)?;
+    }
+    Ok(())
+}
+
+/// Addresses and what depends on them, in the order in which the kernel takes them.
+fn restore_network(
+    ground: &mut Ground<'_>,
+    taken: &Snapshot,
+    link: &Link,
+    report: &mut Returned,
+) -> kernel::Result<()> {
+    let (known, index) = (taken.identity.index, link.index);
+    let home = String::from_utf8_lossy(taken.name.as_bytes()).into_owned();
+    let socket = &mut *ground.socket;
+    let passed = passed_since(taken)?;
+    let over: Vec<&Message> = over(taken, passed).collect();
+    for message in &over {
+        report.notes.push(format!(
+            "address {} of {home} is not restored: its lifetime is over",
+            message.text
+        ));
+    }
+    let warnings = &mut report.warnings;
+    let left: Vec<Message> = taken
+        .addresses
+        .iter()
+        .filter(|m| !over.contains(m))
+        .cloned()
+        .collect();
+    replayed(
+        &left,
+        warnings,
+        words::address,
+        |m, what| match replay::aged(&replay::address(&m, index), passed) {
+            Some(address) => address::replace(socket, what, &address),
+            None => Ok(()),
+        },
+    );
+    for address in &taken.multicast {
+        let bytes = of_hexadecimal(address).unwrap_or_default();
+        let added = ioctl::add_multicast(&link.name, &bytes);
+        warnings.extend(added.err().map(|e| e.to_string()));
+    }
+    replayed(&taken.neighbours, warnings, words::neighbour, |m, what| {
+        neighbour::replace(socket, what, &replay::neighbour(&m, index))
+    });
+    replayed(&taken.proxies, warnings, words::neighbour, |m, what| {
+        neighbour::replace(socket, what, &replay::neighbour(&m, index))
+    });
+    replayed(&taken.nexthops, warnings, Nexthop::to_string, |m, what| {
+        nexthop::replace(socket, what, &m.through(known, index))
+    });
+    replayed(&taken.routes, warnings, words::route, |m, what| {
+        let copy = replay::route_of_host(&m, known, index);
+        // A route over several netdevs lost this next hop; the whole is put in its place.
+        if replay::leaves_elsewhere(&m, known) {
+            return route::replace(socket, what, &copy);
+        }
+        match route::append(socket, what, &copy) {
+            Err(e) if e.is(libc::EEXIST) => Ok(()),
+            done => done,
+        }
+    });
+    replayed(&taken.rules, warnings, words::rule, |m, what| {
+        rule::add(socket, what, &replay::rule(&m, &home, &home))
+    });
+    Ok(())
+}
+
+/// Seconds since a snapshot was taken. Records of earlier versions do not say.
+fn passed_since(taken: &Snapshot) -> kernel::Result<u64> {
+    let now = clock::since_boot()?.as_secs();
+    Ok(taken.taken_at.map_or(0, |taken| now.saturating_sub(taken)))
+}
+
+/// The addresses whose lifetime has ended since.
+fn over(taken: &Snapshot, passed: u64) -> impl Iterator<Item = &Message> {
+    taken.addresses.iter().filter(move |message| {
+        let address = message.parse::<AddressMessage>();
+        address.is_ok_and(|address| replay::aged(&address, passed).is_none())
+    })
 }
 
 /// One request each, so that a driver that refuses one of them still takes the others.
@@ -347,7 +583,7 @@ fn attributes<'a>(taken: &'a Snapshot, link: &Link) -> Vec<Change<'a>> {
 /// Sends each message of the snapshot again; those the kernel refuses become warnings.
 fn replayed<T>(
     messages: &[Message],
-    report: &mut Homecoming,
+    warnings: &mut Vec<String>,
     words: impl Fn(&T) -> String,
     mut send: impl FnMut(T, &str) -> kernel::Result<()>,
 ) where
@@ -358,17 +594,15 @@ fn replayed<T>(
             Ok(parsed) => {
                 let what = format!("restore {}", words(&parsed));
                 if let Err(e) = send(parsed, &what) {
-                    report.warnings.push(e.to_string());
+                    warnings.push(e.to_string());
                 }
             }
-            Err(e) => report
-                .warnings
-                .push(format!("restore {}: {e}", message.text)),
+            Err(e) => warnings.push(format!("restore {}: {e}", message.text)),
         }
     }
 }
 
-/// Looks at the netdev again and says what is not as it was.
+/// Reads the netdev again and says what is not as it was.
 fn verify(ground: &mut Ground<'_>, taken: &Snapshot, index: u32) -> kernel::Result<Vec<String>> {
     let Some(link) = link::get(ground.socket, By::Index(index))? else {
         return Ok(vec![format!(
@@ -376,31 +610,95 @@ fn verify(ground: &mut Ground<'_>, taken: &Snapshot, index: u32) -> kernel::Resu
             taken.name
         )]);
     };
-    let now = Snapshot::take(ground.socket, ground.proc, &link)?;
-    let mut wrong = Vec::new();
-    let mut compare = |what: &str, now: &dyn std::fmt::Display, before: &dyn std::fmt::Display| {
-        if now.to_string() != before.to_string() {
-            wrong.push(format!("{}: {what} is {now}, was {before}", taken.name));
-        }
-    };
-    compare("mtu", &now.mtu, &taken.mtu);
-    compare("MAC address", &now.identity.mac, &taken.identity.mac);
-    compare("up", &now.up, &taken.up);
-    for (what, now, before) in [
-        ("address", &now.addresses, &taken.addresses),
-        ("route", &now.routes, &taken.routes),
-        ("rule", &now.rules, &taken.rules),
-        ("neighbour", &now.neighbours, &taken.neighbours),
-    ] {
-        for missing in before
-            .iter()
-            .filter(|m| now.iter().all(|n| n.text != m.text))
-        {
-            wrong.push(format!(
-                "{}: {what} {} did not come back",
-                taken.name, missing.text
-            ));
+    let mut now = Snapshot::take_without_ethtool(ground.socket, ground.proc, &link)?;
+    // Before the address is set again the name of the hardware may be another.
+    now.name = taken.name.clone();
+    let expired: Vec<Message> = over(taken, passed_since(taken)?).cloned().collect();
+    let mut wrong: Vec<String> = differences(taken, &now, &expired);
+    if taken.taken_at.is_some() {
+        wrong.extend(
+            link.xdp
+                .iter()
+                .map(|(mode, id)| format!("XDP program {id} ({mode} mode) is still attached")),
+        );
+        for program in bpf::tcx(index).unwrap_or_default() {
+            wrong.push(format!("{program} is still attached"));
         }
     }
-    Ok(wrong)
+    Ok(wrong
+        .into_iter()
+        .map(|what| format!("{}: {what}", taken.name))
+        .collect())
+}
+
+/// What of `before` is not so now, but for what ethtool sets and for addresses that have expired.
+/// Pure.
+fn differences(before: &Snapshot, now: &Snapshot, expired: &[Message]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut compare = |what: &str, now: &dyn std::fmt::Display, before: &dyn std::fmt::Display| {
+        let (now, before) = (now.to_string(), before.to_string());
+        if now != before {
+            wrong.push(format!("{what} is {now}, was {before}"));
+        }
+    };
+    let text = |name: &Option<Name>| name.as_ref().map_or("none".to_owned(), Name::to_string);
+    compare("mtu", &now.mtu, &before.mtu);
+    compare("MAC address", &now.identity.mac, &before.identity.mac);
+    compare("up", &now.up, &before.up);
+    compare("txqueuelen", &now.tx_queue_length, &before.tx_queue_length);
+    compare("alias", &text(&now.alias), &text(&before.alias));
+    let flags = |flags: u32| format!("{:?}", LinkFlags::from_bits_retain(flags));
+    compare("flags", &flags(now.flags), &flags(before.flags));
+    for (name, value) in &before.settings {
+        if let Some(now) = now.settings.get(name) {
+            compare(name, now, value);
+        }
+    }
+    if let Some(token) = before.token {
+        let now = now
+            .token
+            .map_or("none".to_owned(), |token| token.to_string());
+        compare("token", &now, &token);
+    }
+    for (key, value) in &before.sysctls {
+        let now = now.sysctls.get(key).map_or("unreadable", String::as_str);
+        compare(key, &now, value);
+    }
+    for altname in before
+        .altnames
+        .iter()
+        .filter(|name| !now.altnames.contains(name))
+    {
+        wrong.push(format!("alternative name {altname} did not come back"));
+    }
+    for altname in now
+        .altnames
+        .iter()
+        .filter(|name| !before.altnames.contains(name))
+    {
+        wrong.push(format!("alternative name {altname} is not the host's"));
+    }
+    for address in before
+        .multicast
+        .iter()
+        .filter(|a| !now.multicast.contains(a))
+    {
+        wrong.push(format!("multicast address {address} did not come back"));
+    }
+    for (what, now, before) in [
+        ("address", &now.addresses, &before.addresses),
+        ("route", &now.routes, &before.routes),
+        ("rule", &now.rules, &before.rules),
+        ("neighbour", &now.neighbours, &before.neighbours),
+        ("proxy", &now.proxies, &before.proxies),
+        ("object", &now.nexthops, &before.nexthops),
+    ] {
+        let missing = |message: &&Message| {
+            now.iter().all(|n| n.text != message.text) && !expired.contains(message)
+        };
+        for missing in before.iter().filter(missing) {
+            wrong.push(format!("{what} {} did not come back", missing.text));
+        }
+    }
+    wrong
 }

@@ -20,6 +20,7 @@ use crate::{
     },
     layout::{self, Layout},
     netdev::{
+        obstacle::{self, Addresses},
         replay,
         snapshot::{Identity, Message, Snapshot},
         vf::Vf,
@@ -74,11 +75,11 @@ impl Attachment<'_> {
                 self.node.journal.create(key, &record)?;
                 Ok((record, plan))
             });
-        let (record, plan) = match planned {
+        let (mut record, plan) = match planned {
             Ok(planned) => planned,
             Err(error) => return Err(self.ipam.release_after(self.node, self.request, error)),
         };
-        let applied = self.apply(key, &plan, &record, leased).and_then(|made| {
+        let applied = self.apply(key, &plan, &mut record, leased).and_then(|made| {
             let mut result = before;
             merge(&mut result, made, dns);
             result.to_json(self.request.config.version)
@@ -121,6 +122,19 @@ impl Attachment<'_> {
         taken.identity = Identity::on(&node.roots, &nic.link);
         if let Some(address) = &taken.identity.bus_device {
             taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+        }
+        let addresses = match self.ipam {
+            Ipam::None => Addresses::OfHost,
+            _ => Addresses::OfIpam,
+        };
+        let socket = &mut node.netns.socket;
+        let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+        if let Some(first) = found.first() {
+            let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+            let refused =
+                Error::new(Code::InvalidConfig, refused).with_details(first.remedy.clone());
+            let others = found.iter().skip(1);
+            return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
         }
         if let Some(name) = &recovered.true_name {
             taken.name.clone_from(name);
@@ -234,7 +248,7 @@ impl Attachment<'_> {
         &mut self,
         key: &Key,
         plan: &Plan,
-        record: &Record,
+        record: &mut Record,
         leased: Option<CniResult>,
     ) -> Result<CniResult, Error> {
         if let Some(moved) = &record.moved {
@@ -243,6 +257,11 @@ impl Attachment<'_> {
         }
         rdma::move_in(self.node, self.pod, &record.rdma)?;
         let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)?;
+        // Written before the pod runs, which could make links like it.
+        let moved = record.moved.as_mut();
+        if moved.is_some_and(|moved| moved.moved_as(&link)) {
+            self.node.journal.replace(key, record)?;
+        }
         let mut made = leased.unwrap_or_default();
         let late = match &plan.layout {
             Some(_) => None,

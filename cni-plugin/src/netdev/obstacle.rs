@@ -1,0 +1,139 @@
+//! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
+//! and this program does not restore, or that would act in the pod.
+
+use std::fmt;
+
+use super::snapshot::Snapshot;
+use crate::kernel::{self, Socket, bpf, link::Link, qdisc};
+
+/// Something of the host's on a netdev, and what an administrator can do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What it is, a sentence without a full stop.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.what, self.remedy)
+    }
+}
+
+/// Where the pod's addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// An IPAM.
+    OfIpam,
+    /// The netdev's own of the host.
+    OfHost,
+}
+
+/// What keeps a netdev of the host from being moved. Reads alone; the thread is in the host's
+/// namespace.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn obstacles(
+    socket: &mut Socket,
+    link: &Link,
+    snapshot: &Snapshot,
+    addresses: Addresses,
+) -> kernel::Result<Vec<Obstacle>> {
+    let name = &link.name;
+    let mut found = Vec::new();
+    let qdiscs = qdisc::get(socket, link.index)?;
+    if let Some(kind) = qdiscs.root {
+        found.push(Obstacle {
+            what: format!("{name} has the queueing discipline {kind}, which a move would remove"),
+            remedy: format!("remove it: tc qdisc del dev {name} root"),
+        });
+    }
+    if let Some(kind) = qdiscs.ingress {
+        found.push(Obstacle {
+            what: format!("{name} has {kind} with the host's filters, which a move would remove"),
+            remedy: format!("remove it: tc qdisc del dev {name} {kind}"),
+        });
+    }
+    for (mode, id) in &link.xdp {
+        found.push(Obstacle {
+            what: format!(
+                "{name} has the XDP program {id} ({mode} mode), which would act in the pod"
+            ),
+            remedy: format!("end what attached it, or detach it: ip link set dev {name} xdp off"),
+        });
+    }
+    for program in bpf::tcx(link.index)? {
+        found.push(Obstacle {
+            what: format!("{name} has the {program}, which would act in the pod"),
+            remedy: format!(
+                "end what attached it (bpftool net show dev {name}), or take {name} out of its \
+                 configuration"
+            ),
+        });
+    }
+    found.extend(leased(snapshot, addresses));
+    Ok(found)
+}
+
+/// A pod would be without an address although the netdev has some. Pure.
+fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Obstacle> {
+    let leased = snapshot.leased_addresses();
+    let lasting = snapshot.addresses.len() - leased.len();
+    if addresses == Addresses::OfIpam || leased.is_empty() || lasting > 0 {
+        return None;
+    }
+    Some(Obstacle {
+        what: format!(
+            "all addresses of {} have a lifetime ({}), and nothing renews them in the pod",
+            snapshot.name,
+            leased.join(", ")
+        ),
+        remedy: "give the network an ipam, or the netdev an address without a lifetime".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
+
+    use super::*;
+    use crate::netdev::{snapshot::Message, words};
+
+    fn address(text: &str, valid: u32) -> Message {
+        let mut message = AddressMessage::default();
+        message.header.family = netlink_packet_route::AddressFamily::Inet;
+        message.header.prefix_len = 24;
+        let mut lifetime = CacheInfo::default();
+        (lifetime.ifa_preferred, lifetime.ifa_valid) = (valid, valid);
+        message.attributes = vec![
+            AddressAttribute::Local(text.parse().unwrap()),
+            AddressAttribute::CacheInfo(lifetime),
+        ];
+        Message::of(&message, words::address(&message))
+    }
+
+    #[test]
+    fn a_pod_is_not_left_without_an_address_unless_an_ipam_gives_one() {
+        let mut snapshot = Snapshot {
+            name: "ens1".into(),
+            addresses: vec![address("10.0.0.1", 600)],
+            ..Snapshot::default()
+        };
+        let found = leased(&snapshot, Addresses::OfHost).unwrap();
+        assert!(
+            found.what.contains("ens1") && found.what.contains("10.0.0.1/24"),
+            "{found}"
+        );
+        assert_eq!(leased(&snapshot, Addresses::OfIpam), None);
+        snapshot.addresses.push(address("10.0.1.1", u32::MAX));
+        assert_eq!(leased(&snapshot, Addresses::OfHost), None);
+        snapshot.addresses.clear();
+        assert_eq!(
+            leased(&snapshot, Addresses::OfHost),
+            None,
+            "it has none to lose"
+        );
+    }
+}
