@@ -254,6 +254,7 @@ fn take_anew(
     loop {
         let place = Place::Pod {
             index: None,
+            mac: None,
             host: None,
         };
         if let Ok(Some(link)) = identity.find(&link::list(inside)?, place) {

@@ -156,9 +156,10 @@ pub fn unreturned(error: restore::Error) -> Error {
     match error {
         restore::Error::Nowhere { .. } => Error::new(Code::TryAgain, error.to_string())
             .with_details("a namespace that is being torn down still has it; try again"),
-        restore::Error::Ambiguous { .. } => Error::new(Code::State, error.to_string()).with_details(
-            "delete those of them that are not it, or end the pod's namespace, then try again",
-        ),
+        restore::Error::Ambiguous { .. } => Error::new(Code::State, error.to_string())
+            .with_details(
+                "delete those of them that are not it, or end the pod's namespace, then try again",
+            ),
         restore::Error::Kernel(e) => e.into(),
     }
 }

@@ -137,6 +137,8 @@ pub struct Link {
     pub hardware: u16,
     /// Present hardware address.
     pub mac: Vec<u8>,
+    /// Hardware address of all others on the link.
+    pub broadcast: Vec<u8>,
     /// Burnt-in hardware address, where the driver has one.
     pub permanent_mac: Vec<u8>,
     /// MTU in bytes.
@@ -207,6 +209,7 @@ impl Link {
         for attribute in message.attributes {
             match attribute {
                 LinkAttribute::Address(mac) => link.mac = mac,
+                LinkAttribute::Broadcast(address) => link.broadcast = address,
                 LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
                 LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
@@ -560,6 +563,8 @@ pub struct Change<'a> {
     pub mtu: Option<u32>,
     /// Hardware address.
     pub mac: Option<&'a [u8]>,
+    /// Hardware address of all others on the link.
+    pub broadcast: Option<&'a [u8]>,
     /// Length of the transmit queue in packets.
     pub tx_queue_length: Option<u32>,
     /// `ifalias`; an empty one removes it.
@@ -607,6 +612,8 @@ pub fn change(
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+    let broadcast = change.broadcast.map(<[u8]>::to_vec);
+    attributes.extend(broadcast.map(LinkAttribute::Broadcast));
     attributes.extend(change.tx_queue_length.map(LinkAttribute::TxQueueLen));
     attributes.extend(
         change

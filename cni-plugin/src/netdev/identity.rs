@@ -66,6 +66,8 @@ pub enum Place<'a> {
     Pod {
         /// The netdev's index there, where it was recorded.
         index: Option<u32>,
+        /// The address that the pod's interface was to be given, where it is not the netdev's.
+        mac: Option<&'a str>,
         /// The number by which the pod's namespace knows the host's, if it has one.
         host: Option<i32>,
     },
@@ -212,7 +214,9 @@ impl Identity {
             Place::Pod {
                 index: Some(index), ..
             } => link.index == index,
-            Place::Pod { index: None, .. } => same_mac,
+            Place::Pod {
+                index: None, mac, ..
+            } => same_mac || mac == Some(seen.mac.as_str()),
             Place::Host { name } => {
                 let same_name = name.is_some_and(|name| *name == link.name);
                 let same_index = self.index == seen.index;
@@ -325,6 +329,7 @@ mod tests {
     fn pod(index: Option<u32>) -> Place<'static> {
         Place::Pod {
             index,
+            mac: None,
             host: Some(0),
         }
     }

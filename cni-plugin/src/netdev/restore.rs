@@ -114,6 +114,7 @@ pub fn return_netdev(
             let links = link::list(&mut inside)?;
             let place = Place::Pod {
                 index: taken.pod_index,
+                mac: taken.pod_mac.as_deref(),
                 host: link::known_number(&mut inside, ground.home)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
@@ -416,6 +417,14 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
     for change in attributes(taken, link) {
         attempt(link::change(ground.socket, &what, link.index, &change));
     }
+    let broadcast = taken.broadcast.as_deref().and_then(of_hexadecimal);
+    if let Some(broadcast) = broadcast.filter(|broadcast| *broadcast != link.broadcast) {
+        let change = Change {
+            broadcast: Some(&broadcast),
+            ..Change::default()
+        };
+        attempt(link::change(ground.socket, &what, link.index, &change));
+    }
     let mut now = settings(link);
     for name in link::number_names() {
         let Some(value) = taken
@@ -653,6 +662,10 @@ fn differences(before: &Snapshot, now: &Snapshot, expired: &[Message]) -> Vec<St
         if let Some(now) = now.settings.get(name) {
             compare(name, now, value);
         }
+    }
+    if let Some(broadcast) = &before.broadcast {
+        let now = now.broadcast.as_deref().unwrap_or("none");
+        compare("broadcast address", &now, broadcast);
     }
     if let Some(token) = before.token {
         let now = now

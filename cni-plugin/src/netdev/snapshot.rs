@@ -83,12 +83,16 @@ impl Message {
     }
 }
 
-/// The flags that an administrator sets; the rest are the kernel's.
+/// The flags that an administrator sets; the rest are the kernel's (`__dev_change_flags()`).
 pub const KEPT_FLAGS: LinkFlags = LinkFlags::Promisc
     .union(LinkFlags::Allmulti)
     .union(LinkFlags::Multicast)
     .union(LinkFlags::Noarp)
-    .union(LinkFlags::Debug);
+    .union(LinkFlags::Debug)
+    .union(LinkFlags::Notrailers)
+    .union(LinkFlags::Dynamic)
+    .union(LinkFlags::Portsel)
+    .union(LinkFlags::Automedia);
 
 /// A netdev with all its state in the host's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,6 +144,13 @@ pub struct Snapshot {
     /// Its index in the pod; none while it was not moved, and for hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_index: Option<u32>,
+    /// Hardware address of all others on the link, in hexadecimal; none for InfiniBand, where it is
+    /// the port's own affair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broadcast: Option<String>,
+    /// The hardware address that the pod's interface is given, where it is not the netdev's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_mac: Option<String>,
     /// Settings of the link that are one number each, by the names that `ip link` has for them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u32>,
@@ -240,6 +251,8 @@ impl Snapshot {
             sysctls: sysctl::read_all(proc, &link.name)?,
             taken_at: Some(taken_at.as_secs()),
             pod_index: None,
+            broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
+            pod_mac: None,
             settings: settings(link),
             token: link.token,
             proxies: proxies

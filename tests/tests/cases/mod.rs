@@ -32,6 +32,7 @@ modules! {
     cni_protocol
     cni_rails
     cni_rdma
+    cni_restore
     docs
     dp_admin
     dp_install

@@ -79,11 +79,13 @@ impl Attachment<'_> {
             Ok(planned) => planned,
             Err(error) => return Err(self.ipam.release_after(self.node, self.request, error)),
         };
-        let applied = self.apply(key, &plan, &mut record, leased).and_then(|made| {
-            let mut result = before;
-            merge(&mut result, made, dns);
-            result.to_json(self.request.config.version)
-        });
+        let applied = self
+            .apply(key, &plan, &mut record, leased)
+            .and_then(|made| {
+                let mut result = before;
+                merge(&mut result, made, dns);
+                result.to_json(self.request.config.version)
+            });
         applied.map_err(|first| {
             // Undoing takes the netdev's lock itself.
             drop(recovered);
@@ -131,11 +133,11 @@ impl Attachment<'_> {
         let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
         if let Some(first) = found.first() {
             let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
-            let refused =
-                Error::new(Code::InvalidConfig, refused).with_details(first.remedy.clone());
+            let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
             let others = found.iter().skip(1);
             return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
         }
+        taken.pod_mac = self.config.mac.as_ref().map(ToString::to_string);
         if let Some(name) = &recovered.true_name {
             taken.name.clone_from(name);
         }

@@ -1,0 +1,282 @@
+//! NICs and virtual links that `rdma-netdev` moved: each returns as itself, with what the host had.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::host_state::unchanged;
+use e2e::scene::{DENIED, Scene, answer_of, index_of, mac_of};
+use serde_json::{Value, json};
+
+cases! {
+    veths_of_one_address_return_each_as_itself => twins("veth");
+    macvlans_of_one_address_return_each_as_itself: Macvlan => twins("macvlan");
+    vlans_of_one_nic_return_each_as_itself: Vlan => twins("vlan");
+    vxlans_return_each_as_itself => twins("vxlan");
+    a_macvlan_is_not_taken_for_one_of_the_pod: Macvlan => decoy();
+    a_macvlan_with_an_address_of_the_network_returns_with_its_own: Macvlan => other_address();
+    two_links_that_could_be_it_are_named_and_none_is_taken: Macvlan => ambiguous();
+    a_veth_hidden_in_a_namespace_of_the_pod_is_not_said_to_be_gone => hidden();
+    a_link_that_the_pod_deleted_is_gone: Macvlan => deleted();
+    an_interface_named_like_the_nic_returns => same_name();
+    a_nic_whose_name_is_its_altname_in_the_pod_returns_at_once => own_altname();
+    addresses_with_a_lifetime_stay_with_the_host => leased();
+    an_address_whose_lifetime_ended_does_not_return => ended();
+    a_nic_with_leased_addresses_alone_is_not_moved_without_an_ipam => only_leased();
+    a_record_of_an_earlier_version_is_restored => earlier_record();
+}
+
+fn moving(scene: &Scene, name: &str, device: &str) -> Value {
+    let mut network = scene.network(&json!({"attach": "move", "device": device}));
+    network["name"] = name.into();
+    network
+}
+
+fn moved(scene: &Scene, container: &str, ifname: &str, network: &Value, command: &str) -> Result<()> {
+    let call = scene.call_of(&scene.pod, container, ifname);
+    answer_of(&call, command, network)?.success().context(command.to_owned())?;
+    Ok(())
+}
+
+/// The record of an attachment, to be changed.
+fn with_record(scene: &Scene, change: impl FnOnce(&mut Value)) -> Result<()> {
+    let mut entries = std::fs::read_dir(scene.host.state().join("attachments"))?;
+    let path = entries.next().context("a record")??.path();
+    let mut record: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    change(&mut record);
+    std::fs::write(&path, record.to_string())?;
+    Ok(())
+}
+
+/// Two links that only their kind's own numbers tell apart, in one pod, which exchanges whatever it
+/// can: names, addresses, and the order in which they return.
+fn twins(kind: &str) -> Result<()> {
+    let scene = Scene::new()?;
+    for (number, name) in [(1, "a0"), (2, "b0")] {
+        let make = match kind {
+            "veth" => format!("link add {name} type veth peer name peer{name}"),
+            "macvlan" => format!("link add {name} link nic0 type macvlan mode bridge"),
+            "vlan" => format!("link add {name} link nic0 type vlan id {number}"),
+            _ => format!("link add {name} type vxlan id {number} dstport 4789 local 10.9.0.1 remote 10.9.0.{number}"),
+        };
+        scene.on_host(&[
+            make.as_str(),
+            &format!("link set {name} address 02:00:00:00:00:77"),
+            &format!("addr add 10.8.{number}.1/24 dev {name}"),
+        ])?;
+    }
+    let before = scene.host_state()?;
+    let networks = [moving(&scene, "rail0", "a0"), moving(&scene, "rail1", "b0")];
+    moved(&scene, "c1", "net1", &networks[0], "ADD")?;
+    moved(&scene, "c1", "net2", &networks[1], "ADD")?;
+    scene.in_pod(&[
+        "link set net1 down",
+        "link set net2 down",
+        "link set net1 name x",
+        "link set net2 name net1",
+        "link set x name net2",
+        "link set net1 address 02:00:00:00:00:01",
+        "link set net2 address 02:00:00:00:00:02",
+        "link set net1 address 02:00:00:00:00:02",
+        "link set net2 address 02:00:00:00:00:01",
+    ])?;
+    moved(&scene, "c1", "net1", &networks[0], "DEL")?;
+    let addresses = scene.host.netns.ip("addr show dev a0")?;
+    ensure!(addresses.contains("10.8.1.1/24"), "{addresses}");
+    ensure!(scene.host.netns.ip("link show dev b0").is_err(), "the other one returned, too");
+    moved(&scene, "c1", "net2", &networks[1], "DEL")?;
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+/// A macvlan of the pod's own has the address and the name of the host's.
+fn decoy() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge", "link set mv0 up"])?;
+    let mac = mac_of(&scene.host.netns, "mv0")?;
+    scene.returns(
+        &moving(&scene, "rail0", "mv0"),
+        &[
+            "link set net1 down",
+            "link set net1 name hidden",
+            "link set hidden address 02:00:00:00:00:01",
+            "link add own type veth peer name own2",
+            "link set own2 up",
+            &format!("link add net2 link own type macvlan mode bridge"),
+            &format!("link set net2 address {mac}"),
+            "link set net2 up",
+        ],
+    )
+}
+
+fn other_address() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge", "link set mv0 up"])?;
+    let before = scene.host_state()?;
+    let mut network = moving(&scene, "rail0", "mv0");
+    network["mac"] = "02:00:00:00:00:99".into();
+    moved(&scene, "c1", "net1", &network, "ADD")?;
+    ensure!(mac_of(&scene.pod, "net1")? == "02:00:00:00:00:99");
+    // As if the process had died before it noted the index.
+    with_record(&scene, |record| {
+        record["moved"].as_object_mut().map(|moved| moved.remove("podIndex"));
+    })?;
+    scene.del_returns(&network, &before)
+}
+
+fn ambiguous() -> Result<()> {
+    let scene = Scene::new()?;
+    for name in ["mv0", "mv1"] {
+        scene.on_host(&[&format!("link add {name} link nic0 type macvlan mode bridge")])?;
+    }
+    let mac = mac_of(&scene.host.netns, "mv0")?;
+    let before = scene.host_state()?;
+    let network = moving(&scene, "rail0", "mv0");
+    moved(&scene, "c1", "net1", &network, "ADD")?;
+    with_record(&scene, |record| {
+        record["moved"].as_object_mut().map(|moved| moved.remove("podIndex"));
+    })?;
+    let own = mac_of(&scene.host.netns, "mv1")?;
+    let pod = scene.pod.name().to_owned();
+    scene.on_host(&[&format!("link set mv1 netns {pod}")])?;
+    scene.in_pod(&["link set net1 down", &format!("link set mv1 address {mac}")])?;
+    let answer = answer_of(&scene.call(), "DEL", &network)?;
+    let (_, message) = answer.refusal()?;
+    for word in ["mv0", "mv1", "net1"] {
+        ensure!(message.contains(word), "no {word}: {message}");
+    }
+    ensure!(scene.pod.ip("link show dev net1").is_ok() && scene.pod.ip("link show dev mv1").is_ok());
+    // Once the administrator has taken the other one back, it returns.
+    scene.in_pod(&[
+        &format!("link set mv1 address {own}"),
+        &format!("link set mv1 netns {}", scene.host.netns.name()),
+    ])?;
+    scene.del_returns(&network, &before)
+}
+
+fn hidden() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
+    let nested = scene.another_pod()?;
+    scene.in_pod(&[&format!("link set net1 netns {}", nested.name())])?;
+    let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
+    let (code, message) = answer.refusal()?;
+    ensure!(code == 11 && message.contains("nic0"), "{code}: {message}");
+    let pod = scene.pod.name().to_owned();
+    scene.perform(&nested, &[&format!("link set net1 netns {pod}")])?;
+    scene.del_returns(&scene.moving(), &before)
+}
+
+fn deleted() -> Result<()> {
+    let scene = Scene::new()?;
+    let before = scene.host_state()?;
+    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge"])?;
+    let network = moving(&scene, "rail0", "mv0");
+    moved(&scene, "c1", "net1", &network, "ADD")?;
+    scene.in_pod(&["link del net1"])?;
+    scene.del_returns(&network, &before)
+}
+
+fn same_name() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let call = scene.call_of(&scene.pod, "c1", "nic0");
+    answer_of(&call, "ADD", &scene.moving())?.success()?;
+    answer_of(&call, "DEL", &scene.moving())?.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")?;
+    // Also when the name is the host's altname, and when another netdev has the name meanwhile.
+    let call = scene.call_of(&scene.pod, "c2", "enp59s0np0");
+    answer_of(&call, "ADD", &scene.moving())?.success()?;
+    answer_of(&call, "DEL", &scene.moving())?.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL of the altname")
+}
+
+fn own_altname() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.returns(
+        &scene.moving(),
+        &["link property add dev net1 altname nic0", "link property add dev net1 altname peer0"],
+    )
+}
+
+fn leased() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&[
+        "addr add 10.44.0.1/24 dev nic0 valid_lft 9000 preferred_lft 8000",
+        "route add 10.45.0.0/16 via 10.44.0.254",
+        "route add 10.46.0.0/16 dev nic0 src 10.44.0.1",
+        "rule add from 10.44.0.1 lookup 101 pref 1002",
+    ])?;
+    let before = scene.host_state()?;
+    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
+    let inside = scene.pod.ip("addr show dev net1")?;
+    ensure!(inside.contains("10.9.0.1/24") && !inside.contains("10.44"), "{inside}");
+    let inside = scene.pod.ip("route show table all")? + &scene.pod.ip("rule")?;
+    ensure!(!inside.contains("10.44") && !inside.contains("10.45"), "{inside}");
+    thread::sleep(Duration::from_millis(2100));
+    scene.del_returns(&scene.moving(), &before)?;
+    let addresses = &scene.host.netns.ip_json("addr show dev nic0 to 10.44.0.1")?[0];
+    let valid = addresses["addr_info"][0]["valid_life_time"].as_u64().context("a lifetime")?;
+    ensure!((8900..=8998).contains(&valid), "the time in the pod does not count: {valid}");
+    Ok(())
+}
+
+fn ended() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    scene.on_host(&["addr add 10.44.0.1/24 dev nic0 valid_lft 3 preferred_lft 3"])?;
+    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
+    thread::sleep(Duration::from_millis(3100));
+    let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
+    ensure!(!answer.stderr.contains("10.44.0.1"), "an expected end is no warning: {}", answer.stderr);
+    answer.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn only_leased() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.on_host(&[
+        "addr flush dev nic0 scope global",
+        "addr add 10.44.0.1/24 dev nic0 valid_lft 9000 preferred_lft 8000",
+    ])?;
+    let words = ["nic0", "10.44.0.1/24", "ipam"];
+    scene.refuses(&scene.moving(), &[DENIED], &words)?;
+    let mut network = scene.moving();
+    network["ipam"] = scene.host.own_ipam("10.44.0.0/24", "10.44.0.100", &json!({}));
+    scene.returns(&network, &[])
+}
+
+fn earlier_record() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
+    let index = index_of(&scene.pod, "net1")?;
+    let mac = mac_of(&scene.pod, "net1")?;
+    let mut claimed = Ok(());
+    with_record(&scene, |record| {
+        let Some(moved) = record["moved"].as_object_mut() else { return };
+        for key in [
+            "takenAt", "podIndex", "podMac", "broadcast", "settings", "token", "proxies", "nexthops",
+            "multicast", "ethtool",
+        ] {
+            moved.remove(key);
+        }
+        ensure_old(moved, index);
+        // The claim has the name that the earlier version gave it.
+        let claims = scene.host.state().join("devices");
+        claimed = std::fs::read_dir(&claims).and_then(|mut claims_there| {
+            let claim = claims_there.next().ok_or(std::io::ErrorKind::NotFound)??;
+            std::fs::rename(claim.path(), claims.join(format!("veth-{}", mac.replace(':', "-"))))
+        });
+    })?;
+    claimed?;
+    scene.del_returns(&scene.moving(), &before)
+}
+
+fn ensure_old(moved: &mut serde_json::Map<String, Value>, index: u64) {
+    if let Some(identity) = moved.get_mut("identity").and_then(Value::as_object_mut) {
+        identity.remove("fixed");
+        identity.insert("index".to_owned(), index.into());
+    }
+}
