@@ -28,6 +28,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 const SHOWN: usize = 12;
 
 const RTM_GETLINK: u16 = 18;
+const IFF_UP: u32 = 1;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_BROADCAST: u16 = 2;
 const IFLA_IFNAME: u16 = 3;
@@ -266,6 +267,8 @@ fn describe(
             | IFLA_CARRIER_CHANGES
             | IFLA_CARRIER_UP_COUNT
             | IFLA_CARRIER_DOWN_COUNT => {}
+            // What a link that is down sends with is chosen when it is set up.
+            IFLA_QDISC if flags & IFF_UP == 0 => {}
             IFLA_LINK => drop(set("link", other(value))),
             IFLA_MASTER => drop(set("master", other(value))),
             IFLA_IFALIAS | IFLA_QDISC => drop(set(attribute_name(kind).as_str(), printable(value))),
@@ -323,6 +326,8 @@ fn stable(list: &str, line: &str) -> Option<String> {
                 .1
                 .to_owned();
         }
+        // The one that the kernel chose is compared with the link.
+        "qdisc" if line.split_whitespace().nth(2) == Some("0:") => return None,
         "qdisc" => line = without_values_of(&["refcnt"], &line),
         _ => {}
     }
@@ -369,17 +374,9 @@ fn order_of_addresses(text: &str, state: &mut State) {
 
 /// Links with a queueing discipline that may have filters.
 fn with_filters(state: &State, links: &[Vec<u8>]) -> Vec<String> {
-    const PLAIN: [&str; 4] = [
-        "qdisc qdisc noqueue",
-        "qdisc qdisc mq",
-        "qdisc qdisc pfifo_fast",
-        "qdisc qdisc fq_codel",
-    ];
     let mut found: Vec<String> = state
         .keys()
-        .filter(|key| {
-            key.starts_with("qdisc ") && !PLAIN.iter().any(|plain| key.starts_with(plain))
-        })
+        .filter(|key| key.starts_with("qdisc "))
         .filter_map(|key| key.split_once(" dev ")?.1.split(' ').next())
         .filter(|name| links.iter().any(|link| link == name.as_bytes()))
         .map(str::to_owned)

@@ -34,6 +34,8 @@ pub enum Need {
     Dummy,
     /// The kernel has VRF devices.
     Vrf,
+    /// The kernel has links of this kind, which need no further arguments.
+    Kind(&'static str),
     /// The kernel shows at least one RDMA device.
     RdmaDevice,
     /// `strace` is there and may trace (fault injection).
@@ -93,6 +95,8 @@ impl Need {
             Self::Ipvlan => child_link("ipvlan", &["link", "veth0", "type", "ipvlan"]),
             Self::Vlan => child_link("vlan", &["link", "veth0", "type", "vlan", "id", "7"]),
             Self::Dummy => child_link("dummy", &["type", "dummy"]),
+            Self::Kind("macsec") => child_link("macsec", &["link", "veth0", "type", "macsec"]),
+            Self::Kind(kind) => child_link(kind, &["type", kind]),
             Self::Vrf => child_link("vrf", &["type", "vrf", "table", "7"]),
             Self::RdmaDevice => {
                 let devices = std::fs::read_dir("/sys/class/infiniband");

@@ -111,13 +111,6 @@ impl Scene {
         fs::create_dir(&root)?;
         let tree = Tree::new(&root);
         tree.pci(&PciSpec::MLX5);
-        let mac = mac_of(&scene.host.netns, "nic0")?;
-        tree.netdev(&NetdevSpec {
-            name: "nic0",
-            mac: &mac,
-            on: On::Pci(PCI),
-            ..NetdevSpec::default()
-        });
         tree.rdma(&RdmaSpec {
             name: "mlx5_0",
             on: On::Pci(PCI),
@@ -126,7 +119,21 @@ impl Scene {
         fs::remove_dir_all(root.join("proc"))?;
         std::os::unix::fs::symlink("/proc", root.join("proc"))?;
         scene.hardware = Some(tree);
+        scene.show_nic()?;
         Ok(scene)
+    }
+
+    /// Lays `nic0` into the tree of files, at first or after [`Tree::hide_netdev`].
+    ///
+    /// # Errors
+    /// The host has no hardware.
+    pub fn show_nic(&self) -> Result<()> {
+        self.tree()?.netdev(&NetdevSpec {
+            name: "nic0",
+            on: On::Pci(PCI),
+            ..NetdevSpec::default()
+        });
+        Ok(())
     }
 
     /// The tree of files that stands for the host's root, where the host has hardware.
@@ -633,10 +640,10 @@ fn bytes_of(word: &str) -> OsString {
 /// a `Result<()>`, named after the fact that it proves.
 #[macro_export]
 macro_rules! cases {
-    ($($name:ident $(: $($need:ident),*)? => $body:expr;)*) => {
+    ($($name:ident $(: $($need:ident $(($argument:expr))?),*)? => $body:expr;)*) => {
         pub(crate) const CASES: &[$crate::harness::Case] = {
             $(fn $name() -> anyhow::Result<()> { $body })*
-            &[$($crate::case!($name, Root, Netns $($(, $need)*)?)),*]
+            &[$($crate::case!($name, Root, Netns $($(, $need $(($argument))?)*)?)),*]
         };
     };
 }

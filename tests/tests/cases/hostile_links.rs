@@ -137,12 +137,12 @@ fn not_a_boolean() -> Result<()> {
 
 fn both() -> Result<()> {
     let scene = Scene::furnished()?;
-    for keys in [
-        json!({"device": "nic0", "master": "nic0"}),
-        json!({"attach": "move", "device": "nic0", "master": "peer0"}),
-        json!({"attach": "macvlan", "device": "nic0", "master": "peer0"}),
+    for (keys, word) in [
+        (json!({"device": "nic0", "master": "nic0"}), "master"),
+        (json!({"attach": "move", "device": "nic0", "master": "peer0"}), "master"),
+        (json!({"attach": "macvlan", "device": "nic0", "master": "peer0"}), "device"),
     ] {
-        scene.refuses(&scene.network(&keys), &[INVALID_NETWORK], &["device", "master"])?;
+        scene.refuses(&scene.network(&keys), &[INVALID_NETWORK], &[word])?;
     }
     Ok(())
 }
@@ -174,8 +174,14 @@ fn taken_on(scene: &Scene, keys: &Value) -> Result<()> {
     let holder = scene.call_of(&first, "holder", "net1");
     answer_of(&holder, "ADD", &scene.moving())?.success().context("the first pod's ADD")?;
     let inside = state(&first)?;
+    if let Ok(tree) = scene.tree() {
+        tree.hide_netdev("nic0");
+    }
     scene.refuses(&scene.network(keys), &[TRY_AGAIN], &[])?;
     unchanged(&inside, || state(&first), "in the pod that has the NIC")?;
+    if scene.tree().is_ok() {
+        scene.show_nic()?;
+    }
     answer_of(&holder, "DEL", &scene.moving())?.success()?;
     unchanged(&before, || scene.host_state(), "after the first pod's DEL")?;
     scene.returns(&scene.network(keys), &[])

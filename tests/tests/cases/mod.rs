@@ -41,11 +41,15 @@ modules! {
     dp_topology
     dp_validate
     dp_verify
+    hostile_addresses
+    hostile_allocation
     hostile_bytes
+    hostile_identity
     hostile_ipam
     hostile_links
     hostile_names
     hostile_pods
+    hostile_stacked
     ipam_crowd
     ipam_faults
     ipam_kill

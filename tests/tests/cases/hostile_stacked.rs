@@ -1,0 +1,323 @@
+//! A NIC that others stand on, and what the host had on it: it is not moved away beneath them,
+//! and what it had comes back.
+
+use anyhow::{Result, ensure};
+use e2e::cases;
+use e2e::host_state::{state, unchanged};
+use e2e::scene::{PCI, Scene, TRY_AGAIN, DENIED, answer_of, mac_of, refusal};
+use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
+use serde_json::json;
+
+cases! {
+    a_macvlan_of_ours_in_another_pod_holds_its_nic: Macvlan => child_of_ours();
+    a_macvlan_of_ours_with_the_runtimes_record_lost_holds_its_nic: Macvlan => child_of_unknown_record();
+    a_macvlan_of_another_plugin_in_another_pod_holds_its_nic: Macvlan =>
+        in_another_pod("link add theirs link nic0 type macvlan mode bridge", "theirs");
+    a_macvtap_in_another_pod_holds_its_nic: Macvlan =>
+        in_another_pod("link add theirs link nic0 type macvtap mode bridge", "theirs");
+    an_ipvlan_in_another_pod_holds_its_nic: Ipvlan =>
+        in_another_pod("link add theirs link nic0 type ipvlan mode l2", "theirs");
+    a_vlan_in_another_pod_holds_its_nic: Vlan =>
+        in_another_pod("link add theirs link nic0 type vlan id 66", "theirs");
+    a_vxlan_in_another_pod_holds_its_nic =>
+        in_another_pod("link add theirs type vxlan id 66 dev nic0 dstport 4789", "theirs");
+    a_macvlan_on_the_host_holds_its_nic: Macvlan =>
+        on_the_host(&["link add mine link nic0 type macvlan mode bridge"], "mine");
+    a_macvtap_on_the_host_holds_its_nic: Macvlan =>
+        on_the_host(&["link add mine link nic0 type macvtap mode bridge"], "mine");
+    an_ipvlan_on_the_host_holds_its_nic: Ipvlan =>
+        on_the_host(&["link add mine link nic0 type ipvlan mode l2"], "mine");
+    a_vlan_on_the_host_holds_its_nic: Vlan =>
+        on_the_host(&["link add mine link nic0 type vlan id 66"], "mine");
+    a_vlan_that_is_down_and_nameless_holds_its_nic: Vlan =>
+        on_the_host(&["link add m\\xffne link nic0 type vlan id 66"], "nic0");
+    a_vxlan_on_the_host_holds_its_nic =>
+        on_the_host(&["link add mine type vxlan id 66 dev nic0 dstport 4789"], "mine");
+    a_macsec_on_the_host_holds_its_nic: Kind("macsec") =>
+        on_the_host(&["link add mine link nic0 type macsec"], "mine");
+    a_bridge_holds_its_port =>
+        on_the_host(&["link add mine type bridge", "link set nic0 master mine"], "mine");
+    a_bond_holds_its_port: Kind("bond") => on_the_host(
+        &["link set nic0 down", "link add mine type bond", "link set nic0 master mine"],
+        "mine",
+    );
+    a_team_holds_its_port: Kind("team") => on_the_host(
+        &["link set nic0 down", "link add mine type team", "link set nic0 master mine"],
+        "mine",
+    );
+    a_vrf_holds_its_member: Vrf =>
+        on_the_host(&["link add mine type vrf table 66", "link set nic0 master mine"], "mine");
+    a_nic_with_a_child_upon_a_child_names_what_stands_on_it: Macvlan => on_the_host(
+        &["link add mine link nic0 type macvlan mode private", "link add top type bridge", "link set mine master top"],
+        "mine",
+    );
+    children_of_a_nic_do_not_hold_other_nics: Macvlan => others_are_free();
+    a_nic_is_free_when_its_last_child_is_gone: Macvlan => last_child();
+    a_pf_with_vfs_is_not_moved => pf_with_vfs();
+    a_vf_of_such_a_pf_is_moved => vf_of_pf();
+    a_pf_without_vfs_is_moved => pf_without_vfs();
+
+    a_root_qdisc_of_the_host_comes_back => had(
+        &["tc qdisc replace dev nic0 root handle 7: tbf rate 1gbit burst 100k latency 50ms"],
+        &["qdisc", "tbf"],
+    );
+    a_class_tree_of_the_host_comes_back => had(
+        &[
+            "tc qdisc replace dev nic0 root handle 7: htb default 1",
+            "tc class add dev nic0 parent 7: classid 7:1 htb rate 1gbit",
+            "tc filter add dev nic0 parent 7: protocol ip u32 match ip dst 10.9.0.1/32 classid 7:1",
+        ],
+        &["qdisc", "htb"],
+    );
+    an_empty_clsact_of_the_host_comes_back => had(&["tc qdisc add dev nic0 clsact"], &["clsact", "qdisc"]);
+    tc_filters_of_the_host_come_back => had(
+        &[
+            "tc qdisc add dev nic0 clsact",
+            "tc filter add dev nic0 ingress protocol ip u32 match ip dst 10.9.0.1/32 classid 1:1",
+        ],
+        &["clsact", "filter", "qdisc"],
+    );
+    tc_programs_of_the_host_come_back => had(
+        &[
+            "tc qdisc add dev nic0 clsact",
+            "tc filter add dev nic0 egress bpf da obj {classifier} sec classifier",
+        ],
+        &["clsact", "filter", "program", "qdisc"],
+    );
+    an_ingress_qdisc_of_the_host_comes_back =>
+        had(&["tc qdisc add dev nic0 ingress"], &["ingress", "qdisc"]);
+    an_xdp_program_of_the_host_comes_back =>
+        had(&["link set nic0 xdpdrv obj {xdp} sec xdp"], &["xdp"]);
+    a_generic_xdp_program_of_the_host_comes_back =>
+        had(&["link set nic0 xdpgeneric obj {xdp} sec xdp"], &["xdp"]);
+    nexthop_objects_of_the_host_come_back => had(
+        &["nexthop add id 7 via 10.9.0.254 dev nic0", "route add 10.88.0.0/16 nhid 7"],
+        &["nexthop"],
+    );
+    groups_of_nexthop_objects_come_back => had(
+        &[
+            "nexthop add id 7 via 10.9.0.254 dev nic0",
+            "nexthop add id 8 via 10.9.0.253 dev nic0",
+            "nexthop add id 9 group 7,3/8",
+            "route add 10.88.0.0/16 nhid 9",
+        ],
+        &["nexthop"],
+    );
+    a_nexthop_object_without_a_route_comes_back =>
+        had(&["nexthop add id 7 dev nic0"], &["nexthop"]);
+    proxy_neighbours_of_the_host_come_back => had(
+        &["neigh add proxy 10.9.0.77 dev nic0", "-6 neigh add proxy fd09::77 dev nic0"],
+        &["proxy", "neighbour"],
+    );
+    multicast_memberships_of_the_host_come_back =>
+        had(&["maddr add 33:33:00:00:77:77 dev nic0"], &["multicast"]);
+    routes_of_several_nics_come_back => multipath();
+    routes_of_several_gateways_come_back => had(
+        &["route add 10.88.0.0/16 nexthop via 10.9.0.254 weight 3 nexthop via 10.9.0.253"],
+        &["route"],
+    );
+    routes_of_ipv6_with_several_gateways_come_back => had(
+        &["-6 route add fd88::/32 nexthop via fd09::fe nexthop via fd09::fd"],
+        &["route"],
+    );
+    routes_with_every_property_come_back => had(
+        &[
+            "route add 10.88.0.0/16 via 10.9.0.254 table 200 metric 7 mtu lock 1400 advmss 1300 initcwnd 10 proto static",
+            "route add 10.89.0.0/16 dev nic0 scope link src 10.9.0.1 proto 77 quickack 1",
+            "route add 10.90.0.0/16 via 10.55.0.254 dev nic0 onlink tos 0x10",
+            "-6 route add fd88::/32 via fd09::fe table 200 metric 7 pref high",
+            "route add 10.91.0.0/16 via inet6 fd09::fe dev nic0",
+        ],
+        &["route"],
+    );
+    rules_with_every_property_come_back => had(
+        &[
+            "rule add pref 500 iif nic0 tos 0x10 fwmark 0x7/0xff lookup 200",
+            "rule add pref 501 oif nic0 lookup 201 suppress_prefixlength 0",
+            "-6 rule add pref 502 iif nic0 lookup 200",
+        ],
+        &["rule"],
+    );
+    addresses_with_every_property_come_back => had(
+        &[
+            "addr add 10.44.0.1 peer 10.44.0.2/32 dev nic0 label nic0:p2p",
+            "addr add 10.45.0.1/24 broadcast 10.45.0.99 dev nic0 scope site noprefixroute",
+            "addr add 10.46.0.1/24 dev nic0 metric 77",
+            "addr add fd46::1/64 dev nic0 nodad home metric 77",
+            "addr add 10.9.0.3/24 dev nic0",
+            "addr add 10.9.0.2/24 dev nic0",
+        ],
+        &["address"],
+    );
+    ipv6_addresses_keep_their_order => order_of_ipv6();
+    a_nic_that_was_down_is_down_again => had(&["link set nic0 down"], &["down"]);
+    flags_of_the_host_come_back =>
+        had(&["link set nic0 promisc on allmulticast on multicast off"], &["promisc"]);
+    settings_of_neighbours_come_back => had(
+        &["sysctl ipv4/neigh/nic0/gc_stale_time 7", "sysctl ipv6/neigh/nic0/ucast_solicit 9"],
+        &["neigh"],
+    );
+    address_generation_of_the_host_comes_back =>
+        had(&["link set nic0 addrgenmode none", "addr flush dev nic0 scope link"], &["addr"]);
+    a_token_of_the_host_comes_back => had(&["token set ::7 dev nic0"], &["token"]);
+    link_mode_dormant_of_the_host_comes_back => had(
+        &["link set nic0 mode dormant", "link set nic0 down", "link set nic0 up"],
+        &["dormant"],
+    );
+    a_macvlan_of_the_host_comes_back_upon_its_nic: Macvlan => macvlan_moved(&["link set net1 down"]);
+    the_mode_of_a_macvlan_of_the_host_comes_back: Macvlan =>
+        macvlan_moved(&["link set net1 type macvlan mode vepa"]);
+}
+
+fn child_of_ours() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    let call = scene.call_of(&other, "c2", "net7");
+    answer_of(&call, "ADD", &scene.child())?.success()?;
+    let inside = state(&other)?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["net7"])?;
+    unchanged(&inside, || state(&other), "in the other pod")?;
+    answer_of(&call, "DEL", &scene.child())?.success()?;
+    scene.returns(&scene.moving(), &[])
+}
+
+fn child_of_unknown_record() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    let call = scene.call_of(&other, "c2", "net7");
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
+    answer_of(&call, "ADD", &network)?.success()?;
+    std::fs::remove_dir_all(scene.host.state())?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0"])
+}
+
+fn in_another_pod(make: &str, name: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    scene.on_host(&[make, &format!("link set {name} netns {}", other.name())])?;
+    scene.perform(&other, &[&format!("link set {name} up")])?;
+    let inside = state(&other)?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0"])?;
+    unchanged(&inside, || state(&other), "in the other pod")
+}
+
+fn on_the_host(make: &[&str], word: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.allow(&json!({"uplinks": true}))?;
+    scene.on_host(make)?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &[word])
+}
+
+fn others_are_free() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    scene.on_host(&["link add mine link nic1 type macvlan mode bridge"])?;
+    scene.returns(&scene.moving(), &[])
+}
+
+fn last_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&["link add mine link nic0 type macvlan mode bridge"])?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["mine"])?;
+    scene.on_host(&["link del mine"])?;
+    scene.returns(&scene.moving(), &[])
+}
+
+/// `nic0` is a PF with two VFs, the first of which is `vf0`.
+fn with_vfs() -> Result<Scene> {
+    let scene = Scene::with_hardware()?;
+    scene.host.add_nic("vf0", "vfpeer0")?;
+    let tree = scene.tree()?;
+    tree.pci(&PciSpec { total_vfs: 8, ..PciSpec::MLX5 });
+    for index in 0..2 {
+        let address = format!("0000:3b:00.{}", index + 2);
+        tree.vf(PCI, index, &PciSpec { address: &address, device: 0x101e, ..PciSpec::MLX5 });
+    }
+    let mac = mac_of(&scene.host.netns, "vf0")?;
+    tree.netdev(&NetdevSpec { name: "vf0", mac: &mac, on: On::Pci("0000:3b:00.2"), ..NetdevSpec::default() });
+    tree.rdma(&RdmaSpec { name: "mlx5_2", on: On::Pci("0000:3b:00.2"), ..RdmaSpec::default() });
+    Ok(scene)
+}
+
+fn pf_with_vfs() -> Result<()> {
+    let scene = with_vfs()?;
+    for keys in [
+        json!({"attach": "move", "device": "nic0"}),
+        json!({"deviceID": PCI}),
+        json!({"attach": "move", "rdmaDevice": "mlx5_0"}),
+    ] {
+        scene.refuses(&scene.network(&keys), &[TRY_AGAIN, DENIED], &["nic0", "PF"])?;
+    }
+    Ok(())
+}
+
+fn vf_of_pf() -> Result<()> {
+    let scene = with_vfs()?;
+    for keys in [json!({"attach": "move", "device": "vf0"}), json!({"deviceID": "0000:3b:00.2"})] {
+        scene.returns(&scene.network(&keys), &["link set net1 mtu 400"])?;
+    }
+    Ok(())
+}
+
+fn pf_without_vfs() -> Result<()> {
+    let scene = Scene::with_hardware()?;
+    scene.tree()?.pci(&PciSpec { total_vfs: 8, ..PciSpec::MLX5 });
+    scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])
+}
+
+/// What the host set up is there again after DEL, or its owner was told beforehand.
+fn had(host: &[&str], words: &[&str]) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(host)?;
+    scene.returns_or_refuses(&scene.moving(), words)?;
+    // Also when the pod removed everything.
+    let before = scene.host_state()?;
+    let answer = answer_of(&scene.call(), "ADD", &scene.moving())?;
+    if answer.status.success() {
+        scene.in_pod(&["addr flush dev net1", "link set net1 down", "link set net1 up"])?;
+    } else {
+        refusal(&answer, &[TRY_AGAIN, DENIED], &["nic0"])?;
+    }
+    scene.del_returns(&scene.moving(), &before)
+}
+
+/// A route over `nic0` and another NIC loses one leg while `nic0` is away.
+fn multipath() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    scene.on_host(&[
+        "addr add 10.8.0.1/24 dev nic1",
+        "addr add fd08::1/64 dev nic1 nodad",
+        "route add 10.88.0.0/16 nexthop via 10.9.0.254 nexthop via 10.8.0.254",
+        "-6 route add fd88::/32 nexthop via fd09::fe nexthop via fd08::fe",
+    ])?;
+    scene.returns_or_refuses(&scene.moving(), &["route", "nexthop", "multipath"])
+}
+
+fn order_of_ipv6() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&["addr add fd09::3/64 dev nic0 nodad", "addr add fd09::2/64 dev nic0 nodad"])?;
+    let shown = || scene.host.netns.ip("-6 -o addr show dev nic0 scope global");
+    let before = shown()?;
+    scene.returns(&scene.moving(), &[])?;
+    let after = shown()?;
+    ensure!(
+        before.lines().map(|line| line.split_whitespace().nth(3)).eq(after
+            .lines()
+            .map(|line| line.split_whitespace().nth(3))),
+        "the order was\n{before}\nand is\n{after}"
+    );
+    Ok(())
+}
+
+fn macvlan_moved(pod: &[&str]) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&[
+        "link add mine link nic0 type macvlan mode private",
+        "sysctl ipv6/conf/mine/accept_dad 0",
+        "link set mine up",
+        "addr add 10.9.0.44/24 dev mine",
+    ])?;
+    let network = scene.network(&json!({"attach": "move", "device": "mine"}));
+    scene.returns(&network, pod)
+}
