@@ -12,7 +12,7 @@
 //! home by the kernel's own doing, later than the namespace is gone.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     thread,
     time::{Duration, Instant},
 };
@@ -172,6 +172,7 @@ pub fn take_down(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice
     };
     let there = rdma::list(&mut socket)?;
     let nodes = verbs(&node.roots)?;
+    let parents = parents(&node.roots)?;
     let describe = |name: &String| {
         let device = there.iter().find(|device| device.name == *name);
         let device = device.ok_or_else(|| {
@@ -188,19 +189,49 @@ pub fn take_down(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice
             name: device.name.clone(),
             index: device.index,
             node_guid: device.node_guid.map(|guid| guid.to_string()),
+            parent: parents.get(name).cloned(),
         })
     };
     names.iter().map(describe).collect()
 }
 
-/// The device that the journal means.
-fn find<'a>(known: &RdmaDevice, there: &'a [Device]) -> Option<&'a Device> {
-    let same_guid = |device: &Device| device.node_guid.map(|g| g.to_string()) == known.node_guid;
-    // The pod may have renamed it; a driver that was bound again gives another index.
-    there
-        .iter()
-        .find(|device| device.index == known.index && same_guid(device))
-        .or_else(|| there.iter().find(|device| device.name == known.name))
+/// The devices on which RDMA devices stand, by these devices' names: of all namespaces, as their
+/// verbs nodes are seen from each. Names are unique in all of them (`ib_device_rename()`).
+fn parents(host: &Host) -> Result<BTreeMap<String, String>, Error> {
+    let class = host.sys.join("class/infiniband_verbs");
+    let of_node = |(owner, node): (String, CharDevice)| {
+        let parent = std::fs::canonicalize(class.join(node.name).join("device")).ok()?;
+        Some((owner, parent.file_name()?.to_str()?.to_owned()))
+    };
+    Ok(verbs(host)?.into_iter().filter_map(of_node).collect())
+}
+
+/// The device that the journal means: by node GUID with index or, when a driver was bound again,
+/// with the device below. A name says nothing: a pod gives whatever it likes. Pure.
+fn find<'a>(
+    known: &RdmaDevice,
+    there: &'a [Device],
+    parents: &BTreeMap<String, String>,
+) -> Option<&'a Device> {
+    let same_guid = |device: &&Device| device.node_guid.map(|g| g.to_string()) == known.node_guid;
+    let parent = |device: &Device| parents.get(&device.name);
+    let differs = |device: &Device| {
+        let now = parent(device);
+        known.parent.is_some() && now.is_some() && known.parent.as_ref() != now
+    };
+    let mut alike = there.iter().filter(same_guid);
+    let by_index = alike
+        .clone()
+        .find(|d| d.index == known.index && !differs(d));
+    by_index.or_else(|| {
+        let stands_there = |device: &&Device| {
+            known.node_guid.is_some()
+                && known.parent.is_some()
+                && parent(device) == known.parent.as_ref()
+        };
+        let found = alike.find(stands_there)?;
+        alike.find(stands_there).is_none().then_some(found)
+    })
 }
 
 /// Moves devices into a pod.
@@ -221,7 +252,8 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
     };
     for known in devices {
         let there = rdma::list(&mut home)?;
-        let device = find(known, &there).ok_or_else(|| {
+        let parents = parents(&node.roots)?;
+        let device = find(known, &there, &parents).ok_or_else(|| {
             Error::new(
                 Code::TryAgain,
                 format!("RDMA device {} left the host meanwhile", known.name),
@@ -234,7 +266,7 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
         }
         rdma::give(&mut home, device, pod).map_err(explain)?;
         let arrived = rdma::list(&mut inside)?;
-        let arrived = find(known, &arrived).ok_or_else(|| {
+        let arrived = find(known, &arrived, &parents).ok_or_else(|| {
             Error::new(
                 Code::Kernel,
                 format!("RDMA device {} did not arrive in the pod", known.name),
@@ -320,8 +352,9 @@ pub fn bring_home(
         let _lock = node.journal.lock_rdma()?;
         if let Some(mut inside) = rdma::socket(pod, &node.netns.namespace)? {
             let there = rdma::list(&mut inside)?;
+            let parents = parents(&node.roots)?;
             for known in devices {
-                if let Some(device) = find(known, &there) {
+                if let Some(device) = find(known, &there, &parents) {
                     let given = || rdma::give(&mut inside, device, &node.netns.namespace);
                     pod.enter(&node.netns.namespace, given)?.map_err(explain)?;
                 }
@@ -332,7 +365,8 @@ pub fn bring_home(
     for known in devices {
         loop {
             let there = rdma::list(&mut home)?;
-            if let Some(device) = find(known, &there) {
+            let parents = parents(&node.roots)?;
+            if let Some(device) = find(known, &there, &parents) {
                 if device.name != known.name {
                     rename_home(node, &mut home, device, &known.name);
                 }
@@ -340,7 +374,8 @@ pub fn bring_home(
                     .info(format_args!("RDMA device {} is home", known.name));
                 break;
             }
-            if !is_anywhere(&node.roots, known)? {
+            let owners = verbs(&node.roots)?.into_iter().map(|(owner, _)| owner);
+            if !is_anywhere(known, &owners.collect::<Vec<_>>(), &parents, &there) {
                 node.log.warn(format_args!(
                     "RDMA device {} is gone from the host; nothing to bring home",
                     known.name
@@ -388,6 +423,7 @@ pub fn bring_home_by_name(
         name: name.to_owned(),
         index: device.index,
         node_guid: device.node_guid.map(|guid| guid.to_string()),
+        parent: None,
     };
     bring_home(node, &[known], pod, ON_ITS_WAY)
 }
@@ -399,11 +435,21 @@ fn rename_home(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name:
     }
 }
 
-/// Whether any namespace has the device. Verbs nodes are seen from all of them; without the
-/// module that makes them this cannot be told, and is assumed.
-fn is_anywhere(host: &Host, known: &RdmaDevice) -> Result<bool, Error> {
-    let all = verbs(host)?;
-    Ok(all.is_empty() || all.iter().any(|(owner, _)| *owner == known.name))
+/// Whether any namespace may have the device, however it is called there: a verbs node of a device
+/// that the host does not have (`owners` are those of all namespaces) stands on the device below,
+/// or that cannot be told. Without the module that makes these nodes it is assumed. Pure.
+fn is_anywhere(
+    known: &RdmaDevice,
+    owners: &[String],
+    parents: &BTreeMap<String, String>,
+    of_host: &[Device],
+) -> bool {
+    let elsewhere = |owner: &&String| of_host.iter().all(|device| device.name != **owner);
+    let may_be = |owner: &String| match (&known.parent, parents.get(owner)) {
+        (Some(known), Some(now)) => known == now,
+        _ => true,
+    };
+    owners.is_empty() || owners.iter().filter(elsewhere).any(may_be)
 }
 
 fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
@@ -422,7 +468,11 @@ pub fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(),
         Some(mut inside) => rdma::list(&mut inside)?,
         None => Vec::new(),
     };
-    match devices.iter().find(|known| find(known, &there).is_none()) {
+    let parents = parents(&node.roots)?;
+    match devices
+        .iter()
+        .find(|known| find(known, &there, &parents).is_none())
+    {
         None => Ok(()),
         Some(lost) => Err(Error::new(
             Code::Differs,
@@ -533,24 +583,96 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_device_is_found_again_whatever_the_pod_called_it() {
-        let device = |index, name: &str, guid| Device {
+    fn device(index: u32, name: &str, guid: u64) -> Device {
+        Device {
             index,
             name: name.into(),
             ports: 1,
             node_guid: Some(hca::Guid(guid)),
             protocol: None,
-        };
-        let known = RdmaDevice {
+        }
+    }
+
+    fn known() -> RdmaDevice {
+        RdmaDevice {
             name: "mlx5_1".into(),
             index: 4,
             node_guid: Some(hca::Guid(7).to_string()),
-        };
+            parent: Some("0000:3b:00.1".into()),
+        }
+    }
+
+    fn on(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let pairs = pairs
+            .iter()
+            .map(|(name, parent)| ((*name).to_owned(), (*parent).to_owned()));
+        pairs.collect()
+    }
+
+    #[test]
+    fn a_device_is_found_again_whatever_the_pod_called_it() {
+        let parents = on(&[("mlx5_0", "0000:3b:00.0"), ("mine", "0000:3b:00.1")]);
         let renamed = [device(3, "mlx5_0", 6), device(4, "mine", 7)];
-        assert_eq!(find(&known, &renamed).unwrap().name, "mine");
-        let bound_again = [device(9, "mlx5_1", 7)];
-        assert_eq!(find(&known, &bound_again).unwrap().index, 9);
-        assert_eq!(find(&known, &[device(4, "other", 8)]), None);
+        assert_eq!(find(&known(), &renamed, &parents).unwrap().name, "mine");
+        let bound_again = [device(9, "mine", 7)];
+        assert_eq!(find(&known(), &bound_again, &parents).unwrap().index, 9);
+    }
+
+    #[test]
+    fn a_name_alone_does_not_make_a_device() {
+        let parents = on(&[("mlx5_1", "0000:3b:00.0")]);
+        assert_eq!(find(&known(), &[device(4, "mlx5_1", 8)], &parents), None);
+        assert_eq!(find(&known(), &[device(9, "mlx5_1", 7)], &parents), None);
+        // A GUID that two functions have (a bond's) does not either.
+        let both = on(&[("a", "0000:3b:00.1"), ("b", "0000:3b:00.1")]);
+        assert_eq!(
+            find(&known(), &[device(8, "a", 7), device(9, "b", 7)], &both),
+            None
+        );
+    }
+
+    #[test]
+    fn a_device_renamed_in_another_namespace_is_not_gone() {
+        let parents = on(&[("mine", "0000:3b:00.1"), ("mlx5_0", "0000:3b:00.0")]);
+        let of_host = [device(3, "mlx5_0", 6)];
+        let owners = ["mine".to_owned(), "mlx5_0".to_owned()];
+        assert!(is_anywhere(&known(), &owners, &parents, &of_host));
+        assert!(
+            !is_anywhere(&known(), &owners[1..], &parents, &of_host),
+            "unplugged"
+        );
+        // Another device that took its name is not it.
+        let taken = on(&[("mlx5_1", "0000:5e:00.0")]);
+        assert!(!is_anywhere(&known(), &["mlx5_1".to_owned()], &taken, &[]));
+        // Soft devices stand on nothing: one that the host does not have may be it.
+        let soft = RdmaDevice {
+            parent: None,
+            ..known()
+        };
+        assert!(is_anywhere(&soft, &owners, &parents, &of_host));
+        assert!(!is_anywhere(&soft, &owners[1..], &parents, &of_host));
+        assert!(
+            is_anywhere(&known(), &[], &BTreeMap::new(), &[]),
+            "without ib_uverbs"
+        );
+    }
+
+    #[test]
+    fn a_record_without_a_parent_is_read() {
+        let text = r#"{"name": "mlx5_1", "index": 4, "nodeGuid": "0000:0000:0000:0007"}"#;
+        let old: RdmaDevice = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            old,
+            RdmaDevice {
+                parent: None,
+                ..known()
+            }
+        );
+        assert_eq!(
+            find(&old, &[device(4, "mine", 7)], &BTreeMap::new())
+                .unwrap()
+                .name,
+            "mine"
+        );
     }
 }

@@ -82,6 +82,10 @@ pub struct RdmaDevice {
     /// Node GUID, four groups of hexadecimal digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_guid: Option<String>,
+    /// The device that it stands on, as a PCI address or an auxiliary device's name; none for
+    /// devices without hardware, and in records of versions that did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
 }
 
 /// What releasing the addresses takes, when the runtime no longer says.

@@ -41,6 +41,8 @@ modules! {
     dp_topology
     dp_validate
     dp_verify
+    hostile_addresses
+    hostile_allocation
     hostile_bytes
     hostile_identity
     hostile_ipam

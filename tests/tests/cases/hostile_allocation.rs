@@ -1,0 +1,341 @@
+//! What takes a netdev from the host needs the kubelet's word, and `passthru` the policy's.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::cni::Call;
+use e2e::host_state::{state, unchanged};
+use e2e::node_socket::{Behaviour, NodeSocket, allocation, allocation_of_hcas};
+use e2e::scene::{DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, Scene, TRY_AGAIN, answer_of, refusal};
+use node_wire::{Failure, FailureKind, Pod};
+use serde_json::{Value, json};
+
+cases! {
+    without_the_daemon_a_move_is_for_later => no_daemon(&json!({"deviceID": PCI}));
+    without_the_daemon_a_named_device_is_for_later => no_daemon(&json!({"attach": "move", "device": "nic0"}));
+    without_the_daemon_passthru_is_for_later: Macvlan =>
+        no_daemon(&json!({"attach": "macvlan", "master": "nic0", "mode": "passthru"}));
+    without_the_daemon_a_bridged_child_works: Macvlan => child_without_daemon();
+    with_allow_unallocated_nobody_is_asked => nobody_asked();
+    the_holder_of_the_unit_has_the_nic => holds(&[PCI], &json!({"deviceID": PCI}), None);
+    the_holder_of_the_unit_has_the_nic_by_its_name =>
+        holds(&[PCI], &json!({"attach": "move", "device": "nic0"}), None);
+    the_holder_of_a_unit_of_another_plugin_has_the_nic_by_pci_address => other_plugin();
+    a_forged_unit_is_denied => holds(&[], &json!({"deviceID": PCI}), Some(PCI));
+    a_unit_of_another_nic_does_not_serve =>
+        holds(&["0000:99:00.0"], &json!({"deviceID": PCI}), Some(PCI));
+    a_share_of_the_nic_does_not_serve_for_a_move =>
+        holds(&["0000:3b:00.0_3e71787e_1"], &json!({"attach": "move", "deviceID": PCI}), Some(PCI));
+    a_share_of_a_pool_does_not_serve_for_a_move =>
+        holds(&["pool_3e71787e_1"], &json!({"attach": "move", "device": "nic0"}), Some(PCI));
+    a_unit_that_only_looks_alike_does_not_serve =>
+        holds(&["0000:3b:00.00", "0000:3b:00.0 ", "0000:3B:00.1", ""], &json!({"deviceID": PCI}), Some(PCI));
+    a_share_does_not_serve_for_passthru: Macvlan => holds(
+        &["0000:3b:00.0_3e71787e_1"],
+        &json!({"attach": "macvlan", "master": "nic0", "mode": "passthru"}),
+        Some(PCI),
+    );
+    a_virtual_netdev_is_nobodys_unit => virtual_netdev();
+    another_pods_unit_does_not_serve => another_pod();
+    a_namesake_with_another_uid_is_denied => namesake(Some("other"));
+    the_pod_itself_is_served_by_its_uid => namesake(Some("u1"));
+    a_pod_that_the_kubelet_does_not_know_is_for_later => unknown_pod();
+    a_call_that_names_no_pod_is_refused => no_pod();
+    a_daemon_that_is_slow_is_for_later => slow();
+    a_daemon_that_is_a_little_slow_is_waited_for => a_little_slow();
+    a_daemon_that_was_killed_is_for_later => broken(Broken::Dead);
+    a_daemon_that_closes_is_for_later => broken(Broken::Behaves(Behaviour::Close));
+    a_daemon_that_answers_nonsense_is_for_later => broken(Broken::Behaves(Behaviour::Bytes(b"{}".to_vec())));
+    a_daemon_that_answers_bytes_is_for_later =>
+        broken(Broken::Behaves(Behaviour::Bytes(vec![0xff; 300_000])));
+    a_daemon_that_fails_is_for_later => broken(Broken::Behaves(Behaviour::Fail(Failure::new(
+        FailureKind::NotAllowed,
+        "no\u{1b}[31m",
+    ))));
+    a_socket_that_is_a_file_is_for_later => broken(Broken::File);
+    a_socket_that_is_a_link_is_for_later => broken(Broken::Link);
+    a_socket_in_a_directory_for_everybody_is_not_asked => broken(Broken::WritableDirectory);
+    del_asks_nobody => del_without_daemon();
+    an_exclusive_nic_is_no_master_for_another_pod: Macvlan => exclusive_master();
+    passthru_is_refused_without_its_key: Macvlan => passthru_refused(&json!({"mode": "passthru"}), DENIED, "allow.passthru");
+    passthru_by_an_altname_is_refused_without_its_key: Macvlan =>
+        passthru_refused(&json!({"mode": "passthru", "master": "enp59s0np0"}), DENIED, "allow.passthru");
+    passthru_in_capitals_is_no_mode: Macvlan => passthru_refused(&json!({"mode": "PASSTHRU"}), INVALID_NETWORK, "mode");
+    passthru_with_a_space_is_no_mode: Macvlan => passthru_refused(&json!({"mode": "passthru "}), INVALID_NETWORK, "mode");
+    passthru_is_no_mode_of_ipvlan => passthru_refused(&json!({"attach": "ipvlan", "mode": "passthru"}), INVALID_NETWORK, "mode");
+    a_pod_that_changes_its_mac_in_passthru_does_not_change_the_nics: Macvlan => passthru(&[
+        "link set net1 address 02:66:66:66:66:66",
+    ]);
+    a_pod_that_is_promiscuous_in_passthru_leaves_the_nic_as_it_was: Macvlan => passthru(&[
+        // Not allmulticast: the kernel itself leaves that behind (macvlan_stop, drivers/net/macvlan.c).
+        "link set net1 promisc on",
+        "maddr add 33:33:00:00:66:66 dev net1",
+        "link set net1 mtu 300",
+    ]);
+    a_pod_that_deletes_its_passthru_child_leaves_the_nic_as_it_was: Macvlan => passthru(&[
+        "link set net1 address 02:66:66:66:66:66",
+        "link del net1",
+    ]);
+    a_passthru_child_that_died_with_its_namespace_leaves_the_nic_as_it_was: Macvlan => passthru_died();
+}
+
+fn pod_named(name: &str, uid: Option<&str>) -> Pod {
+    Pod { namespace: "ml".into(), name: name.into(), uid: uid.map(str::to_owned) }
+}
+
+/// A host where the kubelet is asked, and its socket.
+fn asked() -> Result<(Scene, NodeSocket)> {
+    let scene = Scene::with_hardware()?;
+    scene.allow(&json!({"unallocated": null, "passthru": true}))?;
+    let socket = NodeSocket::start(&scene.host_root().join("run/rdma-netdev/node.sock"))?;
+    Ok((scene, socket))
+}
+
+fn call_of(scene: &Scene, name: &str, uid: &str) -> Call {
+    let mut call = scene.call();
+    call.args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME={name};K8S_POD_UID={uid}");
+    call
+}
+
+fn no_daemon(keys: &Value) -> Result<()> {
+    let (scene, mut socket) = asked()?;
+    socket.be_absent()?;
+    let network = scene.network(keys);
+    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[TRY_AGAIN], &["node.sock"])?;
+    fs::remove_dir_all(scene.host_root().join("run/rdma-netdev"))?;
+    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[TRY_AGAIN], &["node.sock"])
+}
+
+fn child_without_daemon() -> Result<()> {
+    let (scene, mut socket) = asked()?;
+    socket.be_absent()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    scene.del_returns(&scene.child(), &before)
+}
+
+fn nobody_asked() -> Result<()> {
+    let (scene, socket) = asked()?;
+    scene.allow(&json!({}))?;
+    scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])?;
+    ensure!(socket.questions().is_empty(), "asked: {:?}", socket.questions());
+    Ok(())
+}
+
+/// A pod that holds these units asks for a network; denied with a word, or attached.
+fn holds(units: &[&str], keys: &Value, denied: Option<&str>) -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", units)]);
+    let call = call_of(&scene, "a", "u1");
+    let network = scene.network(keys);
+    if let Some(word) = denied {
+        scene.refuses_call(&call, &network, &[DENIED], &[word])?;
+        ensure!(!socket.questions().is_empty(), "the daemon was not asked");
+        return Ok(());
+    }
+    let before = scene.host_state()?;
+    answer_of(&call, "ADD", &network)?.success()?;
+    ensure!(socket.questions() == [pod_named("a", Some("u1"))], "asked: {:?}", socket.questions());
+    scene.in_pod(&["link set net1 mtu 400"])?;
+    scene.del_returns(&network, &before)
+}
+
+fn other_plugin() -> Result<()> {
+    let (scene, socket) = asked()?;
+    let theirs = allocation_of_hcas("main", "nvidia.com/rail0", &[PCI], &[PCI]);
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "cpu", &["0"]), theirs]);
+    let network = scene.network(&json!({"deviceID": PCI, "pciBusID": PCI}));
+    let before = scene.host_state()?;
+    answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
+    scene.del_returns(&network, &before)
+}
+
+fn virtual_netdev() -> Result<()> {
+    let (scene, socket) = asked()?;
+    scene.on_host(&["link add plain type veth peer name plainpeer"])?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "x", &["plain", PCI])]);
+    let network = scene.network(&json!({"attach": "move", "device": "plain"}));
+    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &["plain"])
+}
+
+fn another_pod() -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(&pod_named("b", Some("u2")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(&pod_named("a", Some("u1")), vec![]);
+    let network = scene.network(&json!({"deviceID": PCI}));
+    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &[PCI, "ml/a"])?;
+    let before = scene.host_state()?;
+    answer_of(&call_of(&scene, "b", "u2"), "ADD", &network)?.success()?;
+    scene.del_returns(&network, &before)
+}
+
+fn namesake(uid: Option<&str>) -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    let network = scene.network(&json!({"deviceID": PCI}));
+    let uid = uid.unwrap_or_default();
+    let call = call_of(&scene, "a", uid);
+    if uid == "u1" {
+        let before = scene.host_state()?;
+        answer_of(&call, "ADD", &network)?.success()?;
+        return scene.del_returns(&network, &before);
+    }
+    scene.refuses_call(&call, &network, &[DENIED], &["ml/a"])
+}
+
+fn unknown_pod() -> Result<()> {
+    let (scene, _socket) = asked()?;
+    let network = scene.network(&json!({"deviceID": PCI}));
+    scene.refuses_call(&call_of(&scene, "nobody", "u9"), &network, &[TRY_AGAIN, DENIED], &["ml/nobody"])
+}
+
+fn no_pod() -> Result<()> {
+    let (scene, socket) = asked()?;
+    let network = scene.network(&json!({"deviceID": PCI}));
+    for arguments in ["", "IgnoreUnknown=1;K8S_POD_NAME=a", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME="] {
+        let mut call = scene.call();
+        call.args = arguments.to_owned();
+        scene.refuses_call(&call, &network, &[INVALID_ENVIRONMENT, TRY_AGAIN, DENIED], &[])?;
+    }
+    ensure!(socket.questions().iter().all(|pod| pod.name.is_empty()), "{:?}", socket.questions());
+    Ok(())
+}
+
+fn slow() -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.behave(Behaviour::AnswerAfter(Duration::from_secs(4)));
+    let started = Instant::now();
+    let network = scene.network(&json!({"deviceID": PCI}));
+    let answer = answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?;
+    let took = started.elapsed();
+    refusal(&answer, &[TRY_AGAIN], &["node.sock"])?;
+    ensure!(took < Duration::from_millis(3500), "it waited for {took:?}");
+    let before = scene.host_state()?;
+    answer_of(&call_of(&scene, "a", "u1"), "DEL", &network)?.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn a_little_slow() -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.behave(Behaviour::AnswerAfter(Duration::from_millis(500)));
+    let before = scene.host_state()?;
+    let network = scene.network(&json!({"deviceID": PCI}));
+    answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
+    scene.del_returns(&network, &before)
+}
+
+enum Broken {
+    Dead,
+    Behaves(Behaviour),
+    File,
+    Link,
+    WritableDirectory,
+}
+
+fn broken(how: Broken) -> Result<()> {
+    let (scene, mut socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    let path = scene.host_root().join("run/rdma-netdev/node.sock");
+    let mut elsewhere = None;
+    match how {
+        Broken::Dead => socket.be_dead(),
+        Broken::Behaves(behaviour) => socket.behave(behaviour),
+        Broken::File => {
+            socket.be_absent()?;
+            fs::write(&path, "{}")?;
+        }
+        Broken::Link => {
+            socket.be_absent()?;
+            let other = scene.host.directory().join("elsewhere/node.sock");
+            let forger = NodeSocket::start(&other)?;
+            forger.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+            symlink(&other, &path)?;
+            elsewhere = Some(forger);
+        }
+        Broken::WritableDirectory => {
+            use std::os::unix::fs::PermissionsExt;
+            let directory = path.parent().context("no directory")?;
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o777))?;
+        }
+    }
+    let network = scene.network(&json!({"deviceID": PCI}));
+    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[TRY_AGAIN], &["node.sock"])?;
+    drop(elsewhere);
+    Ok(())
+}
+
+fn del_without_daemon() -> Result<()> {
+    let (scene, mut socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    let before = scene.host_state()?;
+    let network = scene.network(&json!({"deviceID": PCI}));
+    answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
+    socket.be_absent()?;
+    scene.del_returns(&network, &before)
+}
+
+/// The daemon writes which HCAs belong to exclusive pools.
+fn exclusive_master() -> Result<()> {
+    let (scene, socket) = asked()?;
+    fs::create_dir_all(scene.host.state())?;
+    fs::write(scene.host.state().join("exclusive-hcas"), format!("{PCI}\n"))?;
+    socket.hold(&pod_named("b", Some("u2")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(&pod_named("a", Some("u1")), vec![]);
+    for keys in [
+        json!({"attach": "macvlan", "master": "nic0"}),
+        json!({"attach": "macvlan", "master": "enp59s0np0"}),
+        json!({"attach": "macvlan", "deviceID": PCI}),
+        json!({"attach": "ipvlan", "master": "nic0"}),
+    ] {
+        let network = scene.network(&keys);
+        scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &["nic0"])
+            .with_context(|| keys.to_string())?;
+    }
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
+    let before = scene.host_state()?;
+    answer_of(&call_of(&scene, "b", "u2"), "ADD", &network)?.success().context("the holder")?;
+    scene.del_returns(&network, &before)
+}
+
+fn passthru_refused(keys: &Value, code: u64, word: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    if code != DENIED {
+        scene.allow(&json!({"passthru": true}))?;
+    }
+    let mut all = json!({"attach": "macvlan", "master": "nic0"});
+    for (key, value) in keys.as_object().context("keys")? {
+        all[key] = value.clone();
+    }
+    scene.refuses(&scene.network(&all), &[code], &[word])
+}
+
+fn with_passthru() -> Result<(Scene, Value)> {
+    let scene = Scene::furnished()?;
+    scene.allow(&json!({"passthru": true}))?;
+    let ipam = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    let network =
+        scene.network(&json!({"attach": "macvlan", "master": "nic0", "mode": "passthru", "ipam": ipam}));
+    Ok((scene, network))
+}
+
+fn passthru(pod: &[&str]) -> Result<()> {
+    let (scene, network) = with_passthru()?;
+    scene.returns(&network, pod)
+}
+
+fn passthru_died() -> Result<()> {
+    let (scene, network) = with_passthru()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    scene.in_pod(&["link set net1 address 02:66:66:66:66:66"])?;
+    let host = state(&scene.host.netns)?;
+    ensure!(host["link nic0 address"] == "026666666666", "the kernel does not hand it through");
+    scene.pod.delete()?;
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
