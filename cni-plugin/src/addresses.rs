@@ -3,8 +3,10 @@
 
 use std::{
     ffi::OsStr,
+    fmt::Debug,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use cni_wire::{
@@ -140,10 +142,13 @@ impl Ipam {
     /// # Errors
     /// The IPAM's; code 6 for an answer without an address.
     pub fn add(&self, node: &Node, request: &Request) -> Result<Option<CniResult>, Error> {
-        let answer = match self {
-            Ipam::None => return Ok(None),
-            Ipam::Own => node.ipam.add(request),
-            Ipam::Other(delegate) => delegate.add(request),
+        let ask = || match self {
+            Ipam::None => Ok(None),
+            Ipam::Own => node.ipam.add(request).map(Some),
+            Ipam::Other(delegate) => delegate.add(request).map(Some),
+        };
+        let Some(answer) = self.logged(node, Command::Add, ask).transpose() else {
+            return Ok(None);
         };
         let answer = answer.and_then(|result| {
             if result.ips.is_empty() {
@@ -173,7 +178,7 @@ impl Ipam {
     /// # Errors
     /// The IPAM's.
     pub fn del(&self, node: &Node, request: &Request) -> Result<(), Error> {
-        match self {
+        self.logged(node, Command::Del, || match self {
             Ipam::None => Ok(()),
             Ipam::Own => node.ipam.del(request),
             Ipam::Other(delegate) => match delegate.call(Command::Del, request) {
@@ -181,7 +186,7 @@ impl Ipam {
                 Err(e) if e.code == Code::IncompatibleVersion => Ok(()),
                 done => done,
             },
-        }
+        })
     }
 
     /// CHECK, STATUS or GC.
@@ -189,7 +194,7 @@ impl Ipam {
     /// # Errors
     /// The IPAM's.
     pub fn ask(&self, node: &Node, command: Command, request: &Request) -> Result<(), Error> {
-        match self {
+        self.logged(node, command, || match self {
             Ipam::None => Ok(()),
             Ipam::Own => match command {
                 Command::Check => node.ipam.check(request),
@@ -198,7 +203,34 @@ impl Ipam {
                 Command::Add | Command::Del | Command::Version => Ok(()),
             },
             Ipam::Other(delegate) => delegate.call(command, request),
+        })
+    }
+
+    /// Asks, and logs what was answered.
+    fn logged<T: Debug>(
+        &self,
+        node: &Node,
+        command: Command,
+        ask: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let started = Instant::now();
+        let answer = ask();
+        let program = match self {
+            Ipam::None => return answer,
+            Ipam::Own => Path::new(OWN),
+            Ipam::Other(delegate) => delegate.program(),
+        };
+        let (program, command) = (program.display(), command.as_str());
+        let micros = started.elapsed().as_micros();
+        match &answer {
+            Ok(given) => node.log.debug(format_args!(
+                "IPAM {program} {command}: {given:?}, {micros} µs"
+            )),
+            Err(e) => node
+                .log
+                .debug(format_args!("IPAM {program} {command}: {e}, {micros} µs")),
         }
+        answer
     }
 }
 

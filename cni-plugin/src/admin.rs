@@ -96,5 +96,6 @@ fn say_json(document: &serde_json::Value) {
 }
 
 fn complain(text: &str) {
+    let text = cni_wire::text::printable(text);
     let _ = writeln!(std::io::stderr().lock(), "rdma-netdev: {text}");
 }

@@ -18,7 +18,7 @@ use ipam::{
 use crate::{
     journal::Store,
     kernel::{Namespace, Socket},
-    log::Log,
+    log::{self, Log},
     netdev::restore::Ground,
 };
 
@@ -102,10 +102,12 @@ impl Node {
     ) -> Result<Node, Error> {
         let roots = Host::at(&places.root);
         let namespace = Namespace::current(&roots.proc)?;
+        let log = Log::new(&policy.log, log::PROGRAM, &subject);
+        log::observe(&log);
         Ok(Node {
             journal: Store::at(&policy.state_dir),
             ipam: Ipam::new(policy.clone(), &places.root, places.node.as_deref()),
-            log: Log::open(&policy.log, subject),
+            log,
             boot: boot_id(&roots.proc),
             root: places.root.clone(),
             netns: HostNetns {

@@ -144,6 +144,7 @@ fn say(text: &str) {
 }
 
 fn complain(text: &str) {
+    let text = cni_wire::text::printable(text);
     let _ = writeln!(std::io::stderr().lock(), "rdma-ipam: {text}");
 }
 

@@ -10,6 +10,7 @@
 //! - [`reclaim`]: freeing what nobody holds any more
 //! - [`import`]: reading what other IPAM plugins left
 //! - [`keys`]: the known key that a mistyped one was meant to be
+//! - [`log`]: the log of both CNI programs
 //! - [`table`]: columns for a terminal
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
@@ -19,6 +20,7 @@ pub mod config;
 pub mod import;
 pub mod keys;
 pub mod lease;
+pub mod log;
 pub mod netns;
 pub mod node;
 pub mod plugin;

@@ -8,10 +8,10 @@
 
 mod add;
 mod answer;
-mod log;
 
 use crate::config::{self, Config};
 use crate::lease::{Holder, Pod};
+use crate::log::{Log, subject};
 use crate::node::Node;
 use crate::policy::{Policy, PolicyError};
 use crate::range::Range;
@@ -22,6 +22,7 @@ use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Ve
 use serde_json::{Map, Value};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
 /// `configuration_path` is not among them: it may be written by a namespace's user.
@@ -37,6 +38,7 @@ pub struct Plugin {
     fault: Option<PolicyError>,
     root: PathBuf,
     node: String,
+    log: Log,
 }
 
 impl Plugin {
@@ -46,6 +48,7 @@ impl Plugin {
     pub fn new(policy: Policy, root: &Path, node: Option<&str>) -> Self {
         let node = policy.node_name(node);
         Self {
+            log: Log::new(&policy.log, "rdma-ipam", ""),
             policy,
             fault: None,
             root: root.to_owned(),
@@ -69,15 +72,26 @@ impl Plugin {
     /// # Errors
     /// Those of the verb.
     pub fn serve(&self, request: &Request) -> Result<Option<Value>, Error> {
-        match request.command() {
-            Command::Add => self.add(request)?.to_json(request.config.version).map(Some),
+        let started = Instant::now();
+        let answer = match request.command() {
+            Command::Add => self
+                .add(request)
+                .and_then(|result| result.to_json(request.config.version).map(Some)),
             Command::Del => self.del(request).map(|()| None),
             Command::Check => self.check(request).map(|()| None),
             Command::Status => self.status(request).map(|()| None),
             Command::Gc => self.gc(request).map(|()| None),
             // Answered before a request is made.
             Command::Version => Ok(Some(Version::document())),
+        };
+        let micros = started.elapsed().as_micros();
+        let log = self.log.about(&subject(request));
+        match &answer {
+            Ok(None) => log.debug(format_args!("ok, {micros} µs")),
+            Ok(Some(document)) => log.debug(format_args!("{document}, {micros} µs")),
+            Err(error) => log.debug(format_args!("{error}, {micros} µs")),
         }
+        answer
     }
 
     /// ADD: gives one address from each range of `ipam`. The same container and
@@ -89,7 +103,7 @@ impl Plugin {
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let config = self.config(request)?;
         let store = self.open(&config.store)?;
-        self.warn(&config, &store);
+        self.warn(request, &config, &store);
         let holder = self.holder(request, store.node())?;
         add::add(request, &config, &store, &holder)
     }
@@ -112,7 +126,7 @@ impl Plugin {
             )
             .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
         for record in strange {
-            self.say(&format!(
+            self.log.about(&subject(request)).warn(format_args!(
                 "free the addresses of {id}: {record}; see rdma-ipam fsck"
             ));
         }
@@ -357,20 +371,17 @@ impl Plugin {
         }
     }
 
-    fn warn(&self, config: &Config, store: &Store) {
+    fn warn(&self, request: &Request, config: &Config, store: &Store) {
+        let log = self.log.about(&subject(request));
         if !config.ignored.is_empty() {
             let keys = config.ignored.join(", ");
-            self.say(&format!(
+            log.warn(format_args!(
                 "ignored: {keys}; leases are where the node's policy says"
             ));
         }
         for warning in store.warnings() {
-            self.say(&format!("store {:?}: {warning}", config.store));
+            log.warn(format_args!("store {:?}: {warning}", config.store));
         }
-    }
-
-    fn say(&self, text: &str) {
-        log::warn(&self.policy.log, text);
     }
 }
 

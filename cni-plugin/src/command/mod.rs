@@ -23,14 +23,7 @@ use crate::{
 /// # Errors
 /// The command's.
 pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
-    let subject = match &request.env.attachment {
-        Some(id) => format!(
-            "{} {} {id}",
-            request.command().as_str(),
-            request.config.name
-        ),
-        None => format!("{} {}", request.command().as_str(), request.config.name),
-    };
+    let subject = ipam::log::subject(request);
     match request.command() {
         Command::Add => {
             let node = Node::open(places, subject)?;

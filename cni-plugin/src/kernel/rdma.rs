@@ -6,7 +6,7 @@ use std::io;
 pub use hca::nldev::codec::{Device, Node};
 use hca::nldev::{self, Nldev, codec::Request};
 
-use super::{Error, Namespace, Result};
+use super::{Error, Namespace, Result, socket::observed};
 
 /// A socket of the namespace; none when no RDMA stack is loaded.
 ///
@@ -30,7 +30,11 @@ pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>> {
 /// # Errors
 /// The kernel's refusal.
 pub fn list(socket: &mut Nldev) -> Result<Vec<Device>> {
-    socket.devices().map_err(told)
+    observed(
+        &"list RDMA devices",
+        |devices: &Vec<Device>| Some(devices.len()),
+        || socket.devices().map_err(told),
+    )
 }
 
 /// The verbs node a device has now; none without the module `ib_uverbs`.
@@ -63,10 +67,8 @@ pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<()> {
         to.path().display()
     );
     let request = Request::set_netns(device.index, to.file());
-    socket
-        .exchange(&attempt, &request)
-        .map(|_| ())
-        .map_err(told)
+    let exchange = || socket.exchange(&attempt, &request).map_err(told);
+    observed(&attempt, |_| None, exchange).map(|_| ())
 }
 
 /// Renames a device of the socket's namespace.
@@ -75,8 +77,9 @@ pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<()> {
 /// The kernel's refusal.
 pub fn rename(socket: &mut Nldev, device: &Device, name: &str) -> Result<()> {
     let attempt = format!("rename RDMA device {} to {name}", device.name);
-    let renamed = socket.exchange(&attempt, &Request::set_name(device.index, name));
-    renamed.map(|_| ()).map_err(told)
+    let request = Request::set_name(device.index, name);
+    let exchange = || socket.exchange(&attempt, &request).map_err(told);
+    observed(&attempt, |_| None, exchange).map(|_| ())
 }
 
 fn told(error: nldev::Error) -> Error {

@@ -1,6 +1,10 @@
 //! One blocking netlink exchange, with the kernel's own words on refusal.
 
-use std::{fmt, io};
+use std::{
+    fmt, io,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
@@ -92,6 +96,64 @@ fn words(text: &Option<String>) -> String {
     text.as_ref()
         .map(|text| format!(" (kernel: {text})"))
         .unwrap_or_default()
+}
+
+/// A request to the kernel that was answered.
+pub struct Exchange<'a> {
+    what: &'a dyn fmt::Display,
+    /// The number of objects of a dump; none for another request.
+    answer: std::result::Result<Option<usize>, &'a Error>,
+    took: Duration,
+}
+
+impl fmt::Display for Exchange<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.took.as_micros();
+        match &self.answer {
+            Ok(None) => write!(f, "{}: ok, {micros} µs", self.what),
+            Ok(Some(objects)) => write!(f, "{}: {objects} objects, {micros} µs", self.what),
+            // It names the attempt itself.
+            Err(error) => match error.errno() {
+                Some(errno) => write!(f, "{error}, errno {errno}, {micros} µs"),
+                None => write!(f, "{error}, {micros} µs"),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Exchange<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+type Observer = Box<dyn Fn(&Exchange<'_>) + Send + Sync>;
+
+static OBSERVER: OnceLock<Observer> = OnceLock::new();
+
+/// Has `observer` called with each request of this process. The first observer stays; without one
+/// nothing is measured or put into words.
+pub fn observe(observer: impl Fn(&Exchange<'_>) + Send + Sync + 'static) {
+    let _ = OBSERVER.set(Box::new(observer));
+}
+
+/// Runs a request and shows it to the observer. `objects` counts what a dump returned.
+pub(super) fn observed<T>(
+    what: &dyn fmt::Display,
+    objects: impl FnOnce(&T) -> Option<usize>,
+    request: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let Some(observer) = OBSERVER.get() else {
+        return request();
+    };
+    let started = Instant::now();
+    let answer = request();
+    observer(&Exchange {
+        what,
+        answer: answer.as_ref().map(objects),
+        took: started.elapsed(),
+    });
+    answer
 }
 
 /// A route netlink socket of one namespace.
@@ -204,8 +266,14 @@ impl Socket {
         body: &impl Emitable,
         mut each: impl FnMut(&[u8]) -> std::result::Result<(), DecodeError>,
     ) -> Result<()> {
-        self.exchange(kind, flags | NLM_F_ACK, body, &mut each)
-            .map_err(|f| f.of(&what))
+        observed(
+            &what,
+            |()| None,
+            || {
+                self.exchange(kind, flags | NLM_F_ACK, body, &mut each)
+                    .map_err(|f| f.of(&what))
+            },
+        )
     }
 
     /// Asks for all objects that match `body`. One that `parse` does not understand is passed over:
@@ -220,19 +288,22 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> std::result::Result<Option<T>, DecodeError>,
     ) -> Result<Vec<T>> {
-        for _ in 0..DUMP_ATTEMPTS {
-            let mut list = Vec::new();
-            let mut each = |payload: &[u8]| {
-                list.extend(parse(payload).ok().flatten());
-                Ok(())
-            };
-            match self.exchange(kind, NLM_F_DUMP, body, &mut each) {
-                Ok(()) => return Ok(list),
-                Err(Failure::Interrupted) => {}
-                Err(failure) => return Err(failure.of(&what)),
+        let attempt = || {
+            for _ in 0..DUMP_ATTEMPTS {
+                let mut list = Vec::new();
+                let mut each = |payload: &[u8]| {
+                    list.extend(parse(payload).ok().flatten());
+                    Ok(())
+                };
+                match self.exchange(kind, NLM_F_DUMP, body, &mut each) {
+                    Ok(()) => return Ok(list),
+                    Err(Failure::Interrupted) => {}
+                    Err(failure) => return Err(failure.of(&what)),
+                }
             }
-        }
-        Err(Failure::Interrupted.of(&what))
+            Err(Failure::Interrupted.of(&what))
+        };
+        observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
     }
 
     fn exchange(

@@ -27,6 +27,7 @@ modules! {
     cni_gc
     cni_ipam
     cni_journal
+    cni_log
     cni_move
     cni_policy
     cni_protocol
