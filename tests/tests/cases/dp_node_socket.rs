@@ -288,13 +288,13 @@ fn two_hundred_clients_share_the_kubelets_lists() -> Result<()> {
         .map(|n| node.admit(&format!("pod-{n}"), &[(POOLED_RESOURCE, 1)]))
         .collect::<Result<_>>()?;
     let before = node.kubelet.pod_lists();
+    let socket = &node.machine.node_socket();
     let failed: Vec<String> = thread::scope(|scope| {
         let asking: Vec<_> = pods
             .iter()
             .map(|pod| {
-                let node = &node;
                 // Longer than the plugin's own limit: two hundred threads start slowly here.
-                scope.spawn(move || pod_units(&node.machine.node_socket(), pod, 5 * LIMIT))
+                scope.spawn(move || pod_units(socket, pod, 5 * LIMIT))
             })
             .collect();
         let answers = asking.into_iter().zip(&pods).map(|(asking, pod)| {
