@@ -188,6 +188,15 @@ struct Run {
         default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     )]
     device_info_dir: PathBuf,
+    /// Socket on which programs of the node ask which pod holds what, the CNI plugin for instance;
+    /// in a directory of its own, which only root can write to; empty: none
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NODE_SOCKET",
+        default_value = NODE_SOCKET
+    )]
+    node_socket: PathBuf,
     /// Directory of Node Feature Discovery's local source, such as
     /// /etc/kubernetes/node-feature-discovery/features.d: labels tell what the node has
     #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
@@ -230,6 +239,9 @@ struct Run {
     )]
     log_format: LogFormat,
 }
+
+/// Where `rdma-netdev` asks.
+const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LogLevel {
@@ -339,6 +351,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         kubelet_root_dir: args.kubelet.kubelet_root_dir,
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
+        node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
         features_dir: args.features_dir,
         metrics_addr: args.metrics_addr,
         node_addresses: args.node_addresses,

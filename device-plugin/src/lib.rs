@@ -11,6 +11,7 @@
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
 //! - [`events`], [`watch`]: when to look again; [`reclaim`]: cleaning up behind pods;
 //! - [`run`]: the daemon; [`report`]: how it is doing; [`status`]: the same and what else the node knows; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
+//! - [`node_socket`]: what programs of the node ask the daemon;
 //! - [`preflight`]: is a node fit; [`verify`]: does it work between two pods; [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
 //! - [`install`]: what the DaemonSet's init container does.
 
@@ -27,6 +28,7 @@ pub mod health;
 pub mod install;
 pub mod kubelet;
 pub mod links;
+pub mod node_socket;
 pub mod observe;
 pub mod podresources;
 pub mod pool;

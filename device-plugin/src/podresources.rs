@@ -1,7 +1,7 @@
 //! What the kubelet says about devices: which container holds which, and which there are.
 //!
-//! For the operator's commands, which ask once and go. The daemon's own paths never wait for the
-//! kubelet's answer.
+//! For the operator's commands, which ask once and go, and for what the node's own programs ask the
+//! daemon. What the daemon does for the kubelet never waits for an answer of this service.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,6 +36,18 @@ pub struct Held {
     pub resource: String,
     /// IDs of the devices.
     pub ids: Vec<String>,
+}
+
+/// A pod that the kubelet lists, also one without devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodDevices {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name. The service does not know UIDs.
+    pub name: String,
+    /// What its containers hold, in the kubelet's order. A device with several NUMA nodes comes
+    /// once for each of them.
+    pub held: Vec<Held>,
 }
 
 /// The kubelet's answer.
@@ -101,7 +113,46 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
 /// # Errors
 /// What came back instead of an answer.
 pub async fn held(socket: &Path) -> Result<Vec<Held>, String> {
-    list(&client(socket).await?).await
+    list(&client(socket).await?)
+        .await
+        .map(|pods| pods.into_iter().flat_map(|pod| pod.held).collect())
+}
+
+/// Lists pods again and again, over one connection as long as it lasts.
+#[derive(Debug)]
+pub struct Lister {
+    socket: PathBuf,
+    client: Option<PodResourcesListerClient<Channel>>,
+}
+
+impl Lister {
+    /// For the service on this socket. Nothing is connected yet.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self {
+            socket,
+            client: None,
+        }
+    }
+
+    /// The pods of the node as of now. A connection that a restarted kubelet left behind is
+    /// replaced.
+    ///
+    /// # Errors
+    /// What came back instead of an answer.
+    pub async fn pods(&mut self) -> Result<Vec<PodDevices>, String> {
+        // Taken, so that a call that is given up half-way leaves none behind.
+        if let Some(client) = self.client.take()
+            && let Ok(pods) = list(&client).await
+        {
+            self.client = Some(client);
+            return Ok(pods);
+        }
+        let client = client(&self.socket).await?;
+        let pods = list(&client).await?;
+        self.client = Some(client);
+        Ok(pods)
+    }
 }
 
 async fn client(socket: &Path) -> Result<PodResourcesListerClient<Channel>, String> {
@@ -129,7 +180,7 @@ where
     question().await
 }
 
-async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<Held>, String> {
+async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<PodDevices>, String> {
     let question = || {
         let mut client = client.clone();
         async move { client.list(ListPodResourcesRequest {}).await }
@@ -138,8 +189,8 @@ async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<Held>, S
         .await
         .map_err(|status| format!("{:?}: {}", status.code(), status.message()))?
         .into_inner();
-    let mut held = Vec::new();
-    for pod in list.pod_resources {
+    let pods = list.pod_resources.into_iter().map(|pod| {
+        let mut held = Vec::new();
         for container in pod.containers {
             held.extend(container.devices.into_iter().map(|devices| Held {
                 namespace: pod.namespace.clone(),
@@ -149,13 +200,19 @@ async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<Held>, S
                 ids: devices.device_ids,
             }));
         }
-    }
-    Ok(held)
+        PodDevices {
+            namespace: pod.namespace,
+            name: pod.name,
+            held,
+        }
+    });
+    Ok(pods.collect())
 }
 
 async fn call(socket: &Path) -> Result<Devices, String> {
     let client = client(socket).await?;
-    let held = list(&client).await?;
+    let pods = list(&client).await?;
+    let held = pods.into_iter().flat_map(|pod| pod.held).collect();
     let question = || {
         let mut client = client.clone();
         async move {

@@ -16,6 +16,7 @@ use crate::events::Reason;
 use crate::kubelet::holdings::Holdings;
 use crate::kubelet::service::AllocationCounts;
 use crate::kubelet::session::{State, UNHEARD};
+use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
 use crate::snapshot::{Health, Snapshot};
 
@@ -42,6 +43,8 @@ pub struct Report {
     pub holdings: Option<Arc<Holdings>>,
     /// What was cleaned up behind pods.
     pub reclaim: reclaim::Counts,
+    /// The socket on which programs of the node ask.
+    pub node_socket: NodeSocket,
 }
 
 /// The configuration in force.
@@ -119,13 +122,24 @@ impl Report {
         });
         let idle = self.reclaim.idle.iter();
         let idle = idle.map(|why| format!("nothing is cleaned up behind pods: {why}"));
+        let socket = self
+            .node_socket_error()
+            .map(|error| format!("programs of this node cannot ask which pod holds what: {error}"));
         refused
             .chain(pools)
             .chain(unheard)
             .chain(idle)
+            .chain(socket)
             .chain(self.left_out.clone())
             .chain(self.remarks.clone())
             .collect()
+    }
+
+    fn node_socket_error(&self) -> Option<String> {
+        match &*self.node_socket.state.borrow() {
+            node_socket::State::Failed(error) => Some(error.clone()),
+            _ => None,
+        }
     }
 
     /// The report as a document.
@@ -143,6 +157,11 @@ impl Report {
                 "error": self.config.error,
             },
             "netnsMode": self.netns_mode,
+            "nodeSocket": {
+                "path": self.node_socket.path,
+                "state": self.node_socket.state.borrow().as_str(),
+                "error": self.node_socket_error(),
+            },
             "pools": self.pools.iter().map(|pool| self.pool_json(pool)).collect::<Vec<_>>(),
         })
     }

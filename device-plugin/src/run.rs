@@ -26,6 +26,7 @@ use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::holdings;
 use crate::kubelet::service::Errands;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
+use crate::node_socket::{self, NodeSocket, checkpoint};
 use crate::podresources;
 use crate::reclaim;
 use crate::sessions::{Ground, Sessions};
@@ -47,6 +48,8 @@ pub struct Settings {
     pub cdi_dir: PathBuf,
     /// Where device information goes.
     pub device_info_dir: PathBuf,
+    /// The socket on which programs of the node ask; none if there is to be none.
+    pub node_socket: Option<PathBuf>,
     /// Where facts for Node Feature Discovery go, if anywhere.
     pub features_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
@@ -85,11 +88,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let (errands, asked) = Errands::new();
     let watched = Watched::default();
 
+    let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
     let contents = watch::Sender::new(Contents::default());
     let sessions = Sessions::new(Ground {
         directory: settings.device_plugin_dir.clone(),
         contents: contents.subscribe(),
-        nonce: format!("{:x}", std::process::id() ^ nanoseconds()),
+        nonce: nonce.clone(),
         timing: Timing::default(),
         errands,
     });
@@ -109,6 +113,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let held = watch::Sender::new(None);
     let known = held.subscribe();
     let socket = podresources::socket(&settings.kubelet_root_dir);
+    let asked_for = node_socket::Settings {
+        path: settings.node_socket.clone(),
+        pod_resources: socket.clone(),
+        checkpoint: settings.device_plugin_dir.join(checkpoint::FILE),
+        nonce,
+    };
     services.spawn(holdings::keep_asking(socket, held, stop.clone()));
     services.spawn(write_files(
         settings.device_info_dir.clone(),
@@ -131,14 +141,32 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
+    let state = watch::Sender::new(node_socket::State::default());
+    let node_socket = NodeSocket {
+        path: settings.node_socket.clone(),
+        state: state.subscribe(),
+        counts: Arc::default(),
+    };
+    let counts = node_socket.counts.clone();
     let address = settings.metrics_addr;
     let daemon = Daemon::new(
         settings,
         config,
         sessions,
         watched,
-        Known { held: known, found },
+        Known {
+            held: known,
+            found,
+            node_socket,
+        },
     );
+    services.spawn(node_socket::keep_serving(
+        asked_for,
+        counts,
+        daemon.report(),
+        state,
+        stop.clone(),
+    ));
     if let Some(address) = address {
         let server = http::Server::bind(address).await?;
         services.spawn(server.run(daemon.report(), stop.clone()));

@@ -273,6 +273,28 @@ impl Snapshot {
         }
     }
 
+    /// The HCAs that a unit of this resource stands for; empty if the identity is none of ours.
+    ///
+    /// A pod may hold a unit that is not offered any more, from a time with more slots or another
+    /// mode. Such a unit stands for its HCAs as well. A share of the whole pool stands for the
+    /// members that the pool has now.
+    pub fn hcas(&self, id: &str) -> Vec<HcaId> {
+        match id.parse() {
+            Ok(UnitId::Exclusive(hca)) => vec![hca],
+            Ok(UnitId::Shared { hca, pool, .. }) if pool == self.tag => vec![hca],
+            Ok(UnitId::Pool { pool, .. }) if pool == self.tag => {
+                let present = self.members.iter().filter(|member| {
+                    !matches!(
+                        member.health,
+                        Health::Unhealthy(Ailment::Gone | Ailment::LeftOut)
+                    )
+                });
+                present.map(|member| member.id.clone()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Units, healthy and not.
     pub fn count(&self) -> Counts {
         let mut counts = Counts::default();
@@ -392,5 +414,71 @@ fn device(id: String, healthy: bool, numa_node: Option<u32>) -> Device {
                 id: i64::from(node),
             }],
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(shape: Shape, members: &[(&str, Health)]) -> Snapshot {
+        let members = members.iter().map(|(id, health)| Member {
+            id: id.parse().unwrap(),
+            rdma_devices: Vec::new(),
+            netdevs: Vec::new(),
+            nodes: Vec::new(),
+            numa_node: None,
+            place: None,
+            pf_address: None,
+            slots: 2,
+            health: health.clone(),
+        });
+        let terms = Terms {
+            resource: ResourceName::parse("rdma/a").unwrap(),
+            topology: true,
+            delivery: Delivery::DeviceSpecs,
+            extra_nodes: Vec::new(),
+            additional_info: BTreeMap::new(),
+        };
+        Snapshot::new(Arc::new(terms), shape, members.collect(), Arc::default())
+    }
+
+    #[test]
+    fn unit_stands_for_its_hcas_also_when_it_is_not_offered_any_more() {
+        let tag = PoolTag::of("rdma/a");
+        let (near, far) = ("0000:3b:00.0", "0000:d8:00.0");
+        let port_down = Health::Unhealthy(Ailment::Port("down".into()));
+        let members = [
+            (near, Health::Healthy),
+            (far, port_down),
+            ("0000:5e:00.0", Health::Unhealthy(Ailment::Gone)),
+            ("0000:5f:00.0", Health::Unhealthy(Ailment::LeftOut)),
+        ];
+        for shape in [
+            Shape::Pooled { units: 2 },
+            Shape::Slots {
+                policy: Policy::Spread,
+            },
+        ] {
+            let snapshot = snapshot(shape, &members);
+            let hcas = |id: &str| -> Vec<String> {
+                let hcas = snapshot.hcas(id);
+                hcas.iter().map(ToString::to_string).collect()
+            };
+            // Slot 7 is from a time with more of them.
+            for slot in [0, 7] {
+                assert_eq!(hcas(&format!("pool_{tag}_{slot}")), [near, far]);
+                assert_eq!(hcas(&format!("{far}_{tag}_{slot}")), [far]);
+            }
+            assert_eq!(hcas(near), [near]);
+            for foreign in [
+                "pool_00000000_0",
+                "0000:3b:00.0_00000000_0",
+                "0",
+                "GPU-7c2f",
+            ] {
+                assert_eq!(hcas(foreign), Vec::<String>::new(), "{foreign}");
+            }
+        }
     }
 }

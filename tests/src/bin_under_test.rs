@@ -25,7 +25,7 @@ pub fn product(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// One of this crate's stand-ins: `kubelet-standin` or `multus-standin`.
+/// One of this crate's stand-ins: `kubelet-standin`, `multus-standin` or `node-socket-peer`.
 ///
 /// # Errors
 /// The file is not there; the message says how to build it.

@@ -94,6 +94,12 @@ impl Machine {
         self.root.path()
     }
 
+    /// Where its daemon answers programs of the node.
+    #[must_use]
+    pub fn node_socket(&self) -> PathBuf {
+        self.root.path().join("rdma-netdev/node.sock")
+    }
+
     /// Starts the daemon with this configuration.
     ///
     /// # Errors
@@ -122,6 +128,8 @@ impl Machine {
             .arg(self.root.path().join("host"))
             .arg("--device-plugin-dir")
             .arg(self.settings().device_plugins)
+            .arg("--node-socket")
+            .arg(self.node_socket())
             .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

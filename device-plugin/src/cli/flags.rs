@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 /// Long flags that are known with a single dash.
-const LONG: [&str; 13] = [
+const LONG: [&str; 14] = [
     "cdi-dir",
     "device-info-dir",
     "metrics-addr",
@@ -13,6 +13,7 @@ const LONG: [&str; 13] = [
     "kubelet-root-dir",
     "log-format",
     "log-level",
+    "node-socket",
     "resource-prefix",
     "use-cdi",
     "version",

@@ -19,6 +19,7 @@ use crate::deliver::{cdi, device_info, features};
 use crate::events::{Bell, Reason, Watched};
 use crate::kubelet::holdings::{self, Holdings};
 use crate::links::{self, Links};
+use crate::node_socket::NodeSocket;
 use crate::observe::Observation;
 use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
@@ -43,6 +44,8 @@ pub(super) struct Known {
     pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
     /// What was cleaned up, and what pods have.
     pub(super) found: watch::Receiver<Findings>,
+    /// How the node's socket is doing.
+    pub(super) node_socket: NodeSocket,
 }
 
 /// The state of the daemon.
@@ -96,6 +99,7 @@ impl Daemon {
             transitions: Default::default(),
             holdings: None,
             reclaim: Counts::default(),
+            node_socket: known.node_socket.clone(),
         }));
         Self {
             settings,
@@ -444,6 +448,7 @@ impl Daemon {
             transitions: self.board.transitions().clone(),
             holdings: self.known.held.borrow().clone(),
             reclaim: self.known.found.borrow().counts.clone(),
+            node_socket: self.known.node_socket.clone(),
         }));
     }
 

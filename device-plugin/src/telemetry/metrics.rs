@@ -14,6 +14,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::node_socket;
 use crate::report::Report;
 use crate::snapshot::Health;
 
@@ -106,6 +107,7 @@ fn families(report: &Report) -> Vec<Family> {
     families.extend(of_hcas(report));
     families.extend(of_sessions(report));
     families.extend(of_daemon(report));
+    families.extend(of_node_socket(report));
     families.retain(|family| !family.samples.is_empty());
     families
 }
@@ -316,6 +318,31 @@ fn of_daemon(report: &Report) -> Vec<Family> {
             "reclaim_failures",
             "Attachments of dead pods that could not be undone",
             plain(number(report.reclaim.failures)),
+        ),
+    ]
+}
+
+fn of_node_socket(report: &Report) -> Vec<Family> {
+    let socket = &report.node_socket;
+    if socket.path.is_none() {
+        return Vec::new();
+    }
+    let listening = *socket.state.borrow() == node_socket::State::Listening;
+    let results = socket.counts.all().into_iter();
+    let results = results.map(|(result, count)| {
+        let labels = vec![("result", result.as_str().to_owned())];
+        (labels, number(count))
+    });
+    vec![
+        gauge(
+            "node_socket_listening",
+            "1 while programs of the node can ask which pod holds what",
+            vec![(Vec::new(), if listening { 1.0 } else { 0.0 })],
+        ),
+        counter(
+            "node_socket_questions",
+            "Questions of programs of the node, by result",
+            results.collect(),
         ),
     ]
 }

@@ -215,6 +215,12 @@ impl Kubelet {
         self.shared.lock().registrations.clone()
     }
 
+    /// Calls of PodResources List since the start, refused ones too.
+    #[must_use]
+    pub fn pod_lists(&self) -> u64 {
+        self.shared.lock().pod_lists
+    }
+
     /// Waits until `look` is content with the node and the registrations so far.
     ///
     /// # Errors

@@ -71,6 +71,7 @@ impl PodResourcesLister for Lister {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        self.shared.lock().pod_lists += 1;
         self.admit()?;
         let inner = self.shared.lock();
         let pods = inner

@@ -87,6 +87,8 @@ pub(super) struct Inner {
     pub(super) registrations: Vec<Registration>,
     pub(super) misbehaviour: Misbehaviour,
     pub(super) pods: BTreeMap<String, Pod>,
+    /// Calls of PodResources List, refused ones too.
+    pub(super) pod_lists: u64,
 }
 
 impl Inner {

@@ -272,6 +272,7 @@ fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
     daemon.args(["run", "--reclaim-interval", "1", "--config-file"]).arg(&pools);
     daemon.arg("--policy").arg(&policy).arg("--device-plugin-dir").arg(&kubelet);
     daemon.arg("--kubelet-root-dir").arg(&kubelet);
+    daemon.arg("--node-socket").arg(host.directory().join("rdma-netdev/node.sock"));
     let mut daemon = Killed(daemon.stdout(Stdio::null()).stderr(fs::File::create(&log)?).spawn()?);
     let mut left = Vec::new();
     for _ in 0..200 {

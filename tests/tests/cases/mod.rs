@@ -38,6 +38,7 @@ modules! {
     dp_admin
     dp_install
     dp_kubelet
+    dp_node_socket
     dp_running
     dp_topology
     dp_validate

@@ -1,0 +1,305 @@
+//! The socket on which programs of the node ask the daemon, the CNI plugin above all.
+//!
+//! What is asked and answered is `node-wire`'s. Here, in reading order:
+//! - [`place`]: the directory and the socket file;
+//! - [`server`]: who may ask, and how long it may take;
+//! - [`pods`]: the kubelet, asked no more often than needed; [`checkpoint`]: its file of UIDs;
+//! - [`answer`]: which units a pod holds, decided on what was read.
+//!
+//! A socket that cannot be made does not stop the device plugin: it is tried again, and the reason
+//! is at `/readyz` and in the log.
+
+pub mod answer;
+pub mod checkpoint;
+pub mod place;
+pub mod pods;
+pub mod server;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use node_wire::FailureKind;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::report::Report;
+use place::{Bound, Present};
+use server::{Answers, Connections};
+
+/// How often the socket's file is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long to wait before a socket that cannot be made is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the socket waits for the first scan of the host. Before that the daemon does not know
+/// which HCAs the units of its pools stand for.
+const FIRST_SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long another daemon may take to accept a connection before it counts as alive but busy.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Where the socket and its sources are.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the socket is made; `None` for no socket.
+    pub path: Option<PathBuf>,
+    /// The kubelet's PodResources socket.
+    pub pod_resources: PathBuf,
+    /// The kubelet's device manager checkpoint.
+    pub checkpoint: PathBuf,
+    /// Tells this process from another one in the names of files.
+    pub nonce: String,
+}
+
+/// How the socket is doing, for the report.
+#[derive(Debug, Clone)]
+pub struct NodeSocket {
+    /// Where it is, if it is configured.
+    pub path: Option<PathBuf>,
+    /// Whether it listens, or why not.
+    pub state: watch::Receiver<State>,
+    /// Questions so far.
+    pub counts: Arc<Counts>,
+}
+
+/// Whether the socket listens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum State {
+    /// Not yet.
+    #[default]
+    Starting,
+    /// It listens at its place.
+    Listening,
+    /// Another daemon has the place, as in a rollout.
+    Displaced,
+    /// It cannot be made, for this reason.
+    Failed(String),
+}
+
+impl State {
+    /// One word for documents.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Listening => "listening",
+            Self::Displaced => "displaced",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// What became of a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum QuestionResult {
+    /// It was answered.
+    Answered,
+    /// It did not arrive in time.
+    TimedOut,
+    /// It was answered with a failure.
+    Failed(FailureKind),
+}
+
+impl From<FailureKind> for QuestionResult {
+    fn from(kind: FailureKind) -> Self {
+        Self::Failed(kind)
+    }
+}
+
+impl QuestionResult {
+    /// The name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::TimedOut => "timed_out",
+            Self::Failed(kind) => match kind {
+                FailureKind::UnsupportedVersion => "unsupported_version",
+                FailureKind::UnknownQuestion => "unknown_question",
+                FailureKind::Malformed => "malformed",
+                FailureKind::NotAllowed => "not_allowed",
+                FailureKind::UnknownPod => "unknown_pod",
+                FailureKind::AnotherPod => "another_pod",
+                FailureKind::AmbiguousPod => "ambiguous_pod",
+                FailureKind::KubeletUnavailable => "kubelet_unavailable",
+                FailureKind::AnswerTooLarge => "answer_too_large",
+                FailureKind::Other => "other",
+            },
+        }
+    }
+}
+
+/// Questions by what became of them, every result from the start on.
+#[derive(Debug)]
+pub struct Counts(Mutex<BTreeMap<QuestionResult, u64>>);
+
+impl Default for Counts {
+    fn default() -> Self {
+        let failures = FailureKind::ALL.map(QuestionResult::Failed);
+        let results = [QuestionResult::Answered, QuestionResult::TimedOut];
+        let all = results.into_iter().chain(failures);
+        Self(Mutex::new(all.map(|result| (result, 0)).collect()))
+    }
+}
+
+impl Counts {
+    /// One more.
+    pub fn add(&self, result: QuestionResult) {
+        *self.lock().entry(result).or_default() += 1;
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> BTreeMap<QuestionResult, u64> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<QuestionResult, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves until `stop`.
+pub async fn keep_serving(
+    settings: Settings,
+    counts: Arc<Counts>,
+    mut reports: watch::Receiver<Arc<Report>>,
+    state: watch::Sender<State>,
+    stop: CancellationToken,
+) {
+    let Some(path) = settings.path else {
+        return stop.cancelled().await;
+    };
+    let (pods, caller) = pods::pods(settings.pod_resources, settings.checkpoint);
+    let connections = Connections::new(Answers {
+        pods,
+        reports: reports.clone(),
+        counts,
+    });
+    let serve = async {
+        let scanned = reports.wait_for(|report| !report.looks.by_reason.is_empty());
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = timeout(FIRST_SCAN_TIMEOUT, scanned) => {}
+        }
+        let mut socket = Socket {
+            path,
+            nonce: settings.nonce,
+            state,
+            connections,
+        };
+        socket.run(&stop).await;
+        socket.connections.drain().await;
+    };
+    tokio::select! {
+        () = serve => {}
+        // Not before the last question that can need it.
+        () = caller.run() => {}
+    }
+}
+
+struct Socket {
+    path: PathBuf,
+    nonce: String,
+    state: watch::Sender<State>,
+    connections: Connections,
+}
+
+impl Socket {
+    /// Makes the socket and serves it, again and again, until `stop`.
+    async fn run(&mut self, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
+            match self.bind().await {
+                Ok((listener, bound)) => {
+                    self.set(State::Listening);
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = self.connections.serve(&listener) => {}
+                        () = lost(&bound, &self.path, &self.state) => {}
+                    }
+                    bound.remove();
+                }
+                Err(error) => {
+                    self.set(State::Failed(error));
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn bind(&self) -> Result<(UnixListener, Bound), String> {
+        let (path, nonce) = (self.path.clone(), self.nonce.clone());
+        let (listener, bound) = tokio::task::spawn_blocking(move || place::bind(&path, &nonce))
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?;
+        listener
+            .set_nonblocking(true)
+            .and_then(|()| UnixListener::from_std(listener))
+            .map(|listener| (listener, bound))
+            .map_err(|error| format!("serve {}: {error}", self.path.display()))
+    }
+
+    /// Logs what is news.
+    fn set(&self, new: State) {
+        let path = self.path.display();
+        self.state.send_if_modified(|state| {
+            if *state == new {
+                return false;
+            }
+            match &new {
+                State::Failed(error) => tracing::error!(
+                    error,
+                    "programs of this node cannot ask which pod holds what; trying again every {} s",
+                    RETRY_INTERVAL.as_secs()
+                ),
+                _ => tracing::info!(socket = %path, "serving the node's socket"),
+            }
+            *state = new;
+            true
+        });
+    }
+}
+
+/// Returns when the socket's place is empty, or has a socket on which nobody listens. A place that
+/// a newer daemon has is that daemon's.
+async fn lost(bound: &Bound, path: &Path, state: &watch::Sender<State>) {
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        checks.tick().await;
+        let now = match bound.present() {
+            Present::Own => State::Listening,
+            Present::Another if is_alive(path).await => State::Displaced,
+            Present::Another => {
+                tracing::warn!(socket = %path.display(), "the daemon that had the node's socket is gone");
+                return;
+            }
+            Present::Nothing => {
+                tracing::warn!(socket = %path.display(), "somebody removed the node's socket");
+                return;
+            }
+        };
+        state.send_if_modified(|state| {
+            if *state == now {
+                return false;
+            }
+            tracing::info!(socket = %path.display(), state = ?now, "the node's socket");
+            *state = now;
+            true
+        });
+    }
+}
+
+/// Whether some process listens. A full backlog is that of a process.
+async fn is_alive(path: &Path) -> bool {
+    match timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
+        Ok(Err(error)) => error.kind() == std::io::ErrorKind::WouldBlock,
+        Ok(Ok(_)) | Err(_) => true,
+    }
+}

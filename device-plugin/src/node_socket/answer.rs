@@ -1,0 +1,275 @@
+//! Which units a pod holds, decided on what the kubelet lists and what its checkpoint says.
+
+use std::sync::Arc;
+
+use node_wire::{Allocation, Failure, FailureKind, Pod, PodUnits};
+
+use super::checkpoint::{Checkpoint, Owner};
+use crate::podresources::{Held, PodDevices};
+
+/// What was read for a question.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The kubelet's list.
+    pub pods: Vec<PodDevices>,
+    /// The kubelet's checkpoint, read after the list; or why it cannot be read.
+    pub checkpoint: Result<Arc<Checkpoint>, String>,
+}
+
+/// The units of a pod. HCAs are not named yet.
+///
+/// With a UID and a checkpoint, only units that the checkpoint gives to that UID are listed, and
+/// those that it does not know, which makes the answer an unchecked one.
+///
+/// # Errors
+/// The pod is unknown, is another one of the same name, or is one of several.
+pub fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
+    let named = view
+        .pods
+        .iter()
+        .filter(|listed| listed.namespace == pod.namespace && listed.name == pod.name);
+    let count = named.clone().count();
+    if count == 0 {
+        return Err(Failure::new(
+            FailureKind::UnknownPod,
+            format!("the kubelet lists no pod {pod}"),
+        ));
+    }
+    let units = named
+        .flat_map(|listed| &listed.held)
+        .flat_map(|held| held.ids.iter().map(move |id| (held, id.as_str())));
+    let (uid, checkpoint) = match (&pod.uid, &view.checkpoint) {
+        (Some(uid), Ok(checkpoint)) => (uid, checkpoint),
+        (None, _) => return unchecked(pod, count, units, "the question has no UID".to_owned()),
+        (Some(_), Err(why)) => {
+            let why = format!("the kubelet's checkpoint cannot be read: {why}");
+            return unchecked(pod, count, units, why);
+        }
+    };
+    let (mut own, mut unknown, mut foreign) = (Vec::new(), Vec::new(), false);
+    for (held, id) in units {
+        match checkpoint.owner(uid, &held.resource, id) {
+            Owner::This => own.push((held, id)),
+            Owner::Unknown => unknown.push((held, id)),
+            Owner::Another => foreign = true,
+        }
+    }
+    if !unknown.is_empty() {
+        own.extend(unknown);
+        let why = "the kubelet's checkpoint does not have all of these units".to_owned();
+        return unchecked(pod, count, own.into_iter(), why);
+    }
+    if own.is_empty() && foreign {
+        return Err(Failure::new(
+            FailureKind::AnotherPod,
+            format!(
+                "the kubelet's checkpoint gives the units of pod {}/{} to another pod of this name, \
+                 and none of them to UID {uid}",
+                pod.namespace, pod.name
+            ),
+        ));
+    }
+    Ok(PodUnits {
+        uid_checked: true,
+        uid_note: None,
+        allocations: allocations(own.into_iter()),
+    })
+}
+
+/// The units of the only pod of this name, whatever its UID.
+fn unchecked<'v>(
+    pod: &Pod,
+    count: usize,
+    units: impl Iterator<Item = (&'v Held, &'v str)>,
+    why: String,
+) -> Result<PodUnits, Failure> {
+    if count > 1 {
+        return Err(Failure::new(
+            FailureKind::AmbiguousPod,
+            format!(
+                "the kubelet lists {count} pods {}/{}, and nothing tells which one is meant: {why}",
+                pod.namespace, pod.name
+            ),
+        ));
+    }
+    Ok(PodUnits {
+        uid_checked: false,
+        uid_note: Some(why),
+        allocations: allocations(units),
+    })
+}
+
+/// One entry for each container and resource, in the kubelet's order, each unit once.
+fn allocations<'v>(units: impl Iterator<Item = (&'v Held, &'v str)>) -> Vec<Allocation> {
+    let mut entries: Vec<Allocation> = Vec::new();
+    for (held, id) in units {
+        let known = entries
+            .iter_mut()
+            .find(|entry| entry.container == held.container && entry.resource == held.resource);
+        match known {
+            Some(entry) if entry.units.iter().any(|unit| unit == id) => {}
+            Some(entry) => entry.units.push(id.to_owned()),
+            None => entries.push(Allocation {
+                container: held.container.clone(),
+                resource: held.resource.clone(),
+                units: vec![id.to_owned()],
+                hcas: None,
+            }),
+        }
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(uid: Option<&str>) -> Pod {
+        Pod {
+            namespace: "ml".into(),
+            name: "train-0".into(),
+            uid: uid.map(str::to_owned),
+        }
+    }
+
+    fn listed(name: &str, held: &[(&str, &str, &[&str])]) -> PodDevices {
+        let held = held.iter().map(|(container, resource, ids)| Held {
+            namespace: "ml".into(),
+            pod: name.into(),
+            container: (*container).into(),
+            resource: (*resource).into(),
+            ids: ids.iter().map(|&id| id.to_owned()).collect(),
+        });
+        PodDevices {
+            namespace: "ml".into(),
+            name: name.into(),
+            held: held.collect(),
+        }
+    }
+
+    fn view(pods: Vec<PodDevices>, owners: &[(&str, &str, &[&str])]) -> View {
+        let entries = owners.iter().map(|(uid, resource, ids)| {
+            json!({"PodUID": uid, "ContainerName": "c", "ResourceName": resource,
+                   "DeviceIDs": {"-1": ids}, "AllocResp": ""})
+        });
+        let text = json!({"Data": {"PodDeviceEntries": entries.collect::<Vec<_>>()}});
+        let checkpoint = Checkpoint::parse(text.to_string().as_bytes());
+        View {
+            pods,
+            checkpoint: checkpoint.map(Arc::new),
+        }
+    }
+
+    fn without_checkpoint(pods: Vec<PodDevices>) -> View {
+        View {
+            pods,
+            checkpoint: Err("/x: no such file".into()),
+        }
+    }
+
+    fn units(answer: &PodUnits) -> Vec<(&str, &str, Vec<&str>)> {
+        let entries = answer.allocations.iter();
+        entries
+            .map(|entry| {
+                let units = entry.units.iter().map(String::as_str).collect();
+                (entry.container.as_str(), entry.resource.as_str(), units)
+            })
+            .collect()
+    }
+
+    fn kind(answer: Result<PodUnits, Failure>) -> FailureKind {
+        answer.unwrap_err().kind
+    }
+
+    #[test]
+    fn units_of_every_container_and_plugin_are_listed_once() {
+        let pods = vec![
+            listed("other", &[("c", "rdma/a", &["w"])]),
+            listed(
+                "train-0",
+                &[
+                    ("a", "rdma/a", &["x"]),
+                    ("a", "rdma/a", &["y"]),
+                    // The same device again, for its second NUMA node.
+                    ("a", "rdma/a", &["x"]),
+                    ("a", "nvidia.com/gpu", &["GPU-1"]),
+                    ("b", "rdma/a", &["z"]),
+                ],
+            ),
+        ];
+        let owners: &[(_, _, &[_])] = &[
+            ("u1", "rdma/a", &["x", "y", "z"]),
+            ("u1", "nvidia.com/gpu", &["GPU-1"]),
+            ("u9", "rdma/a", &["w"]),
+        ];
+        let answer = pod_units(&asked(Some("u1")), &view(pods, owners)).unwrap();
+        assert!(answer.uid_checked);
+        assert_eq!(
+            units(&answer),
+            [
+                ("a", "rdma/a", vec!["x", "y"]),
+                ("a", "nvidia.com/gpu", vec!["GPU-1"]),
+                ("b", "rdma/a", vec!["z"]),
+            ]
+        );
+    }
+
+    #[test]
+    fn pod_without_units_holds_none_and_an_unlisted_pod_is_unknown() {
+        let view = view(vec![listed("train-0", &[])], &[("u9", "rdma/a", &["w"])]);
+        let answer = pod_units(&asked(Some("u1")), &view).unwrap();
+        assert_eq!((answer.uid_checked, units(&answer)), (true, vec![]));
+        let elsewhere = Pod {
+            namespace: "other".into(),
+            ..asked(None)
+        };
+        assert_eq!(kind(pod_units(&elsewhere, &view)), FailureKind::UnknownPod);
+    }
+
+    #[test]
+    fn units_of_a_namesake_are_not_given_to_this_uid() {
+        let held: &[(_, _, &[_])] = &[("a", "rdma/a", &["x", "y"])];
+        let one = vec![listed("train-0", held)];
+        let owners: &[(_, _, &[_])] = &[("u1", "rdma/a", &["x", "y"])];
+        let another = pod_units(&asked(Some("u2")), &view(one.clone(), owners));
+        assert_eq!(kind(another), FailureKind::AnotherPod);
+        // A unit that went over from the one to the other is the new one's.
+        let owners: &[(_, _, &[_])] = &[("u1", "rdma/a", &["x"]), ("u2", "rdma/a", &["y"])];
+        let answer = pod_units(&asked(Some("u2")), &view(one.clone(), owners)).unwrap();
+        assert_eq!(units(&answer), [("a", "rdma/a", vec!["y"])]);
+        // Two of one name, as after a forced deletion: the checkpoint tells them apart.
+        let two = vec![
+            listed("train-0", &[("a", "rdma/a", &["x"])]),
+            listed("train-0", &[("a", "rdma/a", &["y"])]),
+        ];
+        let answer = pod_units(&asked(Some("u2")), &view(two.clone(), owners)).unwrap();
+        assert_eq!(units(&answer), [("a", "rdma/a", vec!["y"])]);
+        let nothing_tells = [
+            pod_units(&asked(None), &view(two.clone(), owners)),
+            pod_units(&asked(Some("u2")), &without_checkpoint(two.clone())),
+            pod_units(&asked(Some("u2")), &view(two, &[("u1", "rdma/a", &["x"])])),
+        ];
+        for answer in nothing_tells {
+            assert_eq!(kind(answer), FailureKind::AmbiguousPod);
+        }
+    }
+
+    #[test]
+    fn uid_that_cannot_be_checked_is_stated() {
+        let one = vec![listed("train-0", &[("a", "rdma/a", &["x"])])];
+        let no_uid = pod_units(&asked(None), &view(one.clone(), &[])).unwrap();
+        assert_eq!(no_uid.uid_note.as_deref(), Some("the question has no UID"));
+        let unreadable = pod_units(&asked(Some("u1")), &without_checkpoint(one.clone())).unwrap();
+        let note = unreadable.uid_note.as_deref().unwrap();
+        assert!(note.contains("cannot be read: /x: no such file"), "{note}");
+        // A checkpoint that knows nothing of the unit shows nothing.
+        let silent = view(one, &[("u2", "rdma/a", &["w"])]);
+        let silent = pod_units(&asked(Some("u1")), &silent).unwrap();
+        for answer in [no_uid, unreadable, silent] {
+            assert!(!answer.uid_checked && answer.uid_note.is_some());
+            assert_eq!(units(&answer), [("a", "rdma/a", vec!["x"])]);
+        }
+    }
+}

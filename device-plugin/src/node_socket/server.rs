@@ -1,0 +1,264 @@
+//! Connections: who may ask, how long it may take, how many at once.
+//!
+//! Peers are root, so none is an attacker; but each may hang, and none may keep the others from
+//! an answer. So a connection has time limits, and when all are in use, those that have not asked
+//! anything for a while are closed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nix::unistd::geteuid;
+use node_wire::document::encode_answer;
+use node_wire::{Answer, Failure, FailureKind, PodUnits, QUESTION_MAX_BYTES, Question};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, timeout};
+
+use super::pods::Pods;
+use super::{Counts, QuestionResult};
+use crate::report::Report;
+
+/// The most connections at a time. More wait in the listener's backlog.
+const MAX_CONNECTIONS: usize = 32;
+/// How long a peer may take to write its question, and then to read its answer.
+const PEER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a peer may take to write its question while all connections are in use.
+const CROWDED_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long to wait after a failed accept, which is out of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The shortest time between two log lines about refused peers.
+const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What answers are made from.
+#[derive(Debug)]
+pub struct Answers {
+    /// What the kubelet says.
+    pub pods: Pods,
+    /// What the kubelet was sent.
+    pub reports: watch::Receiver<Arc<Report>>,
+    /// Questions so far.
+    pub counts: Arc<Counts>,
+}
+
+/// The connections of a socket.
+#[derive(Debug)]
+pub struct Connections {
+    answers: Arc<Answers>,
+    own_uid: u32,
+    tasks: JoinSet<()>,
+    open: Vec<Open>,
+    refused: RefusedPeers,
+}
+
+#[derive(Debug)]
+struct Open {
+    since: Instant,
+    asked: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Open {
+    fn has_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Connections {
+    /// No connection yet.
+    pub fn new(answers: Answers) -> Self {
+        Self {
+            answers: Arc::new(answers),
+            own_uid: geteuid().as_raw(),
+            tasks: JoinSet::new(),
+            open: Vec::new(),
+            refused: RefusedPeers::default(),
+        }
+    }
+
+    /// Serves until it is dropped. Connections that are open then stay open.
+    pub async fn serve(&mut self, listener: &UnixListener) {
+        loop {
+            self.open.retain(|one| !one.task.is_finished());
+            let room = self.open.len() < MAX_CONNECTIONS;
+            let idle = self.idle().filter(|_| !room);
+            let due = idle.map(|one| one.since + CROWDED_TIMEOUT);
+            tokio::select! {
+                accepted = listener.accept(), if room => match accepted {
+                    Ok((stream, _)) => self.take(stream),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept a connection of the node's socket");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(_) = self.tasks.join_next() => {}
+                () = until(due) => self.close_idle(),
+            }
+        }
+    }
+
+    /// Waits for the answers to questions that have been asked.
+    pub async fn drain(mut self) {
+        let silent = self.open.iter().filter(|one| !one.has_asked());
+        silent.for_each(|one| one.task.abort());
+        let drained = async { while self.tasks.join_next().await.is_some() {} };
+        let _ = timeout(PEER_TIMEOUT, drained).await;
+    }
+
+    /// The connection that has waited longest for its question.
+    fn idle(&self) -> Option<&Open> {
+        let silent = self.open.iter().filter(|one| !one.has_asked());
+        silent.min_by_key(|one| one.since)
+    }
+
+    /// Closes it, unless its question has arrived in the meantime.
+    fn close_idle(&mut self) {
+        let idle = self
+            .idle()
+            .filter(|one| one.since.elapsed() >= CROWDED_TIMEOUT);
+        let Some(id) = idle.map(|one| one.task.id()) else {
+            return;
+        };
+        self.answers.counts.add(QuestionResult::TimedOut);
+        let closed = self.open.extract_if(.., |one| one.task.id() == id);
+        closed.for_each(|one| one.task.abort());
+    }
+
+    fn take(&mut self, stream: UnixStream) {
+        match stream.peer_cred() {
+            Ok(peer) if peer.uid() == 0 || peer.uid() == self.own_uid => {}
+            Ok(peer) => {
+                self.answers.counts.add(FailureKind::NotAllowed.into());
+                self.refused.note(peer.uid(), peer.pid());
+                return refuse(&stream, peer.uid());
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot tell who connected to the node's socket");
+                return;
+            }
+        }
+        let asked = Arc::new(AtomicBool::new(false));
+        let connection = serve_one(stream, self.answers.clone(), asked.clone());
+        self.open.push(Open {
+            since: Instant::now(),
+            asked,
+            task: self.tasks.spawn(connection),
+        });
+    }
+}
+
+/// Says no without waiting: a fresh connection has room for it.
+fn refuse(stream: &UnixStream, uid: u32) {
+    let why = format!("uid {uid} may not ask: only root may");
+    let failure = Failure::new(FailureKind::NotAllowed, why);
+    let _ = stream.try_write(&encode_answer(&Err(failure)));
+}
+
+/// Log lines about refused peers, at a bounded rate.
+#[derive(Debug, Default)]
+struct RefusedPeers {
+    logged: Option<Instant>,
+    since: u64,
+}
+
+impl RefusedPeers {
+    fn note(&mut self, uid: u32, pid: Option<i32>) {
+        self.since += 1;
+        if self
+            .logged
+            .is_some_and(|at| at.elapsed() < REFUSED_LOG_INTERVAL)
+        {
+            return;
+        }
+        tracing::warn!(
+            uid,
+            pid,
+            refused = self.since,
+            "refused to answer on the node's socket: only root may ask"
+        );
+        (self.logged, self.since) = (Some(Instant::now()), 0);
+    }
+}
+
+async fn serve_one(mut stream: UnixStream, answers: Arc<Answers>, asked: Arc<AtomicBool>) {
+    let started = Instant::now();
+    let question = match timeout(PEER_TIMEOUT, read(&mut stream)).await {
+        // Another daemon that finds out whether this one is alive, for instance.
+        Ok(Ok(document)) if document.is_empty() => return,
+        Ok(Ok(document)) => Question::decode(&document),
+        Ok(Err(error)) => return late(stream, &answers, &error.to_string()).await,
+        Err(_) => return late(stream, &answers, "the time is over").await,
+    };
+    asked.store(true, Ordering::Relaxed);
+    let answer = match &question {
+        Ok(Question::PodUnits(pod)) => answers.pods.units(pod).await.map(|mut units| {
+            name_hcas(&mut units, &answers.reports.borrow());
+            Answer::PodUnits(units)
+        }),
+        Err(failure) => Err(failure.clone()),
+    };
+    answers.counts.add(match &answer {
+        Ok(_) => QuestionResult::Answered,
+        Err(failure) => failure.kind.into(),
+    });
+    tracing::debug!(
+        question = ?question.as_ref().ok(),
+        failure = answer.as_ref().err().map(tracing::field::display),
+        took = ?started.elapsed(),
+        "question on the node's socket"
+    );
+    let document = encode_answer(&answer);
+    // A peer that went away is no matter.
+    let _ = timeout(PEER_TIMEOUT, stream.write_all(&document)).await;
+}
+
+/// Says that the question did not arrive.
+async fn late(mut stream: UnixStream, answers: &Answers, why: &str) {
+    answers.counts.add(QuestionResult::TimedOut);
+    tracing::debug!(why, "no question on the node's socket");
+    let why = format!(
+        "no whole question within {PEER_TIMEOUT:?}: {why}; shut the writing side down behind it"
+    );
+    let failure = Failure::new(FailureKind::Malformed, why);
+    let document = encode_answer(&Err(failure));
+    let _ = timeout(PEER_TIMEOUT, stream.write_all(&document)).await;
+}
+
+/// The whole question, or one byte more than the longest.
+async fn read(stream: &mut UnixStream) -> std::io::Result<Vec<u8>> {
+    let mut document = Vec::new();
+    let most = u64::try_from(QUESTION_MAX_BYTES).unwrap_or(u64::MAX);
+    stream
+        .take(most.saturating_add(1))
+        .read_to_end(&mut document)
+        .await?;
+    Ok(document)
+}
+
+/// Names the HCAs that units of our own resources stand for.
+fn name_hcas(units: &mut PodUnits, report: &Report) {
+    for allocation in &mut units.allocations {
+        let mut pools = report.pools.iter();
+        let pool = pools.find(|pool| pool.resource.as_str() == allocation.resource);
+        let Some(snapshot) = pool.and_then(|pool| pool.snapshot.as_ref()) else {
+            continue;
+        };
+        let mut hcas = Vec::new();
+        for hca in allocation.units.iter().flat_map(|unit| snapshot.hcas(unit)) {
+            let hca = hca.to_string();
+            if !hcas.contains(&hca) {
+                hcas.push(hca);
+            }
+        }
+        allocation.hcas = Some(hcas);
+    }
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

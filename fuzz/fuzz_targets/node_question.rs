@@ -1,0 +1,21 @@
+//! What the daemon reads from its socket and from the kubelet's checkpoint, and what a client reads
+//! from the daemon. A question that was read is read back the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use node_wire::document::decode_answer;
+use node_wire::{Pod, Question};
+use rdma_device_plugin::node_socket::checkpoint::Checkpoint;
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(question) = Question::decode(data) {
+        assert_eq!(Question::decode(&question.encode()), Ok(question));
+    }
+    let question = Question::PodUnits(Pod {
+        namespace: "default".to_owned(),
+        name: "pod".to_owned(),
+        uid: None,
+    });
+    let _ = decode_answer(&question, data);
+    let _ = Checkpoint::parse(data);
+});
