@@ -7,10 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::chardev::CharDevice;
-use hca::{HcaId, NetnsMode};
+use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
-use crate::config::{Config, NodeClass, NodeRule, PoolConfig, ResourceName, Sharing};
+use crate::config::{Config, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing};
 use crate::observe::Observation;
 use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
 
@@ -279,8 +279,8 @@ fn health(
     if let Some(lacking) = lacking {
         return Health::Unhealthy(Ailment::Node(lacking));
     }
-    if candidate.elsewhere {
-        // In a pod's namespace, where its ports cannot be seen. It is that pod's to judge.
+    // In a pod's namespace its ports cannot be seen: that pod judges them.
+    if candidate.elsewhere || pool.port_health == PortHealth::Ignored {
         return Health::Healthy;
     }
     let devices = candidate.rdma_devices.iter();
@@ -289,6 +289,13 @@ fn health(
         .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
         .collect();
     if ports.iter().any(|(_, port)| port.is_active()) {
+        return Health::Healthy;
+    }
+    if pool.port_health == PortHealth::ActiveUnlessSetDown
+        && ports
+            .iter()
+            .any(|(_, port)| waits_for_cni(candidate, port, seen))
+    {
         return Health::Healthy;
     }
     let states: Vec<String> = ports
@@ -306,6 +313,23 @@ fn health(
         states.join(", ")
     };
     Health::Unhealthy(Ailment::Port(format!("no active port: {states}")))
+}
+
+/// Whether a port is down because nobody has set it up yet, which the CNI plugin does: its netdev is
+/// administratively down. On InfiniBand the netdev has no say in the port's state, but a VF's port
+/// stays down until the VF has its GUID, and the CNI plugin gives it that.
+fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &Observation) -> bool {
+    let netdev = port
+        .netdev
+        .as_deref()
+        .and_then(|name| seen.inventory.netdev(name));
+    let is_down = netdev.is_some_and(|netdev| !netdev.up);
+    match port.link_layer {
+        LinkLayer::Ethernet => is_down,
+        LinkLayer::InfiniBand | LinkLayer::Unknown => {
+            is_down && matches!(candidate.function, Function::Virtual(_))
+        }
+    }
 }
 
 /// Adds what the pool had before and the host does not show now. What is there and was only left

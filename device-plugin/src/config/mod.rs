@@ -18,8 +18,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use model::{
-    Config, Damping, Delivery, Format, MAX_UNITS, NodeClass, NodeRule, Policy, PoolConfig, Sharing,
-    Spare,
+    Config, Damping, Delivery, Format, MAX_UNITS, NodeClass, NodeRule, Policy, PoolConfig,
+    PortHealth, Sharing, Spare,
 };
 pub use resource::ResourceName;
 

@@ -94,6 +94,8 @@ pub struct PoolConfig {
     pub delivery: Delivery,
     /// HCAs that are left out although a selector chooses them.
     pub spare: Spare,
+    /// What the state of its ports says about an HCA.
+    pub port_health: PortHealth,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
@@ -110,6 +112,19 @@ pub enum Delivery {
     DeviceSpecs,
     /// Names of devices in CDI specifications that this program writes.
     Cdi,
+}
+
+/// What the state of its ports says about the health of an HCA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortHealth {
+    /// Nothing, as in both peers: they offer VFs that are down until a CNI plugin sets them up, and
+    /// InfiniBand VFs whose ports stay down until they have a GUID.
+    Ignored,
+    /// At least one port must be active.
+    Active,
+    /// At least one port must be active, or wait for the CNI plugin: its netdev is administratively
+    /// down. A port whose netdev is up and has no carrier counts as lost.
+    ActiveUnlessSetDown,
 }
 
 /// HCAs that a pool leaves out, whatever its selectors say.

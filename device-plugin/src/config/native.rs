@@ -30,7 +30,7 @@ use serde_saphyr::{Location, Spanned};
 
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeClass, NodeRule, Policy,
-    PoolConfig, Sharing, Spare,
+    PoolConfig, PortHealth, Sharing, Spare,
 };
 use super::pattern::Pattern;
 use super::range::RangeSet;
@@ -342,6 +342,10 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
             },
             (None, Mode::Shared) => Spare::NOTHING,
             (None, Mode::Exclusive) => Spare::WHAT_IS_IN_USE,
+        },
+        port_health: match pool.mode {
+            Mode::Shared => PortHealth::Active,
+            Mode::Exclusive => PortHealth::ActiveUnlessSetDown,
         },
         link_up: pool.link_up,
         extra_nodes: Vec::new(),

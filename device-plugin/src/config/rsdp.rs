@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use super::gojson::{self, Value};
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeRule, PoolConfig, Sharing,
-    Spare,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeRule, PoolConfig,
+    PortHealth, Sharing, Spare,
 };
 use super::pattern::Pattern;
 use super::resource::ResourceName;
@@ -114,6 +114,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         exclude_topology: true,
         delivery: Delivery::default(),
         spare: Spare::NOTHING,
+        port_health: PortHealth::Ignored,
         link_up: false,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),

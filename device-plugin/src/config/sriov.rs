@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 
 use super::gojson::{self, Value};
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, NodeRule, Policy, PoolConfig, Sharing, Spare,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, NodeRule, Policy, PoolConfig,
+    PortHealth, Sharing, Spare,
 };
 use super::pattern::Pattern;
 use super::range::RangeSet;
@@ -138,6 +139,7 @@ fn read_pool(
         exclude_topology: entry.exclude_topology,
         delivery: Delivery::default(),
         spare: Spare::WHAT_IS_IN_USE,
+        port_health: PortHealth::Ignored,
         link_up: false,
         extra_nodes: VHOST_NODES
             .iter()

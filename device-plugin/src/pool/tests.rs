@@ -329,12 +329,109 @@ fn ports_decide_health_and_are_named() {
     );
 }
 
+/// A function with a netdev that is up or down and one port.
+fn one_function(link_layer: &'static str, up: bool, state: &'static str) -> Node {
+    Node::new(|tree| {
+        tree.pci(&PciSpec::MLX5);
+        tree.netdev(&NetdevSpec {
+            name: "ens1",
+            on: On::Pci(PciSpec::MLX5.address),
+            up,
+            link_type: if link_layer == "InfiniBand" { 32 } else { 1 },
+            ..NetdevSpec::default()
+        });
+        tree.rdma(&RdmaSpec {
+            on: On::Pci(PciSpec::MLX5.address),
+            ports: &[PortSpec {
+                state,
+                phys_state: "3: Disabled",
+                link_layer,
+                ..PortSpec::ROCE
+            }],
+            ..RdmaSpec::default()
+        });
+    })
+}
+
 #[test]
-fn an_old_pool_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
+fn port_state_makes_no_unit_of_the_peers_formats_unhealthy() {
+    let rsdp = legacy(3, r#""vendors": ["15b3"]"#);
+    let sdp = config::parse(
+        r#"{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true}}]}"#,
+    )
+    .unwrap();
+    for config in [rsdp, sdp] {
+        for link_layer in ["Ethernet", "InfiniBand"] {
+            for up in [false, true] {
+                let node = one_function(link_layer, up, "1: DOWN");
+                let counts = node.pools(&config).snapshots[0].count();
+                assert!(
+                    counts.healthy > 0 && counts.unhealthy == 0,
+                    "{link_layer}, up {up}: {counts:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_exclusive_unit_whose_netdev_is_set_down_is_healthy_and_lost_carrier_is_not() {
+    let exclusive = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
+    let shared = native(&["resource: rdma/a, mode: shared, slots: 1, select: { functions: [pf] }"]);
+    let healthy = |config: &Config, link_layer, up| {
+        let node = one_function(link_layer, up, "1: DOWN");
+        node.pools(config).snapshots[0].count().healthy == 1
+    };
+    assert!(healthy(&exclusive, "Ethernet", false));
+    assert!(!healthy(&exclusive, "Ethernet", true), "carrier is lost");
+    // Nobody sets the link of a shared HCA up for a pod.
+    assert!(!healthy(&shared, "Ethernet", false));
+    // The netdev of an InfiniBand PF says nothing about its port.
+    assert!(!healthy(&exclusive, "InfiniBand", false));
+}
+
+#[test]
+fn an_infiniband_vf_without_its_guid_is_healthy_while_its_netdev_is_down() {
+    let lay = |up: bool| {
+        Node::new(|tree| {
+            tree.pci(&PciSpec::MLX5);
+            let vf = PciSpec {
+                address: "0000:3b:00.2",
+                ..PciSpec::MLX5
+            };
+            tree.pci(&vf);
+            tree.vf(PciSpec::MLX5.address, 0, &vf);
+            tree.netdev(&NetdevSpec {
+                name: "ibs1v0",
+                on: On::Pci(vf.address),
+                up,
+                link_type: 32,
+                ..NetdevSpec::default()
+            });
+            tree.rdma(&RdmaSpec {
+                name: "mlx5_2",
+                on: On::Pci(vf.address),
+                ports: &[PortSpec {
+                    state: "1: DOWN",
+                    ..PortSpec::INFINIBAND
+                }],
+                ..RdmaSpec::default()
+            });
+        })
+    };
+    let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [vf] }"]);
+    let count = |up| lay(up).pools(&config).snapshots[0].count();
+    assert_eq!((count(false).healthy, count(false).unhealthy), (1, 0));
+    assert_eq!((count(true).healthy, count(true).unhealthy), (0, 1));
+}
+
+#[test]
+fn a_legacy_pool_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
     let node = Node::new(two_nics);
     node.tree
         .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
-    let config = legacy(2, r#""vendors": ["15b3"]"#);
+    let config = native(&["resource: rdma/a, mode: shared, policy: legacy, slots: 2, \
+         nodes: { optional: [umad] }, select: { vendors: [15b3] }"]);
     let snapshot = node.pools(&config).snapshots.remove(0);
     assert_eq!(
         snapshot.count(),
