@@ -210,7 +210,8 @@ struct Run {
         long,
         value_name = "SECONDS",
         env = "RDMA_RECLAIM_INTERVAL",
-        default_value_t = 30
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(..=86_400)
     )]
     reclaim_interval: u64,
     /// How much to log

@@ -20,6 +20,8 @@ pub struct Observation {
     pub nodes: BTreeMap<String, Node>,
     /// Where GPUs and NICs sit.
     pub machine: Machine,
+    /// Whether this host has the devices that `needVhostNet` asks for.
+    pub vhost_net: bool,
     /// Netdevs that carry a default route, and those they stand on.
     pub uplinks: BTreeSet<String>,
 }
@@ -52,6 +54,7 @@ impl Observation {
             functions,
             nodes,
             machine,
+            vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
             uplinks: uplinks(host)?,
         })
     }
@@ -68,6 +71,12 @@ impl Observation {
             Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
         }
     }
+}
+
+/// Whether a misc device exists: by its node, which `kmod` may make before the module is loaded, or
+/// by what the kernel says, where the container does not see that node.
+fn is_there(host: &Host, node: &str, misc: &str) -> bool {
+    host.dev.join(node).exists() || host.sys.join("class/misc").join(misc).exists()
 }
 
 fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {

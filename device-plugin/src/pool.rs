@@ -118,8 +118,17 @@ pub fn assemble(
         keep_missing(&mut members, before.map(Arc::as_ref), gone);
         members.sort_by(|a, b| a.id.cmp(&b.id));
         let shape = shape(pool, candidates, &mut members, &mut remarks);
+        let mut terms = Terms::of(pool);
+        if !seen.vhost_net && !terms.extra_nodes.is_empty() {
+            terms.extra_nodes.clear();
+            remarks.push(format!(
+                "{}: containers go without /dev/vhost-net and /dev/net/tun, which this host does not \
+                 have; load vhost_net and tun",
+                pool.resource
+            ));
+        }
         snapshots.push(Snapshot::new(
-            Arc::new(Terms::of(pool)),
+            Arc::new(terms),
             shape,
             members,
             machine.clone(),

@@ -11,7 +11,7 @@ use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 
-use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName};
+use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName, Variables};
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Terms {
     pub extra_nodes: Vec<String>,
     /// What the administrator says about HCAs, by identity or `*`.
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+    /// How the resource's name is written in names of environment variables.
+    pub variables: Variables,
 }
 
 impl Terms {
@@ -47,6 +49,7 @@ impl Terms {
             delivery: pool.delivery,
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
+            variables: pool.variables,
         }
     }
 }

@@ -10,9 +10,25 @@ use super::selector::Selector;
 /// Interval of rescans when the file does not say one.
 pub const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
 
+/// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
+pub const MIN_RESCAN: Duration = Duration::from_secs(1);
+
+/// Longest time that can be configured; what is longer is a slip of the pen.
+pub const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
+
 /// Most units of one resource. The kubelet's gRPC client takes messages up to 4 MiB, which holds
 /// this many of the longest identities of a pool of this size.
 pub const MAX_UNITS: u32 = 50_000;
+
+/// Most units of a pool whose units all stand for the whole pool: their short identities
+/// (`pool_3e71787e_122999`, at most 35 bytes of the message with all that belongs to a unit) fit one
+/// message of 4 MiB this often.
+pub const MAX_POOLED_UNITS: u32 = 123_000;
+
+/// Nodes of `needVhostNet`.
+pub const VHOST_NET: &str = "/dev/vhost-net";
+/// The other one.
+pub const TUN: &str = "/dev/net/tun";
 
 /// A configuration that passed every check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +43,9 @@ pub struct Config {
     pub pools: Vec<PoolConfig>,
     /// What was tolerated but deserves a look.
     pub warnings: Vec<String>,
+    /// Why resources of the file are not served although the others are; only in the peers'
+    /// formats, ours is refused whole.
+    pub refused: Vec<String>,
 }
 
 /// How long a port has to stay as it is before that counts.
@@ -102,6 +121,18 @@ pub struct PoolConfig {
     pub extra_nodes: Vec<String>,
     /// What an administrator wants said about HCAs in the environment, by identity or `*`.
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+    /// How the resource's name is written in names of environment variables.
+    pub variables: Variables,
+}
+
+/// How a resource's name is written in names of environment variables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Variables {
+    /// So that every shell can use them: what is neither letter nor digit becomes `_`.
+    #[default]
+    Shell,
+    /// As the SR-IOV plugin writes them, which keeps `-`; in the form for shells as well.
+    Sriov,
 }
 
 /// How containers get their devices.

@@ -10,7 +10,7 @@ use prost::Message;
 use super::*;
 use crate::allocate::{self, allocate};
 use crate::candidate::gather;
-use crate::config::{self, MAX_UNITS};
+use crate::config::{self, MAX_POOLED_UNITS, MAX_UNITS};
 use crate::snapshot::Counts;
 
 /// A host whose device nodes are all as they should be.
@@ -430,8 +430,10 @@ fn a_legacy_pool_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
     let node = Node::new(two_nics);
     node.tree
         .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
-    let config = native(&["resource: rdma/a, mode: shared, policy: legacy, slots: 2, \
-         nodes: { optional: [umad] }, select: { vendors: [15b3] }"]);
+    let config = native(
+        &["resource: rdma/a, mode: shared, policy: legacy, slots: 2, \
+         nodes: { optional: [umad] }, select: { vendors: [15b3] }"],
+    );
     let snapshot = node.pools(&config).snapshots.remove(0);
     assert_eq!(
         snapshot.count(),
@@ -694,10 +696,12 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
     // The most that an old file may ask for.
     let node = Node::new(two_nics);
     let snapshot = node
-        .pools(&legacy(MAX_UNITS, r#""vendors": ["15b3"]"#))
+        .pools(&legacy(MAX_POOLED_UNITS, r#""vendors": ["15b3"]"#))
         .snapshots
         .remove(0);
     assert!(snapshot.listing().encoded_len() <= MESSAGE_BYTES);
+    let longest = snapshot.undeliverable("no unit can be delivered").listing();
+    assert!(longest.encoded_len() <= MESSAGE_BYTES);
 }
 
 #[test]
@@ -789,7 +793,11 @@ fn what_the_administrator_says_of_hcas_reaches_the_container() {
         r#"{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true, "needVhostNet": true},
             "additionalInfo": {"*": {"fabric": "east", "rail": "?"}, "0000:86:00.0": {"rail": "1"}}}]}"#,
     );
-    let snapshot = node.pools(&config.unwrap()).snapshots.remove(0);
+    let config = config.unwrap();
+    for device in ["/dev/vhost-net", "/dev/net/tun"] {
+        node.tree.file(device, "");
+    }
+    let snapshot = node.pools(&config).snapshots.remove(0);
     let answer = allocate(&snapshot, &["0000:86:00.0".into()]).unwrap();
     let info: serde_json::Value =
         serde_json::from_str(&answer.envs["PCIDEVICE_INTEL_COM_A_INFO"]).unwrap();
@@ -805,6 +813,48 @@ fn what_the_administrator_says_of_hcas_reaches_the_container() {
     assert!(
         paths.ends_with(&["/dev/vhost-net", "/dev/net/tun"]),
         "{paths:?}"
+    );
+    assert_eq!(
+        info["0000:86:00.0"]["vhost"],
+        serde_json::json!({"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"})
+    );
+    // Nodes that the host does not have would make the runtime refuse the container.
+    node.tree.remove("/dev/vhost-net");
+    let pools = node.pools(&config);
+    let answer = allocate(&pools.snapshots[0], &["0000:86:00.0".into()]).unwrap();
+    assert!(
+        answer
+            .devices
+            .iter()
+            .all(|device| device.host_path.contains("infiniband"))
+    );
+    assert!(!answer.envs["PCIDEVICE_INTEL_COM_A_INFO"].contains("vhost"));
+    assert!(
+        pools.remarks[0].contains("load vhost_net"),
+        "{:?}",
+        pools.remarks
+    );
+}
+
+#[test]
+fn a_hyphen_in_a_resource_name_stays_in_the_sriov_plugins_variables() {
+    let node = Node::new(two_nics);
+    let config = config::parse(
+        r#"{"resourceList": [{"resourceName": "sriov-net", "selectors": {"isRdma": true}}]}"#,
+    )
+    .unwrap();
+    let answer = allocate(&node.pools(&config).snapshots[0], &["0000:86:00.0".into()]).unwrap();
+    let mut names: Vec<&str> = answer.envs.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "PCIDEVICE_INTEL_COM_SRIOV-NET",
+            "PCIDEVICE_INTEL_COM_SRIOV-NET_INFO",
+            "PCIDEVICE_INTEL_COM_SRIOV_NET",
+            "PCIDEVICE_INTEL_COM_SRIOV_NET_INFO",
+            "RDMA_DEVICES_INTEL_COM_SRIOV_NET",
+        ]
     );
 }
 

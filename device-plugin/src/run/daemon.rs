@@ -486,11 +486,15 @@ fn log_configuration(file: &Path, config: &Config) {
     for warning in &config.warnings {
         tracing::warn!("configuration: {warning}");
     }
+    for refused in &config.refused {
+        tracing::error!("configuration: {refused}; this resource is not served, the others are");
+    }
 }
 
 fn interval(every: Option<Duration>) -> Option<Interval> {
     let every = every?;
-    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
+    let first = tokio::time::Instant::now().checked_add(every)?;
+    let mut ticks = tokio::time::interval_at(first, every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     Some(ticks)
 }

@@ -184,6 +184,7 @@ fn snapshot(health: Health) -> Snapshot {
         topology: true,
         delivery: Delivery::DeviceSpecs,
         extra_nodes: Vec::new(),
+        variables: crate::config::Variables::default(),
         additional_info: BTreeMap::new(),
     };
     Snapshot::new(Arc::new(terms), shape, vec![member], Arc::default())
