@@ -113,7 +113,8 @@ impl Told {
         for one in left_out.iter().filter(|one| !self.left_out.contains(one)) {
             match one.reason {
                 Reason::Claimed(_) => tracing::error!("{one}"),
-                Reason::HasVfs(_) | Reason::Uplink(_) => tracing::info!("{one}"),
+                Reason::HasVfs(_) | Reason::Uplink(..) => tracing::info!("{one}"),
+                Reason::UplinksUnknown(_) => tracing::error!("{one}"),
             }
         }
         for one in unusable.iter().filter(|one| !self.unusable.contains(one)) {

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::observe::Observation;
 use crate::{config, reclaim, run};
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -67,9 +68,22 @@ pub struct HostRoot {
     /// Directory below which the host's sys, dev and proc are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
+    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
+    #[arg(
+        long,
+        value_name = "ADDRESS,…",
+        env = "RDMA_NODE_ADDRESSES",
+        value_delimiter = ','
+    )]
+    node_addresses: Vec<IpAddr>,
 }
 
 impl HostRoot {
+    /// What there is on the host.
+    fn look(&self) -> anyhow::Result<Observation> {
+        Observation::make(&self.host(), &self.node_addresses).context("look at this host")
+    }
+
     /// The roots.
     pub fn host(&self) -> hca::Host {
         hca::Host::at(&self.host_root)
@@ -197,14 +211,6 @@ struct Run {
     /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
     #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = address)]
     metrics_addr: Option<SocketAddr>,
-    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
-    #[arg(
-        long,
-        value_name = "ADDRESS,…",
-        env = "RDMA_NODE_ADDRESSES",
-        value_delimiter = ','
-    )]
-    node_addresses: Vec<IpAddr>,
     /// Seconds between two looks for what pods that are gone still have; 0: nothing is taken back
     #[arg(
         long,
@@ -342,7 +348,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         device_info_dir: args.device_info_dir,
         features_dir: args.features_dir,
         metrics_addr: args.metrics_addr,
-        node_addresses: args.node_addresses,
+        node_addresses: args.host.node_addresses.clone(),
         host: args.host.host(),
         reclaim: reclaim::Settings {
             host: args.host.host(),

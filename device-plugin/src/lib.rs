@@ -3,7 +3,7 @@
 //!
 //! The way of the data, in reading order:
 //! - [`config`]: three formats, one model;
-//! - [`observe`]: one look at the host; [`candidate`]: the HCAs that pools choose from;
+//! - [`observe`]: one look at the host; [`network`]: its routes and uplinks; [`candidate`]: the HCAs that pools choose from;
 //! - [`pool`]: which HCAs are in which pool and as how many units; [`snapshot`]: what the kubelet
 //!   is told about one resource;
 //! - [`health`]: damping of flapping ports;
@@ -27,6 +27,7 @@ pub mod health;
 pub mod install;
 pub mod kubelet;
 pub mod links;
+pub mod network;
 pub mod observe;
 pub mod podresources;
 pub mod pool;

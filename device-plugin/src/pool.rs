@@ -7,10 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::chardev::CharDevice;
+use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
 use crate::config::{Config, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::network::Uplinks;
 use crate::observe::Observation;
 use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
 
@@ -50,8 +52,10 @@ pub enum Reason {
     Claimed(ResourceName),
     /// It has virtual functions.
     HasVfs(u32),
-    /// Its netdev carries the default route.
-    Uplink(String),
+    /// The node itself needs its netdev, and why.
+    Uplink(String, Why),
+    /// Whether the node itself needs its netdev cannot be told.
+    UplinksUnknown(String),
 }
 
 impl fmt::Display for LeftOut {
@@ -72,9 +76,14 @@ impl fmt::Display for LeftOut {
                 "{id} is left out of {resource}: it has {count} virtual functions, which are what \
                  can be given away"
             ),
-            Reason::Uplink(netdev) => write!(
+            Reason::Uplink(netdev, why) => write!(
                 formatter,
-                "{id} is left out of {resource}: the default route of this host goes over {netdev}"
+                "{id} is left out of {resource}: the node itself needs {netdev}: {why}"
+            ),
+            Reason::UplinksUnknown(reason) => write!(
+                formatter,
+                "{id} is left out of {resource}: whether the node itself needs its netdev cannot be \
+                 told: {reason}; mount the host's /proc, or set spare for this pool without uplinks"
             ),
         }
     }
@@ -114,8 +123,9 @@ pub fn assemble(
         let before = previous
             .iter()
             .find(|before| *before.resource() == pool.resource);
-        let gone = |id: &HcaId| !candidates.iter().any(|candidate| candidate.id == *id);
-        keep_missing(&mut members, before.map(Arc::as_ref), gone);
+        keep_missing(&mut members, before.map(Arc::as_ref), |old| {
+            why_missing(old, candidates, seen)
+        });
         members.sort_by(|a, b| a.id.cmp(&b.id));
         let shape = shape(pool, candidates, &mut members, &mut remarks);
         let mut terms = Terms::of(pool);
@@ -166,12 +176,19 @@ fn obstacle(
     if pool.spare.pfs_with_vfs && candidate.function == Function::Physical && vfs > 0 {
         return Some(Reason::HasVfs(vfs));
     }
+    if !pool.spare.uplinks || candidate.elsewhere {
+        return None;
+    }
     let mut netdevs = candidate.netdevs.iter().map(|netdev| &netdev.name);
-    let uplink = netdevs.find(|name| seen.uplinks.contains(*name));
-    uplink
-        .filter(|_| pool.spare.uplinks && !candidate.elsewhere)
-        .cloned()
-        .map(Reason::Uplink)
+    match &seen.uplinks {
+        Uplinks::Known(uplinks) => netdevs.find_map(|name| {
+            let why = uplinks.get(name)?;
+            Some(Reason::Uplink(name.clone(), why.clone()))
+        }),
+        Uplinks::Unknown(reason) => netdevs
+            .next()
+            .map(|_| Reason::UplinksUnknown(reason.clone())),
+    }
 }
 
 fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Member {
@@ -285,6 +302,9 @@ fn health(
                 .into(),
         ));
     }
+    if let Some(fault) = &candidate.fault {
+        return Health::Unhealthy(Ailment::Unreadable(fault.clone()));
+    }
     if let Some(lacking) = lacking {
         return Health::Unhealthy(Ailment::Node(lacking));
     }
@@ -347,22 +367,29 @@ fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &Observation) ->
 fn keep_missing(
     members: &mut Vec<Member>,
     before: Option<&Snapshot>,
-    gone: impl Fn(&HcaId) -> bool,
+    why: impl Fn(&Member) -> Ailment,
 ) {
     for old in before.map(Snapshot::members).unwrap_or_default() {
         if members.iter().any(|member| member.id == old.id) {
             continue;
         }
-        let ailment = if gone(&old.id) {
-            Ailment::Gone
-        } else {
-            Ailment::LeftOut
-        };
         members.push(Member {
             nodes: Vec::new(),
-            health: Health::Unhealthy(ailment),
+            health: Health::Unhealthy(why(old)),
             ..old.clone()
         });
+    }
+}
+
+/// Why a pool does not have an HCA that it had before.
+fn why_missing(old: &Member, candidates: &[Candidate], seen: &Observation) -> Ailment {
+    if candidates.iter().any(|candidate| candidate.id == old.id) {
+        return Ailment::LeftOut;
+    }
+    let mut unreadable = seen.inventory.unreadable.iter();
+    match unreadable.find(|device| old.rdma_devices.contains(&device.rdma_device)) {
+        Some(device) => Ailment::Unreadable(device.reason.clone()),
+        None => Ailment::Gone,
     }
 }
 

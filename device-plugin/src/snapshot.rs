@@ -122,6 +122,8 @@ pub enum Ailment {
     Gone,
     /// It is there, but not for this pool any more.
     LeftOut,
+    /// It is there, and an attribute of it cannot be read: what was read and what the kernel said.
+    Unreadable(String),
     /// A node that the pool requires is missing.
     Node(String),
     /// No port can carry traffic.
@@ -140,6 +142,7 @@ impl Ailment {
         match self {
             Ailment::Gone => "gone",
             Ailment::LeftOut => "left-out",
+            Ailment::Unreadable(_) => "unreadable",
             Ailment::Node(_) => "node",
             Ailment::Port(_) => "port",
             Ailment::Flapping(_) => "flapping",
@@ -154,7 +157,8 @@ impl fmt::Display for Ailment {
         match self {
             Ailment::Gone => formatter.write_str("not seen on this host any more"),
             Ailment::LeftOut => formatter.write_str("not chosen for this pool any more"),
-            Ailment::Delivery(reason)
+            Ailment::Unreadable(reason)
+            | Ailment::Delivery(reason)
             | Ailment::Node(reason)
             | Ailment::Port(reason)
             | Ailment::Flapping(reason)

@@ -8,7 +8,6 @@ use serde_json::json;
 
 use crate::candidate::gather;
 use crate::config::{self, Config, PoolConfig, Sharing};
-use crate::observe::Observation;
 use crate::pool::{self, Pools, Reason};
 
 /// Checks a configuration and shows how it is understood.
@@ -58,7 +57,7 @@ impl Validate {
     }
 
     fn look(&self, config: &Config) -> anyhow::Result<Pools> {
-        let seen = Observation::make(&self.host.host()).context("look at this host")?;
+        let seen = self.host.look()?;
         let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
         Ok(pool::assemble(config, &candidates, &seen, &[]))
     }

@@ -29,7 +29,7 @@ impl Node {
     }
 
     fn look(&self) -> Observation {
-        let mut seen = Observation::make(&self.tree.host()).unwrap();
+        let mut seen = Observation::make(&self.tree.host(), &[]).unwrap();
         // Nodes of a tree are plain files.
         seen.nodes
             .values_mut()
@@ -660,6 +660,29 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
         r#"{"configList": [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}]}"#,
     );
     assert_eq!(node.pools(&old.unwrap()).snapshots[0].count().healthy, 63);
+}
+
+#[test]
+fn an_exclusive_pool_gives_nothing_away_while_uplinks_cannot_be_told() {
+    let node = Node::new(two_nics);
+    node.tree.remove("/proc/1/net/route");
+    let select = "select: { functions: [pf] }";
+    let exclusive = native(&[&format!("resource: rdma/a, mode: exclusive, {select}")]);
+    let shared = native(&[&format!(
+        "resource: rdma/a, mode: shared, slots: 1, {select}"
+    )]);
+    let allowed = native(&[&format!(
+        "resource: rdma/a, mode: exclusive, spare: [pfsWithVfs], {select}"
+    )]);
+    let pools = node.pools(&exclusive);
+    assert!(pools.snapshots[0].members().is_empty());
+    let said = pools.left_out[0].to_string();
+    assert!(
+        said.contains("cannot be told: read ") && said.contains("proc/net/route"),
+        "{said}"
+    );
+    assert_eq!(node.pools(&shared).snapshots[0].members().len(), 2);
+    assert_eq!(node.pools(&allowed).snapshots[0].members().len(), 2);
 }
 
 #[test]

@@ -261,8 +261,10 @@ impl Daemon {
     /// Looks at the host off the runtime's thread, and publishes what is seen.
     async fn look(&mut self, reason: Reason, bell: &Bell) {
         let host = self.settings.host.clone();
+        let node_addresses = self.settings.node_addresses.clone();
         let before = Instant::now();
-        let made = tokio::task::spawn_blocking(move || Observation::make(&host)).await;
+        let made =
+            tokio::task::spawn_blocking(move || Observation::scan(&host, &node_addresses)).await;
         let now = Instant::now();
         self.last_look = now;
         *self.looks.by_reason.entry(reason).or_default() += 1;
