@@ -20,6 +20,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::observe::Observation;
+use crate::telemetry::http::Details;
 use crate::{config, reclaim, run};
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -111,6 +112,15 @@ pub struct Defaults {
         default_missing_value = "true"
     )]
     use_cdi: bool,
+    /// Offer no unit before this is there: file:/PATH, module:NAME; for the two peers' formats, ours
+    /// says it for each pool
+    #[arg(
+        long,
+        value_name = "WHAT,…",
+        env = "RDMA_WAIT_FOR",
+        value_delimiter = ','
+    )]
+    wait_for: Vec<config::Gate>,
 }
 
 impl Defaults {
@@ -119,6 +129,7 @@ impl Defaults {
         config::Defaults {
             resource_prefix: self.resource_prefix.clone(),
             use_cdi: self.use_cdi,
+            wait_for: self.wait_for.clone(),
         }
     }
 }
@@ -206,11 +217,25 @@ struct Run {
     /// /etc/kubernetes/node-feature-discovery/features.d: labels tell what the node has
     #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
     features_dir: Option<PathBuf>,
+    /// Directory where the last good configuration is kept, for a start while the file is wrong; not
+    /// kept if left out
+    #[arg(long, value_name = "DIR", env = "RDMA_STATE_DIR")]
+    state_dir: Option<PathBuf>,
     #[command(flatten)]
     node: NodePolicy,
-    /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
-    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = address)]
-    metrics_addr: Option<SocketAddr>,
+    /// Addresses that serve /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT,…",
+        env = "RDMA_METRICS_ADDR",
+        value_delimiter = ',',
+        value_parser = address
+    )]
+    metrics_addr: Vec<SocketAddr>,
+    /// Tell everybody who reaches these addresses /status and which pods hold units; without it only
+    /// those on the loopback address
+    #[arg(long, env = "RDMA_OPEN_STATUS")]
+    open_status: bool,
     /// Seconds between two looks for what pods that are gone still have; 0: nothing is taken back
     #[arg(
         long,
@@ -347,7 +372,13 @@ fn serve(args: Run) -> anyhow::Result<()> {
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         features_dir: args.features_dir,
-        metrics_addr: args.metrics_addr,
+        state_dir: args.state_dir,
+        metrics_addrs: args.metrics_addr,
+        details: if args.open_status {
+            Details::Everybody
+        } else {
+            Details::Loopback
+        },
         node_addresses: args.host.node_addresses.clone(),
         host: args.host.host(),
         reclaim: reclaim::Settings {

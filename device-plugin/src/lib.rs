@@ -9,7 +9,7 @@
 //! - [`health`]: damping of flapping ports;
 //! - [`board`]: the pools as they are now; [`sessions`], [`kubelet`]: one session for each resource;
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
-//! - [`events`], [`watch`]: when to look again; [`reclaim`]: cleaning up behind pods;
+//! - [`events`], [`watch`]: when to scan again; [`scan`]: one scan at a time, which may hang; [`reclaim`]: cleaning up behind pods;
 //! - [`run`]: the daemon; [`report`]: how it is doing; [`status`]: the same and what else the node knows; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
 //! - [`preflight`]: is a node fit; [`verify`]: does it work between two pods; [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
 //! - [`install`]: what the DaemonSet's init container does.
@@ -36,6 +36,7 @@ pub mod preflight;
 pub mod reclaim;
 pub mod report;
 pub mod run;
+pub mod scan;
 pub mod sessions;
 pub mod snapshot;
 pub mod status;

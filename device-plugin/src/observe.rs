@@ -1,6 +1,6 @@
 //! Looks at the host once: everything that pools and health are decided from, as plain data.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use hca::chardev::{CharDevice, Node};
@@ -8,6 +8,7 @@ use hca::inventory::Inventory;
 use hca::topology::{Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, pci};
 
+use crate::config::Gate;
 use crate::network::Uplinks;
 
 /// One look at the host.
@@ -27,6 +28,8 @@ pub struct Observation {
     pub uplinks: Uplinks,
     /// What could not be read, beside RDMA devices.
     pub faults: Vec<String>,
+    /// What pools wait for and is not there.
+    pub missing: BTreeSet<Gate>,
 }
 
 impl Observation {
@@ -35,22 +38,23 @@ impl Observation {
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read.
     pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, Machine::look)
+        Self::read(host, node_addresses, &[], Machine::look)
     }
 
-    /// Looks at the host without its GPUs, of which no pool has need: they are read by the commands
+    /// Looks at the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
     /// that show them, and a driver of theirs that hangs is none of the daemon's business.
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous observation is then better than
     /// half a new one.
-    pub fn scan(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, Machine::look_without_gpus)
+    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
+        Self::read(host, node_addresses, gates, Machine::look_without_gpus)
     }
 
     fn read(
         host: &Host,
         node_addresses: &[IpAddr],
+        gates: &[Gate],
         machine: impl FnOnce(&Host, &Inventory, &Wanted) -> hca::Result<Machine>,
     ) -> hca::Result<Self> {
         let inventory = hca::inventory(host)?;
@@ -95,6 +99,11 @@ impl Observation {
             vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
             uplinks: Uplinks::of_host(host, node_addresses),
             faults,
+            missing: gates
+                .iter()
+                .filter(|gate| !is_open(host, gate))
+                .cloned()
+                .collect(),
         })
     }
 
@@ -108,6 +117,21 @@ impl Observation {
                 device.number
             )),
             Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
+        }
+    }
+}
+
+/// Whether what a pool waits for is there. A module that is still being loaded is not
+/// (`Documentation/ABI/stable/sysfs-module`, initstate); one that is built in has no such file.
+fn is_open(host: &Host, gate: &Gate) -> bool {
+    match gate {
+        Gate::File(path) => path.exists(),
+        Gate::Module(name) => {
+            let module = host.sys.join("module").join(name);
+            match std::fs::read_to_string(module.join("initstate")) {
+                Ok(state) => state.trim() == "live",
+                Err(_) => module.is_dir(),
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Once listed, an HCA stays: what disappears is Unhealthy, not dropped, because the kubelet takes
 //! a unit that is missing from a list for one that never was, and shows pods that hold it as well.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
 use crate::config::{Config, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::kubelet::holdings::{HcaHolding, Holder};
 use crate::network::Uplinks;
 use crate::observe::Observation;
 use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
@@ -56,6 +58,8 @@ pub enum Reason {
     Uplink(String, Why),
     /// Whether the node itself needs its netdev cannot be told.
     UplinksUnknown(String),
+    /// A pod holds it by a unit of this resource, and one of the two has it for itself.
+    Held(String, Holder),
 }
 
 impl fmt::Display for LeftOut {
@@ -80,6 +84,11 @@ impl fmt::Display for LeftOut {
                 formatter,
                 "{id} is left out of {resource}: the node itself needs {netdev}: {why}"
             ),
+            Reason::Held(by, pod) => write!(
+                formatter,
+                "{id} is left out of {resource} until pod {}/{} ends, which holds it as {by}",
+                pod.namespace, pod.pod
+            ),
             Reason::UplinksUnknown(reason) => write!(
                 formatter,
                 "{id} is left out of {resource}: whether the node itself needs its netdev cannot be \
@@ -97,6 +106,18 @@ pub fn assemble(
     seen: &Observation,
     previous: &[Arc<Snapshot>],
 ) -> Pools {
+    assemble_beside(config, candidates, seen, previous, &BTreeMap::new())
+}
+
+/// The same beside pods that hold HCAs: what one of them has for itself, by whatever resource, is not
+/// offered to another one. So a changed configuration cannot give an HCA away twice.
+pub fn assemble_beside(
+    config: &Config,
+    candidates: &[Candidate],
+    seen: &Observation,
+    previous: &[Arc<Snapshot>],
+    held: &BTreeMap<HcaId, Vec<HcaHolding>>,
+) -> Pools {
     let mut remarks = Vec::new();
     let mut left_out = Vec::new();
     let mut claims: Vec<(&HcaId, &PoolConfig)> = Vec::new();
@@ -108,7 +129,9 @@ pub fn assemble(
             .iter()
             .filter(|candidate| is_chosen(pool, candidate));
         for candidate in chosen {
-            match obstacle(pool, candidate, seen, &claims) {
+            match held_otherwise(pool, candidate, held)
+                .or_else(|| obstacle(pool, candidate, seen, &claims))
+            {
                 None => {
                     claims.push((&candidate.id, pool));
                     members.push(member(pool, candidate, seen));
@@ -156,6 +179,24 @@ pub fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
     pool.selectors
         .iter()
         .any(|selector| selector.matches(candidate))
+}
+
+/// The pod that keeps a pool from having an HCA, if there is one.
+fn held_otherwise(
+    pool: &PoolConfig,
+    candidate: &Candidate,
+    held: &BTreeMap<HcaId, Vec<HcaHolding>>,
+) -> Option<Reason> {
+    let conflicts = |holding: &&HcaHolding| {
+        let same = holding.resource == pool.resource.as_str()
+            && holding.exclusive != pool.sharing.is_shared();
+        !same && (holding.exclusive || !pool.sharing.is_shared())
+    };
+    let holding = held.get(&candidate.id)?.iter().find(conflicts)?;
+    Some(Reason::Held(
+        holding.resource.clone(),
+        holding.holder.clone(),
+    ))
 }
 
 /// Why a pool cannot have an HCA that it chooses. An HCA may be in several pools only if all of
@@ -301,6 +342,18 @@ fn health(
              shared by pods; run: rdma system set netns shared"
                 .into(),
         ));
+    }
+    let missing: Vec<String> = pool
+        .wait_for
+        .iter()
+        .filter(|gate| seen.missing.contains(*gate))
+        .map(ToString::to_string)
+        .collect();
+    if !missing.is_empty() {
+        return Health::Unhealthy(Ailment::Gate(format!(
+            "the pool waits for {} (waitFor)",
+            missing.join(", ")
+        )));
     }
     if let Some(fault) = &candidate.fault {
         return Health::Unhealthy(Ailment::Unreadable(fault.clone()));

@@ -124,6 +124,8 @@ pub enum Ailment {
     LeftOut,
     /// It is there, and an attribute of it cannot be read: what was read and what the kernel said.
     Unreadable(String),
+    /// What the pool waits for is not there yet.
+    Gate(String),
     /// A node that the pool requires is missing.
     Node(String),
     /// No port can carry traffic.
@@ -143,6 +145,7 @@ impl Ailment {
             Ailment::Gone => "gone",
             Ailment::LeftOut => "left-out",
             Ailment::Unreadable(_) => "unreadable",
+            Ailment::Gate(_) => "gate",
             Ailment::Node(_) => "node",
             Ailment::Port(_) => "port",
             Ailment::Flapping(_) => "flapping",
@@ -158,6 +161,7 @@ impl fmt::Display for Ailment {
             Ailment::Gone => formatter.write_str("not seen on this host any more"),
             Ailment::LeftOut => formatter.write_str("not chosen for this pool any more"),
             Ailment::Unreadable(reason)
+            | Ailment::Gate(reason)
             | Ailment::Delivery(reason)
             | Ailment::Node(reason)
             | Ailment::Port(reason)
@@ -254,6 +258,11 @@ impl Snapshot {
     /// The HCAs, to be changed before the snapshot is shown to anybody.
     pub fn members_mut(&mut self) -> &mut [Member] {
         &mut self.members
+    }
+
+    /// Drops HCAs for good.
+    pub fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
+        self.members.retain(|member| !is_over(member));
     }
 
     /// The same with every HCA unusable, because containers could not get it.

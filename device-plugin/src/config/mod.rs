@@ -5,6 +5,7 @@
 //! read as their Go programs read them; ours is strict.
 
 pub mod gojson;
+pub mod last_good;
 pub mod model;
 pub mod native;
 pub mod pattern;
@@ -21,8 +22,8 @@ use std::path::{Path, PathBuf};
 use hca::unit::PoolTag;
 
 pub use model::{
-    Config, Damping, Delivery, Format, MAX_POOLED_UNITS, MAX_UNITS, NodeClass, NodeRule, Policy,
-    PoolConfig, PortHealth, Sharing, Spare, Variables,
+    Config, Damping, Delivery, Format, Gate, MAX_POOLED_UNITS, MAX_UNITS, NodeClass, NodeRule,
+    Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
 pub use resource::ResourceName;
 
@@ -149,6 +150,14 @@ impl Findings {
 /// # Errors
 /// [`Error`]: it cannot be read, or is wrong; all that is wrong with it is told.
 pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
+    check(path, &text(path)?, defaults)
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// It cannot be read, or is larger than any ConfigMap.
+pub fn text(path: &Path) -> Result<String, Error> {
     let read = |source| Error::Read {
         path: path.into(),
         source,
@@ -160,8 +169,15 @@ pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
             bytes,
         });
     }
-    let text = std::fs::read_to_string(path).map_err(read)?;
-    parse_with(&text, defaults).map_err(|problems| Error::Invalid {
+    std::fs::read_to_string(path).map_err(read)
+}
+
+/// Checks the text of the configuration file at `path`.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check(path: &Path, text: &str, defaults: &Defaults) -> Result<Config, Error> {
+    parse_with(text, defaults).map_err(|problems| Error::Invalid {
         path: path.into(),
         problems,
     })
@@ -174,6 +190,8 @@ pub struct Defaults {
     pub resource_prefix: String,
     /// Delivery by CDI for pools that say nothing about it (`--use-cdi`).
     pub use_cdi: bool,
+    /// What has to be there before units are offered (`--wait-for`).
+    pub wait_for: Vec<Gate>,
 }
 
 impl Default for Defaults {
@@ -181,6 +199,7 @@ impl Default for Defaults {
         Self {
             resource_prefix: sriov::DEFAULT_PREFIX.into(),
             use_cdi: false,
+            wait_for: Vec::new(),
         }
     }
 }
@@ -204,11 +223,13 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
         _ => native::read(text),
     }?;
     check_names(&mut config)?;
-    if defaults.use_cdi && config.format != Format::Native {
-        config
-            .pools
-            .iter_mut()
-            .for_each(|pool| pool.delivery = Delivery::Cdi);
+    if config.format != Format::Native {
+        for pool in &mut config.pools {
+            if defaults.use_cdi {
+                pool.delivery = Delivery::Cdi;
+            }
+            pool.wait_for.clone_from(&defaults.wait_for);
+        }
     }
     Ok(config)
 }

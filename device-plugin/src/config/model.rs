@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::resource::ResourceName;
@@ -115,6 +117,8 @@ pub struct PoolConfig {
     pub spare: Spare,
     /// What the state of its ports says about an HCA.
     pub port_health: PortHealth,
+    /// What has to be there before its units are offered.
+    pub wait_for: Vec<Gate>,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
@@ -143,6 +147,62 @@ pub enum Delivery {
     DeviceSpecs,
     /// Names of devices in CDI specifications that this program writes.
     Cdi,
+}
+
+/// Something of the host that a pool waits for: a driver container that builds and loads drivers says
+/// when it is done.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Gate {
+    /// This file is there, as this process sees it.
+    File(PathBuf),
+    /// This kernel module is loaded.
+    Module(String),
+}
+
+impl fmt::Display for Gate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Gate::File(path) => write!(formatter, "file {}", path.display()),
+            Gate::Module(name) => write!(formatter, "module {name}"),
+        }
+    }
+}
+
+impl FromStr for Gate {
+    type Err = String;
+
+    /// `file:/run/mellanox/drivers/.driver-ready`, `module:mlx5_ib`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("file", path)) => Gate::file(path),
+            Some(("module", name)) => Gate::module(name),
+            _ => Err(format!(
+                "{text:?}: write file:/ABSOLUTE/PATH or module:NAME"
+            )),
+        }
+    }
+}
+
+impl Gate {
+    /// A file that has to be there.
+    pub fn file(path: &str) -> Result<Self, String> {
+        let path = PathBuf::from(path);
+        if path.is_absolute() {
+            Ok(Gate::File(path))
+        } else {
+            Err(format!("{path:?} is no absolute path"))
+        }
+    }
+
+    /// A module that has to be loaded, by its name or its file's: the kernel writes `_` for `-`.
+    pub fn module(name: &str) -> Result<Self, String> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if !name.is_empty() && name.chars().all(legal) {
+            Ok(Gate::Module(name.replace('-', "_")))
+        } else {
+            Err(format!("{name:?} is no name of a kernel module"))
+        }
+    }
 }
 
 /// What the state of its ports says about the health of an HCA.

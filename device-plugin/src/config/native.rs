@@ -29,8 +29,8 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor, value};
 use serde_saphyr::{Location, Spanned};
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_TIME, MAX_UNITS, MIN_RESCAN, NodeClass,
-    NodeRule, Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, Gate, MAX_TIME, MAX_UNITS, MIN_RESCAN,
+    NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
 use super::pattern::Pattern;
 use super::range::RangeSet;
@@ -82,6 +82,8 @@ struct Pool {
     delivery: DeliveryWord,
     spare: Option<Vec<SpareWord>>,
     #[serde(default)]
+    wait_for: Vec<Spanned<GateWord>>,
+    #[serde(default)]
     link_up: bool,
     select: Spanned<OneOrMany>,
 }
@@ -98,6 +100,22 @@ enum Mode {
 enum SpareWord {
     Uplinks,
     PfsWithVfs,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum GateWord {
+    File(String),
+    Module(String),
+}
+
+impl GateWord {
+    fn gate(&self) -> Result<Gate, String> {
+        match self {
+            GateWord::File(path) => Gate::file(path),
+            GateWord::Module(name) => Gate::module(name),
+        }
+    }
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq, Default)]
@@ -356,6 +374,17 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
             Mode::Shared => PortHealth::Active,
             Mode::Exclusive => PortHealth::ActiveUnlessSetDown,
         },
+        wait_for: pool
+            .wait_for
+            .iter()
+            .filter_map(|gate| {
+                findings.keep(
+                    gate.value
+                        .gate()
+                        .map_err(|error| format!("{}waitFor: {error}", at(gate.referenced))),
+                )
+            })
+            .collect(),
         link_up: pool.link_up,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),

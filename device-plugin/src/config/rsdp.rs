@@ -134,6 +134,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         delivery: Delivery::default(),
         spare: Spare::NOTHING,
         port_health: PortHealth::Ignored,
+        wait_for: Vec::new(),
         link_up: false,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),

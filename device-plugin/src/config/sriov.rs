@@ -155,6 +155,7 @@ fn read_pool(
         delivery: Delivery::default(),
         spare: Spare::WHAT_IS_IN_USE,
         port_health: PortHealth::Ignored,
+        wait_for: Vec::new(),
         link_up: false,
         extra_nodes: VHOST_NODES
             .iter()

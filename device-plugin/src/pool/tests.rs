@@ -569,7 +569,7 @@ fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
     assert_eq!(ids(&pools.snapshots[0]), ["0000:3b:00.0", "0000:5e:00.2"]);
     let told: Vec<String> = pools.left_out.iter().map(ToString::to_string).collect();
     assert!(
-        told[0].contains("0000:86:00.0") && told[0].contains("goes over ens2"),
+        told[0].contains("0000:86:00.0") && told[0].contains("needs ens2: bond0"),
         "{told:?}"
     );
     assert!(

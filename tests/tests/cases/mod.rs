@@ -32,6 +32,7 @@ modules! {
     cni_rdma
     docs
     dp_admin
+    dp_hostile
     dp_install
     dp_kubelet
     dp_running

@@ -402,6 +402,7 @@ fn the_command_line_names_the_prefix_and_the_delivery() {
     let defaults = Defaults {
         resource_prefix: "nvidia.com".into(),
         use_cdi: true,
+        wait_for: Vec::new(),
     };
     let pool = &parse_with(&with(r#"{"isRdma": true}"#), &defaults)
         .unwrap()
