@@ -4,15 +4,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use hca::HcaId;
+
+use crate::candidate::Candidate;
 use crate::candidate::gather::{self, Unusable};
 use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
+use crate::kubelet::holdings::Holdings;
 use crate::observe::Observation;
 use crate::pool::{self, LeftOut, Reason};
-use crate::snapshot::{Health, Snapshot};
+use crate::snapshot::{Ailment, Health, Snapshot};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
@@ -22,7 +26,17 @@ pub struct Board {
     snapshots: Vec<Arc<Snapshot>>,
     told: Told,
     transitions: Transitions,
+    /// Who holds what, once known.
+    holdings: Option<Arc<Holdings>>,
+    /// Since when HCAs are not seen any more.
+    gone: BTreeMap<HcaId, Instant>,
 }
+
+/// How long a VF or SF that is gone stays listed while its PF is there: a reset of a function takes
+/// seconds, a function that was removed does not come back.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+/// How soon to look again for what a pool waits for.
+const GATE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often HCAs of a resource became healthy or unhealthy.
 pub type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
@@ -41,8 +55,17 @@ impl Board {
     pub fn update(&mut self, config: &Config, seen: &Observation, now: Instant) -> Option<Instant> {
         let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         self.memory.complete(&mut candidates);
-        let mut pools = pool::assemble(config, &candidates, seen, &self.snapshots);
-        let mut again: Option<Instant> = None;
+        let held = self.holdings.as_ref().map(|held| held.hcas());
+        let mut pools = pool::assemble_beside(
+            config,
+            &candidates,
+            seen,
+            &self.snapshots,
+            &held.unwrap_or_default(),
+        );
+        self.forget_removed_functions(&mut pools.snapshots, &candidates, now);
+        let gated = !seen.missing.is_empty();
+        let mut again = now.checked_add(GATE_INTERVAL).filter(|_| gated);
         for snapshot in &mut pools.snapshots {
             let due = self.damper.damp(snapshot, &config.damping, now);
             again = again.into_iter().chain(due).min();
@@ -67,6 +90,52 @@ impl Board {
             .collect();
         self.told.tell(pools.remarks, pools.left_out, unusable);
         again
+    }
+
+    /// Drops VFs and SFs that were removed for good: their PF is there, they are not for a long time,
+    /// and no pod holds a unit of theirs. What is merely broken stays listed and unhealthy.
+    fn forget_removed_functions(
+        &mut self,
+        snapshots: &mut [Snapshot],
+        candidates: &[Candidate],
+        now: Instant,
+    ) {
+        let is_here = |id: &str| candidates.iter().any(|one| one.id.to_string() == id);
+        self.gone
+            .retain(|id, _| !candidates.iter().any(|one| one.id == *id));
+        for snapshot in snapshots {
+            let resource = snapshot.resource().clone();
+            let gone = &mut self.gone;
+            let over: Vec<HcaId> = snapshot
+                .members()
+                .iter()
+                .filter(|member| member.health == Health::Unhealthy(Ailment::Gone))
+                .filter(|member| member.pf_address.as_deref().is_some_and(is_here))
+                .map(|member| member.id.clone())
+                .filter(|id| {
+                    let since = *gone.entry(id.clone()).or_insert(now);
+                    now.saturating_duration_since(since) >= FORGET_AFTER
+                })
+                .collect();
+            let Some(holdings) = self.holdings.as_ref().filter(|_| !over.is_empty()) else {
+                continue;
+            };
+            let held = holdings.hcas();
+            snapshot.forget(|member| {
+                let forgotten = over.contains(&member.id) && !held.contains_key(&member.id);
+                if forgotten {
+                    tracing::info!(
+                        %resource, hca = %member.id, "not listed any more: the function was removed"
+                    );
+                }
+                forgotten
+            });
+        }
+    }
+
+    /// Takes note of who holds what.
+    pub fn set_holdings(&mut self, holdings: Option<Arc<Holdings>>) {
+        self.holdings = holdings;
     }
 
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what
@@ -113,7 +182,9 @@ impl Told {
         for one in left_out.iter().filter(|one| !self.left_out.contains(one)) {
             match one.reason {
                 Reason::Claimed(_) => tracing::error!("{one}"),
-                Reason::HasVfs(_) | Reason::Uplink(_) => tracing::info!("{one}"),
+                Reason::HasVfs(_) | Reason::Uplink(..) => tracing::info!("{one}"),
+                Reason::Held(..) => tracing::warn!("{one}"),
+                Reason::UplinksUnknown(_) => tracing::error!("{one}"),
             }
         }
         for one in unusable.iter().filter(|one| !self.unusable.contains(one)) {

@@ -18,6 +18,8 @@ pub struct Candidate {
     pub rdma_devices: Vec<RdmaDevice>,
     /// Whether it is in another network namespace, as an HCA that a pod holds in exclusive mode.
     pub elsewhere: bool,
+    /// Why it cannot be read, if it cannot: what was read and what the kernel said.
+    pub fault: Option<String>,
     /// Netdevs on it, in name order; empty for InfiniBand without IPoIB.
     pub netdevs: Vec<Netdev>,
     /// The PCI function it is, or (scalable functions) hangs below.
@@ -219,6 +221,7 @@ pub(crate) mod example {
                 }],
             }],
             elsewhere: false,
+            fault: None,
             netdevs: vec![Netdev {
                 name: "ens1f0v3".into(),
                 link_type: LinkType::Ether,

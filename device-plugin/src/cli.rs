@@ -19,6 +19,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::observe::Observation;
+use crate::telemetry::http::Details;
 use crate::{config, reclaim, run};
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -67,9 +69,22 @@ pub struct HostRoot {
     /// Directory below which the host's sys, dev and proc are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
+    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
+    #[arg(
+        long,
+        value_name = "ADDRESS,…",
+        env = "RDMA_NODE_ADDRESSES",
+        value_delimiter = ','
+    )]
+    node_addresses: Vec<IpAddr>,
 }
 
 impl HostRoot {
+    /// What there is on the host.
+    fn look(&self) -> anyhow::Result<Observation> {
+        Observation::make(&self.host(), &self.node_addresses).context("look at this host")
+    }
+
     /// The roots.
     pub fn host(&self) -> hca::Host {
         hca::Host::at(&self.host_root)
@@ -97,6 +112,15 @@ pub struct Defaults {
         default_missing_value = "true"
     )]
     use_cdi: bool,
+    /// Offer no unit before this is there: file:/PATH, module:NAME; for the two peers' formats, ours
+    /// says it for each pool
+    #[arg(
+        long,
+        value_name = "WHAT,…",
+        env = "RDMA_WAIT_FOR",
+        value_delimiter = ','
+    )]
+    wait_for: Vec<config::Gate>,
 }
 
 impl Defaults {
@@ -105,6 +129,7 @@ impl Defaults {
         config::Defaults {
             resource_prefix: self.resource_prefix.clone(),
             use_cdi: self.use_cdi,
+            wait_for: self.wait_for.clone(),
         }
     }
 }
@@ -201,25 +226,32 @@ struct Run {
     /// /etc/kubernetes/node-feature-discovery/features.d: labels tell what the node has
     #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
     features_dir: Option<PathBuf>,
+    /// Directory where the last good configuration is kept, for a start while the file is wrong; not
+    /// kept if left out
+    #[arg(long, value_name = "DIR", env = "RDMA_STATE_DIR")]
+    state_dir: Option<PathBuf>,
     #[command(flatten)]
     node: NodePolicy,
-    /// Address that serves /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
-    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = address)]
-    metrics_addr: Option<SocketAddr>,
-    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
+    /// Addresses that serve /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
     #[arg(
         long,
-        value_name = "ADDRESS,…",
-        env = "RDMA_NODE_ADDRESSES",
-        value_delimiter = ','
+        value_name = "ADDRESS:PORT,…",
+        env = "RDMA_METRICS_ADDR",
+        value_delimiter = ',',
+        value_parser = address
     )]
-    node_addresses: Vec<IpAddr>,
+    metrics_addr: Vec<SocketAddr>,
+    /// Tell everybody who reaches these addresses /status and which pods hold units; without it only
+    /// those on the loopback address
+    #[arg(long, env = "RDMA_OPEN_STATUS")]
+    open_status: bool,
     /// Seconds between two looks for what pods that are gone still have; 0: nothing is taken back
     #[arg(
         long,
         value_name = "SECONDS",
         env = "RDMA_RECLAIM_INTERVAL",
-        default_value_t = 30
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(..=86_400)
     )]
     reclaim_interval: u64,
     /// How much to log
@@ -353,8 +385,14 @@ fn serve(args: Run) -> anyhow::Result<()> {
         device_info_dir: args.device_info_dir,
         node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
         features_dir: args.features_dir,
-        metrics_addr: args.metrics_addr,
-        node_addresses: args.node_addresses,
+        state_dir: args.state_dir,
+        metrics_addrs: args.metrics_addr,
+        details: if args.open_status {
+            Details::Everybody
+        } else {
+            Details::Loopback
+        },
+        node_addresses: args.host.node_addresses.clone(),
         host: args.host.host(),
         reclaim: reclaim::Settings {
             host: args.host.host(),

@@ -37,6 +37,8 @@ pub enum Reason {
     Container,
     /// SIGHUP.
     Signal,
+    /// Another pod holds units than before.
+    Pods,
 }
 
 impl fmt::Display for Reason {
@@ -52,6 +54,7 @@ impl fmt::Display for Reason {
             Reason::Configuration => "configuration",
             Reason::Container => "container",
             Reason::Signal => "signal",
+            Reason::Pods => "pods",
         })
     }
 }

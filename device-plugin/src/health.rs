@@ -90,7 +90,7 @@ impl Track {
         while self
             .downs
             .front()
-            .is_some_and(|at| now.duration_since(*at) > damping.flap_window)
+            .is_some_and(|at| now.saturating_duration_since(*at) > damping.flap_window)
         {
             self.downs.pop_front();
         }
@@ -104,11 +104,12 @@ impl Track {
             (true, false) => damping.up_delay,
             (true, true) => damping.flap_hold.max(damping.up_delay),
         };
-        let due = self.since + delay;
-        if self.told_up != self.up && now >= due {
+        // A time that the clock cannot hold never comes.
+        let due = self.since.checked_add(delay);
+        if self.told_up != self.up && due.is_some_and(|due| now >= due) {
             self.told_up = self.up;
         }
-        let again = (self.told_up != self.up).then_some(due);
+        let again = due.filter(|_| self.told_up != self.up);
         let health = match (self.told_up, self.up) {
             (true, _) => Health::Healthy,
             (false, false) => Health::Unhealthy(Ailment::Port(self.trouble.clone())),
@@ -213,6 +214,25 @@ mod tests {
             ],
         );
         assert_eq!(told, [true, true, true, true, true, false]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_time_makes_the_damper_panic(
+            times: [u64; 4],
+            flaps: u32,
+            steps in proptest::collection::vec((0_u64..1 << 40, proptest::bool::ANY), 1..8),
+        ) {
+            let [down_delay, up_delay, flap_window, flap_hold] = times.map(Duration::from_secs);
+            let damping = Damping { down_delay, up_delay, flaps, flap_window, flap_hold };
+            let start = Instant::now();
+            let mut track = Track::begin(steps[0].1, start);
+            for (seconds, up) in steps {
+                let now = start + Duration::from_secs(seconds);
+                track.see(up, now, &damping);
+                track.judge(now, &damping);
+            }
+        }
     }
 
     #[test]

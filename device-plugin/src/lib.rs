@@ -3,13 +3,13 @@
 //!
 //! The way of the data, in reading order:
 //! - [`config`]: three formats, one model;
-//! - [`observe`]: one look at the host; [`candidate`]: the HCAs that pools choose from;
+//! - [`observe`]: one look at the host; [`network`]: its routes and uplinks; [`candidate`]: the HCAs that pools choose from;
 //! - [`pool`]: which HCAs are in which pool and as how many units; [`snapshot`]: what the kubelet
 //!   is told about one resource;
 //! - [`health`]: damping of flapping ports;
 //! - [`board`]: the pools as they are now; [`sessions`], [`kubelet`]: one session for each resource;
 //! - [`prefer`], [`allocate`], [`deliver`]: which units, and what a container gets with them;
-//! - [`events`], [`watch`]: when to look again; [`reclaim`]: cleaning up behind pods;
+//! - [`events`], [`watch`]: when to scan again; [`scan`]: one scan at a time, which may hang; [`reclaim`]: cleaning up behind pods;
 //! - [`run`]: the daemon; [`report`]: how it is doing; [`status`]: the same and what else the node knows; [`cli`]: its sub-commands; [`telemetry`]: what it says about itself;
 //! - [`node_socket`]: what programs of the node ask the daemon;
 //! - [`preflight`]: is a node fit; [`verify`]: does it work between two pods; [`topology`]: GPUs and NICs, shown; [`podresources`]: what the kubelet knows of devices;
@@ -28,6 +28,7 @@ pub mod health;
 pub mod install;
 pub mod kubelet;
 pub mod links;
+pub mod network;
 pub mod node_socket;
 pub mod observe;
 pub mod podresources;
@@ -37,6 +38,7 @@ pub mod preflight;
 pub mod reclaim;
 pub mod report;
 pub mod run;
+pub mod scan;
 pub mod sessions;
 pub mod snapshot;
 pub mod status;

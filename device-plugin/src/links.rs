@@ -161,7 +161,7 @@ mod tests {
             let (rdma, netdev) = (format!("mlx5_{number}"), format!("rdma{number}"));
             tree.nic(&pci, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        let mut seen = Observation::make(&tree.host()).unwrap();
+        let mut seen = Observation::make(&tree.host(), &[]).unwrap();
         for netdev in &mut seen.inventory.netdevs {
             netdev.up = false;
         }

@@ -1,49 +1,93 @@
 //! Looks at the host once: everything that pools and health are decided from, as plain data.
 
-mod routes;
-
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
 use hca::topology::{Machine, Wanted};
-use hca::{Host, PciAddress, PciFunction, netdev, pci};
+use hca::{Host, PciAddress, PciFunction, pci};
+
+use crate::config::Gate;
+use crate::network::Uplinks;
 
 /// One look at the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
     /// RDMA devices, netdevs, the namespace mode.
     pub inventory: Inventory,
-    /// PCI functions of RDMA devices that are in another network namespace.
+    /// PCI functions of RDMA devices that are in another network namespace or cannot be read.
     pub functions: BTreeMap<PciAddress, PciFunction>,
     /// State of each character device's node, by its name below the device directory.
     pub nodes: BTreeMap<String, Node>,
-    /// Where GPUs and NICs sit.
+    /// Where NICs sit, and GPUs if they were asked for.
     pub machine: Machine,
-    /// Netdevs that carry a default route, and those they stand on.
-    pub uplinks: BTreeSet<String>,
+    /// Whether this host has the devices that `needVhostNet` asks for.
+    pub vhost_net: bool,
+    /// Netdevs that the node itself needs.
+    pub uplinks: Uplinks,
+    /// What could not be read, beside RDMA devices.
+    pub faults: Vec<String>,
+    /// What pools wait for and is not there.
+    pub missing: BTreeSet<Gate>,
 }
 
 impl Observation {
-    /// Looks at the host.
+    /// Looks at the host and all its GPUs. `node_addresses` are those the cluster knows the node by.
     ///
     /// # Errors
-    /// [`hca::Error`] if sysfs cannot be read; the previous observation is then better than half a
-    /// new one.
-    pub fn make(host: &Host) -> hca::Result<Self> {
+    /// [`hca::Error`] if sysfs as such cannot be read.
+    pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
+        Self::read(host, node_addresses, &[], Machine::look)
+    }
+
+    /// Looks at the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
+    /// that show them, and a driver of theirs that hangs is none of the daemon's business.
+    ///
+    /// # Errors
+    /// [`hca::Error`] if sysfs as such cannot be read; the previous observation is then better than
+    /// half a new one.
+    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
+        Self::read(host, node_addresses, gates, Machine::look_without_gpus)
+    }
+
+    fn read(
+        host: &Host,
+        node_addresses: &[IpAddr],
+        gates: &[Gate],
+        machine: impl FnOnce(&Host, &Inventory, &Wanted) -> hca::Result<Machine>,
+    ) -> hca::Result<Self> {
         let inventory = hca::inventory(host)?;
+        let mut faults = inventory.unreadable_netdevs.clone();
+        let mut of_one_object = |error: hca::Error| {
+            if error.is_missing() {
+                // Unplugged between the two reads.
+                return Ok(());
+            }
+            if error.is_of_one_object() {
+                faults.push(error.to_string());
+                return Ok(());
+            }
+            Err(error)
+        };
         let mut functions = BTreeMap::new();
-        for address in inventory.elsewhere.iter().filter_map(|away| away.pci) {
+        let elsewhere = inventory.elsewhere.iter().map(|away| away.pci);
+        let unreadable = inventory.unreadable.iter().map(|device| device.pci);
+        for address in elsewhere.chain(unreadable).flatten() {
             match pci::read(host, address) {
                 Ok(function) => {
                     functions.insert(address, function);
                 }
-                // Unplugged between the two looks.
-                Err(error) if error.is_missing() => {}
-                Err(error) => return Err(error),
+                Err(error) => of_one_object(error)?,
             }
         }
-        let machine = Machine::look(host, &inventory, &Wanted::default())?;
+        let machine = match machine(host, &inventory, &Wanted::default()) {
+            Ok(machine) => machine,
+            Err(error) => {
+                of_one_object(error)?;
+                Machine::default()
+            }
+        };
         let nodes = char_devices(&inventory)
             .map(|device| (device.dev_name(), device.node()))
             .collect();
@@ -52,7 +96,14 @@ impl Observation {
             functions,
             nodes,
             machine,
-            uplinks: uplinks(host)?,
+            vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
+            uplinks: Uplinks::of_host(host, node_addresses),
+            faults,
+            missing: gates
+                .iter()
+                .filter(|gate| !is_open(host, gate))
+                .cloned()
+                .collect(),
         })
     }
 
@@ -70,6 +121,27 @@ impl Observation {
     }
 }
 
+/// Whether what a pool waits for is there. A module that is still being loaded is not
+/// (`Documentation/ABI/stable/sysfs-module`, initstate); one that is built in has no such file.
+fn is_open(host: &Host, gate: &Gate) -> bool {
+    match gate {
+        Gate::File(path) => path.exists(),
+        Gate::Module(name) => {
+            let module = host.sys.join("module").join(name);
+            match std::fs::read_to_string(module.join("initstate")) {
+                Ok(state) => state.trim() == "live",
+                Err(_) => module.is_dir(),
+            }
+        }
+    }
+}
+
+/// Whether a misc device exists: by its node, which `kmod` may make before the module is loaded, or
+/// by what the kernel says, where the container does not see that node.
+fn is_there(host: &Host, node: &str, misc: &str) -> bool {
+    host.dev.join(node).exists() || host.sys.join("class/misc").join(misc).exists()
+}
+
 fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
     let here = inventory
         .rdma_devices
@@ -77,22 +149,4 @@ fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
         .flat_map(|device| device.char_devices.iter());
     let away = inventory.elsewhere.iter().map(|away| &away.uverbs);
     here.chain(away).chain(&inventory.rdma_cm)
-}
-
-/// A default route over a bond, bridge or VLAN also makes uplinks of the netdevs below it.
-fn uplinks(host: &Host) -> hca::Result<BTreeSet<String>> {
-    let mut found = BTreeSet::new();
-    let mut next: Vec<String> = routes::default_netdevs(&host.proc);
-    while let Some(name) = next.pop() {
-        if found.contains(&name) {
-            continue;
-        }
-        match netdev::read(host, &name) {
-            Ok(netdev) => next.extend(netdev.lowers),
-            Err(error) if error.is_missing() => {}
-            Err(error) => return Err(error),
-        }
-        found.insert(name);
-    }
-    Ok(found)
 }

@@ -3,14 +3,18 @@
 //! Once listed, an HCA stays: what disappears is Unhealthy, not dropped, because the kubelet takes
 //! a unit that is missing from a list for one that never was, and shows pods that hold it as well.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use hca::chardev::CharDevice;
-use hca::{HcaId, NetnsMode};
+use hca::uplink::Why;
+use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
-use crate::config::{Config, NodeClass, NodeRule, PoolConfig, ResourceName, Sharing};
+use crate::config::{Config, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::kubelet::holdings::{HcaHolding, Holder};
+use crate::network::Uplinks;
 use crate::observe::Observation;
 use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
 
@@ -50,8 +54,12 @@ pub enum Reason {
     Claimed(ResourceName),
     /// It has virtual functions.
     HasVfs(u32),
-    /// Its netdev carries the default route.
-    Uplink(String),
+    /// The node itself needs its netdev, and why.
+    Uplink(String, Why),
+    /// Whether the node itself needs its netdev cannot be told.
+    UplinksUnknown(String),
+    /// A pod holds it by a unit of this resource, and one of the two has it for itself.
+    Held(String, Holder),
 }
 
 impl fmt::Display for LeftOut {
@@ -72,9 +80,19 @@ impl fmt::Display for LeftOut {
                 "{id} is left out of {resource}: it has {count} virtual functions, which are what \
                  can be given away"
             ),
-            Reason::Uplink(netdev) => write!(
+            Reason::Uplink(netdev, why) => write!(
                 formatter,
-                "{id} is left out of {resource}: the default route of this host goes over {netdev}"
+                "{id} is left out of {resource}: the node itself needs {netdev}: {why}"
+            ),
+            Reason::Held(by, pod) => write!(
+                formatter,
+                "{id} is left out of {resource} until pod {}/{} ends, which holds it as {by}",
+                pod.namespace, pod.pod
+            ),
+            Reason::UplinksUnknown(reason) => write!(
+                formatter,
+                "{id} is left out of {resource}: whether the node itself needs its netdev cannot be \
+                 told: {reason}; mount the host's /proc, or set spare for this pool without uplinks"
             ),
         }
     }
@@ -88,6 +106,18 @@ pub fn assemble(
     seen: &Observation,
     previous: &[Arc<Snapshot>],
 ) -> Pools {
+    assemble_beside(config, candidates, seen, previous, &BTreeMap::new())
+}
+
+/// The same beside pods that hold HCAs: what one of them has for itself, by whatever resource, is not
+/// offered to another one. So a changed configuration cannot give an HCA away twice.
+pub fn assemble_beside(
+    config: &Config,
+    candidates: &[Candidate],
+    seen: &Observation,
+    previous: &[Arc<Snapshot>],
+    held: &BTreeMap<HcaId, Vec<HcaHolding>>,
+) -> Pools {
     let mut remarks = Vec::new();
     let mut left_out = Vec::new();
     let mut claims: Vec<(&HcaId, &PoolConfig)> = Vec::new();
@@ -99,7 +129,9 @@ pub fn assemble(
             .iter()
             .filter(|candidate| is_chosen(pool, candidate));
         for candidate in chosen {
-            match obstacle(pool, candidate, seen, &claims) {
+            match held_otherwise(pool, candidate, held)
+                .or_else(|| obstacle(pool, candidate, seen, &claims))
+            {
                 None => {
                     claims.push((&candidate.id, pool));
                     members.push(member(pool, candidate, seen));
@@ -114,12 +146,22 @@ pub fn assemble(
         let before = previous
             .iter()
             .find(|before| *before.resource() == pool.resource);
-        let gone = |id: &HcaId| !candidates.iter().any(|candidate| candidate.id == *id);
-        keep_missing(&mut members, before.map(Arc::as_ref), gone);
+        keep_missing(&mut members, before.map(Arc::as_ref), |old| {
+            why_missing(old, candidates, seen)
+        });
         members.sort_by(|a, b| a.id.cmp(&b.id));
         let shape = shape(pool, candidates, &mut members, &mut remarks);
+        let mut terms = Terms::of(pool);
+        if !seen.vhost_net && !terms.extra_nodes.is_empty() {
+            terms.extra_nodes.clear();
+            remarks.push(format!(
+                "{}: containers go without /dev/vhost-net and /dev/net/tun, which this host does not \
+                 have; load vhost_net and tun",
+                pool.resource
+            ));
+        }
         snapshots.push(Snapshot::new(
-            Arc::new(Terms::of(pool)),
+            Arc::new(terms),
             shape,
             members,
             machine.clone(),
@@ -137,6 +179,24 @@ pub fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
     pool.selectors
         .iter()
         .any(|selector| selector.matches(candidate))
+}
+
+/// The pod that keeps a pool from having an HCA, if there is one.
+fn held_otherwise(
+    pool: &PoolConfig,
+    candidate: &Candidate,
+    held: &BTreeMap<HcaId, Vec<HcaHolding>>,
+) -> Option<Reason> {
+    let conflicts = |holding: &&HcaHolding| {
+        let same = holding.resource == pool.resource.as_str()
+            && holding.exclusive != pool.sharing.is_shared();
+        !same && (holding.exclusive || !pool.sharing.is_shared())
+    };
+    let holding = held.get(&candidate.id)?.iter().find(conflicts)?;
+    Some(Reason::Held(
+        holding.resource.clone(),
+        holding.holder.clone(),
+    ))
 }
 
 /// Why a pool cannot have an HCA that it chooses. An HCA may be in several pools only if all of
@@ -157,12 +217,19 @@ fn obstacle(
     if pool.spare.pfs_with_vfs && candidate.function == Function::Physical && vfs > 0 {
         return Some(Reason::HasVfs(vfs));
     }
+    if !pool.spare.uplinks || candidate.elsewhere {
+        return None;
+    }
     let mut netdevs = candidate.netdevs.iter().map(|netdev| &netdev.name);
-    let uplink = netdevs.find(|name| seen.uplinks.contains(*name));
-    uplink
-        .filter(|_| pool.spare.uplinks && !candidate.elsewhere)
-        .cloned()
-        .map(Reason::Uplink)
+    match &seen.uplinks {
+        Uplinks::Known(uplinks) => netdevs.find_map(|name| {
+            let why = uplinks.get(name)?;
+            Some(Reason::Uplink(name.clone(), why.clone()))
+        }),
+        Uplinks::Unknown(reason) => netdevs
+            .next()
+            .map(|_| Reason::UplinksUnknown(reason.clone())),
+    }
 }
 
 fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Member {
@@ -276,11 +343,26 @@ fn health(
                 .into(),
         ));
     }
+    let missing: Vec<String> = pool
+        .wait_for
+        .iter()
+        .filter(|gate| seen.missing.contains(*gate))
+        .map(ToString::to_string)
+        .collect();
+    if !missing.is_empty() {
+        return Health::Unhealthy(Ailment::Gate(format!(
+            "the pool waits for {} (waitFor)",
+            missing.join(", ")
+        )));
+    }
+    if let Some(fault) = &candidate.fault {
+        return Health::Unhealthy(Ailment::Unreadable(fault.clone()));
+    }
     if let Some(lacking) = lacking {
         return Health::Unhealthy(Ailment::Node(lacking));
     }
-    if candidate.elsewhere {
-        // In a pod's namespace, where its ports cannot be seen. It is that pod's to judge.
+    // In a pod's namespace its ports cannot be seen: that pod judges them.
+    if candidate.elsewhere || pool.port_health == PortHealth::Ignored {
         return Health::Healthy;
     }
     let devices = candidate.rdma_devices.iter();
@@ -289,6 +371,13 @@ fn health(
         .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
         .collect();
     if ports.iter().any(|(_, port)| port.is_active()) {
+        return Health::Healthy;
+    }
+    if pool.port_health == PortHealth::ActiveUnlessSetDown
+        && ports
+            .iter()
+            .any(|(_, port)| waits_for_cni(candidate, port, seen))
+    {
         return Health::Healthy;
     }
     let states: Vec<String> = ports
@@ -308,28 +397,52 @@ fn health(
     Health::Unhealthy(Ailment::Port(format!("no active port: {states}")))
 }
 
+/// Whether a port is down because nobody has set it up yet, which the CNI plugin does: its netdev is
+/// administratively down. On InfiniBand the netdev has no say in the port's state, but a VF's port
+/// stays down until the VF has its GUID, and the CNI plugin gives it that.
+fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &Observation) -> bool {
+    let netdev = port
+        .netdev
+        .as_deref()
+        .and_then(|name| seen.inventory.netdev(name));
+    let is_down = netdev.is_some_and(|netdev| !netdev.up);
+    match port.link_layer {
+        LinkLayer::Ethernet => is_down,
+        LinkLayer::InfiniBand | LinkLayer::Unknown => {
+            is_down && matches!(candidate.function, Function::Virtual(_))
+        }
+    }
+}
+
 /// Adds what the pool had before and the host does not show now. What is there and was only left
 /// out of the pool, because of a new default route for instance, is not listed any more unless
 /// somebody may hold it, which cannot be ruled out: it stays, and cannot be allocated.
 fn keep_missing(
     members: &mut Vec<Member>,
     before: Option<&Snapshot>,
-    gone: impl Fn(&HcaId) -> bool,
+    why: impl Fn(&Member) -> Ailment,
 ) {
     for old in before.map(Snapshot::members).unwrap_or_default() {
         if members.iter().any(|member| member.id == old.id) {
             continue;
         }
-        let ailment = if gone(&old.id) {
-            Ailment::Gone
-        } else {
-            Ailment::LeftOut
-        };
         members.push(Member {
             nodes: Vec::new(),
-            health: Health::Unhealthy(ailment),
+            health: Health::Unhealthy(why(old)),
             ..old.clone()
         });
+    }
+}
+
+/// Why a pool does not have an HCA that it had before.
+fn why_missing(old: &Member, candidates: &[Candidate], seen: &Observation) -> Ailment {
+    if candidates.iter().any(|candidate| candidate.id == old.id) {
+        return Ailment::LeftOut;
+    }
+    let mut unreadable = seen.inventory.unreadable.iter();
+    match unreadable.find(|device| old.rdma_devices.contains(&device.rdma_device)) {
+        Some(device) => Ailment::Unreadable(device.reason.clone()),
+        None => Ailment::Gone,
     }
 }
 

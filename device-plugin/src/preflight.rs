@@ -21,7 +21,6 @@ pub mod gpudirect;
 pub mod kubernetes;
 pub mod link;
 pub mod modules;
-pub mod network;
 pub mod pcie;
 pub mod qos;
 pub mod rails;

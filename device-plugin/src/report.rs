@@ -18,6 +18,7 @@ use crate::kubelet::service::AllocationCounts;
 use crate::kubelet::session::{State, UNHEARD};
 use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
+use crate::scan::Late;
 use crate::snapshot::{Health, Snapshot};
 
 /// The state of the daemon.
@@ -71,6 +72,10 @@ pub struct Looks {
     pub failures: u64,
     /// Why the last one failed; cleared by success.
     pub error: Option<String>,
+    /// The one that does not come to its end.
+    pub late: Option<Late>,
+    /// Whether one has come to its end.
+    pub done: bool,
     /// How long the last one took.
     pub last: Duration,
     /// How long all took.
@@ -82,7 +87,7 @@ pub struct Looks {
 pub struct Pool {
     /// Its name.
     pub resource: ResourceName,
-    /// What the kubelet is told; `None` before the first look.
+    /// What the kubelet is told, and nothing else; `None` until there is something to tell.
     pub snapshot: Option<Arc<Snapshot>>,
     /// Its session.
     pub session: watch::Receiver<State>,
@@ -94,14 +99,28 @@ impl Report {
     /// Why the daemon is not ready; empty when it is.
     pub fn unready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        if let Some(error) = &self.looks.error {
-            reasons.push(format!("the host cannot be looked at: {error}"));
+        if let Some(late) = &self.looks.late {
+            reasons.push(late.to_string());
+        } else if let Some(error) = &self.looks.error {
+            reasons.push(format!("the host cannot be scanned: {error}"));
+        } else if !self.looks.done {
+            reasons.push("the host has not been scanned yet".into());
         }
         for pool in &self.pools {
             let state = pool.session.borrow();
             if !state.registered {
                 let error = state.last_error.as_deref().unwrap_or("not yet");
                 reasons.push(format!("{} is not registered: {error}", pool.resource));
+            } else if state.streaming_since.is_none() {
+                reasons.push(format!(
+                    "{}: the kubelet has not opened its stream",
+                    pool.resource
+                ));
+            } else if !state.listed {
+                reasons.push(format!(
+                    "{}: the kubelet has not been sent the list of units",
+                    pool.resource
+                ));
             }
         }
         reasons
@@ -207,6 +226,7 @@ impl Report {
             "held": held,
             "registered": state.registered,
             "streaming": state.streaming_since.is_some(),
+            "listed": state.listed,
             "registrations": state.registrations,
             "lastError": state.last_error,
             "allocations": {

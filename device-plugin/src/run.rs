@@ -10,6 +10,7 @@ mod daemon;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use hca::Host;
@@ -19,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
+use crate::config::last_good::Kept;
 use crate::deliver::device_info;
 use crate::events::netlink::{Source, listen};
 use crate::events::{Bell, Watched};
@@ -32,6 +34,11 @@ use crate::reclaim;
 use crate::sessions::{Ground, Sessions};
 use crate::telemetry::http;
 use daemon::{Daemon, Known};
+
+/// How long the kubelet may take at the start to say who holds what.
+const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long tasks may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the daemon is started with.
 #[derive(Debug, Clone)]
@@ -52,8 +59,12 @@ pub struct Settings {
     pub node_socket: Option<PathBuf>,
     /// Where facts for Node Feature Discovery go, if anywhere.
     pub features_dir: Option<PathBuf>,
+    /// Where the last good configuration is kept, if it is.
+    pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
-    pub metrics_addr: Option<SocketAddr>,
+    pub metrics_addrs: Vec<SocketAddr>,
+    /// To whom `/status` and the names of pods are told.
+    pub details: http::Details,
     /// Addresses that the cluster knows the node by; none if it was not told.
     pub node_addresses: Vec<IpAddr>,
     /// Roots of the host's kernel file systems.
@@ -65,20 +76,24 @@ pub struct Settings {
 /// Runs until a signal.
 ///
 /// # Errors
-/// At start, what makes running pointless: a configuration that is wrong, a device-plugins
-/// directory that is not there, an address that is taken. Later, only what should be impossible.
+/// At start, what makes running pointless: a configuration that is wrong where no good one is kept, a
+/// device-plugins directory that is not there. Later, only what should be impossible.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)
         .build()
         .context("start the runtime")?;
-    runtime.block_on(serve(settings))
+    let ended = runtime.block_on(serve(settings));
+    // A thread that is stuck in a read cannot be joined; the process ends without it.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     directory::check(&settings.device_plugin_dir)?;
-    let config = config::load(&settings.config_file, &settings.defaults)?;
+    let kept = Kept::in_directory(settings.state_dir.as_deref());
+    let start = kept.start(&settings.config_file, &settings.defaults)?;
     if !settings.node_addresses.is_empty() {
         reclaim::tell_node_addresses(&settings.reclaim, &settings.node_addresses);
     }
@@ -110,8 +125,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ] {
         services.spawn(listen(source, bell.clone(), stop.clone()));
     }
-    let held = watch::Sender::new(None);
-    let known = held.subscribe();
     let socket = podresources::socket(&settings.kubelet_root_dir);
     let asked_for = node_socket::Settings {
         path: settings.node_socket.clone(),
@@ -119,6 +132,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         checkpoint: settings.device_plugin_dir.join(checkpoint::FILE),
         nonce,
     };
+    // Who holds what is known before anything is offered, where the kubelet says so.
+    let first = holdings::ask(&socket, FIRST_HOLDINGS_TIMEOUT).await;
+    let held = watch::Sender::new(first.ok().map(Arc::new));
+    let known = held.subscribe();
     services.spawn(holdings::keep_asking(socket, held, stop.clone()));
     services.spawn(write_files(
         settings.device_info_dir.clone(),
@@ -148,10 +165,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         counts: Arc::default(),
     };
     let counts = node_socket.counts.clone();
-    let address = settings.metrics_addr;
+    let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
     let daemon = Daemon::new(
         settings,
-        config,
+        start,
         sessions,
         watched,
         Known {
@@ -167,16 +184,19 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         state,
         stop.clone(),
     ));
-    if let Some(address) = address {
-        let server = http::Server::bind(address).await?;
-        services.spawn(server.run(daemon.report(), stop.clone()));
+    for address in addresses {
+        let reports = daemon.report();
+        services.spawn(http::serve(address, details, reports, stop.clone()));
     }
     let mut signals = Signals::new()?;
     let ended = daemon
         .run(&bell, heard, asked.looks, &mut signals, &mut services)
         .await;
     stop.cancel();
-    while services.join_next().await.is_some() {}
+    let over = async { while services.join_next().await.is_some() {} };
+    if tokio::time::timeout(END_TIMEOUT, over).await.is_err() {
+        tracing::warn!("a task does not end; the daemon ends without it");
+    }
     ended
 }
 

@@ -12,7 +12,7 @@ use crate::config::{Config, ResourceName};
 use crate::kubelet::directory::Contents;
 use crate::kubelet::service::{AllocationCounts, Errands};
 use crate::kubelet::session::{Session, SocketName, State, Timing};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Ailment, Health, Member, Snapshot};
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]
@@ -27,6 +27,50 @@ pub struct Ground {
     pub timing: Timing,
     /// What is asked of the daemon.
     pub errands: Errands,
+}
+
+/// What is not shown to the kubelet at first: it would set capacity to zero, or units of pods that it
+/// is about to admit anew to unhealthy, while a stream without a message leaves what it knew before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Pools without HCAs: drivers may still be loading.
+    Drivers,
+    /// Those, and pools with a port that is down: the host booted a moment ago, and ports may still be
+    /// training.
+    DriversAndPorts,
+    /// Nothing is held back.
+    Over,
+}
+
+impl Patience {
+    fn holds_back(self, snapshot: &Snapshot) -> bool {
+        let is_training = |member: &Member| {
+            matches!(
+                member.health,
+                Health::Unhealthy(Ailment::Port(_) | Ailment::Gate(_))
+            )
+        };
+        match self {
+            Patience::Over => false,
+            Patience::Drivers => snapshot.members().is_empty(),
+            Patience::DriversAndPorts => {
+                snapshot.members().is_empty() || snapshot.members().iter().any(is_training)
+            }
+        }
+    }
+}
+
+/// How a session is doing.
+#[derive(Debug)]
+pub struct SessionReport<'s> {
+    /// Its resource.
+    pub resource: &'s ResourceName,
+    /// What the kubelet is told, from the moment on that it listens.
+    pub shown: Option<Arc<Snapshot>>,
+    /// Where it stands.
+    pub state: watch::Receiver<State>,
+    /// Counters of Allocate.
+    pub allocations: Arc<AllocationCounts>,
 }
 
 /// Sessions by resource.
@@ -104,9 +148,9 @@ impl Sessions {
         self.running.insert(resource.clone(), running);
     }
 
-    /// Gives each session its snapshot. While `patient`, a pool without HCAs is not shown at all,
+    /// Gives each session its snapshot, but for what `patience` holds back until it is complete,
     /// unless something was shown before.
-    pub fn show(&self, snapshots: &[Arc<Snapshot>], patient: bool) {
+    pub fn show(&self, snapshots: &[Arc<Snapshot>], patience: Patience) {
         for snapshot in snapshots {
             let Some(running) = self.running.get(snapshot.resource()) else {
                 continue;
@@ -115,7 +159,7 @@ impl Sessions {
                 let same = shown
                     .as_ref()
                     .is_some_and(|shown| Arc::ptr_eq(shown, snapshot));
-                if same || (shown.is_none() && patient && snapshot.members().is_empty()) {
+                if same || (shown.is_none() && patience.holds_back(snapshot)) {
                     return false;
                 }
                 *shown = Some(snapshot.clone());
@@ -124,13 +168,16 @@ impl Sessions {
         }
     }
 
-    /// How each session is doing, and its counters.
-    pub fn states(
-        &self,
-    ) -> impl Iterator<Item = (&ResourceName, watch::Receiver<State>, Arc<AllocationCounts>)> {
-        self.running.iter().map(|(resource, running)| {
-            (resource, running.state.clone(), running.allocations.clone())
-        })
+    /// How each session is doing.
+    pub fn reports(&self) -> impl Iterator<Item = SessionReport<'_>> {
+        self.running
+            .iter()
+            .map(|(resource, running)| SessionReport {
+                resource,
+                shown: running.feed.borrow().clone(),
+                state: running.state.clone(),
+                allocations: running.allocations.clone(),
+            })
     }
 
     /// Waits for a session that ended; `None` while there is none at all.

@@ -11,7 +11,7 @@ use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 
-use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName};
+use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName, Variables};
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Terms {
     pub extra_nodes: Vec<String>,
     /// What the administrator says about HCAs, by identity or `*`.
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+    /// How the resource's name is written in names of environment variables.
+    pub variables: Variables,
 }
 
 impl Terms {
@@ -47,6 +49,7 @@ impl Terms {
             delivery: pool.delivery,
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
+            variables: pool.variables,
         }
     }
 }
@@ -119,6 +122,10 @@ pub enum Ailment {
     Gone,
     /// It is there, but not for this pool any more.
     LeftOut,
+    /// It is there, and an attribute of it cannot be read: what was read and what the kernel said.
+    Unreadable(String),
+    /// What the pool waits for is not there yet.
+    Gate(String),
     /// A node that the pool requires is missing.
     Node(String),
     /// No port can carry traffic.
@@ -137,6 +144,8 @@ impl Ailment {
         match self {
             Ailment::Gone => "gone",
             Ailment::LeftOut => "left-out",
+            Ailment::Unreadable(_) => "unreadable",
+            Ailment::Gate(_) => "gate",
             Ailment::Node(_) => "node",
             Ailment::Port(_) => "port",
             Ailment::Flapping(_) => "flapping",
@@ -151,7 +160,9 @@ impl fmt::Display for Ailment {
         match self {
             Ailment::Gone => formatter.write_str("not seen on this host any more"),
             Ailment::LeftOut => formatter.write_str("not chosen for this pool any more"),
-            Ailment::Delivery(reason)
+            Ailment::Unreadable(reason)
+            | Ailment::Gate(reason)
+            | Ailment::Delivery(reason)
             | Ailment::Node(reason)
             | Ailment::Port(reason)
             | Ailment::Flapping(reason)
@@ -247,6 +258,11 @@ impl Snapshot {
     /// The HCAs, to be changed before the snapshot is shown to anybody.
     pub fn members_mut(&mut self) -> &mut [Member] {
         &mut self.members
+    }
+
+    /// Drops HCAs for good.
+    pub fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
+        self.members.retain(|member| !is_over(member));
     }
 
     /// The same with every HCA unusable, because containers could not get it.

@@ -6,14 +6,18 @@
 //! - An attribute the kernel does not offer for this object is `None`, not an error: sysfs
 //!   answers `ENOENT` for attributes a driver lacks, `EINVAL` for `speed` of a NIC that is down
 //!   and for the attributes of an empty GID slot, `ENODEV` while a device is being removed.
-//! - Anything else (`EMFILE`, `EACCES`, a root that is not there) is an [`Error`]: taking it for
-//!   "no such device" would make healthy hardware vanish.
+//! - Anything else is an [`Error`]: taking it for "no such device" would make healthy hardware
+//!   vanish. Most of them (`EIO`, `ETIMEDOUT`, `EBUSY`, `EACCES`) are of one object and say nothing
+//!   about others ([`Error::is_of_one_object`]); `EMFILE`, `ENFILE`, `ENOMEM` and a root that is not
+//!   there are of the whole scan.
 //! - Names that come from configuration are checked to be one path component before they are
 //!   joined to a root.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 
@@ -72,6 +76,58 @@ impl Error {
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing { .. })
     }
+
+    /// True when the failure is that of the one object that was read: firmware that does not answer,
+    /// a driver that is busy. The rest of the host can be read all the same.
+    #[must_use]
+    pub fn is_of_one_object(&self) -> bool {
+        match self {
+            Self::Read { source, .. } => {
+                let of_all = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
+                source
+                    .raw_os_error()
+                    .is_none_or(|code| !of_all.contains(&Errno::from_raw(code)))
+            }
+            Self::Missing { .. } | Self::BadName { .. } => true,
+        }
+    }
+}
+
+/// The path that a scan reads at this moment, for others to see: a read that firmware or a driver
+/// keeps waiting cannot say so itself.
+#[derive(Debug, Default)]
+pub struct Progress(Mutex<PathBuf>);
+
+impl Progress {
+    /// The path that was read last, or is being read.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+thread_local! {
+    static PROGRESS: RefCell<Option<Arc<Progress>>> = const { RefCell::new(None) };
+}
+
+/// Runs `read` and shows each path that it reads in `progress`. Only reads of this thread are shown.
+pub fn with_progress<T>(progress: &Arc<Progress>, read: impl FnOnce() -> T) -> T {
+    PROGRESS.with_borrow_mut(|current| *current = Some(progress.clone()));
+    let result = read();
+    PROGRESS.with_borrow_mut(|current| *current = None);
+    result
+}
+
+fn show(path: &Path) {
+    PROGRESS.with_borrow(|progress| {
+        if let Some(progress) = progress {
+            let mut shown = progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+            path.clone_into(&mut shown);
+        }
+    });
 }
 
 /// Result of looking at the host.
@@ -151,8 +207,6 @@ fn means_absent(error: &io::Error) -> bool {
             | Errno::ENXIO
             | Errno::ENODATA
             | Errno::EOPNOTSUPP
-            // A device in its error state, for instance a NIC after a fatal firmware event.
-            | Errno::EIO
     )
 }
 
@@ -173,6 +227,7 @@ fn absent_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>> {
 /// inventory is a thousand of these.
 pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> {
     let path = directory.join(name);
+    show(&path);
     let mut page = [0; 4096];
     let length = loop {
         match fs::File::open(&path).and_then(|mut file| file.read(&mut page)) {
@@ -207,6 +262,7 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
 
 /// Names in a directory as the kernel lists them; empty if there is no such directory.
 pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
+    show(directory);
     let Some(entries) = absent_is_none(directory, fs::read_dir(directory))? else {
         return Ok(Vec::new());
     };
@@ -316,14 +372,23 @@ mod tests {
 
     #[test]
     fn errors_of_the_process_are_not_taken_for_absent_hardware() {
-        for errno in [
-            Errno::EMFILE,
-            Errno::ENFILE,
-            Errno::ENOMEM,
-            Errno::EACCES,
-            Errno::ELOOP,
+        for (errno, of_one_object) in [
+            (Errno::EMFILE, false),
+            (Errno::ENFILE, false),
+            (Errno::ENOMEM, false),
+            (Errno::EACCES, true),
+            (Errno::ELOOP, true),
+            (Errno::EIO, true),
+            (Errno::ETIMEDOUT, true),
+            (Errno::EBUSY, true),
         ] {
-            assert!(!means_absent(&io::Error::from(errno)), "{errno}");
+            let source = io::Error::from(errno);
+            assert!(!means_absent(&source), "{errno}");
+            let error = Error::Read {
+                path: "/sys/x".into(),
+                source,
+            };
+            assert_eq!(error.is_of_one_object(), of_one_object, "{errno}");
         }
         for errno in [
             Errno::ENOENT,
@@ -333,6 +398,16 @@ mod tests {
         ] {
             assert!(means_absent(&io::Error::from(errno)), "{errno}");
         }
+    }
+
+    #[test]
+    fn a_scan_shows_what_it_reads() {
+        let progress = Arc::new(Progress::default());
+        let read = || attribute(Path::new("/nonexistent"), "state");
+        with_progress(&progress, read).unwrap();
+        assert_eq!(progress.path(), Path::new("/nonexistent/state"));
+        attribute(Path::new("/nonexistent"), "other").unwrap();
+        assert_eq!(progress.path(), Path::new("/nonexistent/state"));
     }
 
     #[test]

@@ -6,7 +6,6 @@
 //! out; the next walk sees the host without it.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use serde::Serialize;
 
@@ -36,6 +35,27 @@ pub struct Inventory {
     pub rdma_cm: Option<CharDevice>,
     /// How the RDMA subsystem treats network namespaces; `None` if it is not loaded.
     pub netns_mode: Option<NetnsMode>,
+    /// RDMA devices of this network namespace that cannot be read, in natural order of name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<Unreadable>,
+    /// Why netdevs that no RDMA device needs are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unreadable_netdevs: Vec<String>,
+}
+
+/// An RDMA device that is there and cannot be read: its firmware or driver answers a read of an
+/// attribute with an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unreadable {
+    /// Its name.
+    pub rdma_device: String,
+    /// PCI function it stands on.
+    pub pci: Option<PciAddress>,
+    /// Auxiliary device it stands on.
+    pub auxiliary: Option<String>,
+    /// What was read, and what the kernel said.
+    pub reason: String,
 }
 
 /// An RDMA device of another network namespace, known by its verbs node: the class
@@ -57,9 +77,11 @@ pub struct Elsewhere {
 ///
 /// A host without the RDMA stack has an empty inventory; that is no error.
 ///
+/// A device that cannot be read is in [`Inventory::unreadable`] and takes no other with it.
+///
 /// # Errors
-/// [`host::Error::Read`] if sysfs cannot be read: the previous inventory is then better than a
-/// partial one. [`host::Error::Missing`] if there is no sysfs at `host.sys` at all.
+/// [`host::Error::Read`] if sysfs as such cannot be read, for want of file descriptors or memory: the
+/// previous inventory is then better than a partial one. [`host::Error::Missing`] if there is no sysfs at `host.sys` at all.
 pub fn inventory(host: &Host) -> Result<Inventory> {
     if !host::exists(&host.class(""))? {
         return Err(host::Error::Missing {
@@ -68,8 +90,8 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
             path: host.class(""),
         });
     }
-    let rdma_devices = each(&host.class("infiniband"), |name| rdma::read(host, name))?;
-    let netdevs = netdevs(host, &rdma_devices)?;
+    let (rdma_devices, unreadable) = rdma_devices(host)?;
+    let (netdevs, unreadable_netdevs) = netdevs(host, &rdma_devices)?;
     let netns_mode = nldev::netns_mode(host)?;
     Ok(Inventory {
         elsewhere: elsewhere(host, netns_mode, &rdma_devices)?,
@@ -77,22 +99,58 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
         rdma_cm: chardev::rdma_cm(host)?,
         netns_mode,
         rdma_devices,
+        unreadable,
+        unreadable_netdevs,
     })
 }
 
-/// Reads each entry of a class; one that is gone by the time it is read is left out.
-fn each<T>(class: &Path, read: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
-    let mut found = Vec::new();
-    for name in host::names(class)? {
-        match read(&name) {
-            Err(error) if error.is_missing() => {}
-            result => found.push(result?),
-        }
-    }
-    Ok(found)
+/// What the outcome of reading one object is.
+enum Outcome<T> {
+    Read(T),
+    Gone,
+    Unreadable(String),
 }
 
-fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
+/// Sorts out whose failure a failure is.
+fn outcome<T>(result: Result<T>) -> Result<Outcome<T>> {
+    match result {
+        Ok(object) => Ok(Outcome::Read(object)),
+        Err(error) if error.is_missing() => Ok(Outcome::Gone),
+        Err(error) if error.is_of_one_object() => Ok(Outcome::Unreadable(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads each RDMA device; one that is gone by the time it is read is left out.
+fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Unreadable>)> {
+    let class = host.class("infiniband");
+    let (mut devices, mut unreadable) = (Vec::new(), Vec::new());
+    for name in host::names(&class)? {
+        match outcome(rdma::read(host, &name))? {
+            Outcome::Read(device) => devices.push(device),
+            Outcome::Gone => {}
+            Outcome::Unreadable(reason) => {
+                // Links are no attributes: no driver is asked for them.
+                let parent = host::follow(&class, &name)
+                    .and_then(|directory| match directory {
+                        Some(directory) => Parent::of(host, &directory),
+                        None => Ok(None),
+                    })
+                    .ok()
+                    .flatten();
+                unreadable.push(Unreadable {
+                    rdma_device: name,
+                    auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
+                    pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
+                    reason,
+                });
+            }
+        }
+    }
+    Ok((devices, unreadable))
+}
+
+fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec<String>)> {
     let of_rdma: BTreeSet<&str> = rdma_devices
         .iter()
         .flat_map(|device| &device.ports)
@@ -106,13 +164,17 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
         })
         .collect();
     let class = host.class("net");
-    let mut names = Vec::new();
+    let (mut names, mut unreadable) = (Vec::new(), Vec::new());
+    let concerns_us = |name: &str| -> Result<bool> {
+        Ok(of_rdma.contains(name)
+            || host::exists(&class.join(name).join("device"))?
+            || netdev::is_ipoib(host, name)?)
+    };
     for name in host::names(&class)? {
-        if of_rdma.contains(name.as_str())
-            || host::exists(&class.join(&name).join("device"))?
-            || netdev::is_ipoib(host, &name)?
-        {
-            names.push(name);
+        match outcome(concerns_us(&name))? {
+            Outcome::Read(true) => names.push(name),
+            Outcome::Read(false) | Outcome::Gone => {}
+            Outcome::Unreadable(reason) => unreadable.push(reason),
         }
     }
     let mut netdevs: Vec<Netdev> = Vec::new();
@@ -120,17 +182,17 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<Vec<Netdev>> {
         if netdevs.iter().any(|known| known.name == name) {
             continue;
         }
-        match netdev::read(host, &name) {
-            Err(error) if error.is_missing() => {}
-            result => {
-                let netdev = result?;
+        match outcome(netdev::read(host, &name))? {
+            Outcome::Read(netdev) => {
                 names.extend(netdev.uppers.clone());
                 netdevs.push(netdev);
             }
+            Outcome::Gone => {}
+            Outcome::Unreadable(reason) => unreadable.push(reason),
         }
     }
     netdevs.sort_by_cached_key(|netdev| host::natural_key(&netdev.name));
-    Ok(netdevs)
+    Ok((netdevs, unreadable))
 }
 
 /// Devices of other namespaces. In shared mode every namespace sees all; a verbs node without
@@ -142,6 +204,7 @@ fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Resul
     }
     let class = host.class("infiniband_verbs");
     for (rdma_device, uverbs, _) in chardev::entries(host, &class)? {
+        // One that cannot be read is here as well.
         let came_now = || host::exists(&host.class("infiniband").join(&rdma_device));
         if here.iter().any(|device| device.name == rdma_device) || came_now()? {
             continue;

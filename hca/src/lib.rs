@@ -7,6 +7,7 @@
 //! - [`rdma`], [`port`], [`gid`], [`chardev`]: RDMA devices outward from `/sys/class/infiniband`
 //! - [`netdev`], [`pci`], [`address`]: what they stand on
 //! - [`topology`]: GPUs and NICs, distances, and the choice of NICs for GPUs
+//! - [`uplink`]: which netdevs the node itself needs
 //! - [`mod@unit`]: the names of what a node offers, shared by both plugins
 //! - [`nldev`]: RDMA netlink
 //!
@@ -32,11 +33,12 @@ pub mod topology;
 #[cfg(any(test, feature = "test-tree"))]
 pub mod tree;
 pub mod unit;
+pub mod uplink;
 
 pub use address::{Guid, MacAddress};
 pub use chardev::{CharDevice, DeviceNumber};
 pub use gid::{Gid, GidEntry, GidType};
-pub use host::{Error, Host, Result};
+pub use host::{Error, Host, Progress, Result};
 pub use inventory::{Inventory, inventory};
 pub use netdev::Netdev;
 pub use nldev::NetnsMode;

@@ -60,7 +60,7 @@ pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
     let class = host.class("infiniband");
     let mut found = Occupants::default();
     for name in host::names(&class)? {
-        if host::parsed(&class.join(&name), "node_guid")? != Some(guid) {
+        if others(host::parsed(&class.join(&name), "node_guid"))?.flatten() != Some(guid) {
             continue;
         }
         let Some(device) = present(rdma::read(host, &name))? else {
@@ -216,8 +216,10 @@ fn parentless(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
             Some(parent) => !parent.netdevs()?.is_empty(),
             None => false,
         };
-        if !on_own_hardware {
-            ports.extend(claimed_ports(&directory, &device, netdev)?);
+        if !on_own_hardware
+            && let Some(claimed) = others(claimed_ports(&directory, &device, netdev))?
+        {
+            ports.extend(claimed);
         }
     }
     Ok(ports)
@@ -295,6 +297,15 @@ fn present<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
+/// Takes an object that is only looked at on the way, and cannot be read, for `None`: what is asked
+/// about is another one.
+fn others<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(error) if error.is_of_one_object() => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// Netdevs with this link-layer address, current or permanent, in order of name. Several can
 /// have it: a bond and its members, a VLAN and its parent.
 ///
@@ -303,7 +314,7 @@ fn present<T>(result: Result<T>) -> Result<Option<T>> {
 pub fn netdevs_by_mac(host: &Host, mac: &MacAddress) -> Result<Vec<Netdev>> {
     let mut found = Vec::new();
     for name in host::names(&host.class("net"))? {
-        let Some(netdev) = present(netdev::read(host, &name))? else {
+        let Some(netdev) = others(netdev::read(host, &name))? else {
             continue;
         };
         if netdev.mac.as_ref() == Some(mac) || netdev.permanent_mac.as_ref() == Some(mac) {

@@ -257,6 +257,8 @@ fn claimed(host: &Host, claim: Claim<'_>) -> Result<Option<Netdev>> {
             Ok(netdev) if association::claims(claim, &netdev) => return Ok(Some(netdev)),
             Ok(_) => {}
             Err(error) if error.is_missing() => {}
+            // Any netdev of the host is tried then, and most are none of this device's.
+            Err(error) if claim.is_anonymous() && error.is_of_one_object() => {}
             Err(error) => return Err(error),
         }
     }

@@ -63,6 +63,12 @@ impl Tree {
         ] {
             fs::create_dir_all(tree.root.join(directory)).expect("lay the roots");
         }
+        // A kernel without routes.
+        tree.file(
+            "/proc/1/net/route",
+            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT",
+        );
+        tree.file("/proc/1/net/fib_trie", "");
         tree
     }
 

@@ -21,7 +21,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::address::Guid;
-use crate::inventory::Elsewhere;
+use crate::inventory::{Elsewhere, Unreadable};
 use crate::parent::is_subfunction;
 use crate::pci::PciAddress;
 use crate::rdma::RdmaDevice;
@@ -199,6 +199,15 @@ impl HcaId {
     /// # Errors
     /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
     pub fn of_elsewhere(device: &Elsewhere) -> Result<Option<Self>, Error> {
+        Self::of_place(device.pci, device.auxiliary.as_deref())
+    }
+
+    /// The identity of an RDMA device that cannot be read; `None` for one on no bus, whose identity
+    /// is an attribute.
+    ///
+    /// # Errors
+    /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
+    pub fn of_unreadable(device: &Unreadable) -> Result<Option<Self>, Error> {
         Self::of_place(device.pci, device.auxiliary.as_deref())
     }
 

@@ -32,7 +32,7 @@ impl Node {
     }
 
     fn look(&self) -> Observation {
-        let mut seen = Observation::make(&self.tree.host()).unwrap();
+        let mut seen = Observation::make(&self.tree.host(), &[]).unwrap();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -201,4 +201,64 @@ fn a_pool_that_is_configured_anew_forgets_what_it_had() {
         board.snapshots()[0].members()[0].health,
         Health::Unhealthy(Ailment::LeftOut)
     );
+}
+
+#[test]
+fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
+    let (node, config) = (
+        Node::new(),
+        config("mode: shared, slots: 1, select: { functions: [pf, software] }"),
+    );
+    node.tree.pci(&PciSpec {
+        address: "0000:86:00.0",
+        above: "pci0000:85",
+        ..PciSpec::MLX5
+    });
+    node.tree.rdma(&RdmaSpec {
+        name: "mlx5_1",
+        on: On::Pci("0000:86:00.0"),
+        ..RdmaSpec::default()
+    });
+    node.tree.rdma(&RdmaSpec {
+        name: "rxe0",
+        node_guid: "5054:00ff:fe00:0001",
+        ..RdmaSpec::default()
+    });
+    // Reading a directory fails as firmware that does not answer does, with another number.
+    let state = "/sys/class/infiniband/mlx5_1/ports/1/state";
+    let spoil = |path: &str| {
+        node.tree.remove(path);
+        node.tree.file(format!("{path}/x"), "");
+    };
+    let health = |board: &Board| -> Vec<String> {
+        let members = board.snapshots()[0].members().iter();
+        members
+            .map(|member| match &member.health {
+                Health::Healthy => String::new(),
+                Health::Unhealthy(ailment) => format!("{}: {ailment}", ailment.word()),
+            })
+            .collect()
+    };
+    // It was there before.
+    let (mut board, now) = (Board::default(), Instant::now());
+    board.update(&config, &node.look(), now);
+    assert_eq!(health(&board), ["", "", ""]);
+    spoil(state);
+    spoil("/sys/class/infiniband/rxe0/node_guid");
+    board.update(&config, &node.look(), now);
+    let said = health(&board);
+    assert_eq!(said[0], "");
+    for (said, attribute) in said[1..].iter().zip(["ports/1/state", "rxe0/node_guid"]) {
+        let named = said.starts_with("unreadable: read ") && said.contains(attribute);
+        assert!(named && said.contains("Is a directory"), "{said}");
+    }
+    // The daemon starts with it: its place is known, and so is its pool.
+    let mut board = Board::default();
+    board.update(&config, &node.look(), now);
+    assert_eq!(health(&board)[0], "");
+    assert!(health(&board)[1].contains("ports/1/state"));
+    node.tree.remove(state);
+    node.tree.file(state, "4: ACTIVE");
+    board.update(&config, &node.look(), now);
+    assert_eq!(health(&board), ["", ""]);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hca::inventory::{Elsewhere, Inventory};
+use hca::inventory::Inventory;
 use hca::pci::{PciFunction, Sriov};
 use hca::topology::Place;
 use hca::unit::HcaId;
@@ -44,20 +44,52 @@ pub fn list(
         }
     }
     for away in &inventory.elsewhere {
-        match identity_elsewhere(away) {
-            Some(id) => {
+        match HcaId::of_elsewhere(away) {
+            Ok(Some(id)) => {
                 let rdma = RdmaDevice::known_by_name(&away.rdma_device);
                 match candidates.iter_mut().find(|candidate| candidate.id == id) {
                     Some(known) => known.rdma_devices.push(rdma),
-                    None => candidates.push(away_candidate(id, away, rdma, functions, inventory)),
+                    None => {
+                        let candidate = by_place(id, away.pci, rdma, functions, inventory);
+                        candidates.push(Candidate {
+                            elsewhere: true,
+                            ..candidate
+                        });
+                    }
                 }
             }
-            None => unusable.push(Unusable {
+            Ok(None) => unusable.push(Unusable {
                 rdma_device: away.rdma_device.clone(),
                 reason: "it is in another network namespace and on no bus, so its identity \
                          cannot be seen from here"
                     .into(),
             }),
+            Err(error) => unusable.push(Unusable {
+                rdma_device: away.rdma_device.clone(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+    for device in &inventory.unreadable {
+        let Ok(Some(id)) = HcaId::of_unreadable(device) else {
+            // Its identity is an attribute. A pool that had it before knows it by its name.
+            unusable.push(Unusable {
+                rdma_device: device.rdma_device.clone(),
+                reason: device.reason.clone(),
+            });
+            continue;
+        };
+        let rdma = RdmaDevice::known_by_name(&device.rdma_device);
+        let fault = Some(device.reason.clone());
+        match candidates.iter_mut().find(|candidate| candidate.id == id) {
+            Some(known) => {
+                known.rdma_devices.push(rdma);
+                known.fault = fault;
+            }
+            None => {
+                let candidate = by_place(id, device.pci, rdma, functions, inventory);
+                candidates.push(Candidate { fault, ..candidate });
+            }
         }
     }
     (candidates, unusable)
@@ -74,6 +106,7 @@ fn here(id: HcaId, device: &hca::RdmaDevice, rdma: RdmaDevice, inventory: &Inven
     let mut candidate = Candidate {
         rdma_devices: Vec::new(),
         elsewhere: false,
+        fault: None,
         netdevs,
         drivers: of_function.into_iter().collect(),
         place: device.pci.as_ref().map(Place::of),
@@ -90,14 +123,15 @@ fn here(id: HcaId, device: &hca::RdmaDevice, rdma: RdmaDevice, inventory: &Inven
     candidate
 }
 
-fn away_candidate(
+/// What the place of an RDMA device tells, where its own attributes cannot be read.
+fn by_place(
     id: HcaId,
-    away: &Elsewhere,
+    address: Option<PciAddress>,
     rdma: RdmaDevice,
     functions: &BTreeMap<PciAddress, PciFunction>,
     inventory: &Inventory,
 ) -> Candidate {
-    let pci = away.pci.and_then(|address| functions.get(&address));
+    let pci = address.and_then(|address| functions.get(&address));
     let function = match (&id, pci) {
         (HcaId::Auxiliary(name), _) => Function::Scalable(auxiliary_number(name.as_str())),
         (_, Some(pci)) => function_of(pci),
@@ -105,7 +139,8 @@ fn away_candidate(
     };
     Candidate {
         rdma_devices: vec![rdma],
-        elsewhere: true,
+        elsewhere: false,
+        fault: None,
         netdevs: Vec::new(),
         drivers: pci.and_then(|pci| pci.driver.clone()).into_iter().collect(),
         place: pci.map(Place::of),
@@ -114,14 +149,6 @@ fn away_candidate(
         numa_node: pci.and_then(|pci| pci.numa_node),
         pci: pci.map(Pci::of),
         id,
-    }
-}
-
-fn identity_elsewhere(away: &Elsewhere) -> Option<HcaId> {
-    match (&away.auxiliary, away.pci) {
-        (Some(name), _) => name.parse().ok().map(HcaId::Auxiliary),
-        (None, Some(address)) => Some(HcaId::Pci(address)),
-        (None, None) => None,
     }
 }
 

@@ -33,9 +33,10 @@ impl Memory {
     pub fn complete(&mut self, candidates: &mut [Candidate]) {
         for candidate in candidates {
             if let Some(known) = self.known.get(&candidate.id) {
-                if candidate.elsewhere {
+                if candidate.elsewhere || candidate.fault.is_some() {
                     *candidate = Candidate {
-                        elsewhere: true,
+                        elsewhere: candidate.elsewhere,
+                        fault: candidate.fault.take(),
                         ..known.clone()
                     };
                 } else if candidate.netdevs.is_empty() {
@@ -47,7 +48,7 @@ impl Memory {
             {
                 candidate.netdevs.clone_from(taken);
             }
-            if !candidate.elsewhere {
+            if !candidate.elsewhere && candidate.fault.is_none() {
                 self.known.insert(candidate.id.clone(), candidate.clone());
             }
         }

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use comfy_table::{ContentArrangement, Table, presets};
 use hca::port::Port;
 use serde_json::json;
@@ -38,7 +37,7 @@ impl Discover {
     /// # Errors
     /// If sysfs, or a configuration that was named, cannot be read.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let seen = Observation::make(&self.host.host()).context("look at this host")?;
+        let seen = self.host.look()?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         let pools = self.pools(&candidates, &seen)?;
         if self.json {

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::HostRoot;
 use crate::candidate::{Candidate, gather};
 use crate::config::{self, Config, PoolConfig};
-use crate::observe::Observation;
 use crate::pool::{self, Pools};
 use crate::snapshot::Health;
 
@@ -38,7 +37,7 @@ impl Explain {
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults.read())?;
-        let seen = Observation::make(&self.host.host()).context("look at this host")?;
+        let seen = self.host.look()?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
             anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);

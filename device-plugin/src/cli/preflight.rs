@@ -214,6 +214,7 @@ impl Preflight {
             config,
             node_object: self.node_object.as_deref().map(json).transpose()?,
             networks: self.networks.as_deref().map(json).transpose()?,
+            node_addresses: self.host.node_addresses.clone(),
             root,
         })
     }

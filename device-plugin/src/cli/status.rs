@@ -24,9 +24,16 @@ const PORT: u16 = 9834;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 somebody answered, 1 nobody did, 2 wrong usage.")]
 pub struct Status {
-    /// Where the daemon serves metrics [default: 127.0.0.1:9834]
-    #[arg(long, value_name = "ADDRESS:PORT", env = "RDMA_METRICS_ADDR", value_parser = super::address)]
-    metrics_addr: Option<SocketAddr>,
+    /// Where the daemon serves metrics; of several addresses the loopback one is asked [default:
+    /// 127.0.0.1:9834]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT,…",
+        env = "RDMA_METRICS_ADDR",
+        value_delimiter = ',',
+        value_parser = super::address
+    )]
+    metrics_addr: Vec<SocketAddr>,
     #[command(flatten)]
     kubelet: super::KubeletRoot,
     #[command(flatten)]
@@ -45,7 +52,10 @@ impl Status {
     /// Nobody answers.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
-        let address = self.metrics_addr.unwrap_or(usual);
+        let mut addresses = self.metrics_addr.iter();
+        let loopback = addresses.find(|address| address.ip().is_loopback());
+        let first = self.metrics_addr.first();
+        let address = loopback.or(first).copied().unwrap_or(usual);
         let daemon = ask(address)
             .with_context(|| format!("no answer at {address} (--metrics-addr)"))
             .map_err(|error| format!("{error:#}"));

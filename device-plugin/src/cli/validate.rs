@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::candidate::gather;
 use crate::config::{self, Config, PoolConfig, Sharing};
-use crate::observe::Observation;
 use crate::pool::{self, Pools, Reason};
 
 /// Checks a configuration and shows how it is understood.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 the file is in order, 1 it is not, 2 wrong usage. With --on-host \
+    after_help = "Exit status: 0 the file is in order, 1 it is not or a resource of it is refused, \
+    2 wrong usage. With --on-host \
     an HCA that two pools choose is a mistake, unless both are shared."
 )]
 pub struct Validate {
@@ -43,11 +43,12 @@ impl Validate {
     /// Everything that is wrong with the file.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
-        let config = config::load(&path, &self.defaults.read())?;
+        let config = config::load(&path, &self.defaults.read()).map_err(told_in_lines)?;
         let here = self.on_host.then(|| self.look(&config)).transpose()?;
         let contested = here.iter().flat_map(|here| &here.left_out);
         let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
-        let mistakes: Vec<String> = contested.map(ToString::to_string).collect();
+        let contested = contested.map(ToString::to_string);
+        let mistakes: Vec<String> = config.refused.iter().cloned().chain(contested).collect();
         self.print(&path, &config, here.as_ref(), out)?;
         if mistakes.is_empty() {
             return Ok(());
@@ -56,7 +57,7 @@ impl Validate {
     }
 
     fn look(&self, config: &Config) -> anyhow::Result<Pools> {
-        let seen = Observation::make(&self.host.host()).context("look at this host")?;
+        let seen = self.host.look()?;
         let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
         Ok(pool::assemble(config, &candidates, &seen, &[]))
     }
@@ -73,7 +74,7 @@ impl Validate {
             let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
             let document = json!({
                 "file": path, "format": config.format.to_string(), "rescanSeconds": rescan,
-                "pools": pools, "warnings": config.warnings,
+                "pools": pools, "warnings": config.warnings, "refused": config.refused,
                 "leftOut": here.map(left_out), "remarks": here.map(|here| &here.remarks),
             });
             return writeln!(out, "{document:#}").context("print");
@@ -103,6 +104,21 @@ impl Validate {
         }
         Ok(())
     }
+}
+
+/// A refused file with every problem and every warning on a line of its own.
+fn told_in_lines(error: config::Error) -> anyhow::Error {
+    let config::Error::Invalid { path, problems } = error else {
+        return error.into();
+    };
+    let mut text = format!("configuration {} is refused", path.display());
+    for problem in problems.iter() {
+        text.push_str(&format!("\nerror: {problem}"));
+    }
+    for warning in problems.warnings() {
+        text.push_str(&format!("\nwarning: {warning}"));
+    }
+    anyhow::Error::msg(text)
 }
 
 /// Why HCAs are not in a pool that chooses them, but for what is a mistake of the configuration.

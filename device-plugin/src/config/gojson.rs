@@ -117,6 +117,8 @@ impl Value {
             Value::Null => Ok(None),
             Value::Number(value) => value
                 .as_i64()
+                // Go reads -0 as an integer; serde_json has it as a float.
+                .or_else(|| (value.as_f64()?.to_bits() == (-0.0_f64).to_bits()).then_some(0))
                 .map(Some)
                 .ok_or_else(|| self.mismatch(path, "an integer of at most 64 bits")),
             other => Err(other.mismatch(path, "an integer")),
@@ -308,6 +310,7 @@ mod tests {
             );
         }
         assert_eq!(parse("-7").unwrap().integer("x").unwrap(), Some(-7));
+        assert_eq!(parse("-0").unwrap().integer("x").unwrap(), Some(0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! read as their Go programs read them; ours is strict.
 
 pub mod gojson;
+pub mod last_good;
 pub mod model;
 pub mod native;
 pub mod pattern;
@@ -12,14 +13,17 @@ pub mod range;
 pub mod resource;
 pub mod rsdp;
 pub mod selector;
+mod spelling;
 pub mod sriov;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use hca::unit::PoolTag;
+
 pub use model::{
-    Config, Damping, Delivery, Format, MAX_UNITS, NodeClass, NodeRule, Policy, PoolConfig, Sharing,
-    Spare,
+    Config, Damping, Delivery, Format, Gate, MAX_POOLED_UNITS, MAX_UNITS, NodeClass, NodeRule,
+    Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
 pub use resource::ResourceName;
 
@@ -57,23 +61,34 @@ pub enum Error {
 
 /// Everything wrong with one configuration; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problems(Vec<String>);
+pub struct Problems {
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
 
 impl Problems {
     /// One problem.
     pub fn one(problem: impl ToString) -> Self {
-        Self(vec![problem.to_string()])
+        Self {
+            problems: vec![problem.to_string()],
+            warnings: Vec::new(),
+        }
     }
 
     /// The problems, one message each.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
+        self.problems.iter().map(String::as_str)
+    }
+
+    /// What would be warned of if there were no problem.
+    pub fn warnings(&self) -> impl Iterator<Item = &str> {
+        self.warnings.iter().map(String::as_str)
     }
 }
 
 impl fmt::Display for Problems {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0.join("; "))
+        formatter.write_str(&self.problems.join("; "))
     }
 }
 
@@ -81,6 +96,8 @@ impl fmt::Display for Problems {
 #[derive(Debug, Default)]
 struct Findings {
     problems: Vec<String>,
+    /// Problems of one resource that do not concern the others.
+    refused: Vec<String>,
     warnings: Vec<String>,
 }
 
@@ -98,15 +115,32 @@ impl Findings {
         result.map_err(|error| self.problem(error)).ok()
     }
 
-    /// The configuration if nothing was wrong.
-    fn conclude(self, config: Config) -> Result<Config, Problems> {
+    /// Reads one resource of several: what is wrong with it refuses this resource alone.
+    fn resource<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        let before = self.problems.len();
+        let resource = read(self);
+        let wrong = self.problems.split_off(before);
+        let good = wrong.is_empty();
+        self.refused.extend(wrong);
+        resource.filter(|_| good)
+    }
+
+    /// The configuration if nothing was wrong with the file as a whole and something is left of it.
+    fn conclude(mut self, config: Config) -> Result<Config, Problems> {
+        if config.pools.is_empty() || !self.problems.is_empty() {
+            self.problems.append(&mut self.refused);
+        }
         if self.problems.is_empty() {
             Ok(Config {
                 warnings: self.warnings,
+                refused: self.refused,
                 ..config
             })
         } else {
-            Err(Problems(self.problems))
+            Err(Problems {
+                problems: self.problems,
+                warnings: self.warnings,
+            })
         }
     }
 }
@@ -116,6 +150,14 @@ impl Findings {
 /// # Errors
 /// [`Error`]: it cannot be read, or is wrong; all that is wrong with it is told.
 pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
+    check(path, &text(path)?, defaults)
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// It cannot be read, or is larger than any ConfigMap.
+pub fn text(path: &Path) -> Result<String, Error> {
     let read = |source| Error::Read {
         path: path.into(),
         source,
@@ -127,8 +169,15 @@ pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
             bytes,
         });
     }
-    let text = std::fs::read_to_string(path).map_err(read)?;
-    parse_with(&text, defaults).map_err(|problems| Error::Invalid {
+    std::fs::read_to_string(path).map_err(read)
+}
+
+/// Checks the text of the configuration file at `path`.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check(path: &Path, text: &str, defaults: &Defaults) -> Result<Config, Error> {
+    parse_with(text, defaults).map_err(|problems| Error::Invalid {
         path: path.into(),
         problems,
     })
@@ -141,6 +190,8 @@ pub struct Defaults {
     pub resource_prefix: String,
     /// Delivery by CDI for pools that say nothing about it (`--use-cdi`).
     pub use_cdi: bool,
+    /// What has to be there before units are offered (`--wait-for`).
+    pub wait_for: Vec<Gate>,
 }
 
 impl Default for Defaults {
@@ -148,6 +199,7 @@ impl Default for Defaults {
         Self {
             resource_prefix: sriov::DEFAULT_PREFIX.into(),
             use_cdi: false,
+            wait_for: Vec::new(),
         }
     }
 }
@@ -170,12 +222,14 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
         (Format::Sriov, Some(document)) => sriov::read(&document, &defaults.resource_prefix),
         _ => native::read(text),
     }?;
-    check_names(&config)?;
-    if defaults.use_cdi && config.format != Format::Native {
-        config
-            .pools
-            .iter_mut()
-            .for_each(|pool| pool.delivery = Delivery::Cdi);
+    check_names(&mut config)?;
+    if config.format != Format::Native {
+        for pool in &mut config.pools {
+            if defaults.use_cdi {
+                pool.delivery = Delivery::Cdi;
+            }
+            pool.wait_for.clone_from(&defaults.wait_for);
+        }
     }
     Ok(config)
 }
@@ -219,23 +273,30 @@ fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
     }
 }
 
-/// One resource name belongs to one pool.
-fn check_names(config: &Config) -> Result<(), Problems> {
+/// One resource name belongs to one pool, and so does the tag that units carry for it.
+fn check_names(config: &mut Config) -> Result<(), Problems> {
     let mut seen = std::collections::HashSet::new();
-    let twice: Vec<String> = config
-        .pools
-        .iter()
-        .filter(|pool| !seen.insert(&pool.resource))
-        .map(|pool| {
-            format!(
-                "resource {} is configured twice; names are unique",
-                pool.resource
-            )
-        })
-        .collect();
-    if twice.is_empty() {
-        Ok(())
-    } else {
-        Err(Problems(twice))
+    let mut tags = std::collections::HashMap::new();
+    let mut problems = Vec::new();
+    for resource in config.pools.iter().map(|pool| &pool.resource) {
+        if !seen.insert(resource) {
+            problems.push(format!(
+                "resource {resource} is configured twice; names are unique"
+            ));
+        } else if let Some(other) = tags.insert(PoolTag::of(resource.as_str()), resource) {
+            problems.push(format!(
+                "units of {resource} and of {other} would have the same IDs: both names have the \
+                 tag {}; give one of them another name",
+                PoolTag::of(resource.as_str())
+            ));
+        }
     }
+    if problems.is_empty() {
+        return Ok(());
+    }
+    problems.append(&mut config.refused);
+    Err(Problems {
+        problems,
+        warnings: std::mem::take(&mut config.warnings),
+    })
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::resource::ResourceName;
@@ -10,9 +12,25 @@ use super::selector::Selector;
 /// Interval of rescans when the file does not say one.
 pub const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
 
+/// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
+pub const MIN_RESCAN: Duration = Duration::from_secs(1);
+
+/// Longest time that can be configured; what is longer is a slip of the pen.
+pub const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
+
 /// Most units of one resource. The kubelet's gRPC client takes messages up to 4 MiB, which holds
 /// this many of the longest identities of a pool of this size.
 pub const MAX_UNITS: u32 = 50_000;
+
+/// Most units of a pool whose units all stand for the whole pool: their short identities
+/// (`pool_3e71787e_122999`, at most 35 bytes of the message with all that belongs to a unit) fit one
+/// message of 4 MiB this often.
+pub const MAX_POOLED_UNITS: u32 = 123_000;
+
+/// Nodes of `needVhostNet`.
+pub const VHOST_NET: &str = "/dev/vhost-net";
+/// The other one.
+pub const TUN: &str = "/dev/net/tun";
 
 /// A configuration that passed every check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +45,9 @@ pub struct Config {
     pub pools: Vec<PoolConfig>,
     /// What was tolerated but deserves a look.
     pub warnings: Vec<String>,
+    /// Why resources of the file are not served although the others are; only in the peers'
+    /// formats, ours is refused whole.
+    pub refused: Vec<String>,
 }
 
 /// How long a port has to stay as it is before that counts.
@@ -94,12 +115,28 @@ pub struct PoolConfig {
     pub delivery: Delivery,
     /// HCAs that are left out although a selector chooses them.
     pub spare: Spare,
+    /// What the state of its ports says about an HCA.
+    pub port_health: PortHealth,
+    /// What has to be there before its units are offered.
+    pub wait_for: Vec<Gate>,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,
     /// What an administrator wants said about HCAs in the environment, by identity or `*`.
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+    /// How the resource's name is written in names of environment variables.
+    pub variables: Variables,
+}
+
+/// How a resource's name is written in names of environment variables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Variables {
+    /// So that every shell can use them: what is neither letter nor digit becomes `_`.
+    #[default]
+    Shell,
+    /// As the SR-IOV plugin writes them, which keeps `-`; in the form for shells as well.
+    Sriov,
 }
 
 /// How containers get their devices.
@@ -110,6 +147,75 @@ pub enum Delivery {
     DeviceSpecs,
     /// Names of devices in CDI specifications that this program writes.
     Cdi,
+}
+
+/// Something of the host that a pool waits for: a driver container that builds and loads drivers says
+/// when it is done.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Gate {
+    /// This file is there, as this process sees it.
+    File(PathBuf),
+    /// This kernel module is loaded.
+    Module(String),
+}
+
+impl fmt::Display for Gate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Gate::File(path) => write!(formatter, "file {}", path.display()),
+            Gate::Module(name) => write!(formatter, "module {name}"),
+        }
+    }
+}
+
+impl FromStr for Gate {
+    type Err = String;
+
+    /// `file:/run/mellanox/drivers/.driver-ready`, `module:mlx5_ib`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("file", path)) => Gate::file(path),
+            Some(("module", name)) => Gate::module(name),
+            _ => Err(format!(
+                "{text:?}: write file:/ABSOLUTE/PATH or module:NAME"
+            )),
+        }
+    }
+}
+
+impl Gate {
+    /// A file that has to be there.
+    pub fn file(path: &str) -> Result<Self, String> {
+        let path = PathBuf::from(path);
+        if path.is_absolute() {
+            Ok(Gate::File(path))
+        } else {
+            Err(format!("{path:?} is no absolute path"))
+        }
+    }
+
+    /// A module that has to be loaded, by its name or its file's: the kernel writes `_` for `-`.
+    pub fn module(name: &str) -> Result<Self, String> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if !name.is_empty() && name.chars().all(legal) {
+            Ok(Gate::Module(name.replace('-', "_")))
+        } else {
+            Err(format!("{name:?} is no name of a kernel module"))
+        }
+    }
+}
+
+/// What the state of its ports says about the health of an HCA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortHealth {
+    /// Nothing, as in both peers: they offer VFs that are down until a CNI plugin sets them up, and
+    /// InfiniBand VFs whose ports stay down until they have a GUID.
+    Ignored,
+    /// At least one port must be active.
+    Active,
+    /// At least one port must be active, or wait for the CNI plugin: its netdev is administratively
+    /// down. A port whose netdev is up and has no carrier counts as lost.
+    ActiveUnlessSetDown,
 }
 
 /// HCAs that a pool leaves out, whatever its selectors say.

@@ -29,8 +29,8 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor, value};
 use serde_saphyr::{Location, Spanned};
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeClass, NodeRule, Policy,
-    PoolConfig, Sharing, Spare,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, Gate, MAX_TIME, MAX_UNITS, MIN_RESCAN,
+    NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
 use super::pattern::Pattern;
 use super::range::RangeSet;
@@ -82,6 +82,8 @@ struct Pool {
     delivery: DeliveryWord,
     spare: Option<Vec<SpareWord>>,
     #[serde(default)]
+    wait_for: Vec<Spanned<GateWord>>,
+    #[serde(default)]
     link_up: bool,
     select: Spanned<OneOrMany>,
 }
@@ -98,6 +100,22 @@ enum Mode {
 enum SpareWord {
     Uplinks,
     PfsWithVfs,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum GateWord {
+    File(String),
+    Module(String),
+}
+
+impl GateWord {
+    fn gate(&self) -> Result<Gate, String> {
+        match self {
+            GateWord::File(path) => Gate::file(path),
+            GateWord::Module(name) => Gate::module(name),
+        }
+    }
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq, Default)]
@@ -232,7 +250,15 @@ pub fn read(text: &str) -> Result<Config, Problems> {
                 findings.warn("rescanInterval is 0: periodic rescans are off");
                 None
             }
-            Some(interval) => Some(interval),
+            Some(interval) if (MIN_RESCAN..=MAX_TIME).contains(&interval) => Some(interval),
+            Some(_) => {
+                findings.problem(format!(
+                    "{}rescanInterval {:?}: give a time between 1s and 24h, or 0 for never",
+                    at(text.referenced),
+                    text.value
+                ));
+                None
+            }
             None => {
                 findings.problem(format!(
                     "{}rescanInterval {:?}: write a number and ms, s, m or h, as 60s; 0 is off",
@@ -259,6 +285,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
         damping,
         pools,
         warnings: Vec::new(),
+        refused: Vec::new(),
     })
 }
 
@@ -343,9 +370,25 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
             (None, Mode::Shared) => Spare::NOTHING,
             (None, Mode::Exclusive) => Spare::WHAT_IS_IN_USE,
         },
+        port_health: match pool.mode {
+            Mode::Shared => PortHealth::Active,
+            Mode::Exclusive => PortHealth::ActiveUnlessSetDown,
+        },
+        wait_for: pool
+            .wait_for
+            .iter()
+            .filter_map(|gate| {
+                findings.keep(
+                    gate.value
+                        .gate()
+                        .map_err(|error| format!("{}waitFor: {error}", at(gate.referenced))),
+                )
+            })
+            .collect(),
         link_up: pool.link_up,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),
+        variables: Variables::Shell,
     })
 }
 
@@ -354,14 +397,15 @@ impl Health {
         let usual = Damping::default();
         let mut time = |given: &Option<Spanned<String>>, usual: Duration| {
             let Some(text) = given else { return usual };
-            duration(&text.value).unwrap_or_else(|| {
-                findings.problem(format!(
-                    "{}time {:?}: write a number and ms, s, m or h, as 500ms",
-                    at(text.referenced),
-                    text.value
-                ));
-                usual
-            })
+            let (place, given) = (at(text.referenced), &text.value);
+            match duration(given) {
+                Some(time) if time <= MAX_TIME => return time,
+                Some(_) => findings.problem(format!("{place}time {given:?}: give at most 24h")),
+                None => findings.problem(format!(
+                    "{place}time {given:?}: write a number and ms, s, m or h, as 500ms"
+                )),
+            }
+            usual
         };
         let damping = Damping {
             down_delay: time(&self.down_delay, usual.down_delay),

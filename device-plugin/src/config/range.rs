@@ -51,6 +51,13 @@ impl RangeSet {
         }
     }
 
+    /// All numbers from the one to the other.
+    pub fn from_to(low: u32, high: u32) -> Self {
+        Self {
+            ranges: vec![(low, high)],
+        }
+    }
+
     /// Whether `number` is in the set.
     pub fn contains(&self, number: u32) -> bool {
         self.ranges

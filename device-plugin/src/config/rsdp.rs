@@ -8,21 +8,24 @@
 //! - An absent `rdmaHcaMax` derives the number of units from the GID table, where that plugin
 //!   silently offers none. An explicit 0 still means none.
 //! - Scalable functions, which that plugin does not see, join a pool only when `ifNames` asks for
-//!   them by name: a vendor selector of an old file must not hand them to everybody.
+//!   them by name: a vendor selector of an old file must not hand them to everybody. What is on no
+//!   bus (soft RoCE, soft iWARP), which it does not see either, joins only by `drivers`, as
+//!   `rdma_rxe`.
+//! - More units than one message to the kubelet holds are lowered to what it holds, with a warning.
+//! - A resource that is wrong is refused, and the others are served, where that plugin ends.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::gojson::{self, Value};
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_UNITS, NodeRule, PoolConfig, Sharing,
-    Spare,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_POOLED_UNITS, MAX_TIME, NodeRule,
+    PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
 use super::pattern::Pattern;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
-use super::{Findings, Problems};
-use crate::candidate::LinkType;
+use super::{Findings, Problems, spelling};
 
 const TOP_KEYS: [&str; 2] = ["periodicUpdateInterval", "configList"];
 const POOL_KEYS: [&str; 5] = [
@@ -56,7 +59,14 @@ pub fn read(document: &Value) -> Result<Config, Problems> {
             None
         }
         Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) => Some(Duration::from_secs(seconds)),
+            Ok(seconds) if seconds <= MAX_TIME.as_secs() => Some(Duration::from_secs(seconds)),
+            Ok(_) => {
+                findings.warn(format!(
+                    "periodicUpdateInterval is {seconds}, which is more than a day; the host is \
+                     scanned once a day"
+                ));
+                Some(MAX_TIME)
+            }
             Err(_) => {
                 findings.problem(format!(
                     "periodicUpdateInterval is {seconds}; give seconds, 0 to switch rescans off, or \
@@ -72,7 +82,9 @@ pub fn read(document: &Value) -> Result<Config, Problems> {
     let pools = list
         .iter()
         .enumerate()
-        .filter_map(|(i, value)| read_pool(value, &format!("configList[{i}]"), &mut findings))
+        .filter_map(|(i, value)| {
+            findings.resource(|findings| read_pool(value, &format!("configList[{i}]"), findings))
+        })
         .collect();
     findings.conclude(Config {
         format: Format::Rsdp,
@@ -80,6 +92,7 @@ pub fn read(document: &Value) -> Result<Config, Problems> {
         damping: Damping::default(),
         pools,
         warnings: Vec::new(),
+        refused: Vec::new(),
     })
 }
 
@@ -95,17 +108,23 @@ struct Entry {
     drivers: Vec<String>,
     if_names: Vec<String>,
     link_types: Vec<String>,
+    /// Keys whose value is of another type than it should be.
+    unreadable: Vec<&'static str>,
 }
 
 fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolConfig> {
-    let before = findings.problems.len();
     let entry = read_entry(value, path, findings)?;
-    if findings.problems.len() > before {
-        return None;
-    }
-    let resource = resource_name(&entry, path, findings);
-    let units = units(entry.hca_max, path, findings);
-    let selector = selector(entry, path, findings);
+    // What could not be read is not called missing as well.
+    let readable = |key: &str| !entry.unreadable.contains(&key);
+    let resource = readable("resourceName")
+        .then(|| resource_name(&entry, path, findings))
+        .flatten();
+    let units = readable("rdmaHcaMax")
+        .then(|| units(entry.hca_max, path, findings))
+        .flatten();
+    let selector = (readable("devices") && readable("selectors"))
+        .then(|| selector(entry, path, findings))
+        .flatten();
     Some(PoolConfig {
         resource: resource?,
         sharing: Sharing::Pooled { units: units? },
@@ -114,9 +133,12 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         exclude_topology: true,
         delivery: Delivery::default(),
         spare: Spare::NOTHING,
+        port_health: PortHealth::Ignored,
+        wait_for: Vec::new(),
         link_up: false,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),
+        variables: Variables::Shell,
     })
 }
 
@@ -129,13 +151,27 @@ fn read_entry(value: &Value, path: &str, findings: &mut Findings) -> Option<Entr
             // Go leaves a scalar or a struct as it was; a list becomes empty.
             continue;
         }
-        match field {
-            Some("resourceName") => entry.name = findings.keep(value.string(&at))?,
-            Some("resourcePrefix") => entry.prefix = findings.keep(value.string(&at))?,
-            Some("rdmaHcaMax") => entry.hca_max = findings.keep(value.integer(&at))?,
-            Some("devices") => entry.devices = findings.keep(value.strings(&at))?,
-            Some("selectors") => read_selectors(value, &at, &mut entry, findings)?,
-            _ => findings.warn(gojson::unknown_key(path, key, &POOL_KEYS)),
+        let read = match field {
+            Some("resourceName") => findings
+                .keep(value.string(&at))
+                .map(|read| entry.name = read),
+            Some("resourcePrefix") => findings
+                .keep(value.string(&at))
+                .map(|read| entry.prefix = read),
+            Some("rdmaHcaMax") => findings
+                .keep(value.integer(&at))
+                .map(|read| entry.hca_max = read),
+            Some("devices") => findings
+                .keep(value.strings(&at))
+                .map(|read| entry.devices = read),
+            Some("selectors") => read_selectors(value, &at, &mut entry, findings),
+            _ => {
+                findings.warn(gojson::unknown_key(path, key, &POOL_KEYS));
+                continue;
+            }
+        };
+        if read.is_none() {
+            entry.unreadable.extend(field);
         }
     }
     Some(entry)
@@ -148,6 +184,7 @@ fn read_selectors(
     entry: &mut Entry,
     findings: &mut Findings,
 ) -> Option<()> {
+    let mut readable = Some(());
     for (key, value) in findings.keep(value.fields(path))? {
         let list = match gojson::resolve(&SELECTOR_KEYS, key) {
             Some("vendors") => &mut entry.vendors,
@@ -160,9 +197,12 @@ fn read_selectors(
                 continue;
             }
         };
-        *list = findings.keep(value.strings(&format!("{path}.{key}")))?;
+        match findings.keep(value.strings(&format!("{path}.{key}"))) {
+            Some(words) => *list = words,
+            None => readable = None,
+        }
     }
-    Some(())
+    readable
 }
 
 fn resource_name(entry: &Entry, path: &str, findings: &mut Findings) -> Option<ResourceName> {
@@ -206,17 +246,18 @@ fn units(hca_max: Option<i64>, path: &str, findings: &mut Findings) -> Option<Op
             ));
             Some(Some(0))
         }
-        Ok(units) if units <= MAX_UNITS => Some(Some(units)),
-        Ok(units) => {
-            findings.problem(format!(
-                "{path}: rdmaHcaMax is {units}; the kubelet takes one message of 4 MiB, so at most \
-                 {MAX_UNITS} units fit"
+        Ok(units) if units <= MAX_POOLED_UNITS => Some(Some(units)),
+        _ if number > 0 => {
+            findings.warn(format!(
+                "{path}: rdmaHcaMax is {number}; the kubelet takes one message of 4 MiB, so \
+                 {MAX_POOLED_UNITS} units are offered"
             ));
-            None
+            Some(Some(MAX_POOLED_UNITS))
         }
-        Err(_) => {
+        _ => {
             findings.problem(format!(
-                "{path}: rdmaHcaMax is {number}; give the number of units, between 0 and {MAX_UNITS}"
+                "{path}: rdmaHcaMax is {number}; give the number of units, between 0 and \
+                 {MAX_POOLED_UNITS}"
             ));
             None
         }
@@ -254,20 +295,22 @@ fn selector(entry: Entry, path: &str, findings: &mut Findings) -> Option<Selecto
         }
         (true, true) => entry.if_names,
     };
-    let functions = if if_names.is_empty() {
-        vec![FunctionKind::Pf, FunctionKind::Vf, FunctionKind::Software]
-    } else {
-        Vec::new()
-    };
-    for word in entry
-        .link_types
-        .iter()
-        .filter(|word| !LinkType::WORDS.contains(&word.as_str()))
-    {
-        findings.warn(format!(
-            "{path}: link type {word:?} matches no HCA; the words are {}",
-            LinkType::WORDS.join(" and ")
-        ));
+    let mut functions = vec![FunctionKind::Pf, FunctionKind::Vf];
+    if !if_names.is_empty() {
+        functions.push(FunctionKind::Sf);
+    }
+    if !entry.drivers.is_empty() {
+        functions.push(FunctionKind::Software);
+    }
+    let ids = entry.vendors.iter().chain(&entry.device_ids);
+    let misspelt = ids.filter_map(|word| spelling::pci_id(word)).chain(
+        entry
+            .link_types
+            .iter()
+            .filter_map(|word| spelling::link_type(word)),
+    );
+    for warning in misspelt {
+        findings.warn(format!("{path}: {warning}"));
     }
     let exact = |words: Vec<String>| words.into_iter().map(Pattern::Exact).collect();
     Some(Selector {

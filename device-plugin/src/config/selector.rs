@@ -183,7 +183,11 @@ impl Selector {
         })?;
         words("drivers", &self.drivers, || candidate.drivers.clone())?;
         words("acpiIndexes", &self.acpi_indexes, || {
-            one(pci.and_then(|p| p.acpi_index.as_deref()))
+            let index = pci.and_then(|p| p.acpi_index.as_deref());
+            // The SR-IOV plugin's `[""]`: a function without an index. A pattern of ours that
+            // matches everything does not match what is not there.
+            let none = self.acpi_indexes.contains(&Pattern::Exact(String::new()));
+            one(index.or(none.then_some("")))
         })?;
         words("guids", &self.guids, || {
             let port_guids = rdma

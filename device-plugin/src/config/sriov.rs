@@ -1,26 +1,28 @@
 //! Reader of the SR-IOV network device plugin's file (`resourceList`).
 //!
 //! Of that plugin's devices this one serves those with RDMA: `netDevice` and `auxNetDevice` whose
-//! selectors say `isRdma`. Anything else is refused by name; it can stay with that plugin, which
-//! runs beside this one. As there, HCAs go to the first selector and the first resource of the file
+//! selectors say `isRdma`. Any other resource is left to that plugin, with a warning; a file that has
+//! no resource with RDMA is refused. As there, HCAs go to the first selector and the first resource of the file
 //! that chooses them; a physical function with virtual ones and a netdev with the default route are
 //! left out.
 //!
-//! Departures, each on purpose: a resource whose selectors cannot be read is an error where that
-//! plugin drops it; a pool is served while it is still empty; device names may also be matched on
+//! A resource that is wrong is refused, and the others are served, as there.
+//!
+//! Departures, each on purpose: a pool is served while it is still empty; device names may also be matched on
 //! functions that are in another network namespace.
 
 use std::collections::BTreeMap;
 
 use super::gojson::{self, Value};
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, NodeRule, Policy, PoolConfig, Sharing, Spare,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Format, NodeRule, Policy, PoolConfig, PortHealth,
+    Sharing, Spare, TUN, VHOST_NET, Variables,
 };
 use super::pattern::Pattern;
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Owner, OwnerRule, Selector};
-use super::{Findings, Problems};
+use super::{Findings, Problems, spelling};
 
 /// Prefix of a resource that names none.
 pub const DEFAULT_PREFIX: &str = "intel.com";
@@ -51,7 +53,7 @@ const SELECTOR_KEYS: [&str; 14] = [
     "vdpaType",
 ];
 /// Nodes of `needVhostNet`.
-const VHOST_NODES: [&str; 2] = ["/dev/vhost-net", "/dev/net/tun"];
+const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 
 /// Reads a parsed document; `prefix` is for resources that name none.
 pub fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
@@ -70,9 +72,16 @@ pub fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
         .iter()
         .enumerate()
         .filter_map(|(i, value)| {
-            read_pool(value, &format!("resourceList[{i}]"), prefix, &mut findings)
+            let path = format!("resourceList[{i}]");
+            findings.resource(|findings| read_pool(value, &path, prefix, findings))
         })
-        .collect();
+        .collect::<Vec<_>>();
+    if pools.is_empty() && findings.problems.is_empty() && findings.refused.is_empty() {
+        findings.problem(
+            "no resource of this file has RDMA, so all of it is left to the SR-IOV network device \
+             plugin; resources with \"isRdma\": true are served here",
+        );
+    }
     let rescan = Some(DEFAULT_RESCAN);
     findings.conclude(Config {
         format: Format::Sriov,
@@ -80,6 +89,7 @@ pub fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
         damping: Damping::default(),
         pools,
         warnings: Vec::new(),
+        refused: Vec::new(),
     })
 }
 
@@ -98,6 +108,8 @@ struct Entry<'v> {
     exclude_topology: bool,
     selectors: Option<&'v Value>,
     additional_info: BTreeMap<String, BTreeMap<String, String>>,
+    /// Keys whose value is of another type than it should be.
+    unreadable: Vec<&'static str>,
 }
 
 fn read_pool(
@@ -106,11 +118,18 @@ fn read_pool(
     prefix: &str,
     findings: &mut Findings,
 ) -> Option<PoolConfig> {
-    let before = findings.problems.len();
     let entry = read_entry(value, path, findings)?;
+    if let Some(why) = without_rdma(&entry) {
+        findings.warn(format!(
+            "{path}: resource {:?} is left to the SR-IOV network device plugin: {why}",
+            entry.name
+        ));
+        return None;
+    }
     let resource = resource_name(&entry, path, prefix, findings);
-    let device_type = device_type(&entry.device_type, path, findings)?;
-    let criteria = read_selectors(entry.selectors, path, findings)?;
+    let device_type = device_type(&entry.device_type, path, findings);
+    let criteria = read_selectors(entry.selectors, path, findings);
+    let (device_type, criteria) = (device_type?, criteria?);
     let alternatives: Vec<Selector> = criteria
         .iter()
         .enumerate()
@@ -124,9 +143,6 @@ fn read_pool(
             one.selector(device_type, &at, findings)
         })
         .collect();
-    if findings.problems.len() > before {
-        return None;
-    }
     let vhost = criteria.iter().any(|one| one.need_vhost_net);
     Some(PoolConfig {
         resource: resource?,
@@ -138,6 +154,8 @@ fn read_pool(
         exclude_topology: entry.exclude_topology,
         delivery: Delivery::default(),
         spare: Spare::WHAT_IS_IN_USE,
+        port_health: PortHealth::Ignored,
+        wait_for: Vec::new(),
         link_up: false,
         extra_nodes: VHOST_NODES
             .iter()
@@ -145,6 +163,7 @@ fn read_pool(
             .map(ToString::to_string)
             .collect(),
         additional_info: entry.additional_info,
+        variables: Variables::Sriov,
     })
 }
 
@@ -156,23 +175,65 @@ fn read_entry<'v>(value: &'v Value, path: &str, findings: &mut Findings) -> Opti
         if *value == Value::Null && field.is_some() {
             continue;
         }
-        match field {
-            Some("resourceName") => entry.name = findings.keep(value.string(&at))?,
-            Some("resourcePrefix") => entry.prefix = findings.keep(value.string(&at))?,
-            Some("deviceType") => entry.device_type = findings.keep(value.string(&at))?,
-            Some("excludeTopology") => {
-                entry.exclude_topology = findings.keep(value.boolean(&at))?;
+        let read = match field {
+            Some("resourceName") => findings
+                .keep(value.string(&at))
+                .map(|read| entry.name = read),
+            Some("resourcePrefix") => findings
+                .keep(value.string(&at))
+                .map(|read| entry.prefix = read),
+            Some("deviceType") => findings
+                .keep(value.string(&at))
+                .map(|read| entry.device_type = read),
+            Some("excludeTopology") => findings
+                .keep(value.boolean(&at))
+                .map(|read| entry.exclude_topology = read),
+            Some("selectors") => {
+                entry.selectors = Some(value);
+                continue;
             }
-            Some("selectors") => entry.selectors = Some(value),
             Some("additionalInfo") => {
-                entry
-                    .additional_info
-                    .extend(additional_info(value, &at, findings)?);
+                additional_info(value, &at, findings).map(|read| entry.additional_info.extend(read))
             }
-            _ => findings.warn(gojson::unknown_key(path, key, &POOL_KEYS)),
+            _ => {
+                findings.warn(gojson::unknown_key(path, key, &POOL_KEYS));
+                continue;
+            }
+        };
+        if read.is_none() {
+            entry.unreadable.extend(field);
         }
     }
     Some(entry)
+}
+
+/// Why a resource has nothing to do with RDMA, if that can be said of all its alternatives.
+fn without_rdma(entry: &Entry<'_>) -> Option<&'static str> {
+    if entry.device_type == "accelerator" {
+        return Some("accelerators have no RDMA");
+    }
+    let alternatives = match entry.selectors? {
+        Value::Array(list) => list.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    // What cannot be read is reported as such, by the reader of the selectors.
+    let asks_for_rdma = |value: &Value| {
+        let fields = value.fields("").unwrap_or_default();
+        let mut asks = false;
+        for (key, value) in fields {
+            if gojson::resolve(&SELECTOR_KEYS, key) == Some("isRdma") && *value != Value::Null {
+                asks = *value != Value::Bool(false);
+            }
+        }
+        asks
+    };
+    let readable = |value: &Value| matches!(value, Value::Object(_) | Value::Null);
+    let without = !alternatives.is_empty()
+        && alternatives
+            .iter()
+            .all(|value| readable(value) && !asks_for_rdma(value))
+        && entry.selectors != Some(&Value::Null);
+    without.then_some("isRdma is not true")
 }
 
 fn additional_info(
@@ -201,6 +262,9 @@ fn resource_name(
     default_prefix: &str,
     findings: &mut Findings,
 ) -> Option<ResourceName> {
+    if entry.unreadable.contains(&"resourceName") {
+        return None;
+    }
     if entry.name.is_empty() {
         findings.problem(format!("{path}: resourceName is missing"));
         return None;
@@ -227,13 +291,6 @@ fn device_type(word: &str, path: &str, findings: &mut Findings) -> Option<Device
     match word {
         "" | "netDevice" => Some(DeviceType::Net),
         "auxNetDevice" => Some(DeviceType::AuxNet),
-        "accelerator" => {
-            findings.problem(format!(
-                "{path}: deviceType accelerator is not served here; keep this resource with the \
-                 SR-IOV network device plugin"
-            ));
-            None
-        }
         other => {
             findings.problem(format!(
                 "{path}: deviceType {other:?} is unknown; netDevice and auxNetDevice are served"
@@ -269,7 +326,7 @@ fn read_selectors(
     findings: &mut Findings,
 ) -> Option<Vec<Criteria>> {
     let path = format!("{path}.selectors");
-    let Some(value) = value else {
+    let Some(value) = value.filter(|value| **value != Value::Null) else {
         findings.problem(format!(
             "{path} is missing; give an object, or a list of alternatives"
         ));
@@ -305,15 +362,15 @@ fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<C
             Some("ddpProfiles") => &mut read.ddp_profiles,
             Some("isRdma" | "needVhostNet" | "vdpaType") if *value == Value::Null => continue,
             Some("isRdma") => {
-                read.is_rdma = findings.keep(value.boolean(&at))?;
+                read.is_rdma = findings.keep(value.boolean(&at)).unwrap_or(true);
                 continue;
             }
             Some("needVhostNet") => {
-                read.need_vhost_net = findings.keep(value.boolean(&at))?;
+                read.need_vhost_net = findings.keep(value.boolean(&at)).unwrap_or_default();
                 continue;
             }
             Some("vdpaType") => {
-                read.vdpa_type = findings.keep(value.string(&at))?;
+                read.vdpa_type = findings.keep(value.string(&at)).unwrap_or_default();
                 continue;
             }
             _ => {
@@ -321,7 +378,7 @@ fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<C
                 continue;
             }
         };
-        *list = findings.keep(value.strings(&at))?;
+        *list = findings.keep(value.strings(&at)).unwrap_or_default();
     }
     Some(read)
 }
@@ -331,14 +388,14 @@ impl Criteria {
     fn check(&self, device_type: DeviceType, path: &str, findings: &mut Findings) {
         if !self.vdpa_type.is_empty() {
             findings.problem(format!(
-                "{path}: vdpaType {:?} is not served here, and vDPA devices have no RDMA; keep this \
-                 resource with the SR-IOV network device plugin",
+                "{path}: vdpaType {:?} is not served here, and vDPA devices have no RDMA; keep them \
+                 in a resource of their own with the SR-IOV network device plugin",
                 self.vdpa_type
             ));
         } else if !self.is_rdma {
             findings.problem(format!(
-                "{path}: isRdma is not true; this plugin serves RDMA devices, keep this resource \
-                 with the SR-IOV network device plugin"
+                "{path}: isRdma is not true, and other alternatives of this resource have it; this \
+                 plugin serves RDMA devices, so give the others a resource of their own"
             ));
         }
         if !self.ddp_profiles.is_empty() {
@@ -367,6 +424,22 @@ impl Criteria {
                 }
             }
             DeviceType::Net => {}
+        }
+        let ids = self.vendors.iter().chain(&self.devices);
+        let misspelt = ids
+            .filter_map(|word| spelling::pci_id(word))
+            .chain(
+                self.link_types
+                    .iter()
+                    .filter_map(|word| spelling::link_type(word)),
+            )
+            .chain(
+                self.pci_addresses
+                    .iter()
+                    .filter_map(|word| spelling::pci_address(word)),
+            );
+        for warning in misspelt {
+            findings.warn(format!("{path}: {warning}"));
         }
         if self.link_types.len() > 1 {
             findings.warn(format!(
@@ -405,26 +478,12 @@ impl Criteria {
     }
 }
 
-/// `ens1f0`, `ens1f0#0-3,7`. A part that is no range ends the list with a warning, as there.
+/// `ens1f0`, `ens1f0#0-3,7`.
 fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Owner> {
     let mut read = |word: &String| {
         let (name, indexes) = match word.split_once('#') {
             None => (word.as_str(), None),
-            Some((name, parts)) => {
-                let mut set = RangeSet::default();
-                for part in parts.split(',') {
-                    match RangeSet::parse(part) {
-                        Ok(range) => set.extend(range),
-                        Err(error) => {
-                            findings.warn(format!(
-                                "{path}: {word:?}: {error}; this and what follows matches nothing"
-                            ));
-                            break;
-                        }
-                    }
-                }
-                (name, Some(set))
-            }
+            Some((name, parts)) => (name, Some(indexes(word, parts, path, findings))),
         };
         Owner {
             pf: Pattern::Folded(name.into()),
@@ -434,17 +493,64 @@ fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Owner> {
     words.iter().map(&mut read).collect()
 }
 
+/// The function numbers behind `#`, as that plugin reads them: a part that is no number ends the
+/// list, a space makes a part no number, a range that runs backwards is empty, and a second `#`
+/// spoils the whole entry. It says none of this; here each is warned of.
+fn indexes(word: &str, parts: &str, path: &str, findings: &mut Findings) -> RangeSet {
+    let mut set = RangeSet::default();
+    if parts.contains('#') {
+        findings.warn(format!(
+            "{path}: {word:?} has a second \"#\" and matches nothing"
+        ));
+        return set;
+    }
+    // Functions are numbered far below 2^32, so a number that does not fit matches none of them.
+    let number = |text: &str| -> Option<u32> {
+        let number: i64 = text.parse().ok()?;
+        Some(u32::try_from(number).unwrap_or(u32::MAX))
+    };
+    for part in parts.split(',') {
+        let range = match part.split('-').collect::<Vec<_>>().as_slice() {
+            [one] => number(one).map(|one| (one, one)),
+            [low, high] => number(low).zip(number(high)),
+            _ => None,
+        };
+        match range {
+            Some((low, high)) if low <= high => set.extend(RangeSet::from_to(low, high)),
+            Some(_) => findings.warn(format!(
+                "{path}: {word:?}: range {part:?} runs backwards and matches nothing"
+            )),
+            None => {
+                findings.warn(format!(
+                    "{path}: {word:?}: {part:?} is no number and no range; it and what follows \
+                     matches nothing"
+                ));
+                break;
+            }
+        }
+    }
+    set
+}
+
+/// Partition keys without the membership bit. That plugin compares text, so a word that is no key
+/// matches nothing; a list of such words still has to match nothing, and not everything.
 fn pkeys(words: &[String], path: &str, findings: &mut Findings) -> Vec<u16> {
     let mut read = |word: &String| {
         let digits = word.strip_prefix("0x").unwrap_or(word);
-        let key = u16::from_str_radix(digits, 16).map(|key| key & 0x7fff);
-        key.map_err(|_| {
-            findings.problem(format!("{path}: partition key {word:?} is not hexadecimal"))
-        })
-        .ok()
+        let key = u16::from_str_radix(digits, 16);
+        if key.is_err() {
+            findings.warn(format!(
+                "{path}: partition key {word:?} is not hexadecimal between 0x0001 and 0xffff and \
+                 matches nothing"
+            ));
+        }
+        key.map_or(INVALID_PKEY, |key| key & 0x7fff)
     };
-    words.iter().filter_map(&mut read).collect()
+    words.iter().map(&mut read).collect()
 }
+
+/// The invalid partition key, which is in no port's table (`InfiniBand` specification 10.9.1.1).
+const INVALID_PKEY: u16 = 0;
 
 #[cfg(test)]
 mod tests;

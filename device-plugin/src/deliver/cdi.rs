@@ -173,6 +173,7 @@ mod tests {
             topology: true,
             delivery: Delivery::Cdi,
             extra_nodes: Vec::new(),
+            variables: crate::config::Variables::default(),
             additional_info: Default::default(),
         };
         let shape = Shape::Exclusive {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use hca::HcaId;
 use serde_json::{Value, json};
@@ -21,6 +22,8 @@ use crate::whole_file;
 /// Version of the device information specification.
 const VERSION: &str = "1.1.0";
 const SUFFIX: &str = "-device.json";
+/// How long after Allocate the kubelet may not yet name a unit as held.
+pub const ALLOCATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// A file to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,13 +76,25 @@ pub fn write(directory: &Path, file: &File) -> io::Result<()> {
 }
 
 /// Removes the files of our resources whose unit nobody holds. `held` are the resources that are
-/// ours, with the units that pods hold.
-pub fn remove_unheld(directory: &Path, held: &[(ResourceName, BTreeSet<String>)]) {
+/// ours, with the units that pods hold as the kubelet said when it was asked at `asked`. A file that
+/// is not clearly older than that stays: the kubelet names a unit only some time after it was
+/// allocated.
+pub fn remove_unheld(
+    directory: &Path,
+    held: &[(ResourceName, BTreeSet<String>)],
+    asked: SystemTime,
+) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        if is_unheld(&name, held) {
+        let written = entry.metadata().and_then(|meta| meta.modified());
+        let is_old = written.is_ok_and(|written| {
+            asked
+                .duration_since(written)
+                .is_ok_and(|age| age >= ALLOCATION_GRACE_PERIOD)
+        });
+        if is_old && is_unheld(&name, held) {
             let path: PathBuf = entry.path();
             if let Err(error) = fs::remove_file(&path) {
                 tracing::debug!(file = %path.display(), %error, "cannot remove device information");
@@ -167,7 +182,16 @@ mod tests {
             )
             .unwrap();
         }
-        remove_unheld(dir.path(), &held);
+        // The answer is older than the files.
+        remove_unheld(dir.path(), &held, SystemTime::now());
+        for (name, _) in cases {
+            assert!(dir.path().join(name).exists(), "{name}");
+        }
+        remove_unheld(
+            dir.path(),
+            &held,
+            SystemTime::now() + ALLOCATION_GRACE_PERIOD,
+        );
         for (name, stays) in cases {
             assert_eq!(dir.path().join(name).exists(), stays, "{name}");
         }

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{NodeClass, ResourceName};
+use crate::config::model::{TUN, VHOST_NET};
+use crate::config::{NodeClass, ResourceName, Variables};
 use crate::snapshot::{Member, Terms};
 
 /// Variables for a container:
@@ -25,14 +26,26 @@ pub fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, String> 
         .iter()
         .map(|member| (member.id.to_string(), describe(terms, member)))
         .collect();
-    HashMap::from([
-        (format!("RDMA_DEVICES_{suffix}"), devices.join(",")),
-        (format!("PCIDEVICE_{suffix}"), identities.join(",")),
-        (
-            format!("PCIDEVICE_{suffix}_INFO"),
-            Value::Object(info).to_string(),
-        ),
-    ])
+    let (identities, info) = (identities.join(","), Value::Object(info).to_string());
+    let mut variables = HashMap::from([(format!("RDMA_DEVICES_{suffix}"), devices.join(","))]);
+    let suffixes = match terms.variables {
+        Variables::Shell => vec![suffix],
+        Variables::Sriov => vec![sriov_suffix(&terms.resource), suffix],
+    };
+    for suffix in suffixes {
+        variables.insert(format!("PCIDEVICE_{suffix}"), identities.clone());
+        variables.insert(format!("PCIDEVICE_{suffix}_INFO"), info.clone());
+    }
+    variables
+}
+
+/// The resource name as the SR-IOV plugin makes part of a variable's name of it: it replaces dots
+/// and the slash alone, so a `-` stays, which programs can read and shells cannot.
+fn sriov_suffix(resource: &ResourceName) -> String {
+    resource
+        .as_str()
+        .replace(['.', '/'], "_")
+        .to_ascii_uppercase()
 }
 
 /// The resource name as part of a variable's name that every shell can use.
@@ -64,6 +77,10 @@ fn describe(terms: &Terms, member: &Member) -> Value {
     rdma.insert("rdma_dev".into(), member.rdma_devices.join(",").into());
     let id = member.id.to_string();
     let mut info = json!({"generic": {"deviceID": id}, "rdma": rdma});
+    if let (Some(info), false) = (info.as_object_mut(), terms.extra_nodes.is_empty()) {
+        let vhost = json!({"net-mount": VHOST_NET, "tun-mount": TUN});
+        info.insert("vhost".into(), vhost);
+    }
     let extra = extra_info(terms, &id);
     if let (Some(info), false) = (info.as_object_mut(), extra.is_empty()) {
         info.insert("extraInfo".into(), json!(extra));

@@ -98,6 +98,7 @@ pub async fn keep_watch(
 ) {
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let mut armed: Option<(u64, u64, notify::RecommendedWatcher)> = None;
+    let mut told = false;
     let mut ticks = tokio::time::interval(LOOK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -112,8 +113,13 @@ pub async fn keep_watch(
         let current = armed.as_ref().map(|(device, inode, _)| (*device, *inode));
         if now != current {
             armed = now.and_then(|(device, inode)| match arm(&path, wake.clone()) {
-                Ok(watcher) => Some((device, inode, watcher)),
+                Ok(watcher) => {
+                    told = false;
+                    Some((device, inode, watcher))
+                }
+                Err(_) if told => None,
                 Err(error) => {
+                    told = true;
                     tracing::warn!(
                         directory = %path.display(), %error,
                         "cannot watch the device-plugins directory; looking every {} s", LOOK.as_secs()
@@ -143,7 +149,10 @@ fn look(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> b
     differs
 }
 
-fn arm(path: &Path, wake: mpsc::Sender<()>) -> notify::Result<notify::RecommendedWatcher> {
+fn arm(
+    path: &Path,
+    wake: mpsc::Sender<()>,
+) -> Result<notify::RecommendedWatcher, crate::watch::Error> {
     crate::watch::directory(path, move || {
         // A full channel already holds a wake-up that has not been taken.
         let _ = wake.try_send(());

@@ -4,10 +4,11 @@
 //! nobody holding anything: until the service has answered once there is no [`Holdings`] at all.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use hca::{HcaId, UnitId};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -22,8 +23,23 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub const UP_TO_DATE: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holdings(BTreeMap<String, BTreeMap<String, Holder>>);
+#[derive(Debug, Clone)]
+pub struct Holdings {
+    units: BTreeMap<String, BTreeMap<String, Holder>>,
+    /// When the kubelet was asked.
+    asked: SystemTime,
+}
+
+/// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HcaHolding {
+    /// The resource, of whichever device plugin.
+    pub resource: String,
+    /// Whether the pod has the HCA for itself.
+    pub exclusive: bool,
+    /// The pod.
+    pub holder: Holder,
+}
 
 /// The pod that holds a unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,7 +55,7 @@ pub struct Holder {
 impl Holdings {
     /// Units of a resource, with their holders.
     pub fn of(&self, resource: &ResourceName) -> impl Iterator<Item = (&str, &Holder)> {
-        let units = self.0.get(resource.as_str()).into_iter().flatten();
+        let units = self.units.get(resource.as_str()).into_iter().flatten();
         units.map(|(unit, holder)| (unit.as_str(), holder))
     }
 
@@ -50,12 +66,43 @@ impl Holdings {
 
     /// Resources of which something is held.
     pub fn resources(&self) -> impl Iterator<Item = ResourceName> {
-        self.0
+        self.units
             .keys()
             .filter_map(|name| ResourceName::parse(name).ok())
     }
 
-    fn new(all: Vec<Held>) -> Self {
+    /// When the kubelet was asked: what it allocated later is not in here.
+    pub fn asked(&self) -> SystemTime {
+        self.asked
+    }
+
+    /// Whether both say the same.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        self.units == other.units
+    }
+
+    /// HCAs that units in pods' hands name, whichever resource and device plugin they are of: the
+    /// SR-IOV device plugin's units are PCI addresses, too. Units of a whole pool name none.
+    pub fn hcas(&self) -> BTreeMap<HcaId, Vec<HcaHolding>> {
+        let mut hcas: BTreeMap<HcaId, Vec<HcaHolding>> = BTreeMap::new();
+        for (resource, units) in &self.units {
+            for (unit, holder) in units {
+                let (hca, exclusive) = match unit.parse() {
+                    Ok(UnitId::Exclusive(hca)) => (hca, true),
+                    Ok(UnitId::Shared { hca, .. }) => (hca, false),
+                    Ok(UnitId::Pool { .. }) | Err(_) => continue,
+                };
+                hcas.entry(hca).or_default().push(HcaHolding {
+                    resource: resource.clone(),
+                    exclusive,
+                    holder: holder.clone(),
+                });
+            }
+        }
+        hcas
+    }
+
+    fn new(all: Vec<Held>, asked: SystemTime) -> Self {
         let mut held: BTreeMap<String, BTreeMap<String, Holder>> = BTreeMap::new();
         for one in all {
             let holder = Holder {
@@ -66,7 +113,19 @@ impl Holdings {
             let units = held.entry(one.resource).or_default();
             units.extend(one.ids.into_iter().map(|id| (id, holder.clone())));
         }
-        Self(held)
+        Self { units: held, asked }
+    }
+}
+
+/// Asks once.
+///
+/// # Errors
+/// What came back instead of an answer, or that none came in this time.
+pub async fn ask(socket: &Path, timeout: Duration) -> Result<Holdings, String> {
+    let asked = SystemTime::now();
+    match tokio::time::timeout(timeout, podresources::held(socket)).await {
+        Ok(held) => held.map(|held| Holdings::new(held, asked)),
+        Err(_) => Err(format!("no answer within {timeout:?}")),
     }
 }
 
@@ -78,23 +137,19 @@ pub async fn keep_asking(
 ) {
     let mut failing = false;
     loop {
-        match tokio::time::timeout(DEADLINE, podresources::held(&socket)).await {
-            Ok(Ok(held)) => {
-                let held = Holdings::new(held);
+        match ask(&socket, DEADLINE).await {
+            Ok(held) => {
                 failing = false;
                 holdings.send_if_modified(|known| {
-                    let news = known.as_deref() != Some(&held);
-                    if news {
-                        *known = Some(Arc::new(held));
-                    }
-                    news
+                    let same = known
+                        .as_ref()
+                        .is_some_and(|known| known.says_the_same(&held));
+                    // Also when it is no news: it is the newer word.
+                    *known = Some(Arc::new(held));
+                    !same
                 });
             }
-            failed if !failing => {
-                let error = match failed {
-                    Ok(Err(error)) => error,
-                    _ => format!("no answer within {DEADLINE:?}"),
-                };
+            Err(error) if !failing => {
                 tracing::info!(
                     socket = %socket.display(), error,
                     "which pods hold what is not known; mount the kubelet's pod-resources directory \
@@ -102,7 +157,7 @@ pub async fn keep_asking(
                 );
                 failing = true;
             }
-            _ => {}
+            Err(_) => {}
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -124,16 +179,23 @@ mod tests {
             resource: resource.into(),
             ids: ids.iter().map(ToString::to_string).collect(),
         };
-        let holdings = Holdings::new(vec![
-            held("rdma/a", &["0000:3b:00.2", "0000:3b:00.3"]),
-            held("nvidia.com/gpu", &["GPU-1"]),
-            held("rdma/a", &["0000:3b:00.4"]),
-        ]);
+        let holdings = Holdings::new(
+            vec![
+                held("rdma/a", &["0000:3b:00.2", "0000:3b:00.3"]),
+                held("nvidia.com/gpu", &["GPU-1"]),
+                held("rdma/a", &["0000:3b:00.4"]),
+                held("rdma/s", &["0000:86:00.0_3e71787e_17", "pool_3e71787e_17"]),
+            ],
+            SystemTime::now(),
+        );
         let resource = ResourceName::parse("rdma/a").unwrap();
         let units: Vec<&str> = holdings.of(&resource).map(|(unit, _)| unit).collect();
         assert_eq!(units, ["0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"]);
         assert_eq!(holdings.of(&resource).next().unwrap().1.pod, "train-0");
-        assert_eq!(holdings.resources().count(), 2);
+        assert_eq!(holdings.resources().count(), 3);
+        let hcas = holdings.hcas();
+        let exclusive: Vec<bool> = hcas.values().map(|all| all[0].exclusive).collect();
+        assert_eq!(exclusive, [true, true, true, false]);
         assert!(
             holdings
                 .units(&ResourceName::parse("rdma/b").unwrap())

@@ -2,8 +2,9 @@
 //!
 //! In reading order: [`directory`] watches the kubelet's device-plugins directory, [`service`]
 //! answers the kubelet's calls, [`session`] keeps one resource registered, [`holdings`] is who
-//! holds which units.
+//! holds which units, [`checkpoint`] what the kubelet hands out again.
 
+pub mod checkpoint;
 pub mod directory;
 pub mod holdings;
 pub mod service;

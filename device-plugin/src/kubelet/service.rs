@@ -1,9 +1,11 @@
 //! Answers what the kubelet asks a device plugin, for one resource, from the current snapshot.
 //!
-//! Nothing here waits for a disk, a netlink socket or another process: the kubelet calls Allocate
-//! with no deadline while it admits pods one by one.
+//! Allocate waits for no disk, netlink socket or other process: the kubelet calls it with no deadline
+//! while it admits pods one by one. PreStartContainer, of which the kubelet waits 30 s for the answer,
+//! waits for a scan of the host and reads the kubelet's checkpoint.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -20,8 +22,10 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 
+use super::checkpoint;
+use super::session::State;
 use crate::allocate;
-use crate::config::{Delivery, NodeClass};
+use crate::config::NodeClass;
 use crate::deliver::device_info;
 use crate::snapshot::{Snapshot, Unit};
 
@@ -31,15 +35,18 @@ pub type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 /// What sessions ask of the daemon, in whose hands the host is.
 #[derive(Debug, Clone)]
 pub struct Errands {
-    looks: mpsc::Sender<oneshot::Sender<()>>,
+    looks: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
 }
+
+/// Who waits for a scan: told when it ended, or why it does not come to its end.
+pub type Waiting = oneshot::Sender<Result<(), String>>;
 
 /// Where errands arrive.
 #[derive(Debug)]
 pub struct Asked {
     /// Looks at the host that somebody waits for.
-    pub looks: mpsc::Receiver<oneshot::Sender<()>>,
+    pub looks: mpsc::Receiver<Waiting>,
     /// Device information to be written.
     pub files: mpsc::Receiver<Vec<device_info::File>>,
 }
@@ -64,7 +71,10 @@ impl Errands {
         let over = || Status::unavailable("the device plugin is stopping");
         let (done, answer) = oneshot::channel();
         self.looks.send(done).await.map_err(|_| over())?;
-        answer.await.map_err(|_| over())
+        answer
+            .await
+            .map_err(|_| over())?
+            .map_err(Status::unavailable)
     }
 
     /// Has files written some time soon; never waits.
@@ -89,6 +99,10 @@ pub struct Service {
     allocations: Arc<AllocationCounts>,
     errands: Errands,
     granted: Arc<Granted>,
+    /// The kubelet's device-plugins directory.
+    directory: PathBuf,
+    /// Where it is said that the kubelet has the list.
+    state: watch::Sender<State>,
 }
 
 /// Verbs nodes that units were allocated with, so far as this process knows.
@@ -105,23 +119,55 @@ impl Granted {
         }
     }
 
-    /// The first unit whose verbs node is another one now than when it was allocated.
-    fn moved<'i>(&self, snapshot: &Snapshot, ids: &'i [String]) -> Option<(&'i str, String)> {
+    /// The verbs nodes that these units were allocated with, if that is known of all of them.
+    fn of(&self, ids: &[String]) -> Option<BTreeSet<String>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.iter().find_map(|id| {
-            let Some(Unit::Member(member)) = snapshot.unit(id) else {
-                return None;
-            };
-            let (then, now) = (known.get(id)?, member.paths(NodeClass::Uverbs));
-            (*then != now).then(|| {
-                (
-                    id.as_str(),
-                    format!("{} became {}", then.join(","), now.join(",")),
-                )
-            })
-        })
+        let all: Option<Vec<&Vec<String>>> = ids.iter().map(|id| known.get(id)).collect();
+        Some(all?.into_iter().flatten().cloned().collect())
     }
 }
+
+/// Why a container must not start: a verbs node that it was promised is another HCA's by now.
+fn swapped(snapshot: &Snapshot, ids: &[String], granted: &BTreeSet<String>) -> Option<String> {
+    let is_uverbs = |path: &&String| path.starts_with(UVERBS_PATH);
+    let then: BTreeSet<&String> = granted.iter().filter(is_uverbs).collect();
+    // By CDI alone, the nodes are those of the specification, which is always of now.
+    if then.is_empty() {
+        return None;
+    }
+    let mut paths = Vec::new();
+    for id in ids {
+        match snapshot.unit(id) {
+            Some(Unit::Member(member)) => paths.extend(member.paths(NodeClass::Uverbs)),
+            Some(Unit::Pool) => return None,
+            // It is gone, and its node may be another HCA's.
+            None => {}
+        }
+    }
+    let now: BTreeSet<&String> = paths.iter().collect();
+    let list = |paths: &BTreeSet<&String>| {
+        let paths: Vec<&str> = paths.iter().map(|path| path.as_str()).collect();
+        if paths.is_empty() {
+            "no node".to_owned()
+        } else {
+            paths.join(",")
+        }
+    };
+    (then != now).then(|| {
+        format!(
+            "unit {} of {} was allocated as {} and is {} now: a reboot or a move to a pod's namespace \
+             numbers device nodes anew, and what was allocated cannot be changed any more; delete the \
+             pod, and set delivery: cdi for this pool",
+            ids.join(","),
+            snapshot.resource(),
+            list(&then),
+            list(&now)
+        )
+    })
+}
+
+/// What the paths of verbs nodes begin with.
+const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
 
 /// Allocate calls of one resource since the start.
 #[derive(Debug, Default)]
@@ -141,8 +187,12 @@ impl Service {
         allocations: Arc<AllocationCounts>,
         errands: Errands,
         exclusive: bool,
+        directory: PathBuf,
+        state: watch::Sender<State>,
     ) -> Self {
         Self {
+            directory,
+            state,
             exclusive,
             feed,
             streams,
@@ -248,17 +298,31 @@ impl DevicePlugin for Service {
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         self.errands.look().await?;
         let snapshot = self.snapshot()?;
-        if snapshot.terms().delivery == Delivery::DeviceSpecs
-            && let Some((unit, change)) = self
-                .granted
-                .moved(&snapshot, &request.get_ref().devices_ids)
-        {
-            return Err(Status::failed_precondition(format!(
-                "unit {unit} of {}: its move to the pod's namespace gave it another device node \
-                 ({change}), and what was allocated cannot be changed any more; set delivery: cdi \
-                 for this pool",
-                snapshot.resource()
-            )));
+        let ids = request.into_inner().devices_ids;
+        let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());
+        let asked = ids.clone();
+        let kept = tokio::task::spawn_blocking(move || {
+            checkpoint::granted(&directory, &resource, &asked).map_err(|error| error.to_string())
+        });
+        let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
+        let granted = match kept {
+            Ok(granted) if !granted.is_empty() => granted,
+            // Not written yet, or not to be read: what this process allocated is known at least.
+            not_kept => {
+                let remembered = self.granted.of(&ids);
+                if let (Err(error), None) = (&not_kept, &remembered) {
+                    tracing::warn!(
+                        resource = %snapshot.resource(), units = ids.join(","), error,
+                        "a container starts, and what it was allocated is not known; it is not checked"
+                    );
+                }
+                remembered.into_iter().collect()
+            }
+        };
+        let mut granted = granted.iter();
+        if let Some(why) = granted.find_map(|paths| swapped(&snapshot, &ids, paths)) {
+            tracing::error!(why, "a container is not started");
+            return Err(Status::failed_precondition(why));
         }
         Ok(Response::new(PreStartContainerResponse {}))
     }
@@ -272,6 +336,7 @@ pub struct Listing {
     sent: Option<Arc<Snapshot>>,
     end: Pin<Box<WaitForCancellationFutureOwned>>,
     streams: Arc<watch::Sender<usize>>,
+    state: watch::Sender<State>,
 }
 
 impl Listing {
@@ -282,6 +347,7 @@ impl Listing {
             sent: None,
             end: Box::pin(service.end.clone().cancelled_owned()),
             streams: service.streams.clone(),
+            state: service.state.clone(),
         }
     }
 }
@@ -316,6 +382,11 @@ impl Stream for Listing {
             }
             let response = next.listing();
             self.sent = Some(next);
+            self.state.send_if_modified(|state| {
+                let news = !state.listed;
+                state.listed = true;
+                news
+            });
             return Poll::Ready(Some(Ok(response)));
         }
     }

@@ -55,6 +55,8 @@ pub struct Timing {
     pub stream: Duration,
     /// How long to wait, once the last stream ended, for what a restarting kubelet does next.
     pub settle: Duration,
+    /// Least time between two registrations that nothing but a lost stream asks for.
+    pub spacing: Duration,
     /// How long open calls may take to finish when the server stops.
     pub drain: Duration,
 }
@@ -67,6 +69,7 @@ impl Default for Timing {
             back_off_max: Duration::from_secs(10),
             stream: Duration::from_secs(10),
             settle: Duration::from_millis(300),
+            spacing: Duration::from_secs(1),
             drain: Duration::from_secs(2),
         }
     }
@@ -85,6 +88,8 @@ pub struct State {
     pub registered: bool,
     /// Since when the kubelet has had a stream open.
     pub streaming_since: Option<Instant>,
+    /// The kubelet has been sent the list of units on a stream of this registration.
+    pub listed: bool,
     /// Successful registrations since the start.
     pub registrations: u64,
     /// Failed attempts since the start.
@@ -221,6 +226,8 @@ impl Session {
             self.allocations.clone(),
             self.errands.clone(),
             self.exclusive,
+            self.directory.clone(),
+            self.state.clone(),
         );
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
@@ -265,6 +272,8 @@ impl Session {
 
     /// Registers, and again whenever the registration is lost, until the socket is or `stop`.
     async fn keep_registered(&mut self, served: &mut Served, back_off: &mut BackOff) -> Trouble {
+        // The socket of the kubelet that the last failures are about.
+        let mut failed_on = None;
         loop {
             let siblings = self.siblings();
             // Not from the last look at the directory, which may be older than the socket that is
@@ -275,13 +284,22 @@ impl Session {
             if SocketId::of(&served.path) != Some(served.id) {
                 return Trouble::SocketGone;
             }
+            if kubelet != failed_on {
+                // Another kubelet, which has refused nothing yet.
+                back_off.reset();
+            }
+            let registered = tokio::time::Instant::now();
             match self.register(served, kubelet).await {
-                Ok(()) => back_off.reset(),
+                Ok(()) => {
+                    back_off.reset();
+                    failed_on = None;
+                }
                 Err(Attempt::Interrupted(trouble)) => match trouble {
                     Trouble::Stop | Trouble::SocketGone => return trouble,
                     _ => continue,
                 },
                 Err(Attempt::Failed(error)) => {
+                    failed_on = kubelet;
                     self.failed(error);
                     match self.wait_to_retry(served, back_off.next()).await {
                         Some(trouble) => return trouble,
@@ -293,6 +311,7 @@ impl Session {
             self.state.send_modify(|state| {
                 state.registered = false;
                 state.streaming_since = None;
+                state.listed = false;
             });
             match trouble {
                 Trouble::Stop => return trouble,
@@ -300,8 +319,17 @@ impl Session {
                     tracing::info!(resource = %self.resource, reason = ?trouble, "serving anew");
                     return trouble;
                 }
-                Trouble::KubeletRestarted | Trouble::StreamEnded => {
+                Trouble::KubeletRestarted => {
                     tracing::info!(resource = %self.resource, reason = ?trouble, "registering again");
+                }
+                Trouble::StreamEnded => {
+                    tracing::info!(resource = %self.resource, reason = ?trouble, "registering again");
+                    // A kubelet that ends each stream at once is not asked in a storm; one that
+                    // restarts is answered at once, because its new socket cuts this short.
+                    let rest = self.timing.spacing.saturating_sub(registered.elapsed());
+                    if let Some(trouble) = self.wait_to_retry(served, rest).await {
+                        return trouble;
+                    }
                 }
                 Trouble::Unheard => self.unheard(),
             }
@@ -427,7 +455,10 @@ impl Session {
                 });
             } else if patience.is_none() {
                 patience = Some(tokio::time::Instant::now() + self.timing.settle);
-                self.state.send_modify(|state| state.streaming_since = None);
+                self.state.send_modify(|state| {
+                    state.streaming_since = None;
+                    state.listed = false;
+                });
             }
             let waiting = async {
                 match patience {

@@ -10,7 +10,7 @@ use prost::Message;
 use super::*;
 use crate::allocate::{self, allocate};
 use crate::candidate::gather;
-use crate::config::{self, MAX_UNITS};
+use crate::config::{self, MAX_POOLED_UNITS, MAX_UNITS};
 use crate::snapshot::Counts;
 
 /// A host whose device nodes are all as they should be.
@@ -29,7 +29,7 @@ impl Node {
     }
 
     fn look(&self) -> Observation {
-        let mut seen = Observation::make(&self.tree.host()).unwrap();
+        let mut seen = Observation::make(&self.tree.host(), &[]).unwrap();
         // Nodes of a tree are plain files.
         seen.nodes
             .values_mut()
@@ -329,12 +329,111 @@ fn ports_decide_health_and_are_named() {
     );
 }
 
+/// A function with a netdev that is up or down and one port.
+fn one_function(link_layer: &'static str, up: bool, state: &'static str) -> Node {
+    Node::new(|tree| {
+        tree.pci(&PciSpec::MLX5);
+        tree.netdev(&NetdevSpec {
+            name: "ens1",
+            on: On::Pci(PciSpec::MLX5.address),
+            up,
+            link_type: if link_layer == "InfiniBand" { 32 } else { 1 },
+            ..NetdevSpec::default()
+        });
+        tree.rdma(&RdmaSpec {
+            on: On::Pci(PciSpec::MLX5.address),
+            ports: &[PortSpec {
+                state,
+                phys_state: "3: Disabled",
+                link_layer,
+                ..PortSpec::ROCE
+            }],
+            ..RdmaSpec::default()
+        });
+    })
+}
+
 #[test]
-fn an_old_pool_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
+fn port_state_makes_no_unit_of_the_peers_formats_unhealthy() {
+    let rsdp = legacy(3, r#""vendors": ["15b3"]"#);
+    let sdp = config::parse(
+        r#"{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true}}]}"#,
+    )
+    .unwrap();
+    for config in [rsdp, sdp] {
+        for link_layer in ["Ethernet", "InfiniBand"] {
+            for up in [false, true] {
+                let node = one_function(link_layer, up, "1: DOWN");
+                let counts = node.pools(&config).snapshots[0].count();
+                assert!(
+                    counts.healthy > 0 && counts.unhealthy == 0,
+                    "{link_layer}, up {up}: {counts:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_exclusive_unit_whose_netdev_is_set_down_is_healthy_and_lost_carrier_is_not() {
+    let exclusive = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
+    let shared = native(&["resource: rdma/a, mode: shared, slots: 1, select: { functions: [pf] }"]);
+    let healthy = |config: &Config, link_layer, up| {
+        let node = one_function(link_layer, up, "1: DOWN");
+        node.pools(config).snapshots[0].count().healthy == 1
+    };
+    assert!(healthy(&exclusive, "Ethernet", false));
+    assert!(!healthy(&exclusive, "Ethernet", true), "carrier is lost");
+    // Nobody sets the link of a shared HCA up for a pod.
+    assert!(!healthy(&shared, "Ethernet", false));
+    // The netdev of an InfiniBand PF says nothing about its port.
+    assert!(!healthy(&exclusive, "InfiniBand", false));
+}
+
+#[test]
+fn an_infiniband_vf_without_its_guid_is_healthy_while_its_netdev_is_down() {
+    let lay = |up: bool| {
+        Node::new(|tree| {
+            tree.pci(&PciSpec::MLX5);
+            let vf = PciSpec {
+                address: "0000:3b:00.2",
+                ..PciSpec::MLX5
+            };
+            tree.pci(&vf);
+            tree.vf(PciSpec::MLX5.address, 0, &vf);
+            tree.netdev(&NetdevSpec {
+                name: "ibs1v0",
+                on: On::Pci(vf.address),
+                up,
+                link_type: 32,
+                ..NetdevSpec::default()
+            });
+            tree.rdma(&RdmaSpec {
+                name: "mlx5_2",
+                on: On::Pci(vf.address),
+                ports: &[PortSpec {
+                    state: "1: DOWN",
+                    ..PortSpec::INFINIBAND
+                }],
+                ..RdmaSpec::default()
+            });
+        })
+    };
+    let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [vf] }"]);
+    let count = |up| lay(up).pools(&config).snapshots[0].count();
+    assert_eq!((count(false).healthy, count(false).unhealthy), (1, 0));
+    assert_eq!((count(true).healthy, count(true).unhealthy), (0, 1));
+}
+
+#[test]
+fn a_legacy_pool_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
     let node = Node::new(two_nics);
     node.tree
         .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
-    let config = legacy(2, r#""vendors": ["15b3"]"#);
+    let config = native(
+        &["resource: rdma/a, mode: shared, policy: legacy, slots: 2, \
+         nodes: { optional: [umad] }, select: { vendors: [15b3] }"],
+    );
     let snapshot = node.pools(&config).snapshots.remove(0);
     assert_eq!(
         snapshot.count(),
@@ -470,7 +569,7 @@ fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
     assert_eq!(ids(&pools.snapshots[0]), ["0000:3b:00.0", "0000:5e:00.2"]);
     let told: Vec<String> = pools.left_out.iter().map(ToString::to_string).collect();
     assert!(
-        told[0].contains("0000:86:00.0") && told[0].contains("goes over ens2"),
+        told[0].contains("0000:86:00.0") && told[0].contains("needs ens2: bond0"),
         "{told:?}"
     );
     assert!(
@@ -564,6 +663,29 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
 }
 
 #[test]
+fn an_exclusive_pool_gives_nothing_away_while_uplinks_cannot_be_told() {
+    let node = Node::new(two_nics);
+    node.tree.remove("/proc/1/net/route");
+    let select = "select: { functions: [pf] }";
+    let exclusive = native(&[&format!("resource: rdma/a, mode: exclusive, {select}")]);
+    let shared = native(&[&format!(
+        "resource: rdma/a, mode: shared, slots: 1, {select}"
+    )]);
+    let allowed = native(&[&format!(
+        "resource: rdma/a, mode: exclusive, spare: [pfsWithVfs], {select}"
+    )]);
+    let pools = node.pools(&exclusive);
+    assert!(pools.snapshots[0].members().is_empty());
+    let said = pools.left_out[0].to_string();
+    assert!(
+        said.contains("cannot be told: read ") && said.contains("proc/net/route"),
+        "{said}"
+    );
+    assert_eq!(node.pools(&shared).snapshots[0].members().len(), 2);
+    assert_eq!(node.pools(&allowed).snapshots[0].members().len(), 2);
+}
+
+#[test]
 fn one_message_holds_the_list_whatever_is_asked_for() {
     let member = |index: u32| Member {
         id: format!("{}.sf.{}", "a".repeat(30), u32::MAX - index)
@@ -597,10 +719,12 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
     // The most that an old file may ask for.
     let node = Node::new(two_nics);
     let snapshot = node
-        .pools(&legacy(MAX_UNITS, r#""vendors": ["15b3"]"#))
+        .pools(&legacy(MAX_POOLED_UNITS, r#""vendors": ["15b3"]"#))
         .snapshots
         .remove(0);
     assert!(snapshot.listing().encoded_len() <= MESSAGE_BYTES);
+    let longest = snapshot.undeliverable("no unit can be delivered").listing();
+    assert!(longest.encoded_len() <= MESSAGE_BYTES);
 }
 
 #[test]
@@ -692,7 +816,11 @@ fn what_the_administrator_says_of_hcas_reaches_the_container() {
         r#"{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true, "needVhostNet": true},
             "additionalInfo": {"*": {"fabric": "east", "rail": "?"}, "0000:86:00.0": {"rail": "1"}}}]}"#,
     );
-    let snapshot = node.pools(&config.unwrap()).snapshots.remove(0);
+    let config = config.unwrap();
+    for device in ["/dev/vhost-net", "/dev/net/tun"] {
+        node.tree.file(device, "");
+    }
+    let snapshot = node.pools(&config).snapshots.remove(0);
     let answer = allocate(&snapshot, &["0000:86:00.0".into()]).unwrap();
     let info: serde_json::Value =
         serde_json::from_str(&answer.envs["PCIDEVICE_INTEL_COM_A_INFO"]).unwrap();
@@ -708,6 +836,48 @@ fn what_the_administrator_says_of_hcas_reaches_the_container() {
     assert!(
         paths.ends_with(&["/dev/vhost-net", "/dev/net/tun"]),
         "{paths:?}"
+    );
+    assert_eq!(
+        info["0000:86:00.0"]["vhost"],
+        serde_json::json!({"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"})
+    );
+    // Nodes that the host does not have would make the runtime refuse the container.
+    node.tree.remove("/dev/vhost-net");
+    let pools = node.pools(&config);
+    let answer = allocate(&pools.snapshots[0], &["0000:86:00.0".into()]).unwrap();
+    assert!(
+        answer
+            .devices
+            .iter()
+            .all(|device| device.host_path.contains("infiniband"))
+    );
+    assert!(!answer.envs["PCIDEVICE_INTEL_COM_A_INFO"].contains("vhost"));
+    assert!(
+        pools.remarks[0].contains("load vhost_net"),
+        "{:?}",
+        pools.remarks
+    );
+}
+
+#[test]
+fn a_hyphen_in_a_resource_name_stays_in_the_sriov_plugins_variables() {
+    let node = Node::new(two_nics);
+    let config = config::parse(
+        r#"{"resourceList": [{"resourceName": "sriov-net", "selectors": {"isRdma": true}}]}"#,
+    )
+    .unwrap();
+    let answer = allocate(&node.pools(&config).snapshots[0], &["0000:86:00.0".into()]).unwrap();
+    let mut names: Vec<&str> = answer.envs.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "PCIDEVICE_INTEL_COM_SRIOV-NET",
+            "PCIDEVICE_INTEL_COM_SRIOV-NET_INFO",
+            "PCIDEVICE_INTEL_COM_SRIOV_NET",
+            "PCIDEVICE_INTEL_COM_SRIOV_NET_INFO",
+            "RDMA_DEVICES_INTEL_COM_SRIOV_NET",
+        ]
     );
 }
 

@@ -15,7 +15,7 @@ fn look(lay: impl FnOnce(&Tree)) -> Observation {
     let tree = Tree::new(dir.path());
     tree.rdma_core(true);
     lay(&tree);
-    let mut seen = Observation::make(&tree.host()).unwrap();
+    let mut seen = Observation::make(&tree.host(), &[]).unwrap();
     seen.nodes
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);

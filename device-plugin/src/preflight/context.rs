@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::candidate::gather;
 use crate::config::{Config, Sharing};
+use crate::network::{self, Network, Uplinks};
 use crate::observe::Observation;
 use crate::pool;
 use crate::snapshot::Shape;
@@ -41,6 +43,8 @@ pub struct Wishes {
 pub struct Settings {
     /// Prefix of the host's files.
     pub root: PathBuf,
+    /// Addresses that the cluster knows the node by.
+    pub node_addresses: Vec<IpAddr>,
     /// The kubelet's root directory.
     pub kubelet_root_dir: PathBuf,
     /// The kubelet's directory of device plugins.
@@ -98,7 +102,7 @@ impl Context {
     /// [`hca::Error`] if there is no sysfs to look at.
     pub fn look(settings: Settings) -> hca::Result<Self> {
         let host = Host::at(&settings.root);
-        let seen = Observation::make(&host)?;
+        let seen = Observation::make(&host, &settings.node_addresses)?;
         let pools = settings
             .config
             .as_ref()
@@ -124,6 +128,33 @@ impl Context {
     #[must_use]
     pub fn in_pod(&self) -> bool {
         self.settings.scope == Scope::Pod
+    }
+
+    /// Routes and addresses of the namespace that is checked: the host's, or in a pod this
+    /// process's; empty where they cannot be read.
+    #[must_use]
+    pub fn network(&self) -> Network {
+        let directory = if self.in_pod() {
+            self.host.proc.join("self/net")
+        } else {
+            network::of_host(&self.host.proc)
+        };
+        let network = Network::read(&directory).unwrap_or_default();
+        if self.live() {
+            network.with_addresses_of_this_process()
+        } else {
+            network
+        }
+    }
+
+    /// The uplinks of the namespace that is checked.
+    #[must_use]
+    pub fn uplinks(&self) -> Uplinks {
+        if self.in_pod() {
+            self.network().uplinks(&self.host, &[])
+        } else {
+            self.seen.uplinks.clone()
+        }
     }
 
     /// A path of the host.

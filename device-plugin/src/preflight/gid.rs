@@ -10,7 +10,6 @@ use hca::{GidType, LinkLayer};
 
 use super::check::Check;
 use super::context::Context;
-use super::network::Network;
 use super::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 
 /// What is looked at.
@@ -99,7 +98,7 @@ pub fn look(context: &Context) -> Facts {
 }
 
 fn look_once(context: &Context, inventory: &hca::Inventory) -> Facts {
-    let network = Network::look(context);
+    let network = context.network();
     // iWARP runs over Ethernet as well, but has no GIDs to speak of.
     let roce = |device: &&hca::RdmaDevice| device.node_type == NodeType::ChannelAdapter;
     let ports = inventory.rdma_devices.iter().filter(roce);

@@ -9,8 +9,8 @@ use hca::{LinkLayer, Port, PortState, RdmaDevice};
 use super::check::Check;
 use super::context::{Context, Membership};
 use super::files;
-use super::network::Network;
 use super::verdict::{Finding, NO_NIC};
+use crate::network::Uplinks;
 
 /// What is looked at.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +19,8 @@ pub struct Facts {
     pub ports: Vec<PortFacts>,
     /// Rate that each port should have, in Gb/s.
     pub wanted_rate: Option<u32>,
+    /// Why the node's uplinks cannot be told, if they cannot.
+    pub uplinks_unknown: Option<String>,
 }
 
 /// One port with its netdev.
@@ -59,8 +61,8 @@ pub struct NetdevFacts {
     pub mtu: u32,
     /// Speed in Mb/s.
     pub speed_mbps: Option<u32>,
-    /// Carries a default route.
-    pub uplink: bool,
+    /// Why the node itself needs it, if it does.
+    pub uplink: Option<String>,
     /// The bond, bridge or VRF it belongs to, with its kind.
     pub master: Option<(String, String)>,
     /// It is a bond, with its members.
@@ -143,8 +145,7 @@ pub const CHECKS: &[Check<Facts>] = &[
 /// Looks at the host.
 #[must_use]
 pub fn look(context: &Context) -> Facts {
-    let network = Network::look(context);
-    let uplinks = network.uplinks();
+    let uplinks = context.uplinks();
     let inventory = &context.seen.inventory;
     let ports = inventory.rdma_devices.iter().flat_map(|device| {
         let uplinks = &uplinks;
@@ -170,6 +171,10 @@ pub fn look(context: &Context) -> Facts {
     Facts {
         ports: ports.collect(),
         wanted_rate: context.settings.wishes.rate,
+        uplinks_unknown: match uplinks {
+            Uplinks::Known(_) => None,
+            Uplinks::Unknown(reason) => Some(reason),
+        },
     }
 }
 
@@ -177,7 +182,7 @@ fn netdev(
     context: &Context,
     device: &RdmaDevice,
     name: &str,
-    uplinks: &[&str],
+    uplinks: &Uplinks,
 ) -> Option<NetdevFacts> {
     let inventory = &context.seen.inventory;
     let netdev = inventory.netdev(name)?;
@@ -199,7 +204,7 @@ fn netdev(
         carrier: files::parsed::<u8>(&directory.join("carrier")).map(|carrier| carrier == 1),
         mtu: netdev.mtu,
         speed_mbps: netdev.speed_mbps,
-        uplink: uplinks.contains(&name),
+        uplink: uplinks.why(name).map(ToString::to_string),
         master,
         members: if netdev.kind.as_deref() == Some("bond") {
             netdev.lowers.clone()
@@ -424,8 +429,14 @@ fn l07_roce_mtu(facts: &Facts) -> Vec<Finding> {
 fn l08_uplink(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| {
         let netdev = port.netdev.as_ref()?;
-        let bound = match (&netdev.master, netdev.uplink) {
-            (_, true) => format!("{} carries a default route", netdev.name),
+        if let Some(reason) = &facts.uplinks_unknown {
+            let name = &netdev.name;
+            return Some(Finding::unknown(format!(
+                "whether the node itself needs {name} cannot be told: {reason}"
+            )));
+        }
+        let bound = match (&netdev.master, &netdev.uplink) {
+            (_, Some(why)) => format!("{} is the node's own: {why}", netdev.name),
             (Some((master, kind)), _) if kind != "bond" => {
                 format!("{} belongs to the {kind} {master}", netdev.name)
             }

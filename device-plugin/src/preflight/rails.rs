@@ -13,8 +13,8 @@ use rdma_netdev::kernel::{self, Socket};
 use super::check::Check;
 use super::context::Context;
 use super::files;
-use super::network::{Network, Route};
 use super::verdict::{FOR_THE_CONTAINER, Finding};
+use crate::network::{Network, Route, Uplinks};
 
 /// What is looked at.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +27,7 @@ pub struct Facts {
     pub all: Settings,
     /// What new namespaces start with (`net.core.devconf_inherit_init_net`).
     pub inherit: Option<u8>,
-    /// Netdevs with a default route.
+    /// Netdevs that the namespace is left through.
     pub uplinks: Vec<String>,
     /// Routing rules by source; `None` if they cannot be asked for.
     pub rules: Option<Vec<Rule>>,
@@ -126,7 +126,7 @@ pub const CHECKS: &[Check<Facts>] = &[
 /// Looks at the namespace that is checked.
 #[must_use]
 pub fn look(context: &Context) -> Facts {
-    let network = Network::look(context);
+    let network = context.network();
     let inventory = &context.seen.inventory;
     let mut netdevs: Vec<&str> = inventory
         .rdma_devices
@@ -150,7 +150,10 @@ pub fn look(context: &Context) -> Facts {
                 .proc
                 .join("sys/net/core/devconf_inherit_init_net"),
         ),
-        uplinks: network.uplinks().into_iter().map(str::to_owned).collect(),
+        uplinks: match context.uplinks() {
+            Uplinks::Known(uplinks) => uplinks.into_keys().collect(),
+            Uplinks::Unknown(_) => Vec::new(),
+        },
         rules: context.live().then(rules).flatten(),
     }
 }

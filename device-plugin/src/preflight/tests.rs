@@ -268,6 +268,7 @@ impl Node {
     fn settings(&self) -> Settings {
         let root = self.directory.path();
         Settings {
+            node_addresses: Vec::new(),
             root: root.to_owned(),
             kubelet_root_dir: root.join("var/lib/kubelet"),
             device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),

@@ -1,6 +1,7 @@
 //! The loop that owns what changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,29 +9,35 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use hca::inventory::Inventory;
 use notify::RecommendedWatcher;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
 
 use super::{Settings, Signals};
 use crate::board::Board;
-use crate::config::{self, Config, Delivery};
+use crate::config::last_good::{Kept, Start};
+use crate::config::{self, Config, Delivery, Gate};
 use crate::deliver::{cdi, device_info, features};
 use crate::events::{Bell, Reason, Watched};
 use crate::kubelet::holdings::{self, Holdings};
+use crate::kubelet::service::Waiting;
 use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
 use crate::observe::Observation;
+use crate::podresources;
 use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
-use crate::sessions::Sessions;
+use crate::scan::Scan;
+use crate::sessions::{Patience, Sessions};
 use crate::snapshot::Snapshot;
 
-/// How long after the start a pool without HCAs tells the kubelet nothing at all.
-///
-/// Drivers may still be loading. An empty list would set the node's capacity to zero at once,
-/// while a stream without a message leaves what the kubelet knew from before.
+/// How long after the start a pool that is not complete tells the kubelet nothing at all; see
+/// [`Patience`].
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long after the host booted its ports may still be training.
+const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
+/// How long the kubelet may take to say who holds what, before a configuration is used.
+const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long events are gathered before a look: a device that appears rings several times.
 const GATHER: Duration = Duration::from_millis(10);
 /// The same for the configuration's directory, where a file may be written in pieces.
@@ -60,32 +67,61 @@ pub(super) struct Daemon {
     configuration: Configuration,
     netns_mode: Option<hca::NetnsMode>,
     started: Instant,
+    /// Whether the host booted a moment before.
+    booted_now: bool,
     last_look: Instant,
+    scan: Option<Scan>,
+    /// Why another scan is wanted once the present one has ended, if one is.
+    wanted: Option<Reason>,
+    /// Who waits for the present scan, and who for the one after it.
+    waiting: Vec<Waiting>,
+    waiting_next: Vec<Waiting>,
+    holdings: Option<Arc<Holdings>>,
+    kept: Kept,
+    /// The file that was read last.
+    config_read: Option<FileId>,
+    config_watch: Option<(FileId, RecommendedWatcher)>,
+    /// Why the configuration's directory is not watched, as it was told last.
+    config_unwatched: Option<String>,
     /// When to look again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
     /// What Node Feature Discovery was told last, or why it could not be.
     features: Option<Result<String, String>>,
     links: Links,
+    /// What could not be read at the last scan, beside RDMA devices.
+    faults: Vec<String>,
     report: watch::Sender<Arc<Report>>,
 }
 
 impl Daemon {
     pub(super) fn new(
         settings: Settings,
-        config: Config,
+        start: Start,
         mut sessions: Sessions,
         watched: Watched,
         known: Known,
     ) -> Self {
         let started = Instant::now();
+        let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
+        let Start { config, error } = start;
+        if let Some(error) = &error {
+            tracing::error!(
+                error,
+                "THE CONFIGURATION IS REFUSED; the last good one, which is kept on this node, is in \
+                 force until the file is mended"
+            );
+        }
         let configuration = Configuration {
             file: settings.config_file.clone(),
             format: config.format,
             generation: 1,
-            refused: 0,
-            error: None,
+            refused: u64::from(error.is_some()),
+            error,
         };
+        let kept = Kept::in_directory(settings.state_dir.as_deref());
+        let config_read = FileId::of(&settings.config_file);
+        let holdings = known.held.borrow().clone();
         log_configuration(&settings.config_file, &config);
         sessions.follow(&config);
         let report = watch::Sender::new(Arc::new(Report {
@@ -112,11 +148,22 @@ impl Daemon {
             configuration,
             netns_mode: None,
             started,
+            booted_now,
             last_look: started,
+            scan: None,
+            wanted: None,
+            waiting: Vec::new(),
+            waiting_next: Vec::new(),
+            holdings,
+            kept,
+            config_read,
+            config_watch: None,
+            config_unwatched: None,
             due: None,
             nodes: None,
             features: None,
             links: Links::default(),
+            faults: Vec::new(),
             report,
         }
     }
@@ -125,24 +172,21 @@ impl Daemon {
         self.report.subscribe()
     }
 
-    /// Looks whenever there is a reason to, until a signal or the end of a task.
+    /// Scans whenever there is a reason to, until a signal or the end of a task.
     pub(super) async fn run(
         mut self,
         bell: &Bell,
         mut heard: mpsc::Receiver<Reason>,
-        mut asked: mpsc::Receiver<oneshot::Sender<()>>,
+        mut asked: mpsc::Receiver<Waiting>,
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
-        let configuration = bell.clone();
-        let _configuration_watch = self.watch_configuration(move || {
-            configuration.ring(Reason::Configuration);
-        });
-        self.look(Reason::Start, bell).await;
+        self.want(Reason::Start, bell);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
         let mut patience = Some(tokio::time::Instant::from_std(self.started + PATIENCE));
         let ended = loop {
+            let late = self.scan.as_ref().and_then(Scan::deadline);
             let reason = tokio::select! {
                 signal = signals.next() => match signal {
                     Some(signal) => {
@@ -151,14 +195,17 @@ impl Daemon {
                     }
                     None => Reason::Signal,
                 },
+                outcome = Scan::ended(&mut self.scan) => {
+                    self.scan_ended(outcome, bell).await;
+                    continue;
+                }
+                () = until(late.map(Into::into)) => {
+                    self.scan_is_late();
+                    continue;
+                }
                 Some(reason) = heard.recv() => self.gather(reason, &mut heard).await,
                 Some(waiting) = asked.recv() => {
-                    let mut all = vec![waiting];
-                    while let Ok(another) = asked.try_recv() {
-                        all.push(another);
-                    }
-                    self.look(Reason::Container, bell).await;
-                    all.into_iter().for_each(|waiting| { let _ = waiting.send(()); });
+                    self.wait_for_scan(waiting, bell);
                     continue;
                 }
                 () = until(tidy) => {
@@ -170,12 +217,19 @@ impl Daemon {
                     patience = None;
                     Reason::Timer
                 }
-                () = until(self.due.map(tokio::time::Instant::from_std)) => Reason::Damping,
+                // Set anew by the scan that it asks for.
+                () = until(self.due.map(Into::into)) => {
+                    self.due = None;
+                    Reason::Damping
+                }
                 () = tick(&mut rescan) => Reason::Timer,
                 Ok(()) = self.known.held.changed() => {
+                    self.holdings = self.known.held.borrow_and_update().clone();
                     self.tidy().await;
-                    self.publish();
-                    continue;
+                    // What was too new to be removed is not any more by then.
+                    let later = device_info::ALLOCATION_GRACE_PERIOD + holdings::UP_TO_DATE;
+                    tidy = Some(tokio::time::Instant::now() + later);
+                    Reason::Pods
                 }
                 Ok(()) = self.known.found.changed() => {
                     self.publish();
@@ -194,15 +248,85 @@ impl Daemon {
                     };
                 }
             };
-            if matches!(reason, Reason::Configuration | Reason::Signal) && self.reload() {
+            let asked_for = matches!(reason, Reason::Configuration | Reason::Signal);
+            // Events can be missed: a directory that was replaced sends none.
+            let changed = FileId::of(&self.settings.config_file) != self.config_read;
+            if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
                 tidy = Some(tokio::time::Instant::now() + holdings::UP_TO_DATE);
             }
-            self.look(reason, bell).await;
+            self.want(reason, bell);
         };
+        // Calls that wait for a scan end now; the scan itself cannot be ended.
+        drop((
+            std::mem::take(&mut self.waiting),
+            std::mem::take(&mut self.waiting_next),
+        ));
+        drop(asked);
         self.sessions.end().await;
         ended
+    }
+
+    /// Starts a scan, or has one follow the present one.
+    fn want(&mut self, reason: Reason, bell: &Bell) {
+        self.watch_configuration(bell);
+        if let Some(scan) = &mut self.scan {
+            if scan.is_late() {
+                self.looks.late = Some(scan.call_late());
+                self.publish();
+            }
+            self.wanted = Some(reason);
+            return;
+        }
+        let mut gates: Vec<Gate> = self
+            .config
+            .pools
+            .iter()
+            .flat_map(|pool| pool.wait_for.iter().cloned())
+            .collect();
+        gates.sort();
+        gates.dedup();
+        let (host, addresses) = (&self.settings.host, &self.settings.node_addresses);
+        match Scan::start(reason, host.clone(), addresses.clone(), gates) {
+            Ok(scan) => self.scan = Some(scan),
+            Err(error) => {
+                self.scan_failed(format!("start a thread: {error}"));
+                self.waiting.clear();
+                self.publish();
+            }
+        }
+    }
+
+    /// A container that is about to start waits for a scan that begins now or later, unless there is
+    /// one that does not come to its end.
+    fn wait_for_scan(&mut self, waiting: Waiting, bell: &Bell) {
+        match &mut self.scan {
+            Some(scan) if scan.is_late() => {
+                let _ = waiting.send(Err(scan.call_late().to_string()));
+            }
+            Some(_) => {
+                self.waiting_next.push(waiting);
+                self.wanted.get_or_insert(Reason::Container);
+            }
+            None => {
+                self.waiting.push(waiting);
+                self.want(Reason::Container, bell);
+            }
+        }
+    }
+
+    /// Says that the present scan does not come to its end, to everybody who waits for it.
+    fn scan_is_late(&mut self) {
+        let Some(scan) = &mut self.scan else { return };
+        let late = scan.call_late();
+        tracing::error!("{late}; what was known stays in force");
+        let waiting = self.waiting.drain(..).chain(self.waiting_next.drain(..));
+        waiting.for_each(|waiting| {
+            let _ = waiting.send(Err(late.to_string()));
+        });
+        self.looks.late = Some(late);
+        self.publish();
     }
 
     /// Waits a moment for what follows an event, and keeps looks apart from each other. A new
@@ -222,79 +346,103 @@ impl Daemon {
         reason
     }
 
-    /// Reads the configuration again. A wrong one changes nothing; true if another one is in force.
-    fn reload(&mut self) -> bool {
-        match config::load(&self.settings.config_file, &self.settings.defaults) {
-            Ok(config) => {
+    /// Reads the configuration again. A wrong one changes nothing, and so does one that is wrong in
+    /// part: what is in force is better. True if another one is in force.
+    async fn reload(&mut self) -> bool {
+        let file = self.settings.config_file.clone();
+        self.config_read = FileId::of(&file);
+        let read = config::text(&file).and_then(|text| {
+            let config = config::check(&file, &text, &self.settings.defaults)?;
+            Ok((text, config))
+        });
+        let error = match read {
+            Ok((_, config)) if config == self.config => {
                 self.configuration.error = None;
-                if config == self.config {
-                    return false;
-                }
-                let old = std::mem::replace(&mut self.config, config);
-                let pool = |config: &Config, name: &_| {
-                    config
-                        .pools
-                        .iter()
-                        .find(|pool| pool.resource == *name)
-                        .cloned()
-                };
-                let new = &self.config;
-                self.board
-                    .keep_only(|name| pool(&old, name) == pool(new, name));
-                self.sessions.follow(&self.config);
-                self.configuration.format = self.config.format;
-                self.configuration.generation += 1;
-                log_configuration(&self.settings.config_file, &self.config);
-                true
+                return false;
             }
-            Err(error) => {
-                let error = error.to_string();
-                if self.configuration.error.as_ref() != Some(&error) {
-                    tracing::error!(
-                        error,
-                        "configuration refused; the one before stays in force"
-                    );
-                    self.configuration.refused += 1;
-                    self.configuration.error = Some(error);
-                }
-                false
+            Ok((text, config)) if config.refused.is_empty() => {
+                self.kept.keep(&text);
+                self.follow(config).await;
+                return true;
             }
+            Ok((_, config)) => config.refused.join("; "),
+            Err(error) => error.to_string(),
+        };
+        if self.configuration.error.as_ref() != Some(&error) {
+            tracing::error!(
+                error,
+                "configuration refused; the one before stays in force"
+            );
+            self.configuration.refused += 1;
+            self.configuration.error = Some(error);
+        }
+        false
+    }
+
+    /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
+    /// must not be offered by another pool.
+    async fn follow(&mut self, config: Config) {
+        let socket = podresources::socket(&self.settings.kubelet_root_dir);
+        if let Ok(holdings) = holdings::ask(&socket, HOLDINGS_TIMEOUT).await {
+            self.holdings = Some(Arc::new(holdings));
+        }
+        self.configuration.error = None;
+        let old = std::mem::replace(&mut self.config, config);
+        let pool = |config: &Config, name: &_| {
+            config
+                .pools
+                .iter()
+                .find(|pool| pool.resource == *name)
+                .cloned()
+        };
+        let new = &self.config;
+        self.board
+            .keep_only(|name| pool(&old, name) == pool(new, name));
+        self.sessions.follow(&self.config);
+        self.configuration.format = self.config.format;
+        self.configuration.generation += 1;
+        log_configuration(&self.settings.config_file, &self.config);
+    }
+
+    /// Takes in what a scan saw, and starts the one that was wanted meanwhile.
+    async fn scan_ended(&mut self, outcome: Result<Observation, String>, bell: &Bell) {
+        let Some(scan) = self.scan.take() else { return };
+        let now = Instant::now();
+        self.last_look = now;
+        *self.looks.by_reason.entry(scan.reason).or_default() += 1;
+        self.looks.last = scan.elapsed();
+        self.looks.total += self.looks.last;
+        if self.looks.late.take().is_some() {
+            tracing::info!(took = ?self.looks.last, "the scan that was late has ended");
+        }
+        match outcome {
+            Ok(seen) => {
+                self.looks.error = None;
+                self.looks.done = true;
+                self.take_in(&seen, now).await;
+            }
+            Err(error) => self.scan_failed(error),
+        }
+        self.watch_nodes(bell);
+        tracing::debug!(reason = %scan.reason, took = ?self.looks.last, "scanned the host");
+        self.publish();
+        for waiting in self.waiting.drain(..) {
+            // A container that does not wait any more is none of our business.
+            let _ = waiting.send(Ok(()));
+        }
+        self.waiting = std::mem::take(&mut self.waiting_next);
+        if let Some(reason) = self.wanted.take() {
+            self.want(reason, bell);
         }
     }
 
-    /// Looks at the host off the runtime's thread, and publishes what is seen.
-    async fn look(&mut self, reason: Reason, bell: &Bell) {
-        let host = self.settings.host.clone();
-        let before = Instant::now();
-        let made = tokio::task::spawn_blocking(move || Observation::make(&host)).await;
-        let now = Instant::now();
-        self.last_look = now;
-        *self.looks.by_reason.entry(reason).or_default() += 1;
-        self.looks.last = now - before;
-        self.looks.total += self.looks.last;
-        let failure = match made {
-            Ok(Ok(seen)) => {
-                self.looks.error = None;
-                self.take_in(&seen, now).await;
-                None
-            }
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(error) = failure {
-            self.looks.failures += 1;
-            if self.looks.error.as_ref() != Some(&error) {
-                tracing::error!(
-                    error,
-                    "cannot look at the host; what was known stays in force"
-                );
-                self.looks.error = Some(error);
-            }
-            self.due = None;
+    fn scan_failed(&mut self, error: String) {
+        self.looks.failures += 1;
+        if self.looks.error.as_ref() != Some(&error) {
+            tracing::error!(error, "cannot scan the host; what was known stays in force");
+            self.looks.error = Some(error);
         }
-        self.watch_nodes(bell);
-        tracing::debug!(%reason, took = ?self.looks.last, "looked at the host");
-        self.publish();
+        self.due = None;
     }
 
     async fn take_in(&mut self, seen: &Observation, now: Instant) {
@@ -309,11 +457,17 @@ impl Daemon {
         self.tell_features(&seen.inventory).await;
         let taken = self.known.found.borrow_and_update().taken.clone();
         self.board.memory_mut().note_taken(taken.iter().cloned());
+        self.board.set_holdings(self.holdings.clone());
         self.due = self.board.update(&self.config, seen, now);
+        self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
         let ready = self.write_specifications().await;
-        self.sessions
-            .show(&ready, self.started.elapsed() < PATIENCE);
+        let patience = match self.started.elapsed() < PATIENCE {
+            true if self.booted_now => Patience::DriversAndPorts,
+            true => Patience::Drivers,
+            false => Patience::Over,
+        };
+        self.sessions.show(&ready, patience);
     }
 
     /// Tells Node Feature Discovery, where that is asked for and there is news. What cannot be
@@ -388,9 +542,10 @@ impl Daemon {
 
     /// Removes what was put in place for units that nobody holds any more.
     async fn tidy(&self) {
-        let Some(holdings) = self.known.held.borrow().clone() else {
+        let Some(holdings) = self.holdings.clone() else {
             return;
         };
+        let asked = holdings.asked();
         let of_cdi = self
             .config
             .pools
@@ -410,7 +565,7 @@ impl Daemon {
         );
         let tidied = tokio::task::spawn_blocking(move || {
             cdi::remove_unused(&cdi_dir, &used);
-            device_info::remove_unheld(&info_dir, &held);
+            device_info::remove_unheld(&info_dir, &held, asked);
         });
         if let Err(error) = tidied.await {
             tracing::warn!(%error, "tidying failed");
@@ -418,18 +573,18 @@ impl Daemon {
     }
 
     fn publish(&self) {
-        let snapshots = self.board.snapshots();
-        let sessions: Vec<_> = self.sessions.states().collect();
+        let mut sessions: BTreeMap<_, _> = self
+            .sessions
+            .reports()
+            .map(|session| (session.resource, session))
+            .collect();
         let pools = self.config.pools.iter().filter_map(|pool| {
-            let session = sessions.iter().find(|(name, ..)| **name == pool.resource)?;
+            let session = sessions.remove(&pool.resource)?;
             Some(Pool {
                 resource: pool.resource.clone(),
-                snapshot: snapshots
-                    .iter()
-                    .find(|one| *one.resource() == pool.resource)
-                    .cloned(),
-                session: session.1.clone(),
-                allocations: session.2.clone(),
+                snapshot: session.shown,
+                session: session.state,
+                allocations: session.allocations,
             })
         });
         self.report.send_replace(Arc::new(Report {
@@ -444,29 +599,43 @@ impl Daemon {
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
-            remarks: [self.board.remarks(), self.links.faults()].concat(),
+            remarks: [self.board.remarks(), self.links.faults(), &self.faults].concat(),
             transitions: self.board.transitions().clone(),
-            holdings: self.known.held.borrow().clone(),
+            holdings: self.holdings.clone(),
             reclaim: self.known.found.borrow().counts.clone(),
             node_socket: self.known.node_socket.clone(),
         }));
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
-    /// beside it.
-    fn watch_configuration(&self, wake: impl Fn() + Send + 'static) -> Option<RecommendedWatcher> {
+    /// beside it. A directory that was itself replaced is watched anew.
+    fn watch_configuration(&mut self, bell: &Bell) {
         let file = &self.settings.config_file;
         let parent = file
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty());
-        match crate::watch::directory(parent.unwrap_or(Path::new(".")), wake) {
-            Ok(watcher) => Some(watcher),
+        let directory = parent.unwrap_or(Path::new("."));
+        let now = FileId::of_directory(directory);
+        if now == self.config_watch.as_ref().map(|(id, _)| *id) {
+            return;
+        }
+        self.config_watch = None;
+        let Some(id) = now else { return };
+        let bell = bell.clone();
+        match crate::watch::directory(directory, move || bell.ring(Reason::Configuration)) {
+            Ok(watcher) => {
+                self.config_watch = Some((id, watcher));
+                self.config_unwatched = None;
+            }
             Err(error) => {
-                tracing::warn!(
-                    file = %file.display(), %error,
-                    "cannot watch the configuration; send SIGHUP after changing it"
-                );
-                None
+                let error = error.to_string();
+                if self.config_unwatched.as_ref() != Some(&error) {
+                    tracing::warn!(
+                        file = %file.display(), error,
+                        "cannot watch the configuration; it is looked at before each scan"
+                    );
+                    self.config_unwatched = Some(error);
+                }
             }
         }
     }
@@ -491,11 +660,49 @@ fn log_configuration(file: &Path, config: &Config) {
     for warning in &config.warnings {
         tracing::warn!("configuration: {warning}");
     }
+    for refused in &config.refused {
+        tracing::error!("configuration: {refused}; this resource is not served, the others are");
+    }
+}
+
+/// A file or directory that can be told from its successor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+    /// Size and time of change; zero for a directory, which changes with what is in it.
+    version: (u64, i64, i64),
+}
+
+impl FileId {
+    fn of(path: &Path) -> Option<Self> {
+        let meta = std::fs::metadata(path).ok()?;
+        Some(Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            version: (meta.len(), meta.mtime(), meta.mtime_nsec()),
+        })
+    }
+
+    fn of_directory(path: &Path) -> Option<Self> {
+        Some(Self {
+            version: (0, 0, 0),
+            ..Self::of(path)?
+        })
+    }
+}
+
+/// How long ago the host booted (`/proc/uptime`, proc(5)).
+fn uptime(host: &hca::Host) -> Option<Duration> {
+    let text = std::fs::read_to_string(host.proc.join("uptime")).ok()?;
+    let seconds: f64 = text.split(' ').next()?.trim().parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn interval(every: Option<Duration>) -> Option<Interval> {
     let every = every?;
-    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
+    let first = tokio::time::Instant::now().checked_add(every)?;
+    let mut ticks = tokio::time::interval_at(first, every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     Some(ticks)
 }

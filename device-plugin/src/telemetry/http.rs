@@ -2,18 +2,21 @@
 //!
 //! All four are made from the report at the moment of the question; nothing is collected
 //! beforehand. That one thread answers proves that it is not stuck, which is all `/healthz` says.
+//!
+//! Whoever reaches the port can be a stranger, and the same process serves the kubelet. So there are
+//! few connections at a time, each for one question, with a small head that has to come soon; where
+//! all places are taken, the oldest one that has still not asked goes. `/status` and the names of pods
+//! are for those who ask on the loopback address, unless the administrator opens them.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context as _;
-use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::metrics;
@@ -21,72 +24,269 @@ use crate::report::Report;
 
 type Reports = watch::Receiver<Arc<Report>>;
 
-/// A server with an address that is its own.
-#[derive(Debug)]
-pub struct Server(TcpListener);
+/// Most connections at a time.
+const MAX_CONNECTIONS: usize = 32;
+/// Longest head of a request.
+const MAX_HEAD_BYTES: usize = 8 * 1024;
+/// How long a request's head may take to come.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the answer may take to be read.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait before a port that is taken is tried again.
+const BIND_INTERVAL: Duration = Duration::from_secs(10);
+/// How long to wait when the kernel gives no connection, for want of descriptors for instance.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-impl Server {
-    /// Takes the address.
-    ///
-    /// # Errors
-    /// It is taken, or not of this host.
-    pub async fn bind(address: SocketAddr) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("serve metrics on {address}; choose another one with --metrics-addr")
-        })?;
-        tracing::info!(address = %listener.local_addr().unwrap_or(address), "serving metrics");
-        Ok(Self(listener))
-    }
+/// What a server says to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Details {
+    /// All of it to those on the loopback address alone.
+    Loopback,
+    /// All of it to everybody.
+    Everybody,
+}
 
-    /// Serves until `stop`. Connections are not waited for.
-    pub async fn run(self, reports: Reports, stop: CancellationToken) {
-        let router = Router::new()
-            .route("/metrics", get(metrics_text))
-            .route("/healthz", get(|| async { "ok\n" }))
-            .route("/readyz", get(ready))
-            .route("/status", get(status))
-            .with_state(reports);
-        tokio::select! {
-            () = stop.cancelled() => {}
-            served = axum::serve(self.0, router) => {
-                if let Err(error) = served {
-                    tracing::error!(%error, "metrics are not served any more");
-                }
+/// Serves an address until `stop`. A port that is taken is tried again: metrics are no reason for pods
+/// to go without HCAs.
+pub async fn serve(
+    address: SocketAddr,
+    details: Details,
+    reports: Reports,
+    stop: CancellationToken,
+) {
+    let mut told = false;
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) if !told => {
+                tracing::error!(
+                    %address, %error,
+                    "metrics and probes are not served; will try again; choose another address with \
+                     --metrics-addr"
+                );
+                told = true;
             }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(BIND_INTERVAL) => {}
+        }
+    };
+    tracing::info!(address = %listener.local_addr().unwrap_or(address), "serving metrics");
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = accept(listener, details, reports) => {}
+    }
+}
+
+/// A connection that has a place.
+struct Place {
+    task: tokio::task::AbortHandle,
+    /// True from the moment on that the question is there.
+    asked: watch::Receiver<bool>,
+}
+
+async fn accept(listener: TcpListener, details: Details, reports: Reports) {
+    let mut tasks = JoinSet::new();
+    let mut places: VecDeque<Place> = VecDeque::new();
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(_) => {
+                    // Places that are taken may free a descriptor.
+                    let fewer = places.len().saturating_sub(1);
+                    make_room(&mut places, &mut tasks, fewer).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+            Some(_) = tasks.join_next() => {
+                places.retain(|place| !place.task.is_finished());
+                continue;
+            }
+        };
+        make_room(&mut places, &mut tasks, MAX_CONNECTIONS - 1).await;
+        if places.len() >= MAX_CONNECTIONS {
+            // All of them are being answered, which takes a moment.
+            drop(stream);
+            continue;
+        }
+        let asked = watch::Sender::new(false);
+        let place = asked.subscribe();
+        let reports = reports.clone();
+        let task = tasks.spawn(async move { converse(stream, details, &reports, &asked).await });
+        places.push_back(Place { task, asked: place });
+    }
+}
+
+/// Ends the oldest connections that have not asked yet, until at most this many are left.
+async fn make_room(places: &mut VecDeque<Place>, tasks: &mut JoinSet<()>, most: usize) {
+    places.retain(|place| !place.task.is_finished());
+    while places.len() > most {
+        let Some(idle) = places.iter().position(|place| !*place.asked.borrow()) else {
+            return;
+        };
+        if let Some(place) = places.remove(idle) {
+            place.task.abort();
+        }
+        // The aborted one gives its descriptor back here.
+        let _ = tasks.join_next().await;
+    }
+}
+
+/// One question, one answer.
+async fn converse(
+    mut stream: TcpStream,
+    details: Details,
+    reports: &Reports,
+    asked: &watch::Sender<bool>,
+) {
+    let to_loopback = stream
+        .local_addr()
+        .is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let in_full = details == Details::Everybody || to_loopback;
+    let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut stream)).await;
+    let answer = match head {
+        Ok(Ok(head)) => answer(&head, in_full, reports),
+        Ok(Err(Refusal::TooLarge)) => Answer::text(431, "the head of the request is too large\n"),
+        Ok(Err(Refusal::Gone)) => return,
+        Err(_) => Answer::text(408, "the request did not come in time\n"),
+    };
+    asked.send_replace(true);
+    let text = answer.message();
+    let write = async {
+        stream.write_all(text.as_bytes()).await?;
+        stream.shutdown().await
+    };
+    // Whoever does not read it does not get it.
+    let _ = tokio::time::timeout(ANSWER_TIMEOUT, write).await;
+}
+
+enum Refusal {
+    TooLarge,
+    Gone,
+}
+
+async fn read_head(stream: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    loop {
+        let read = stream.read(&mut piece).await.map_err(|_| Refusal::Gone)?;
+        let read = piece.get(..read).unwrap_or_default();
+        if read.is_empty() {
+            return Err(Refusal::Gone);
+        }
+        head.extend_from_slice(read);
+        if head.len() > MAX_HEAD_BYTES {
+            return Err(Refusal::TooLarge);
+        }
+        if head.windows(4).any(|end| end == b"\r\n\r\n") {
+            return Ok(head);
         }
     }
 }
 
-async fn metrics_text(State(reports): State<Reports>) -> impl IntoResponse {
-    let report = reports.borrow().clone();
-    match metrics::render(&report) {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    kind: &'static str,
+    body: String,
+}
+
+impl Answer {
+    fn text(status: u16, body: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind: "text/plain; charset=utf-8",
+            body: body.into(),
+        }
+    }
+
+    fn message(&self) -> String {
+        let reason = match self.status {
+            200 => "OK",
+            400 => "Bad Request",
+            403 => "Forbidden",
+            404 => "Not Found",
+            405 => "Method Not Allowed",
+            408 => "Request Timeout",
+            431 => "Request Header Fields Too Large",
+            503 => "Service Unavailable",
+            _ => "Internal Server Error",
+        };
+        format!(
+            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+            self.status,
+            self.kind,
+            self.body.len(),
+            self.body
+        )
     }
 }
 
-async fn ready(State(reports): State<Reports>) -> impl IntoResponse {
+/// What is asked, by the request line alone (RFC 9112 3): no header changes an answer.
+fn answer(head: &[u8], in_full: bool, reports: &Reports) -> Answer {
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let Some([method, target, version]) = std::str::from_utf8(line)
+        .ok()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .and_then(|words| <[&str; 3]>::try_from(words).ok())
+    else {
+        return Answer::text(400, "not an HTTP request\n");
+    };
+    if !version.starts_with("HTTP/1.") {
+        return Answer::text(400, "HTTP/1 is spoken here\n");
+    }
+    let path = target.split('?').next().unwrap_or_default();
+    let known = ["/metrics", "/healthz", "/readyz", "/status"].contains(&path);
+    if known && method != "GET" && method != "HEAD" {
+        return Answer::text(405, "ask with GET\n");
+    }
     let report = reports.borrow().clone();
+    let mut answer = match path {
+        "/healthz" => Answer::text(200, "ok\n"),
+        "/readyz" => ready(&report, in_full),
+        "/metrics" => match metrics::render(&report, in_full) {
+            Ok(body) => Answer {
+                status: 200,
+                kind: metrics::CONTENT_TYPE,
+                body,
+            },
+            Err(error) => Answer::text(500, error.to_string()),
+        },
+        "/status" if in_full => Answer {
+            status: 200,
+            kind: "application/json",
+            body: format!("{:#}\n", report.to_json()),
+        },
+        "/status" => Answer::text(
+            403,
+            "the status names pods; ask on the loopback address, or start the daemon with \
+             --open-status\n",
+        ),
+        _ => Answer::text(404, "there are /metrics, /healthz, /readyz and /status\n"),
+    };
+    if method == "HEAD" {
+        answer.body.clear();
+    }
+    answer
+}
+
+/// The reasons name HCAs and files of the node; a stranger is told whether, and not why.
+fn ready(report: &Report, in_full: bool) -> Answer {
     let unready = report.unready();
-    let mut text = if unready.is_empty() {
-        "ready\n".to_owned()
+    let (status, mut text) = if unready.is_empty() {
+        (200, "ready\n".to_owned())
     } else {
-        "not ready\n".to_owned()
+        (503, "not ready\n".to_owned())
     };
-    for reason in unready.iter().chain(&report.notes()) {
-        text.push_str(reason);
-        text.push('\n');
+    if in_full {
+        for reason in unready.iter().chain(&report.notes()) {
+            text.push_str(reason);
+            text.push('\n');
+        }
     }
-    let code = if unready.is_empty() {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
-    (code, text)
-}
-
-async fn status(State(reports): State<Reports>) -> impl IntoResponse {
-    let report = reports.borrow().clone();
-    let text = format!("{:#}\n", report.to_json());
-    ([(header::CONTENT_TYPE, "application/json")], text)
+    Answer::text(status, text)
 }

@@ -21,27 +21,27 @@ use crate::snapshot::Health;
 /// Content type of the text format of `OpenMetrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The metrics of a report as text.
+/// The metrics of a report as text, with the names of pods or without them.
 ///
 /// # Errors
 /// Formatting into memory does not fail.
-pub fn render(report: &Arc<Report>) -> Result<String, fmt::Error> {
+pub fn render(report: &Arc<Report>, pods: bool) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("rdma_device_plugin");
-    registry.register_collector(Box::new(OfReport(report.clone())));
+    registry.register_collector(Box::new(OfReport(report.clone(), pods)));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct OfReport(Arc<Report>);
+struct OfReport(Arc<Report>, bool);
 
 /// One value with its labels.
 type Sample = (Vec<(&'static str, String)>, f64);
 
 impl Collector for OfReport {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for family in families(&self.0) {
+        for family in families(&self.0, self.1) {
             let kind = if family.counter {
                 MetricType::Counter
             } else {
@@ -97,13 +97,13 @@ fn counter(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Fami
     }
 }
 
-fn families(report: &Report) -> Vec<Family> {
+fn families(report: &Report, pods: bool) -> Vec<Family> {
     let mut families = vec![gauge(
         "build_info",
         "Version of the daemon, always 1",
         vec![(vec![("version", env!("CARGO_PKG_VERSION").into())], 1.0)],
     )];
-    families.extend(of_units(report));
+    families.extend(of_units(report, pods));
     families.extend(of_hcas(report));
     families.extend(of_sessions(report));
     families.extend(of_daemon(report));
@@ -112,7 +112,7 @@ fn families(report: &Report) -> Vec<Family> {
     families
 }
 
-fn of_units(report: &Report) -> Vec<Family> {
+fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     let mut units = Vec::new();
     let mut held = Vec::new();
     for pool in &report.pools {
@@ -131,22 +131,23 @@ fn of_units(report: &Report) -> Vec<Family> {
             .iter()
             .flat_map(|held| held.of(&pool.resource))
         {
-            *by_pod
-                .entry((holder.namespace.clone(), holder.pod.clone()))
-                .or_default() += 1;
+            let pod = pods.then(|| (holder.namespace.clone(), holder.pod.clone()));
+            *by_pod.entry(pod).or_default() += 1;
         }
-        held.extend(by_pod.into_iter().map(|((namespace, pod), count)| {
-            (
-                vec![resource(), ("namespace", namespace), ("pod", pod)],
-                number(count),
-            )
+        held.extend(by_pod.into_iter().map(|(pod, count)| {
+            let mut labels = vec![resource()];
+            labels.extend(
+                pod.into_iter()
+                    .flat_map(|(namespace, pod)| [("namespace", namespace), ("pod", pod)]),
+            );
+            (labels, number(count))
         }));
     }
     vec![
         gauge("units", "Units of a resource, by health", units),
         gauge(
             "units_held",
-            "Units that a pod holds, as the kubelet says",
+            "Units that pods hold, as the kubelet says; by pod for those who may know",
             held,
         ),
     ]
@@ -283,6 +284,17 @@ fn of_daemon(report: &Report) -> Vec<Family> {
             "look_failures",
             "Looks at the host that failed",
             plain(number(report.looks.failures)),
+        ),
+        gauge(
+            "scan_late_seconds",
+            "How long the present scan has been under way, once it is late; 0 if it is not",
+            plain(
+                report
+                    .looks
+                    .late
+                    .as_ref()
+                    .map_or(0.0, |late| late.started.elapsed().as_secs_f64()),
+            ),
         ),
         gauge(
             "look_duration_seconds",

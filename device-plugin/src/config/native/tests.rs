@@ -306,3 +306,63 @@ proptest::proptest! {
         let _ = parse(&shared(&lines));
     }
 }
+
+proptest::proptest! {
+    #[test]
+    fn a_time_is_refused_or_the_daemon_can_count_with_it(
+        key in 0_usize..5,
+        number: u64,
+        shift in 0_u32..64,
+        unit in "ms|s|m|h",
+    ) {
+        let time = format!("{}{unit}", number >> shift);
+        let keys = ["rescanInterval", "downDelay", "upDelay", "flapWindow", "flapHold"];
+        let pool = "pools: [{ resource: rdma/a, mode: shared, select: { vendors: [15b3] } }]";
+        let text = match keys[key] {
+            "rescanInterval" => format!("version: 1\nrescanInterval: {time}\n{pool}\n"),
+            key => format!("version: 1\nhealth: {{ {key}: {time} }}\n{pool}\n"),
+        };
+        let day = Duration::from_secs(86_400);
+        if let Ok(config) = parse(&text) {
+            let damping = config.damping;
+            let in_bounds = |every| (Duration::from_secs(1)..=day).contains(&every);
+            proptest::prop_assert!(config.rescan.is_none_or(in_bounds));
+            let times = [damping.down_delay, damping.up_delay, damping.flap_window, damping.flap_hold];
+            proptest::prop_assert!(times.iter().all(|time| *time <= day));
+        }
+    }
+}
+
+#[test]
+fn absurd_times_are_refused_with_their_line() {
+    let pool = "pools: [{ resource: rdma/a, mode: shared, select: { vendors: [15b3] } }]";
+    let cases = [
+        (
+            "rescanInterval: 1ms",
+            "line 2, column 17: rescanInterval \"1ms\": give a time between 1s and 24h",
+        ),
+        ("rescanInterval: 25h", "between 1s and 24h"),
+        (
+            "health: { upDelay: 5000000000000000h }",
+            "time \"5000000000000000h\": give at most 24h",
+        ),
+        ("health: { flapWindow: 1441m }", "give at most 24h"),
+    ];
+    for (line, expected) in cases {
+        let problems = parse(&format!("version: 1\n{line}\n{pool}\n")).unwrap_err();
+        assert!(problems.to_string().contains(expected), "{problems}");
+    }
+}
+
+#[test]
+fn two_names_whose_units_would_have_the_same_ids_are_refused() {
+    let pool = |name: &str| {
+        format!("- {{ resource: {name}, mode: shared, select: {{ vendors: [15b3] }} }}\n")
+    };
+    let (a, b) = ("rdma/rail7029", "rdma/rail53432");
+    let problems = parse(&format!("version: 1\npools:\n{}{}", pool(a), pool(b))).unwrap_err();
+    assert!(
+        problems.to_string().contains("would have the same IDs"),
+        "{problems}"
+    );
+}

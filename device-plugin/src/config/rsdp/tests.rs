@@ -188,6 +188,46 @@ fn files_that_work_there_work_here() {
                 &[],
             ),
         ),
+        // More than one message holds is lowered; -0 is an integer in Go.
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 123001, {vendor}}}"#
+            )),
+            (
+                &[("rdma/a", Some(123_000), "vendors: 15b3")],
+                &["123000 units are offered"],
+            ),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 99999999999, {vendor}}}"#
+            )),
+            (
+                &[("rdma/a", Some(123_000), "vendors: 15b3")],
+                &["123000 units are offered"],
+            ),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": -0, {vendor}}}"#
+            )),
+            (&[("rdma/a", Some(0), "vendors: 15b3")], &["offers no unit"]),
+        ),
+        // Values that can never match, with the spelling that can.
+        (
+            &one(
+                r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": ["0x15b3"],
+                "deviceIDs": ["101E"], "linkTypes": ["IB"]}}"#,
+            ),
+            (
+                &[(
+                    "rdma/a",
+                    Some(1),
+                    "vendors: 0x15b3; deviceIDs: 101E; linkTypes: IB",
+                )],
+                &["write \"15b3\"", "write \"101e\"", "write \"infiniband\""],
+            ),
+        ),
         // A link type that no HCA has selects nothing there, which is legal.
         (
             &one(
@@ -195,7 +235,7 @@ fn files_that_work_there_work_here() {
             ),
             (
                 &[("rdma/a", Some(1), "linkTypes: Ethernet")],
-                &["matches no HCA"],
+                &["matches no HCA; write \"ether\""],
             ),
         ),
         // Patterns are not patterns there.
@@ -271,12 +311,6 @@ fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
                 r#"{{"resourceName": "a", "rdmaHcaMax": -1, {vendor}}}"#
             )),
             "rdmaHcaMax is -1",
-        ),
-        (
-            one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 50001, {vendor}}}"#
-            )),
-            "at most 50000 units fit",
         ),
         (
             one(&format!(
@@ -366,6 +400,10 @@ fn the_interval_has_a_default_and_can_be_switched_off() {
         Some(Duration::from_secs(300))
     );
     assert_eq!(rescan(r#""periodicUpdateInterval": 0, "#), None);
+    assert_eq!(
+        rescan(r#""periodicUpdateInterval": 9223372036854775807, "#),
+        Some(Duration::from_secs(86_400))
+    );
 }
 
 #[test]
@@ -379,7 +417,57 @@ fn an_old_vendor_selector_does_not_take_scalable_functions() {
             .clone()
     };
     assert!(!functions(r#""selectors": {"vendors": ["15b3"]}"#).contains(&FunctionKind::Sf));
-    assert!(functions(r#""selectors": {"ifNames": ["enp8s0f0s88"]}"#).is_empty());
+    assert!(functions(r#""selectors": {"ifNames": ["enp8s0f0s88"]}"#).contains(&FunctionKind::Sf));
+}
+
+#[test]
+fn soft_roce_joins_only_by_its_driver() {
+    let functions = |selectors: &str| {
+        let text = one(&format!(
+            r#"{{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {{{selectors}}}}}"#
+        ));
+        parse(&text).unwrap().pools[0].selectors[0]
+            .functions
+            .contains(&FunctionKind::Software)
+    };
+    assert!(!functions(r#""ifNames": ["ens2f0"]"#));
+    assert!(!functions(r#""linkTypes": ["ether"]"#));
+    assert!(functions(
+        r#""ifNames": ["ens2f0"], "drivers": ["rdma_rxe"]"#
+    ));
+}
+
+#[test]
+fn a_wrong_resource_does_not_stop_the_others() {
+    let config = parse(&one(
+        r#"{"resourceName": "a-b", "rdmaHcaMax": 1, "devices": ["x"]},
+           {"resourceName": "c", "rdmaHcaMax": 1, "devices": ["y"]}"#,
+    ))
+    .unwrap();
+    assert_eq!(config.pools.len(), 1);
+    assert_eq!(config.pools[0].resource.as_str(), "rdma/c");
+    assert_eq!(config.refused.len(), 1);
+    assert!(
+        config.refused[0].contains("configList[0]"),
+        "{:?}",
+        config.refused
+    );
+    // Nothing is left of this one.
+    refused(&one(
+        r#"{"resourceName": "a-b", "rdmaHcaMax": 1, "devices": ["x"]}"#,
+    ));
+}
+
+#[test]
+fn every_error_of_a_resource_and_every_warning_is_told_at_once() {
+    let problems = refused(&one(
+        r#"{"resourceName": 3, "rdmaHcaMax": "x", "selectors": {"vendors": "15b3", "drivers": 1}},
+           {"resourceName": "b", "rdmaHcaMax": -1, "selectors": {"linkTypes": ["IB"], "vendor": []}}"#,
+    ));
+    let told: Vec<&str> = problems.iter().collect();
+    assert_eq!(told.len(), 5, "{told:#?}");
+    let warnings: Vec<&str> = problems.warnings().collect();
+    assert_eq!(warnings.len(), 2, "{warnings:#?}");
 }
 
 #[test]

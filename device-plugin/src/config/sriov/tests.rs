@@ -152,6 +152,54 @@ fn files_that_work_there_work_here() {
             vec![("intel.com/a", vec!["rootDevices: 0000:3b:00.0#"])],
             1,
         ),
+        // A range that runs backwards is empty, and what follows counts.
+        (
+            with(r#"{"pfNames": ["ens1f0#3-1,5"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["pfNames: ens1f0#5"])],
+            1,
+        ),
+        // A space makes a part no number.
+        (
+            with(r#"{"pfNames": ["ens1f0#0, 3"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["pfNames: ens1f0#0"])],
+            1,
+        ),
+        (
+            with(r#"{"pfNames": ["ens1f0#0#1"], "isRdma": true}"#),
+            vec![("intel.com/a", vec!["pfNames: ens1f0#"])],
+            1,
+        ),
+        // A word that is no partition key matches nothing, the others of the list count.
+        (
+            with(r#"{"isRdma": true, "pKeys": ["0xfffff", "0x8001"]}"#),
+            vec![("intel.com/a", vec!["pKeys: 0x0000 or 0x0001"])],
+            1,
+        ),
+        (
+            with(r#"{"isRdma": true, "pKeys": ["none"]}"#),
+            vec![("intel.com/a", vec!["pKeys: 0x0000"])],
+            1,
+        ),
+        // Spellings that match nothing.
+        (
+            with(r#"{"vendors": ["0x15B3"], "pciAddresses": ["3b:00.0"], "isRdma": true}"#),
+            vec![(
+                "intel.com/a",
+                vec!["pciAddresses: 3b:00.0; vendors: 0x15B3"],
+            )],
+            2,
+        ),
+        // Resources without RDMA stay with that plugin, whatever else is in them.
+        (
+            one(
+                r#"{"resourceName": "dpdk", "selectors": {"drivers": ["vfio-pci"], "ddpProfiles": ["x"]}},
+                {"resourceName": "fec", "deviceType": "accelerator"},
+                {"resourceName": "vdpa", "selectors": [{"vdpaType": "vhost"}]},
+                {"resourceName": "a", "selectors": {"isRdma": true}}"#,
+            ),
+            vec![("intel.com/a", vec![""])],
+            3,
+        ),
         // Two networks in one pool are legal and odd.
         (
             with(r#"{"linkTypes": ["ether", "infiniband"], "isRdma": true}"#),
@@ -229,17 +277,17 @@ fn files_that_are_wrong_or_not_served_here_say_why() {
             with(r#"{"isRdma": true, "vendors": "15b3"}"#),
             "vendors: expected a list",
         ),
-        (with("{}"), "isRdma is not true"),
+        (with("{}"), "no resource of this file has RDMA"),
         (
             with(r#"{"isRdma": false}"#),
-            "keep this resource with the SR-IOV",
+            "no resource of this file has RDMA",
         ),
         (
             with(r#"[{"isRdma": true}, {"vendors": ["8086"]}]"#),
             "resourceList[0].selectors[1]: isRdma is not true",
         ),
         (
-            with(r#"{"vdpaType": "vhost"}"#),
+            with(r#"[{"isRdma": true}, {"vdpaType": "vhost"}]"#),
             "vdpaType \"vhost\" is not served",
         ),
         (
@@ -251,12 +299,8 @@ fn files_that_are_wrong_or_not_served_here_say_why() {
             "ddpProfiles are not read",
         ),
         (
-            with(r#"{"isRdma": true, "pKeys": ["0xfffff"]}"#),
-            "partition key",
-        ),
-        (
             one(r#"{"resourceName": "a", "deviceType": "accelerator", "selectors": {}}"#),
-            "accelerator is not served",
+            "no resource of this file has RDMA",
         ),
         (
             one(
@@ -293,6 +337,41 @@ fn files_that_are_wrong_or_not_served_here_say_why() {
 }
 
 #[test]
+fn an_empty_acpi_index_asks_for_functions_without_one() {
+    let selector = |text: &str| parse(text).unwrap().pools[0].selectors[0].clone();
+    let with_index = crate::candidate::example::virtual_function();
+    let mut without = with_index.clone();
+    without.pci.as_mut().unwrap().acpi_index = None;
+    let none = selector(&with(r#"{"acpiIndexes": [""], "isRdma": true}"#));
+    assert!(none.matches(&without) && !none.matches(&with_index));
+    let seven = selector(&with(r#"{"acpiIndexes": ["7"], "isRdma": true}"#));
+    assert!(seven.matches(&with_index) && !seven.matches(&without));
+}
+
+#[test]
+fn a_wrong_resource_does_not_stop_the_others() {
+    let config = parse(&one(
+        r#"{"resourceName": "a", "selectors": {"isRdma": true, "vendors": "15b3"}},
+        {"resourceName": "b", "selectors": {"isRdma": true}}"#,
+    ))
+    .unwrap();
+    assert_eq!(config.pools.len(), 1);
+    assert_eq!(config.refused.len(), 1);
+    assert!(config.refused[0].contains("vendors: expected a list"));
+}
+
+#[test]
+fn every_error_of_a_resource_and_every_warning_is_told_at_once() {
+    let problems = parse(&one(
+        r#"{"resourceName": 1, "additionalInfo": 2, "selectors":
+        [{"isRdma": true, "vendors": "15b3", "drivers": 1, "linkTypes": ["IB"]}, {}]}"#,
+    ))
+    .unwrap_err();
+    assert_eq!(problems.iter().count(), 5, "{problems}");
+    assert_eq!(problems.warnings().count(), 1);
+}
+
+#[test]
 fn the_kind_of_function_follows_from_the_device_type() {
     let functions = |text: &str| parse(text).unwrap().pools[0].selectors[0].functions.clone();
     assert_eq!(
@@ -323,6 +402,7 @@ fn the_command_line_names_the_prefix_and_the_delivery() {
     let defaults = Defaults {
         resource_prefix: "nvidia.com".into(),
         use_cdi: true,
+        wait_for: Vec::new(),
     };
     let pool = &parse_with(&with(r#"{"isRdma": true}"#), &defaults)
         .unwrap()

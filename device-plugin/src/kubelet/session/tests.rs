@@ -23,6 +23,7 @@ const FAST: Timing = Timing {
     // Far longer than a test takes to open its stream on a busy machine: a registration that
     // nobody counts on leaves the next reader dialling a socket on its way out.
     stream: Duration::from_secs(60),
+    spacing: Duration::ZERO,
     settle: Duration::from_millis(30),
     drain: Duration::from_secs(1),
 };
@@ -184,6 +185,7 @@ fn snapshot(health: Health) -> Snapshot {
         topology: true,
         delivery: Delivery::DeviceSpecs,
         extra_nodes: Vec::new(),
+        variables: crate::config::Variables::default(),
         additional_info: BTreeMap::new(),
     };
     Snapshot::new(Arc::new(terms), shape, vec![member], Arc::default())

@@ -50,6 +50,7 @@ fn port(device: &str, name: &str) -> PortFacts {
 /// Two rails, both in order, in no pool.
 fn good() -> Facts {
     Facts {
+        uplinks_unknown: None,
         ports: vec![port("mlx5_0", "rail0"), port("mlx5_1", "rail1")],
         wanted_rate: None,
     }
@@ -130,6 +131,7 @@ fn each_check_says_what_is_wrong() {
         (
             "L02",
             Facts {
+                uplinks_unknown: None,
                 ports: vec![PortFacts {
                     port: Port {
                         state: PortState::Init,
@@ -220,20 +222,31 @@ fn each_check_says_what_is_wrong() {
         ("L08", good(), Pass, "is free"),
         (
             "L08",
-            pooled(|port| port.netdev.as_mut().unwrap().uplink = true),
+            pooled(|port| {
+                port.netdev.as_mut().unwrap().uplink =
+                    Some("it carries the node's default route".into())
+            }),
             Fail,
             "the node would lose its network",
         ),
         (
             "L08",
             with(|port| {
-                port.netdev.as_mut().unwrap().uplink = true;
+                port.netdev.as_mut().unwrap().uplink =
+                    Some("it carries the node's default route".into());
                 port.pools = pool(true);
             }),
             Warn,
             "share its bandwidth",
         ),
-        ("L08", netdev_with(|netdev| netdev.uplink = true), Pass, ""),
+        (
+            "L08",
+            netdev_with(|netdev| {
+                netdev.uplink = Some("it carries the node's default route".into())
+            }),
+            Pass,
+            "",
+        ),
         (
             "L08",
             pooled(|port| {

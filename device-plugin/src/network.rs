@@ -1,14 +1,16 @@
-//! Routes and addresses of the network namespace that is checked.
+//! Routes and addresses of a network namespace, and the uplinks among its netdevs.
 //!
-//! From `/proc/net`, which a container sees of the host through a mount, and which a tree of files
-//! can hold. IPv4 addresses are asked of the kernel where it is the running one; elsewhere they are
-//! put together from the local table and the connected routes.
+//! From `/proc/<pid>/net`, which a container sees of the host through a mount, and which a tree of
+//! files can hold. IPv4 addresses are put together from the local table and the connected routes.
+//! `ipv6_route` shows the routes of all tables, so an IPv6 default route of any table counts.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use super::context::Context;
-use super::files;
+use hca::uplink::{self, Why};
+use hca::{Host, netdev};
 
 /// A route of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,31 +55,94 @@ pub struct Network {
     pub addresses: Vec<Address>,
 }
 
-impl Network {
-    /// Looks at the namespace that is checked: the host's, or this process's.
+/// Netdevs that the node itself needs, or why they cannot be told.
+///
+/// Not knowing is not the same as none: what gives HCAs away whole then gives none away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Uplinks {
+    /// By name, with what makes each one an uplink.
+    Known(BTreeMap<String, Why>),
+    /// The routes cannot be read, or what lies below an uplink cannot.
+    Unknown(String),
+}
+
+impl Uplinks {
+    /// Why a netdev is an uplink, if it is known to be one.
     #[must_use]
-    pub fn look(context: &Context) -> Self {
-        let directory = directory(context);
-        let text = |name: &str| files::text(&directory.join(name)).unwrap_or_default();
-        let mut routes = ipv4_routes(&text("route"));
-        let mut addresses = ipv6_addresses(&text("if_inet6"));
-        if context.live() {
-            addresses.extend(ipv4_of_this_process());
-        } else {
-            addresses.extend(ipv4_addresses(&text("fib_trie"), &routes));
+    pub fn why(&self, netdev: &str) -> Option<&Why> {
+        match self {
+            Self::Known(uplinks) => uplinks.get(netdev),
+            Self::Unknown(_) => None,
         }
-        routes.extend(ipv6_routes(&text("ipv6_route")));
-        Self { routes, addresses }
     }
 
-    /// Netdevs that carry a default route.
+    /// The host's uplinks. `node_addresses` are those the cluster knows the node by.
     #[must_use]
-    pub fn uplinks(&self) -> Vec<&str> {
-        let defaults = self.routes.iter().filter(|route| route.is_default());
-        let mut uplinks: Vec<&str> = defaults.map(|route| route.netdev.as_str()).collect();
-        uplinks.sort_unstable();
-        uplinks.dedup();
-        uplinks
+    pub fn of_host(host: &Host, node_addresses: &[IpAddr]) -> Self {
+        match Network::read(&of_host(&host.proc)) {
+            Ok(network) => network.uplinks(host, node_addresses),
+            Err(reason) => Self::Unknown(reason),
+        }
+    }
+}
+
+impl Network {
+    /// Reads what a directory such as `/proc/1/net` says.
+    ///
+    /// # Errors
+    /// What cannot be read, and why. A kernel without IPv6 has no tables of it, which is no error.
+    pub fn read(directory: &Path) -> Result<Self, String> {
+        let text = |name: &str, needed: bool| {
+            let path = directory.join(name);
+            match std::fs::read_to_string(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !needed => {
+                    Ok(String::new())
+                }
+                read => read.map_err(|error| format!("read {}: {error}", path.display())),
+            }
+        };
+        let mut routes = ipv4_routes(&text("route", true)?);
+        let mut addresses = ipv6_addresses(&text("if_inet6", false)?);
+        addresses.extend(ipv4_addresses(&text("fib_trie", false)?, &routes));
+        routes.extend(ipv6_routes(&text("ipv6_route", false)?));
+        Ok(Self { routes, addresses })
+    }
+
+    /// The netdevs that the node itself needs, by the one definition of [`hca::uplink`].
+    #[must_use]
+    pub fn uplinks(&self, host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
+        let ways_out = self
+            .routes
+            .iter()
+            .filter(|route| route.is_default() && route.netdev != "lo");
+        let facts = uplink::Network {
+            ways_out: ways_out.map(|route| route.netdev.clone()).collect(),
+            addresses: self
+                .addresses
+                .iter()
+                .map(|address| (address.netdev.clone(), address.ip))
+                .collect(),
+            node_addresses: node_addresses.to_vec(),
+        };
+        let lowers = |name: &str| match netdev::read(host, name) {
+            Ok(netdev) => Ok(netdev.lowers),
+            // In another namespace, or gone since the routes were read.
+            Err(error) if error.is_missing() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        };
+        match uplink::uplinks(&facts, lowers) {
+            Ok(uplinks) => Uplinks::Known(uplinks),
+            Err(error) => Uplinks::Unknown(error.to_string()),
+        }
+    }
+
+    /// IPv4 addresses as the running kernel has them in this process's namespace, in place of those
+    /// that were put together from its tables.
+    #[must_use]
+    pub fn with_addresses_of_this_process(mut self) -> Self {
+        self.addresses.retain(|address| address.ip.is_ipv6());
+        self.addresses.extend(ipv4_of_this_process());
+        self
     }
 
     /// Addresses of a netdev.
@@ -88,14 +153,12 @@ impl Network {
     }
 }
 
-/// `net` of the namespace that is checked: process 1 is the host's whoever looks; where there is
-/// no such directory (another user, a tree of files) the mount's own view serves.
-fn directory(context: &Context) -> PathBuf {
-    let proc = &context.host.proc;
+/// `net` of the host's namespace: process 1 is the host's whoever looks; where there is no such
+/// directory (another user, a tree of files) the mount's own view serves.
+#[must_use]
+pub fn of_host(proc: &Path) -> PathBuf {
     let of_init = proc.join("1/net");
-    if context.in_pod() {
-        proc.join("self/net")
-    } else if of_init.join("route").exists() {
+    if of_init.join("route").exists() {
         of_init
     } else {
         proc.join("net")
@@ -225,12 +288,6 @@ fn ipv4_of_this_process() -> Vec<Address> {
         .collect()
 }
 
-/// Where something about a netdev is set in the namespace of the process that reads.
-#[must_use]
-pub fn sysctl(proc: &Path, name: &str) -> PathBuf {
-    proc.join("sys").join(name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,7 +310,11 @@ mod tests {
             routes,
             addresses: Vec::new(),
         };
-        assert_eq!(network.uplinks(), ["eth0"]);
+        let uplinks = network.uplinks(&Host::at("/nonexistent"), &[]);
+        let Uplinks::Known(uplinks) = uplinks else {
+            panic!("{uplinks:?}")
+        };
+        assert_eq!(uplinks.keys().collect::<Vec<_>>(), ["eth0"]);
     }
 
     #[test]
@@ -286,6 +347,24 @@ mod tests {
         let addresses = ipv6_addresses(text);
         assert_eq!(addresses.len(), 2);
         assert!(!addresses[0].duplicate && addresses[1].duplicate);
+    }
+
+    #[test]
+    fn tables_that_cannot_be_read_are_not_taken_for_no_uplink() {
+        let host = Host::at("/nonexistent");
+        let Uplinks::Unknown(reason) = Uplinks::of_host(&host, &[]) else {
+            panic!("known")
+        };
+        assert!(reason.contains("/nonexistent/proc/net/route"), "{reason}");
+        // A kernel without IPv6 has no table of it.
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/1/net")).unwrap();
+        std::fs::write(dir.path().join("proc/1/net/route"), ROUTES).unwrap();
+        let host = Host::at(dir.path());
+        assert!(Uplinks::of_host(&host, &[]).why("eth0").is_some());
+        // One that is there and refuses to be read is something else.
+        std::fs::create_dir(dir.path().join("proc/1/net/ipv6_route")).unwrap();
+        assert!(matches!(Uplinks::of_host(&host, &[]), Uplinks::Unknown(_)));
     }
 
     #[test]

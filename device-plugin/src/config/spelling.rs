@@ -1,0 +1,99 @@
+//! Values that can never match, with the spelling that can: both peers compare text, so `0x15b3`
+//! or `IB` selects nothing there, and nobody says so.
+
+use hca::PciAddress;
+
+use crate::candidate::LinkType;
+
+/// What is wrong with a PCI vendor or device ID, if anything is.
+pub(super) fn pci_id(word: &str) -> Option<String> {
+    let is_id = |text: &str| {
+        text.len() == 4
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    };
+    if is_id(word) {
+        return None;
+    }
+    let lower = word.trim().to_ascii_lowercase();
+    let digits = lower.strip_prefix("0x").unwrap_or(&lower);
+    Some(if is_id(digits) {
+        format!("{word:?} matches no HCA; write {digits:?}")
+    } else {
+        format!("{word:?} matches no HCA; write four lower-case hex digits, as \"15b3\"")
+    })
+}
+
+/// What is wrong with a link type, if anything is.
+pub(super) fn link_type(word: &str) -> Option<String> {
+    if LinkType::WORDS.contains(&word) {
+        return None;
+    }
+    let meant = match word.trim().to_ascii_lowercase().as_str() {
+        "ib" | "infiniband" | "ipoib" => Some(LinkType::Infiniband),
+        "eth" | "ether" | "ethernet" | "roce" | "rocev2" => Some(LinkType::Ether),
+        _ => None,
+    };
+    Some(match meant {
+        Some(meant) => format!(
+            "link type {word:?} matches no HCA; write {:?}",
+            meant.word()
+        ),
+        None => format!(
+            "link type {word:?} matches no HCA; the words are {}",
+            LinkType::WORDS.join(" and ")
+        ),
+    })
+}
+
+/// What is wrong with a PCI address, if anything is.
+pub(super) fn pci_address(word: &str) -> Option<String> {
+    let canonical = |text: &str| {
+        let address: PciAddress = text.parse().ok()?;
+        Some(address.to_string())
+    };
+    if canonical(word).as_deref() == Some(word) {
+        return None;
+    }
+    let lower = word.trim().to_ascii_lowercase();
+    let meant = canonical(&lower).or_else(|| canonical(&format!("0000:{lower}")));
+    Some(match meant {
+        Some(meant) => format!("PCI address {word:?} matches no HCA; write {meant:?}"),
+        None => format!(
+            "PCI address {word:?} matches no HCA; write domain, bus, device and function, as \
+             \"0000:3b:00.0\""
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_can_never_match_is_named_with_the_right_spelling() {
+        let cases: [(Option<String>, &str); 8] = [
+            (pci_id("0x15b3"), "write \"15b3\""),
+            (pci_id("15B3"), "write \"15b3\""),
+            (pci_id("mellanox"), "four lower-case hex digits"),
+            (link_type("IB"), "write \"infiniband\""),
+            (link_type("Ethernet"), "write \"ether\""),
+            (link_type("hdr"), "the words are"),
+            (pci_address("3B:00.1"), "write \"0000:3b:00.1\""),
+            (pci_address("mlx5_0"), "domain, bus"),
+        ];
+        for (said, expected) in cases {
+            let said = said.unwrap_or_default();
+            assert!(said.contains(expected), "{expected}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_can_match_is_left_alone() {
+        assert_eq!(pci_id("101e"), None);
+        assert_eq!(link_type("ether"), None);
+        assert_eq!(link_type("infiniband"), None);
+        assert_eq!(pci_address("0000:3b:00.2"), None);
+    }
+}

@@ -1,0 +1,355 @@
+//! The daemon among odd hosts, kubelets and strangers: what it says is so, and nobody stops it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::case;
+use e2e::daemon::{Daemon, HCAS, Machine};
+use e2e::harness::Case;
+use e2e::kubelet::{Kubelet, Misbehaviour, Pod};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+pub(crate) const CASES: &[Case] = &[
+    case!(half_open_requests_harm_nobody, Root),
+    case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
+    case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
+    case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
+    case!(ready_means_that_the_kubelet_has_the_list, Root),
+    case!(a_wrong_file_at_the_start_is_replaced_by_the_last_good_one, Root),
+    case!(a_replaced_configuration_directory_is_noticed, Root),
+    case!(an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change, Root),
+    case!(a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca, Root),
+    case!(a_pool_waits_for_the_marker_of_a_driver_container, Root),
+];
+
+const SOON: Duration = Duration::from_secs(20);
+const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+
+/// A daemon that serves what it says of itself.
+struct Scene {
+    machine: Machine,
+    file: PathBuf,
+    address: SocketAddr,
+}
+
+impl Scene {
+    fn new(config: &str) -> Result<Self> {
+        let machine = Machine::new()?;
+        let directory = machine.directory().join("config");
+        fs::create_dir(&directory)?;
+        let file = directory.join("config.yaml");
+        fs::write(&file, config)?;
+        // Free a moment ago; nobody else here asks for one.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        Ok(Self { machine, file, address })
+    }
+
+    fn daemon(&self) -> Result<Daemon> {
+        let directory = |name: &str| self.machine.directory().join(name);
+        let address = self.address.to_string();
+        let (state, information) = (directory("state"), directory("devinfo"));
+        let root = self.machine.settings().root;
+        let flags: [&OsStr; 8] = [
+            "--metrics-addr".as_ref(),
+            address.as_ref(),
+            "--kubelet-root-dir".as_ref(),
+            root.as_ref(),
+            "--state-dir".as_ref(),
+            state.as_ref(),
+            "--device-info-dir".as_ref(),
+            information.as_ref(),
+        ];
+        self.machine.daemon_on(&self.file, &flags)
+    }
+
+    fn wait(&self, kubelet: &Kubelet, daemon: &Daemon, resource: &str, units: usize) -> Result<()> {
+        let waited = kubelet.wait_allocatable(resource, units, SOON);
+        waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+    }
+
+    fn get(&self, path: &str) -> Result<(u16, String)> {
+        let mut stream = TcpStream::connect_timeout(&self.address, SOON)?;
+        stream.set_read_timeout(Some(SOON))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no head")?;
+        let status = head.split(' ').nth(1).context("no status")?;
+        Ok((status.parse()?, body.to_owned()))
+    }
+
+    fn until(&self, path: &str, daemon: &Daemon, wanted: impl Fn(u16, &str) -> bool) -> Result<String> {
+        let started = Instant::now();
+        loop {
+            let said = match self.get(path) {
+                Ok((status, body)) if wanted(status, &body) => return Ok(body),
+                said => said,
+            };
+            if started.elapsed() > SOON {
+                bail!("{path} never said so: {said:?}\nthe daemon said: {}", daemon.log());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn admit(kubelet: &Kubelet, name: &str, resource: &str, units: u64) -> Result<Vec<String>> {
+    kubelet.admit(Pod::new(name).container("main", &[(resource, units)]))?;
+    Ok(kubelet.assigned(&format!("default/{name}"))?.into_values().flatten().collect())
+}
+
+/// Anonymous resident memory in KiB; a debug build maps many pages of its file besides.
+fn memory(daemon: &Daemon) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.split_whitespace().next());
+    Ok(kib.context("no RssAnon")?.parse()?)
+}
+
+/// Strangers open a request each and never end it, more of them than the daemon has descriptors.
+fn half_open_requests_harm_nobody() -> Result<()> {
+    const STRANGERS: usize = 2000;
+    let scene = Scene::new(EXCLUSIVE)?;
+    let mut kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let limited = Command::new("prlimit")
+        .args(["--pid", &daemon.id().to_string(), "--nofile=1024:1024"])
+        .status()
+        .context("run prlimit")?;
+    ensure!(limited.success(), "prlimit: {limited}");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(1 << 16), hard)?;
+    let mut strangers = Vec::new();
+    for _ in 0..STRANGERS {
+        // A full backlog is the kernel's to answer; what matters is who else is served.
+        if let Ok(mut stream) = TcpStream::connect_timeout(&scene.address, Duration::from_secs(1)) {
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:");
+            strangers.push(stream);
+        }
+    }
+    ensure!(strangers.len() > STRANGERS / 2, "only {} strangers came", strangers.len());
+    let mut quickest = Duration::MAX;
+    for _ in 0..3 {
+        let settings = kubelet.settings().clone();
+        kubelet.kill();
+        kubelet = Kubelet::start(settings)?;
+        let started = Instant::now();
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+        quickest = quickest.min(started.elapsed());
+        // One who asks gets an answer at once, among all of them.
+        let started = Instant::now();
+        assert_eq!(scene.get("/healthz")?.0, 200);
+        ensure!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+    ensure!(quickest < Duration::from_secs(1), "registered again only after {quickest:?}");
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.id()))?.count();
+    ensure!(descriptors < 100, "{descriptors} descriptors");
+    let kib = memory(&daemon)?;
+    ensure!(kib < 20 * 1024, "{kib} KiB");
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
+    Ok(())
+}
+
+fn a_port_that_is_taken_does_not_stop_the_device_plugin() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let taken = TcpListener::bind(scene.address)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    ensure!(daemon.log().contains("--metrics-addr"), "{}", daemon.log());
+    drop(taken);
+    scene.until("/healthz", &daemon, |status, _| status == 200)?;
+    Ok(())
+}
+
+/// A FIFO blocks its reader as firmware that does not answer does.
+fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let state = scene.machine.tree.path("/sys/class/infiniband/mlx5_1/ports/1/state");
+    fs::remove_file(&state)?;
+    mkfifo(&state, Mode::S_IRUSR)?;
+    let said = scene.until("/readyz", &daemon, |status, _| status == 503)?;
+    ensure!(said.contains("is late") && said.contains("mlx5_1/ports/1/state"), "{said}");
+    ensure!(daemon.log().contains("mlx5_1/ports/1/state"), "{}", daemon.log());
+    let (_, metrics) = scene.get("/metrics")?;
+    let late = metrics.lines().find(|line| line.starts_with("rdma_device_plugin_scan_late_seconds"));
+    ensure!(late.is_some_and(|line| !line.ends_with(" 0.0")), "{late:?}");
+    // Allocation goes on; a container that would have to wait for the scan is told at once.
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let started = Instant::now();
+    let refused = kubelet.run_options("default/pod", "main").err().context("started")?;
+    ensure!(format!("{refused:#}").contains("is late"), "{refused:#}");
+    ensure!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert_eq!(scene.get("/healthz")?.0, 200);
+    let started = Instant::now();
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(Duration::from_secs(5))?;
+    ensure!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    Ok(())
+}
+
+fn an_attribute_that_cannot_be_read_blinds_one_hca() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let tree = &scene.machine.tree;
+    let state = "/sys/class/infiniband/mlx5_1/ports/1/state";
+    tree.remove(state);
+    fs::create_dir(tree.path(state))?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    let status = scene.until("/status", &daemon, |_, body| body.contains("Is a directory"))?;
+    let read: serde_json::Value = serde_json::from_str(&status)?;
+    let hcas = read["pools"][0]["hcas"].as_array().context("no HCAs")?;
+    assert_eq!(hcas[0]["healthy"], true);
+    ensure!(hcas[1]["reason"].as_str().is_some_and(|why| why.contains("mlx5_1/ports/1/state")), "{status}");
+    fs::remove_dir(tree.path(state))?;
+    tree.file(state, "4: ACTIVE");
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)
+}
+
+fn ready_means_that_the_kubelet_has_the_list() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    kubelet.misbehave(Misbehaviour { never_watch: true, ..Misbehaviour::default() });
+    let daemon = scene.daemon()?;
+    kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
+    scene.until("/readyz", &daemon, |status, body| status == 503 && body.contains("has not opened its stream"))?;
+    kubelet.misbehave(Misbehaviour::default());
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    scene.until("/readyz", &daemon, |status, body| status == 200 && body.starts_with("ready"))?;
+    Ok(())
+}
+
+fn a_wrong_file_at_the_start_is_replaced_by_the_last_good_one() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(SOON)?;
+    fs::write(&scene.file, "version: 1\npols: []\n")?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    ensure!(daemon.log().contains("CONFIGURATION IS REFUSED"), "{}", daemon.log());
+    scene.until("/readyz", &daemon, |_, body| body.contains("configuration file is refused"))?;
+    // Mended, it is in force without a restart.
+    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 2)?;
+    scene.until("/readyz", &daemon, |status, body| status == 200 && !body.contains("refused"))?;
+    Ok(())
+}
+
+/// Then there are no events from it any more.
+fn a_replaced_configuration_directory_is_noticed() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let directory = scene.file.parent().context("no directory")?;
+    for resource in ["rdma/second", "rdma/third"] {
+        fs::rename(directory, directory.with_extension(resource.replace('/', "-")))?;
+        fs::create_dir(directory)?;
+        fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", resource))?;
+        scene.wait(&kubelet, &daemon, resource, 2)?;
+    }
+    Ok(())
+}
+
+fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let free = HCAS.into_iter().find(|hca| *hca != held[0]).context("both are held")?;
+    let shared = EXCLUSIVE.replace("rdma/nic", "rdma/shared").replace("mode: exclusive", "mode: shared\n  slots: 1");
+    fs::write(&scene.file, shared)?;
+    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
+    let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
+    ensure!(offered.iter().all(|id| id.starts_with(free)), "{offered:?}, and {held:?} is held");
+    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    scene.until("/readyz", &daemon, |_, body| body.contains("until pod default/pod ends"))?;
+    // The daemon starts anew, and knows it at once.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    assert_eq!(kubelet.devices("rdma/other").into_keys().collect::<Vec<_>>(), [free]);
+    kubelet.remove("default/pod")?;
+    let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+/// The kubelet uses its old answer for the pod, and the kernel has numbered the nodes anew.
+fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 2)?;
+    kubelet.run_options("default/pod", "main")?;
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(SOON)?;
+    let settings = kubelet.settings().clone();
+    kubelet.stop();
+    let kubelet = Kubelet::start(settings.clone())?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    // The same numbers: the container starts.
+    kubelet.run_options("default/pod", "main")?;
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(SOON)?;
+    renumber(&scene.machine, "uverbs0", "uverbs9")?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let refused = kubelet.run_options("default/pod", "main").err().context("it started")?;
+    let said = format!("{refused:#}");
+    ensure!(said.contains("uverbs9") && said.contains("delivery: cdi"), "{said}");
+    Ok(())
+}
+
+fn renumber(machine: &Machine, from: &str, to: &str) -> Result<()> {
+    let tree = &machine.tree;
+    let class = Path::new("/sys/class/infiniband_verbs");
+    let real = fs::canonicalize(tree.path(class.join(from)))?;
+    let renamed = real.with_file_name(to);
+    fs::rename(&real, &renamed)?;
+    tree.remove(class.join(from));
+    let root = fs::canonicalize(tree.path("/"))?;
+    tree.link(class.join(to), Path::new("/").join(renamed.strip_prefix(root)?));
+    let nodes = tree.path("/dev/infiniband");
+    Ok(fs::rename(nodes.join(from), nodes.join(to))?)
+}
+
+fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let marker = scene.machine.directory().join(".driver-ready");
+    let wait = format!("  waitFor: [{{file: {}}}, {{module: mlx5-ib}}]\n", marker.display());
+    fs::write(&scene.file, format!("{EXCLUSIVE}{wait}"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    let unready = |text: &'static str| scene.until("/readyz", &daemon, move |_, body| body.contains(text));
+    kubelet.wait("the list", SOON, |node, _| node.get("rdma/nic").is_some_and(|one| one.capacity == 2))?;
+    unready("no healthy unit")?;
+    let (_, status) = scene.get("/status")?;
+    ensure!(status.contains(".driver-ready, module mlx5_ib"), "{status}");
+    fs::write(&marker, "")?;
+    scene.until("/status", &daemon, |_, body| !body.contains(".driver-ready"))?;
+    assert_eq!(kubelet.devices("rdma/nic").values().filter(|one| one.health == "Healthy").count(), 0);
+    scene.machine.tree.file("/sys/module/mlx5_ib/initstate", "live");
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)
+}
