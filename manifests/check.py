@@ -82,7 +82,6 @@ def like_the_base(command):
                 continue
             metadata["labels"] = {"app.kubernetes.io/name": labels.get("app.kubernetes.io/name")}
             template = document["spec"]["template"]
-            template["metadata"]["annotations"].pop("checksum/config", None)
             for volume in template["spec"]["volumes"]:
                 if "configMap" in volume:
                     volume["configMap"]["name"] = "rdma-device-plugin"

@@ -100,8 +100,18 @@ impl CharDevice {
                     Node::Stale { found }
                 }
             }
+            _ if self.is_unseen() => Node::Ready,
             _ => Node::Missing,
         }
+    }
+
+    /// Whether the directory that the node would be in was removed under a mount of it. devtmpfs does
+    /// that when the last node goes (`dev_rmdir`, `drivers/base/devtmpfs.c`), and a container that has
+    /// the directory mounted never sees the one that is made anew. devtmpfs makes nodes before sysfs
+    /// shows the device, so then the kernel's own word is taken.
+    fn is_unseen(&self) -> bool {
+        let directory = self.path.parent().map(std::fs::metadata);
+        matches!(directory, Some(Ok(directory)) if directory.nlink() == 0)
     }
 }
 
@@ -231,6 +241,25 @@ fn char_device(host: &Host, name: String, number: DeviceNumber) -> CharDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_in_a_directory_that_was_removed_under_its_mount_is_taken_for_what_the_kernel_says() {
+        use std::os::fd::AsRawFd;
+        let directory = tempfile::tempdir().unwrap();
+        let open = std::fs::File::open(directory.path()).unwrap();
+        let device = CharDevice {
+            name: "uverbs0".into(),
+            // As through a mount, the directory is found after it was removed.
+            path: format!("/proc/self/fd/{}/uverbs0", open.as_raw_fd()).into(),
+            number: DeviceNumber {
+                major: 231,
+                minor: 192,
+            },
+        };
+        assert_eq!(device.node(), Node::Missing);
+        drop(directory);
+        assert_eq!(device.node(), Node::Ready);
+    }
 
     #[test]
     fn numbers_read_as_the_kernel_writes_them() {

@@ -103,7 +103,7 @@ impl Scene {
 }
 
 fn admit(kubelet: &Kubelet, name: &str, resource: &str, units: u64) -> Result<Vec<String>> {
-    kubelet.admit(Pod::new(name).container("main", &[(resource, units)]))?;
+    kubelet.admit(Pod::with_limits(name, &[(resource, units)])?)?;
     Ok(kubelet.assigned(&format!("default/{name}"))?.into_values().flatten().collect())
 }
 
