@@ -197,7 +197,7 @@ impl Identity {
             };
             let (known, now) = (permanent(self), permanent(&seen));
             let same_port = known.is_none() || now.is_none() || known == now;
-            return same_port && self.same_fixed(&seen, place);
+            return same_port && self.same_fixed(&seen, link, place);
         }
         if self.kind.is_none() {
             // Hardware of which the kernel does not tell the bus (before 5.14, or none at all).
@@ -206,7 +206,7 @@ impl Identity {
                 None => seen.permanent_mac.is_none() && same_mac && self.index == seen.index,
             };
         }
-        if !self.same_fixed(&seen, place) || !self.comes_from_the_host(link, place) {
+        if !self.same_fixed(&seen, link, place) || !self.comes_from_the_host(link, place) {
             return false;
         }
         match place {
@@ -226,13 +226,16 @@ impl Identity {
     }
 
     /// What neither the pod nor the kernel changes is as it was.
-    fn same_fixed(&self, seen: &Identity, place: Place<'_>) -> bool {
+    fn same_fixed(&self, seen: &Identity, link: &Link, place: Place<'_>) -> bool {
         let (Some(known), Some(now)) = (&self.fixed, &seen.fixed) else {
             // A record of a version that did not keep it.
             return true;
         };
+        // A tunnel without a link below names itself once it is in another namespace than its
+        // socket (`nla_put_iflink()`, net/core/rtnetlink.c).
+        let names_itself = known.parent.is_none() && now.parent == Some(link.index);
         known.detail == now.detail
-            && known.parent == now.parent
+            && (known.parent == now.parent || names_itself)
             && match place {
                 Place::Host { .. } => known.elsewhere == now.elsewhere,
                 Place::Pod { .. } => true,
@@ -491,6 +494,34 @@ mod tests {
                 "{parent_netns:?}"
             );
         }
+    }
+
+    #[test]
+    fn vxlans_are_told_by_their_vni_and_the_hosts_socket() {
+        let vxlan = |index, vni: u32| Link {
+            parent: None,
+            info: [(1, vni.to_ne_bytes().to_vec())].into(),
+            ..child(InfoKind::Vxlan, "v", index, 1)
+        };
+        let taken = Identity::of(&vxlan(5, 100));
+        // As the kernel tells of one whose socket is in another namespace.
+        let moved = |index, vni| Link {
+            parent: Some(index),
+            ..in_pod(vxlan(index, vni))
+        };
+        assert!(
+            taken
+                .find(&[moved(5, 100)], pod(Some(5)))
+                .unwrap()
+                .is_some()
+        );
+        assert_eq!(taken.find(&[moved(5, 200)], pod(Some(5))), Ok(None));
+        assert_eq!(
+            taken.find(&[vxlan(5, 100)], pod(Some(5))),
+            Ok(None),
+            "of the pod's own"
+        );
+        assert!(taken.find(&[vxlan(5, 100)], ON_HOST).unwrap().is_some());
     }
 
     #[test]

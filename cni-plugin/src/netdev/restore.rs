@@ -6,24 +6,26 @@
 //! warning, never a reason to leave it behind.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use netlink_packet_core::Emitable;
-use netlink_packet_route::{address::AddressMessage, link::LinkFlags};
+use netlink_packet_route::{AddressFamily, address::AddressMessage, link::LinkFlags};
 
 use super::{
     identity::{Ambiguous, Place},
     replay,
     snapshot::{
-        KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, of_hexadecimal, settings,
+        KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, mode, of_hexadecimal,
+        settings,
     },
     words,
 };
 use crate::kernel::{
-    self, Name, Namespace, Socket, address, bpf, clock, ioctl,
+    self, Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
     link::{self, By, Change, Link},
     neighbour,
     nexthop::{self, Nexthop},
@@ -41,6 +43,9 @@ const ATTEMPTS: u32 = 8;
 const OPER_TESTING: u8 = 4;
 const OPER_DORMANT: u8 = 5;
 const OPER_UP: u8 = 6;
+
+/// `IFLA_VXLAN_LINK` (include/uapi/linux/if_link.h)
+const IFLA_VXLAN_LINK: u16 = 3;
 
 /// Where a restoration happens.
 #[derive(Debug)]
@@ -118,6 +123,7 @@ pub fn return_netdev(
                 host: link::known_number(&mut inside, ground.home)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
+                remove_children(&mut inside, &links, link, &mut report);
                 let name = move_to_host(ground, taken, &mut inside, link.clone(), &mut report)?;
                 arrived = link::get(ground.socket, By::Name(name.as_bytes()))?;
             }
@@ -172,6 +178,28 @@ fn is_gone(ground: &mut Ground<'_>, taken: &Snapshot) -> kernel::Result<bool> {
         return Ok(kind.map(|kind| kind.to_string()) != taken.identity.kind);
     }
     Ok(taken.identity.kind.is_some())
+}
+
+/// Deletes what the pod built upon a netdev: a change of namespaces does not take the netdev away from
+/// beneath a VLAN or a macvlan, so that the pod would be on the host's wire until it ends.
+fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &mut Returned) {
+    let stands_on = |link: &&Link| {
+        let kind = link.kind.as_ref().map(ToString::to_string);
+        // A veth names its peer, a vxlan its link as part of what it says of itself.
+        let on = match kind.as_deref() {
+            None | Some("veth" | "netkit") => None,
+            Some("vxlan") => link
+                .info
+                .get(&IFLA_VXLAN_LINK)
+                .and_then(|value| attribute::number(value)),
+            Some(_) => link.parent.filter(|_| link.parent_netns.is_none()),
+        };
+        on == Some(below.index) && link.index != below.index
+    };
+    for child in links.iter().filter(stands_on) {
+        let deleted = link::delete(inside, child);
+        report.warnings.extend(deleted.err().map(|e| e.to_string()));
+    }
 }
 
 fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
@@ -447,7 +475,19 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
             now = settings(&link);
         }
     }
-    let held = |settings: &std::collections::BTreeMap<String, u32>| {
+    let modes = mode(link);
+    let differing = taken
+        .mode
+        .iter()
+        .filter(|(kind, value)| modes.get(*kind) != Some(*value));
+    let info: BTreeMap<u16, Vec<u8>> = differing
+        .filter_map(|(kind, value)| Some((*kind, of_hexadecimal(value)?)))
+        .collect();
+    if let Some(kind) = taken.identity.kind.as_ref().filter(|_| !info.is_empty()) {
+        let what = format!("restore the mode of {}", taken.name);
+        attempt(link::set_info(ground.socket, what, link.index, kind, &info));
+    }
+    let held = |settings: &BTreeMap<String, u32>| {
         let down = settings.get(PROTO_DOWN).copied()?;
         Some((down, settings.get(PROTO_DOWN_REASONS).copied().unwrap_or(0)))
     };
@@ -497,12 +537,9 @@ fn restore_network(
         ));
     }
     let warnings = &mut report.warnings;
-    let left: Vec<Message> = taken
-        .addresses
-        .iter()
-        .filter(|m| !over.contains(m))
-        .cloned()
-        .collect();
+    remove_mislabelled(socket, taken, index, warnings)?;
+    let left = in_order(&taken.addresses);
+    let left: Vec<Message> = left.filter(|m| !over.contains(m)).cloned().collect();
     replayed(
         &left,
         warnings,
@@ -540,6 +577,41 @@ fn restore_network(
     replayed(&taken.rules, warnings, words::rule, |m, what| {
         rule::add(socket, what, &replay::rule(&m, &home, &home))
     });
+    Ok(())
+}
+
+/// Addresses in an order that leaves the kernel's list as it was: an IPv6 address goes before those
+/// of its scope (`ipv6_link_dev_addr()`), an IPv4 one behind.
+fn in_order(addresses: &[Message]) -> impl Iterator<Item = &Message> {
+    let is_v6 = |message: &&Message| {
+        let address = message.parse::<AddressMessage>();
+        address.is_ok_and(|address| address.header.family == AddressFamily::Inet6)
+    };
+    let v4 = addresses.iter().filter(move |message| !is_v6(message));
+    v4.chain(addresses.iter().rev().filter(is_v6))
+}
+
+/// Takes away addresses that a renaming gave another label (`inetdev_changename()`), which replacing
+/// them does not change.
+fn remove_mislabelled(
+    socket: &mut Socket,
+    taken: &Snapshot,
+    index: u32,
+    warnings: &mut Vec<String>,
+) -> kernel::Result<()> {
+    let known: Vec<AddressMessage> = taken
+        .addresses
+        .iter()
+        .filter_map(|message| message.parse().ok())
+        .collect();
+    for now in address::list(socket, index)? {
+        let before = known.iter().find(|before| replay::is_same(before, &now));
+        if before.is_some_and(|before| replay::label(before) != replay::label(&now)) {
+            let what = format!("restore the label of {}", words::address(&now));
+            let deleted = address::delete(socket, &what, &now);
+            warnings.extend(deleted.err().map(|e| e.to_string()));
+        }
+    }
     Ok(())
 }
 
@@ -676,6 +748,17 @@ fn differences(before: &Snapshot, now: &Snapshot, expired: &[Message]) -> Vec<St
     for (key, value) in &before.sysctls {
         let now = now.sysctls.get(key).map_or("unreadable", String::as_str);
         compare(key, &now, value);
+    }
+    if let Some(users) = before.promiscuity
+        && now.promiscuity > before.promiscuity
+    {
+        let now = now.promiscuity.unwrap_or(0);
+        wrong.push(format!(
+            "promiscuity is {now}, was {users}: something still listens to all of it"
+        ));
+    }
+    if before.mode != now.mode {
+        wrong.push("the mode of its kind is not as it was".to_owned());
     }
     for altname in before
         .altnames

@@ -154,6 +154,13 @@ pub struct Snapshot {
     /// Settings of the link that are one number each, by the names that `ip link` has for them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u32>,
+    /// How many users wanted it to receive everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promiscuity: Option<u32>,
+    /// What its kind says of itself and can change, attribute by attribute in hexadecimal: mode and
+    /// flags of a macvlan, macvtap or ipvlan.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub mode: BTreeMap<u16, String>,
     /// The interface part of its IPv6 addresses, where an administrator set one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<Ipv6Addr>,
@@ -254,6 +261,8 @@ impl Snapshot {
             broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
             pod_mac: None,
             settings: settings(link),
+            promiscuity: Some(link.promiscuity),
+            mode: mode(link),
             token: link.token,
             proxies: proxies
                 .iter()
@@ -355,6 +364,25 @@ pub(super) fn settings(link: &Link) -> BTreeMap<String, u32> {
     settings.insert(PROTO_DOWN.to_owned(), link.proto_down.into());
     settings.insert(PROTO_DOWN_REASONS.to_owned(), link.proto_down_reasons);
     settings
+}
+
+/// Mode and flags of a kind that has them as its first attributes (`IFLA_MACVLAN_MODE`,
+/// `IFLA_IPVLAN_MODE`, `…_FLAGS`).
+pub(super) fn mode(link: &Link) -> BTreeMap<u16, String> {
+    let kind = link.kind.as_ref().map(ToString::to_string);
+    if !matches!(
+        kind.as_deref(),
+        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap")
+    ) {
+        return BTreeMap::new();
+    }
+    let first = link
+        .info
+        .iter()
+        .filter(|(attribute, _)| (1..=2).contains(*attribute));
+    first
+        .map(|(attribute, value)| (*attribute, hexadecimal(value)))
+        .collect()
 }
 
 /// Among [`Snapshot::settings`], 1 for a link that is held down.
