@@ -206,7 +206,8 @@ fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
     Ok(link::get(ground.socket, By::Name(name.as_bytes()))?.is_some())
 }
 
-/// Moves a netdev out of the pod. Returns the name that it has on the host.
+/// Moves a netdev out of the pod. Returns the name that it has on the host. The move sets it down
+/// before it is renamed (`do_setlink()`), so that kernels before 6.2 do that, too.
 fn move_to_host(
     ground: &mut Ground<'_>,
     taken: &Snapshot,
@@ -214,12 +215,6 @@ fn move_to_host(
     mut link: Link,
     report: &mut Returned,
 ) -> kernel::Result<Name> {
-    // Kernels before 6.2 do not rename a link that is up (`dev_change_name()`), and an address is
-    // not changed on one either.
-    if link.is_up() {
-        let what = format!("set {} of the pod down", link.name);
-        link::change(inside, what, link.index, &Change::down())?;
-    }
     restore_mac(inside, taken, &link, report);
     let mut attempt = 0;
     loop {
@@ -273,30 +268,35 @@ fn temporary_name(ground: &mut Ground<'_>, link: &Link, attempt: u32) -> kernel:
     }
 }
 
-/// An IPoIB address is the port's own affair.
+/// Restores the address of a virtual link while it is in the pod, so that it can be told on the host
+/// should this process end before the rest is restored.
 fn restore_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
+    if taken.identity.is_virtual() {
+        set_mac(socket, taken, link, report);
+    }
+}
+
+/// Gives a netdev the address that it had. One of IPoIB is the port's own affair.
+fn set_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
     let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
     let differs = |mac: &hca::MacAddress| mac.bytes().len() == 6 && mac.bytes() != link.mac;
-    let Some(mac) = mac.filter(differs).filter(|_| taken.identity.is_virtual()) else {
+    let Some(mac) = mac.filter(differs) else {
         return;
     };
     let what = format!("restore {mac} of {}", taken.name);
-    set_mac(socket, &what, link, &mac, report);
-}
-
-fn set_mac(
-    socket: &mut Socket,
-    what: &str,
-    link: &Link,
-    mac: &hca::MacAddress,
-    report: &mut Returned,
-) {
-    let change = Change {
-        mac: Some(mac.bytes()),
-        ..Change::down()
+    let mut attempt = |change: &Change<'_>| {
+        let done = link::change(socket, &what, link.index, change);
+        report.warnings.extend(done.err().map(|e| e.to_string()));
     };
-    let set = link::change(socket, what, link.index, &change);
-    report.warnings.extend(set.err().map(|e| e.to_string()));
+    // Most drivers take none while the link is up (`eth_prepare_mac_addr_change()`), and the kernel
+    // changes the address before the flags (`do_setlink()`).
+    if link.is_up() {
+        attempt(&Change::down());
+    }
+    attempt(&Change {
+        mac: Some(mac.bytes()),
+        ..Change::default()
+    });
 }
 
 fn restore(
@@ -328,12 +328,7 @@ fn restore(
         // What is refused is tried again, and told, at the end.
         let _ = vf.restore_rights(ground.sys, ground.socket)?;
     }
-    let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
-    // An IPoIB address is the port's own affair.
-    if let Some(mac) = mac.filter(|mac| mac.bytes().len() == 6 && mac.bytes() != link.mac) {
-        let what = format!("restore {mac} of {}", taken.name);
-        set_mac(ground.socket, &what, &link, &mac, report);
-    }
+    set_mac(ground.socket, taken, &link, report);
     restore_settings(ground, taken, &link, report);
     if let Some(ethtool) = &taken.ethtool {
         match ethtool.restore(&link, &taken.name) {

@@ -466,12 +466,14 @@ mod tests {
         };
         let route = |attribute| {
             let mut route = RouteMessage::default();
+            route.header.address_family = AddressFamily::Inet;
             route.attributes = vec![attribute];
             route
         };
         let gateway =
             |text: &str| RouteAttribute::Gateway(RouteAddress::Inet(text.parse().unwrap()));
         let mut rule = RuleMessage::default();
+        rule.header.family = AddressFamily::Inet;
         rule.header.src_len = 32;
         rule.attributes = vec![RuleAttribute::Source("10.1.0.1".parse().unwrap())];
         let addresses = [address("10.0.0.1", u32::MAX), address("10.1.0.1", 600)];
