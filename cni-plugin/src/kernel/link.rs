@@ -181,6 +181,8 @@ pub struct Link {
     pub proto_down_reasons: u32,
     /// The interface part of its IPv6 addresses, where an administrator set one.
     pub token: Option<Ipv6Addr>,
+    /// How many users want it to receive everything.
+    pub promiscuity: u32,
     /// XDP programs with their IDs.
     pub xdp: Vec<(XdpMode, u32)>,
 }
@@ -209,6 +211,7 @@ impl Link {
         for attribute in message.attributes {
             match attribute {
                 LinkAttribute::Address(mac) => link.mac = mac,
+                LinkAttribute::Promiscuity(users) => link.promiscuity = users,
                 LinkAttribute::Broadcast(address) => link.broadcast = address,
                 LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
@@ -660,6 +663,31 @@ pub fn set_number(
 /// The names of [`Link::numbers`] in the order in which they are to be set.
 pub fn number_names() -> impl Iterator<Item = &'static str> {
     NUMBERS.iter().map(|known| known.name)
+}
+
+/// Sets numbers that the kind of a link says of itself.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_info(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    kind: &str,
+    info: &BTreeMap<u16, Vec<u8>>,
+) -> Result<()> {
+    let mut data = Raw::default();
+    for (attribute, value) in info {
+        data = data.with(*attribute, value);
+    }
+    let info = Raw::default()
+        .with(IFLA_INFO_KIND, &Name::from(kind).to_attribute())
+        .nest(IFLA_INFO_DATA, &data);
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = vec![nested(IFLA_LINKINFO, &info)];
+    // Without a flag that allows creation it changes the link that is there.
+    socket.request(what, RTM_NEWLINK, 0, &message)
 }
 
 /// Sets whether a link is held down, and by whom, in one request: the kernel refuses to let go of a

@@ -68,6 +68,12 @@ impl Nexthop {
         let bytes = self.0.as_bytes();
         let (header, attributes) = bytes.split_at_checked(HEADER_BYTES).unwrap_or((bytes, &[]));
         let mut header = header.to_vec();
+        // Scope and a reserved byte, which the kernel takes as zero alone (`rtm_to_nh_config()`).
+        for at in [1, 3] {
+            if let Some(byte) = header.get_mut(at) {
+                *byte = 0;
+            }
+        }
         if let Some(flags) = header.get_mut(FLAGS..HEADER_BYTES) {
             let kept = attribute::number(flags).unwrap_or(0) & ONLINK;
             flags.copy_from_slice(&kept.to_ne_bytes());
@@ -165,8 +171,8 @@ mod tests {
 
     #[test]
     fn an_object_goes_through_another_link_without_the_kernels_flags() {
-        // RTNH_F_ONLINK and RTNH_F_LINKDOWN
-        let object = Raw::new(&[2, 0, 4, 0, 4 | 16, 0, 0, 0])
+        // Scope 253; RTNH_F_ONLINK and RTNH_F_LINKDOWN
+        let object = Raw::new(&[2, 253, 4, 0, 4 | 16, 0, 0, 0])
             .with(NHA_ID, &7u32.to_ne_bytes())
             .with(NHA_OIF, &3u32.to_ne_bytes())
             .with(6, &[10, 0, 0, 1])
@@ -176,6 +182,11 @@ mod tests {
         assert_eq!(object.attribute(6), Some(vec![10, 0, 0, 1]));
         assert_eq!(object.attribute(14), None, "counters");
         assert_eq!(object.0.as_bytes().get(4..8), Some(&4u32.to_ne_bytes()[..]));
+        assert_eq!(
+            object.0.as_bytes().get(..4),
+            Some(&[2, 0, 4, 0][..]),
+            "no scope"
+        );
         assert_eq!(object.to_string(), "nexthop 7");
     }
 

@@ -1,5 +1,7 @@
 //! Queueing disciplines, as far as it takes to know whether an administrator set any.
 
+use netlink_packet_core::NLM_F_ECHO;
+
 use super::{
     Name, Result, Socket,
     attribute::{self, Raw},
@@ -47,22 +49,30 @@ fn one(socket: &mut Socket, link: u32, parent: u32) -> Result<Option<(u32, Strin
         }
     }
     let mut found = None;
+    // The answer is a notification, of which the asker has no part without the flag
+    // (`qdisc_get_notify()`).
     let what = format!("read queueing disciplines of netdev {link}");
-    let asked = socket.ask(what, RTM_GETQDISC, 0, &Raw::new(&header), |payload| {
-        let handle = payload
-            .get(HANDLE..)
-            .and_then(attribute::number)
-            .unwrap_or(0);
-        attribute::each(
-            payload.get(HEADER_BYTES..).unwrap_or_default(),
-            |kind, value| {
-                if kind == TCA_KIND {
-                    found = Some((handle, Name::of_attribute(value).to_string()));
-                }
-            },
-        );
-        Ok(())
-    });
+    let asked = socket.ask(
+        what,
+        RTM_GETQDISC,
+        NLM_F_ECHO,
+        &Raw::new(&header),
+        |payload| {
+            let handle = payload
+                .get(HANDLE..)
+                .and_then(attribute::number)
+                .unwrap_or(0);
+            attribute::each(
+                payload.get(HEADER_BYTES..).unwrap_or_default(),
+                |kind, value| {
+                    if kind == TCA_KIND {
+                        found = Some((handle, Name::of_attribute(value).to_string()));
+                    }
+                },
+            );
+            Ok(())
+        },
+    );
     match asked {
         Ok(()) => Ok(found),
         // There is none; a kernel without traffic control.

@@ -117,6 +117,11 @@ impl Identity {
         self.bus_device.is_none() && self.kind.is_some()
     }
 
+    /// Whether it takes its index in the pod to tell it from others there.
+    pub(super) fn needs_index(&self) -> bool {
+        self.bus_device.is_none() && (self.kind.is_some() || self.permanent_mac.is_none())
+    }
+
     /// A file name that stands for this netdev and no other.
     pub fn key(&self) -> String {
         let words = match (&self.bus_device, &self.permanent_mac, &self.fixed) {
@@ -152,7 +157,7 @@ impl Identity {
                 format!("{kind}-{}", port_part(mac))
             }
         };
-        words.replace(['/', ':', ' '], "-")
+        words.trim_end_matches('-').replace(['/', ':', ' '], "-")
     }
 
     /// The link of a namespace that is this netdev; none when none is for certain.
@@ -189,7 +194,6 @@ impl Identity {
         if self.kind != seen.kind || self.bus_device != seen.bus_device {
             return false;
         }
-        let same_mac = self.mac == seen.mac;
         if self.bus_device.is_some() {
             let permanent = |identity: &Identity| {
                 let mac = identity.permanent_mac.as_ref();
@@ -197,26 +201,28 @@ impl Identity {
             };
             let (known, now) = (permanent(self), permanent(&seen));
             let same_port = known.is_none() || now.is_none() || known == now;
-            return same_port && self.same_fixed(&seen, place);
+            return same_port && self.same_fixed(&seen, link, place);
         }
         if self.kind.is_none() {
-            // Hardware of which the kernel does not tell the bus (before 5.14, or none at all).
-            return match &self.permanent_mac {
-                Some(_) => self.permanent_mac == seen.permanent_mac,
-                None => seen.permanent_mac.is_none() && same_mac && self.index == seen.index,
-            };
+            // Hardware of which the kernel does not tell the device (before 5.14) nor, before 5.6,
+            // the burnt-in address. A pod makes no links without a kind.
+            return self.permanent_mac == seen.permanent_mac
+                && (self.permanent_mac.is_some() || self.is_at(link, &seen, place));
         }
-        if !self.same_fixed(&seen, place) || !self.comes_from_the_host(link, place) {
+        if !self.same_fixed(&seen, link, place) || !self.comes_from_the_host(link, place) {
             return false;
         }
+        self.is_only_of_its_parent() || self.is_at(link, &seen, place)
+    }
+
+    /// Whether index, address and name make a link the one, where nothing else does.
+    fn is_at(&self, link: &Link, seen: &Identity, place: Place<'_>) -> bool {
+        let same_mac = self.mac == seen.mac;
         match place {
-            _ if self.is_only_of_its_parent() => true,
             Place::Pod {
                 index: Some(index), ..
             } => link.index == index,
-            Place::Pod {
-                index: None, mac, ..
-            } => same_mac || mac == Some(seen.mac.as_str()),
+            Place::Pod { mac, .. } => same_mac || mac == Some(seen.mac.as_str()),
             Place::Host { name } => {
                 let same_name = name.is_some_and(|name| *name == link.name);
                 let same_index = self.index == seen.index;
@@ -226,13 +232,16 @@ impl Identity {
     }
 
     /// What neither the pod nor the kernel changes is as it was.
-    fn same_fixed(&self, seen: &Identity, place: Place<'_>) -> bool {
+    fn same_fixed(&self, seen: &Identity, link: &Link, place: Place<'_>) -> bool {
         let (Some(known), Some(now)) = (&self.fixed, &seen.fixed) else {
             // A record of a version that did not keep it.
             return true;
         };
+        // A tunnel without a link below names itself once it is in another namespace than its
+        // socket (`nla_put_iflink()`, net/core/rtnetlink.c).
+        let names_itself = known.parent.is_none() && now.parent == Some(link.index);
         known.detail == now.detail
-            && known.parent == now.parent
+            && (known.parent == now.parent || names_itself)
             && match place {
                 Place::Host { .. } => known.elsewhere == now.elsewhere,
                 Place::Pod { .. } => true,
@@ -465,6 +474,8 @@ mod tests {
         let taken = Identity::of(&a);
         assert!(taken.is_virtual());
         assert_ne!(taken.key(), Identity::of(&b).key());
+        let key = "vlan-7-on-3-02-00-00-00-00-01-vlan-100-protocol-8100";
+        assert_eq!(taken.key(), key);
         // The pod gave a the other's index and name; both have the NIC's address.
         let links = [in_pod(vlan("nic0.100", 7, 200)), in_pod(vlan("x", 8, 100))];
         for index in [None, Some(7)] {
@@ -491,6 +502,34 @@ mod tests {
                 "{parent_netns:?}"
             );
         }
+    }
+
+    #[test]
+    fn vxlans_are_told_by_their_vni_and_the_hosts_socket() {
+        let vxlan = |index, vni: u32| Link {
+            parent: None,
+            info: [(1, vni.to_ne_bytes().to_vec())].into(),
+            ..child(InfoKind::Vxlan, "v", index, 1)
+        };
+        let taken = Identity::of(&vxlan(5, 100));
+        // As the kernel tells of one whose socket is in another namespace.
+        let moved = |index, vni| Link {
+            parent: Some(index),
+            ..in_pod(vxlan(index, vni))
+        };
+        assert!(
+            taken
+                .find(&[moved(5, 100)], pod(Some(5)))
+                .unwrap()
+                .is_some()
+        );
+        assert_eq!(taken.find(&[moved(5, 200)], pod(Some(5))), Ok(None));
+        assert_eq!(
+            taken.find(&[vxlan(5, 100)], pod(Some(5))),
+            Ok(None),
+            "of the pod's own"
+        );
+        assert!(taken.find(&[vxlan(5, 100)], ON_HOST).unwrap().is_some());
     }
 
     #[test]
@@ -556,6 +595,23 @@ mod tests {
         assert_eq!(taken.key(), Identity::of(&ib(9, 0xffff, None)).key());
         assert_ne!(taken.key(), Identity::of(&links[0]).key());
         assert!(!taken.key().contains([':', '/', ' ']));
+    }
+
+    #[test]
+    fn hardware_that_an_old_kernel_says_little_of_is_told_by_its_index_in_the_pod() {
+        let old = |name: &str, index, mac| Link {
+            bus_device: None,
+            permanent_mac: vec![],
+            ..nic(name, index, mac)
+        };
+        let taken = Identity::of(&old("eth1", 5, 1));
+        assert!(!taken.is_virtual() && taken.needs_index());
+        let links = [old("x", 5, 9), old("y", 6, 1)];
+        assert_eq!(
+            name_of(taken.find(&links, pod(Some(5)))).as_deref(),
+            Some("x")
+        );
+        assert!(!Identity::of(&nic("eth1", 5, 1)).needs_index());
     }
 
     #[test]

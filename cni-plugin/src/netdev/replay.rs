@@ -95,6 +95,19 @@ pub fn aged(message: &AddressMessage, seconds: u64) -> Option<AddressMessage> {
     Some(copy)
 }
 
+/// The label of an IPv4 address.
+pub fn label(address: &AddressMessage) -> Option<&str> {
+    address.attributes.iter().find_map(|a| match a {
+        AddressAttribute::Label(label) => Some(label.as_str()),
+        _ => None,
+    })
+}
+
+/// Whether two messages are of one address of an interface.
+pub fn is_same(one: &AddressMessage, other: &AddressMessage) -> bool {
+    own(one).is_some() && own(one) == own(other) && one.header.prefix_len == other.header.prefix_len
+}
+
 /// An interface's own address, not its peer's.
 fn own(address: &AddressMessage) -> Option<IpAddr> {
     let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {

@@ -6,24 +6,26 @@
 //! warning, never a reason to leave it behind.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use netlink_packet_core::Emitable;
-use netlink_packet_route::{address::AddressMessage, link::LinkFlags};
+use netlink_packet_route::{AddressFamily, address::AddressMessage, link::LinkFlags};
 
 use super::{
     identity::{Ambiguous, Place},
     replay,
     snapshot::{
-        KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, of_hexadecimal, settings,
+        KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, mode, of_hexadecimal,
+        settings,
     },
     words,
 };
 use crate::kernel::{
-    self, Name, Namespace, Socket, address, bpf, clock, ioctl,
+    self, Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
     link::{self, By, Change, Link},
     neighbour,
     nexthop::{self, Nexthop},
@@ -41,6 +43,9 @@ const ATTEMPTS: u32 = 8;
 const OPER_TESTING: u8 = 4;
 const OPER_DORMANT: u8 = 5;
 const OPER_UP: u8 = 6;
+
+/// `IFLA_VXLAN_LINK` (include/uapi/linux/if_link.h)
+const IFLA_VXLAN_LINK: u16 = 3;
 
 /// Where a restoration happens.
 #[derive(Debug)]
@@ -118,6 +123,7 @@ pub fn return_netdev(
                 host: link::known_number(&mut inside, ground.home)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
+                remove_children(&mut inside, &links, link, &mut report);
                 let name = move_to_host(ground, taken, &mut inside, link.clone(), &mut report)?;
                 arrived = link::get(ground.socket, By::Name(name.as_bytes()))?;
             }
@@ -174,11 +180,34 @@ fn is_gone(ground: &mut Ground<'_>, taken: &Snapshot) -> kernel::Result<bool> {
     Ok(taken.identity.kind.is_some())
 }
 
+/// Deletes what the pod built upon a netdev: a change of namespaces does not take the netdev away from
+/// beneath a VLAN or a macvlan, so that the pod would be on the host's wire until it ends.
+fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &mut Returned) {
+    let stands_on = |link: &&Link| {
+        let kind = link.kind.as_ref().map(ToString::to_string);
+        // A veth names its peer, a vxlan its link as part of what it says of itself.
+        let on = match kind.as_deref() {
+            None | Some("veth" | "netkit") => None,
+            Some("vxlan") => link
+                .info
+                .get(&IFLA_VXLAN_LINK)
+                .and_then(|value| attribute::number(value)),
+            Some(_) => link.parent.filter(|_| link.parent_netns.is_none()),
+        };
+        on == Some(below.index) && link.index != below.index
+    };
+    for child in links.iter().filter(stands_on) {
+        let deleted = link::delete(inside, child);
+        report.warnings.extend(deleted.err().map(|e| e.to_string()));
+    }
+}
+
 fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
     Ok(link::get(ground.socket, By::Name(name.as_bytes()))?.is_some())
 }
 
-/// Moves a netdev out of the pod. Returns the name that it has on the host.
+/// Moves a netdev out of the pod. Returns the name that it has on the host. The move sets it down
+/// before it is renamed (`do_setlink()`), so that kernels before 6.2 do that, too.
 fn move_to_host(
     ground: &mut Ground<'_>,
     taken: &Snapshot,
@@ -186,12 +215,6 @@ fn move_to_host(
     mut link: Link,
     report: &mut Returned,
 ) -> kernel::Result<Name> {
-    // Kernels before 6.2 do not rename a link that is up (`dev_change_name()`), and an address is
-    // not changed on one either.
-    if link.is_up() {
-        let what = format!("set {} of the pod down", link.name);
-        link::change(inside, what, link.index, &Change::down())?;
-    }
     restore_mac(inside, taken, &link, report);
     let mut attempt = 0;
     loop {
@@ -245,30 +268,35 @@ fn temporary_name(ground: &mut Ground<'_>, link: &Link, attempt: u32) -> kernel:
     }
 }
 
-/// An IPoIB address is the port's own affair.
+/// Restores the address of a virtual link while it is in the pod, so that it can be told on the host
+/// should this process end before the rest is restored.
 fn restore_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
+    if taken.identity.is_virtual() {
+        set_mac(socket, taken, link, report);
+    }
+}
+
+/// Gives a netdev the address that it had. One of IPoIB is the port's own affair.
+fn set_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
     let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
     let differs = |mac: &hca::MacAddress| mac.bytes().len() == 6 && mac.bytes() != link.mac;
-    let Some(mac) = mac.filter(differs).filter(|_| taken.identity.is_virtual()) else {
+    let Some(mac) = mac.filter(differs) else {
         return;
     };
     let what = format!("restore {mac} of {}", taken.name);
-    set_mac(socket, &what, link, &mac, report);
-}
-
-fn set_mac(
-    socket: &mut Socket,
-    what: &str,
-    link: &Link,
-    mac: &hca::MacAddress,
-    report: &mut Returned,
-) {
-    let change = Change {
-        mac: Some(mac.bytes()),
-        ..Change::down()
+    let mut attempt = |change: &Change<'_>| {
+        let done = link::change(socket, &what, link.index, change);
+        report.warnings.extend(done.err().map(|e| e.to_string()));
     };
-    let set = link::change(socket, what, link.index, &change);
-    report.warnings.extend(set.err().map(|e| e.to_string()));
+    // Most drivers take none while the link is up (`eth_prepare_mac_addr_change()`), and the kernel
+    // changes the address before the flags (`do_setlink()`).
+    if link.is_up() {
+        attempt(&Change::down());
+    }
+    attempt(&Change {
+        mac: Some(mac.bytes()),
+        ..Change::default()
+    });
 }
 
 fn restore(
@@ -300,12 +328,7 @@ fn restore(
         // What is refused is tried again, and told, at the end.
         let _ = vf.restore_rights(ground.sys, ground.socket)?;
     }
-    let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
-    // An IPoIB address is the port's own affair.
-    if let Some(mac) = mac.filter(|mac| mac.bytes().len() == 6 && mac.bytes() != link.mac) {
-        let what = format!("restore {mac} of {}", taken.name);
-        set_mac(ground.socket, &what, &link, &mac, report);
-    }
+    set_mac(ground.socket, taken, &link, report);
     restore_settings(ground, taken, &link, report);
     if let Some(ethtool) = &taken.ethtool {
         match ethtool.restore(&link, &taken.name) {
@@ -447,7 +470,19 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
             now = settings(&link);
         }
     }
-    let held = |settings: &std::collections::BTreeMap<String, u32>| {
+    let modes = mode(link);
+    let differing = taken
+        .mode
+        .iter()
+        .filter(|(kind, value)| modes.get(*kind) != Some(*value));
+    let info: BTreeMap<u16, Vec<u8>> = differing
+        .filter_map(|(kind, value)| Some((*kind, of_hexadecimal(value)?)))
+        .collect();
+    if let Some(kind) = taken.identity.kind.as_ref().filter(|_| !info.is_empty()) {
+        let what = format!("restore the mode of {}", taken.name);
+        attempt(link::set_info(ground.socket, what, link.index, kind, &info));
+    }
+    let held = |settings: &BTreeMap<String, u32>| {
         let down = settings.get(PROTO_DOWN).copied()?;
         Some((down, settings.get(PROTO_DOWN_REASONS).copied().unwrap_or(0)))
     };
@@ -497,12 +532,9 @@ fn restore_network(
         ));
     }
     let warnings = &mut report.warnings;
-    let left: Vec<Message> = taken
-        .addresses
-        .iter()
-        .filter(|m| !over.contains(m))
-        .cloned()
-        .collect();
+    remove_mislabelled(socket, taken, index, warnings)?;
+    let left = in_order(&taken.addresses);
+    let left: Vec<Message> = left.filter(|m| !over.contains(m)).cloned().collect();
     replayed(
         &left,
         warnings,
@@ -540,6 +572,41 @@ fn restore_network(
     replayed(&taken.rules, warnings, words::rule, |m, what| {
         rule::add(socket, what, &replay::rule(&m, &home, &home))
     });
+    Ok(())
+}
+
+/// Addresses in an order that leaves the kernel's list as it was: an IPv6 address goes before those
+/// of its scope (`ipv6_link_dev_addr()`), an IPv4 one behind.
+fn in_order(addresses: &[Message]) -> impl Iterator<Item = &Message> {
+    let is_v6 = |message: &&Message| {
+        let address = message.parse::<AddressMessage>();
+        address.is_ok_and(|address| address.header.family == AddressFamily::Inet6)
+    };
+    let v4 = addresses.iter().filter(move |message| !is_v6(message));
+    v4.chain(addresses.iter().rev().filter(is_v6))
+}
+
+/// Takes away addresses that a renaming gave another label (`inetdev_changename()`), which replacing
+/// them does not change.
+fn remove_mislabelled(
+    socket: &mut Socket,
+    taken: &Snapshot,
+    index: u32,
+    warnings: &mut Vec<String>,
+) -> kernel::Result<()> {
+    let known: Vec<AddressMessage> = taken
+        .addresses
+        .iter()
+        .filter_map(|message| message.parse().ok())
+        .collect();
+    for now in address::list(socket, index)? {
+        let before = known.iter().find(|before| replay::is_same(before, &now));
+        if before.is_some_and(|before| replay::label(before) != replay::label(&now)) {
+            let what = format!("restore the label of {}", words::address(&now));
+            let deleted = address::delete(socket, &what, &now);
+            warnings.extend(deleted.err().map(|e| e.to_string()));
+        }
+    }
     Ok(())
 }
 
@@ -676,6 +743,17 @@ fn differences(before: &Snapshot, now: &Snapshot, expired: &[Message]) -> Vec<St
     for (key, value) in &before.sysctls {
         let now = now.sysctls.get(key).map_or("unreadable", String::as_str);
         compare(key, &now, value);
+    }
+    if let Some(users) = before.promiscuity
+        && now.promiscuity > before.promiscuity
+    {
+        let now = now.promiscuity.unwrap_or(0);
+        wrong.push(format!(
+            "promiscuity is {now}, was {users}: something still listens to all of it"
+        ));
+    }
+    if before.mode != now.mode {
+        wrong.push("the mode of its kind is not as it was".to_owned());
     }
     for altname in before
         .altnames

@@ -154,6 +154,13 @@ pub struct Snapshot {
     /// Settings of the link that are one number each, by the names that `ip link` has for them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u32>,
+    /// How many users wanted it to receive everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promiscuity: Option<u32>,
+    /// What its kind says of itself and can change, attribute by attribute in hexadecimal: mode and
+    /// flags of a macvlan, macvtap or ipvlan.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub mode: BTreeMap<u16, String>,
     /// The interface part of its IPv6 addresses, where an administrator set one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<Ipv6Addr>,
@@ -254,6 +261,8 @@ impl Snapshot {
             broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
             pod_mac: None,
             settings: settings(link),
+            promiscuity: Some(link.promiscuity),
+            mode: mode(link),
             token: link.token,
             proxies: proxies
                 .iter()
@@ -268,11 +277,11 @@ impl Snapshot {
         })
     }
 
-    /// Notes the netdev's index in the pod, by which a virtual link is told from those that the pod
-    /// makes. To be written to the journal after the move and before the pod runs. False when
+    /// Notes the netdev's index in the pod, by which a link without a bus device is told from those
+    /// that the pod makes. To be written to the journal after the move and before the pod runs. False when
     /// there is nothing to note.
     pub fn moved_as(&mut self, in_pod: &Link) -> bool {
-        let noted = self.identity.is_virtual();
+        let noted = self.identity.needs_index();
         if noted {
             self.pod_index = Some(in_pod.index);
         }
@@ -357,6 +366,25 @@ pub(super) fn settings(link: &Link) -> BTreeMap<String, u32> {
     settings
 }
 
+/// Mode and flags of a kind that has them as its first attributes (`IFLA_MACVLAN_MODE`,
+/// `IFLA_IPVLAN_MODE`, `…_FLAGS`).
+pub(super) fn mode(link: &Link) -> BTreeMap<u16, String> {
+    let kind = link.kind.as_ref().map(ToString::to_string);
+    if !matches!(
+        kind.as_deref(),
+        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap")
+    ) {
+        return BTreeMap::new();
+    }
+    let first = link
+        .info
+        .iter()
+        .filter(|(attribute, _)| (1..=2).contains(*attribute));
+    first
+        .map(|(attribute, value)| (*attribute, hexadecimal(value)))
+        .collect()
+}
+
 /// Among [`Snapshot::settings`], 1 for a link that is held down.
 pub(super) const PROTO_DOWN: &str = "protodown";
 /// Among [`Snapshot::settings`], a bit for each reason.
@@ -390,5 +418,96 @@ mod tests {
             message: "zz".into(),
         };
         assert!(damaged.parse::<RouteMessage>().is_err());
+    }
+
+    #[test]
+    fn a_snapshot_of_an_earlier_version_is_read_and_asks_for_nothing_that_it_does_not_say() {
+        let text = r#"{
+            "identity": {"busDevice": "0000:3b:00.0", "permanentMac": "02:00:00:00:00:01",
+                         "mac": "02:00:00:00:00:01", "index": 5},
+            "bus": "pci", "name": "ens1", "altnames": ["enp59s0"], "mtu": 9000,
+            "txQueueLength": 1000, "up": true, "flags": 4096,
+            "sysctls": {"ipv4/conf/rp_filter": "2"}
+        }"#;
+        let old: Snapshot = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (old.taken_at, old.pod_index, old.promiscuity),
+            (None, None, None)
+        );
+        assert!(old.settings.is_empty() && old.ethtool.is_none() && old.broadcast.is_none());
+        assert_eq!(old.name, "ens1");
+        // And nothing is added to it when it is written again.
+        let again: serde_json::Value = serde_json::to_value(&old).unwrap();
+        assert_eq!(
+            again,
+            serde_json::from_str::<serde_json::Value>(text).unwrap()
+        );
+    }
+
+    #[test]
+    fn what_an_administrator_set_for_good_goes_along_and_a_lease_stays() {
+        use netlink_packet_route::{
+            AddressFamily,
+            address::{AddressAttribute, CacheInfo},
+            route::{RouteAddress, RouteAttribute},
+            rule::RuleAttribute,
+        };
+        let address = |text: &str, valid| {
+            let mut message = AddressMessage::default();
+            message.header.family = AddressFamily::Inet;
+            message.header.prefix_len = 24;
+            let mut lifetime = CacheInfo::default();
+            (lifetime.ifa_preferred, lifetime.ifa_valid) = (valid, valid);
+            message.attributes = vec![
+                AddressAttribute::Local(text.parse().unwrap()),
+                AddressAttribute::CacheInfo(lifetime),
+            ];
+            message
+        };
+        let route = |attribute| {
+            let mut route = RouteMessage::default();
+            route.header.address_family = AddressFamily::Inet;
+            route.attributes = vec![attribute];
+            route
+        };
+        let gateway =
+            |text: &str| RouteAttribute::Gateway(RouteAddress::Inet(text.parse().unwrap()));
+        let mut rule = RuleMessage::default();
+        rule.header.family = AddressFamily::Inet;
+        rule.header.src_len = 32;
+        rule.attributes = vec![RuleAttribute::Source("10.1.0.1".parse().unwrap())];
+        let addresses = [address("10.0.0.1", u32::MAX), address("10.1.0.1", 600)];
+        let routes = [
+            route(gateway("10.0.0.254")),
+            route(gateway("10.1.0.254")),
+            route(gateway("10.2.0.254")),
+            route(RouteAttribute::PrefSource(RouteAddress::Inet(
+                [10, 1, 0, 1].into(),
+            ))),
+        ];
+        let snapshot = Snapshot {
+            addresses: addresses
+                .iter()
+                .map(|a| Message::of(a, words::address(a)))
+                .collect(),
+            routes: routes
+                .iter()
+                .map(|r| Message::of(r, words::route(r)))
+                .collect(),
+            rules: vec![Message::rule(&rule)],
+            ..Snapshot::default()
+        };
+        let given = snapshot.given_to_pod().unwrap();
+        assert_eq!(given.addresses, addresses[..1]);
+        assert_eq!(given.routes, [routes[0].clone(), routes[2].clone()]);
+        assert!(given.rules.is_empty());
+        assert_eq!(snapshot.leased_addresses(), ["10.1.0.1/24"]);
+        // Ten minutes later it is over.
+        assert!(replay::aged(&addresses[1], 599).is_some());
+        assert!(replay::aged(&addresses[1], 600).is_none());
+        assert_eq!(
+            replay::aged(&addresses[0], 600).as_ref(),
+            Some(&addresses[0])
+        );
     }
 }

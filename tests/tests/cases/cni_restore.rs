@@ -24,6 +24,8 @@ cases! {
     addresses_with_a_lifetime_stay_with_the_host => leased();
     an_address_whose_lifetime_ended_does_not_return => ended();
     a_nic_with_leased_addresses_alone_is_not_moved_without_an_ipam => only_leased();
+    programs_that_the_pod_holds_by_links_are_detached => programs();
+    children_of_the_pod_end_before_the_nic_returns: Macvlan => children();
     a_record_of_an_earlier_version_is_restored => earlier_record();
 }
 
@@ -60,9 +62,11 @@ fn twins(kind: &str) -> Result<()> {
             "vlan" => format!("link add {name} link nic0 type vlan id {number}"),
             _ => format!("link add {name} type vxlan id {number} dstport 4789 local 10.9.0.1 remote 10.9.0.{number}"),
         };
+        // The kernel lets no two macvlans of one NIC be up with one address.
+        let last = if kind == "macvlan" { 70 + number } else { 77 };
         scene.on_host(&[
             make.as_str(),
-            &format!("link set {name} address 02:00:00:00:00:77"),
+            &format!("link set {name} address 02:00:00:00:00:{last}"),
             &format!("addr add 10.8.{number}.1/24 dev {name}"),
         ])?;
     }
@@ -77,9 +81,8 @@ fn twins(kind: &str) -> Result<()> {
         "link set net2 name net1",
         "link set x name net2",
         "link set net1 address 02:00:00:00:00:01",
-        "link set net2 address 02:00:00:00:00:02",
-        "link set net1 address 02:00:00:00:00:02",
-        "link set net2 address 02:00:00:00:00:01",
+        "link set net2 address 02:00:00:00:00:72",
+        "link set net1 address 02:00:00:00:00:71",
     ])?;
     moved(&scene, "c1", "net1", &networks[0], "DEL")?;
     let addresses = scene.host.netns.ip("addr show dev a0")?;
@@ -216,8 +219,10 @@ fn leased() -> Result<()> {
     ensure!(!inside.contains("10.44") && !inside.contains("10.45"), "{inside}");
     thread::sleep(Duration::from_millis(2100));
     scene.del_returns(&scene.moving(), &before)?;
-    let addresses = &scene.host.netns.ip_json("addr show dev nic0 to 10.44.0.1")?[0];
-    let valid = addresses["addr_info"][0]["valid_life_time"].as_u64().context("a lifetime")?;
+    let shown = scene.host.netns.ip_json("addr show dev nic0")?;
+    let addresses = shown[0]["addr_info"].as_array().context("addresses")?;
+    let leased = addresses.iter().find(|address| address["local"] == "10.44.0.1");
+    let valid = leased.and_then(|leased| leased["valid_life_time"].as_u64()).context("a lifetime")?;
     ensure!((8900..=8998).contains(&valid), "the time in the pod does not count: {valid}");
     Ok(())
 }
@@ -278,5 +283,126 @@ fn ensure_old(moved: &mut serde_json::Map<String, Value>, index: u64) {
     if let Some(identity) = moved.get_mut("identity").and_then(Value::as_object_mut) {
         identity.remove("fixed");
         identity.insert("index".to_owned(), index.into());
+    }
+}
+
+/// A macvlan on a NIC stays where it is when the NIC changes namespaces.
+fn children() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
+    scene.in_pod(&[
+        "link add mv0 link net1 type macvlan mode bridge",
+        "link add mv1 link net1 type macvlan mode private",
+    ])?;
+    scene.del_returns(&scene.moving(), &before)?;
+    let left = scene.pod.ip("link")?;
+    ensure!(!left.contains("mv0") && !left.contains("mv1"), "still on the host's wire:\n{left}");
+    Ok(())
+}
+
+/// A pod that attaches programs by BPF links, and as plain ones, and keeps the links open.
+fn programs() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
+    let index = u32::try_from(index_of(&scene.pod, "net1")?)?;
+    let held = scene.pod.enter(|| {
+        let (sched, xdp) = (bpf::load(bpf::SCHED_CLS)?, bpf::load(bpf::XDP)?);
+        bpf::attach(&sched, index, bpf::TCX_INGRESS).context("a plain tcx program")?;
+        let links = [
+            bpf::link(&sched, index, bpf::TCX_EGRESS, 0).context("a tcx link")?,
+            bpf::link(&xdp, index, bpf::XDP_LINK, bpf::GENERIC).context("an XDP link")?,
+        ];
+        Ok((sched, xdp, links))
+    })?;
+    ensure!(scene.pod.ip("link show dev net1")?.contains("prog/xdp"), "nothing attached");
+    let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
+    answer.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")?;
+    let index = u32::try_from(index_of(&scene.host.netns, "nic0")?)?;
+    for direction in [bpf::TCX_INGRESS, bpf::TCX_EGRESS] {
+        let left = scene.host.netns.enter(|| bpf::count(index, direction))?;
+        ensure!(left == 0, "{left} tcx programs are left");
+    }
+    drop(held);
+    // The host's own keep a NIC from being moved.
+    let held = scene.host.netns.enter(|| {
+        let sched = bpf::load(bpf::SCHED_CLS)?;
+        bpf::attach(&sched, index, bpf::TCX_INGRESS)?;
+        Ok(sched)
+    })?;
+    scene.refuses(&scene.moving(), &[DENIED], &["nic0", "tcx ingress program", "bpftool"])?;
+    drop(held);
+    Ok(())
+}
+
+/// The few calls of bpf(2) that ip(8) and tc(8) do not make.
+mod bpf {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+    use anyhow::Result;
+    use nix::libc;
+
+    pub(super) const SCHED_CLS: u32 = 3;
+    pub(super) const XDP: u32 = 6;
+    pub(super) const TCX_INGRESS: u32 = 46;
+    pub(super) const TCX_EGRESS: u32 = 47;
+    pub(super) const XDP_LINK: u32 = 37;
+    pub(super) const GENERIC: u32 = 2;
+
+    fn call(command: i32, words: &[(usize, u64, usize)]) -> Result<(i32, [u8; 128])> {
+        let mut attributes = [0u8; 128];
+        for (at, value, bytes) in words {
+            attributes[*at..at + bytes].copy_from_slice(&value.to_le_bytes()[..*bytes]);
+        }
+        // SAFETY: the kernel reads and writes the 128 bytes of `attributes`, and buffers named in it
+        // that outlive the call.
+        let done = unsafe {
+            libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), attributes.len())
+        };
+        if done < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        Ok((i32::try_from(done)?, attributes))
+    }
+
+    fn file(done: i32) -> OwnedFd {
+        // SAFETY: the call has just made this descriptor.
+        unsafe { OwnedFd::from_raw_fd(done) }
+    }
+
+    fn number(fd: &OwnedFd) -> u64 {
+        u64::try_from(fd.as_raw_fd()).unwrap()
+    }
+
+    /// A program that returns 2, which lets every packet pass.
+    pub(super) fn load(kind: u32) -> Result<OwnedFd> {
+        let code: [u8; 16] = [0xb7, 0, 0, 0, 2, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
+        let license = *b"GPL\0";
+        let (code, license) = (code.as_ptr().expose_provenance(), license.as_ptr().expose_provenance());
+        let words = [(0, u64::from(kind), 4), (4, 2, 4), (8, code as u64, 8), (16, license as u64, 8)];
+        Ok(file(call(5, &words)?.0))
+    }
+
+    pub(super) fn attach(program: &OwnedFd, index: u32, to: u32) -> Result<()> {
+        call(8, &[(0, index.into(), 4), (4, number(program), 4), (8, to.into(), 4)])?;
+        Ok(())
+    }
+
+    pub(super) fn link(program: &OwnedFd, index: u32, to: u32, flags: u32) -> Result<OwnedFd> {
+        let words = [
+            (0, number(program), 4),
+            (4, index.into(), 4),
+            (8, to.into(), 4),
+            (12, flags.into(), 4),
+        ];
+        Ok(file(call(28, &words)?.0))
+    }
+
+    /// How many programs an interface has in one direction.
+    pub(super) fn count(index: u32, to: u32) -> Result<u32> {
+        let (_, answer) = call(16, &[(0, index.into(), 4), (4, to.into(), 4)])?;
+        Ok(u32::from_le_bytes(answer[24..28].try_into()?))
     }
 }
