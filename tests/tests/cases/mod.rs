@@ -47,11 +47,18 @@ modules! {
     hostile_addresses
     hostile_allocation
     hostile_bytes
+    hostile_calls
+    hostile_config
+    hostile_del
+    hostile_files
     hostile_identity
     hostile_ipam
+    hostile_journal
     hostile_links
+    hostile_logs
     hostile_names
     hostile_pods
+    hostile_races
     hostile_random
     hostile_stacked
     ipam_crowd
