@@ -196,3 +196,53 @@ impl Sessions {
         while self.tasks.join_next().await.is_some() {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hca::tree::{PciSpec, PortSpec, Tree};
+
+    use super::*;
+    use crate::candidate::gather;
+    use crate::config::parse;
+    use crate::observe::Observation;
+    use crate::pool::assemble;
+
+    fn snapshot(port: Option<PortSpec<'_>>) -> Snapshot {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(true);
+        if let Some(port) = port {
+            tree.nic(&PciSpec::MLX5, "mlx5_0", "rdma0", &[port]);
+        }
+        let mut seen = Observation::make(&tree.host(), &[]).unwrap();
+        seen.nodes
+            .values_mut()
+            .for_each(|node| *node = hca::chardev::Node::Ready);
+        let config = parse(
+            "version: 1\npools: [{resource: rdma/a, mode: exclusive, select: {vendors: [15b3]}}]\n",
+        )
+        .unwrap();
+        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        assemble(&config, &candidates, &seen, &[])
+            .snapshots
+            .remove(0)
+    }
+
+    #[test]
+    fn a_pool_is_held_back_while_drivers_load_or_ports_train_after_a_boot() {
+        let (empty, up) = (snapshot(None), snapshot(Some(PortSpec::ROCE)));
+        let training = snapshot(Some(PortSpec {
+            state: "1: DOWN",
+            phys_state: "2: Polling",
+            ..PortSpec::ROCE
+        }));
+        for (patience, held_back) in [
+            (Patience::DriversAndPorts, [true, true, false]),
+            (Patience::Drivers, [true, false, false]),
+            (Patience::Over, [false, false, false]),
+        ] {
+            let said = [&empty, &training, &up].map(|snapshot| patience.holds_back(snapshot));
+            assert_eq!(said, held_back, "{patience:?}");
+        }
+    }
+}

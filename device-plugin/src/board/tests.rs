@@ -262,3 +262,85 @@ fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
     board.update(&config, &node.look(), now);
     assert_eq!(health(&board), ["", ""]);
 }
+
+#[test]
+fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
+    let node = Node::new();
+    let vf = PciSpec {
+        address: "0000:3b:00.2",
+        ..PciSpec::MLX5
+    };
+    node.tree.vf(PciSpec::MLX5.address, 0, &vf);
+    node.tree.rdma(&RdmaSpec {
+        name: "mlx5_2",
+        on: On::Pci(vf.address),
+        ..RdmaSpec::default()
+    });
+    let config = config("mode: exclusive, select: { functions: [vf] }");
+    let (mut board, start) = (Board::default(), Instant::now());
+    board.update(&config, &node.look(), start);
+    assert_eq!(counts(&board).healthy, 1);
+    node.tree.hide_rdma("mlx5_2");
+    let held = |ids: &[&str]| {
+        let held = crate::podresources::Held {
+            namespace: "ml".into(),
+            pod: "train-0".into(),
+            container: "worker".into(),
+            resource: "rdma/a".into(),
+            ids: ids.iter().map(ToString::to_string).collect(),
+        };
+        Some(Arc::new(Holdings::new(
+            vec![held],
+            std::time::SystemTime::now(),
+        )))
+    };
+    let later = |seconds| start + Duration::from_secs(seconds);
+    // Gone, but not for long; then for long, but held, or nobody knows; then for good.
+    for (seconds, holdings, listed) in [
+        (10, held(&[]), 1),
+        (700, held(&[vf.address]), 1),
+        (710, None, 1),
+        (720, held(&[]), 0),
+        (730, held(&[]), 0),
+    ] {
+        board.set_holdings(holdings);
+        board.update(&config, &node.look(), later(seconds));
+        let counts = counts(&board);
+        assert_eq!((counts.healthy, counts.unhealthy), (0, listed), "{seconds}");
+    }
+}
+
+#[test]
+fn what_a_pod_holds_by_another_name_is_not_offered() {
+    let node = Node::new();
+    let exclusive = config("mode: exclusive, select: { functions: [pf] }");
+    let shared = config("mode: shared, slots: 2, select: { functions: [pf] }");
+    let tag = hca::unit::PoolTag::of("rdma/b");
+    let slot = format!("0000:3b:00.0_{tag}_0");
+    let members = |config: &Config, resource: &str, unit: &str| {
+        let held = crate::podresources::Held {
+            namespace: "ml".into(),
+            pod: "train-0".into(),
+            container: "worker".into(),
+            resource: resource.into(),
+            ids: vec![unit.into()],
+        };
+        let mut board = Board::default();
+        board.set_holdings(Some(Arc::new(Holdings::new(
+            vec![held],
+            std::time::SystemTime::now(),
+        ))));
+        board.update(config, &node.look(), Instant::now());
+        board.snapshots()[0].members().len()
+    };
+    let hca = "0000:3b:00.0";
+    // By its own name, and shared beside shared.
+    assert_eq!(members(&exclusive, "rdma/a", hca), 1);
+    assert_eq!(members(&shared, "rdma/b", &slot), 1);
+    // The SR-IOV device plugin's pod, a pod of the pool as it was before, shared beside exclusive.
+    assert_eq!(members(&exclusive, "intel.com/sriov", hca), 0);
+    assert_eq!(members(&shared, "rdma/a", hca), 0);
+    assert_eq!(members(&exclusive, "rdma/b", &slot), 0);
+    // What names no HCA of ours concerns nobody.
+    assert_eq!(members(&exclusive, "nvidia.com/gpu", "GPU-1"), 1);
+}

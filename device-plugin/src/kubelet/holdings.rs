@@ -102,7 +102,7 @@ impl Holdings {
         hcas
     }
 
-    fn new(all: Vec<Held>, asked: SystemTime) -> Self {
+    pub(crate) fn new(all: Vec<Held>, asked: SystemTime) -> Self {
         let mut held: BTreeMap<String, BTreeMap<String, Holder>> = BTreeMap::new();
         for one in all {
             let holder = Holder {

@@ -290,3 +290,101 @@ fn ready(report: &Report, in_full: bool) -> Answer {
     }
     Answer::text(status, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::config::Format;
+    use crate::reclaim::Counts;
+    use crate::report::{Configuration, Looks};
+
+    fn reports() -> Reports {
+        let report = Report {
+            started: Instant::now(),
+            config: Configuration {
+                file: "/etc/x".into(),
+                format: Format::Native,
+                generation: 1,
+                refused: 0,
+                error: None,
+            },
+            looks: Looks::default(),
+            netns_mode: None,
+            pools: Vec::new(),
+            left_out: vec!["0000:3b:00.0 is left out of rdma/a until pod ml/train-0 ends".into()],
+            remarks: Vec::new(),
+            transitions: BTreeMap::new(),
+            holdings: None,
+            reclaim: Counts::default(),
+        };
+        watch::Sender::new(Arc::new(report)).subscribe()
+    }
+
+    fn ask(line: &str, in_full: bool) -> (u16, String) {
+        let head = format!("{line}\r\nHost: node\r\n\r\n");
+        let answer = answer(head.as_bytes(), in_full, &reports());
+        (answer.status, answer.body)
+    }
+
+    #[test]
+    fn strangers_learn_neither_pods_nor_reasons() {
+        assert_eq!(ask("GET /healthz HTTP/1.1", false), (200, "ok\n".into()));
+        assert_eq!(ask("GET /status HTTP/1.1", false).0, 403);
+        assert_eq!(ask("GET /status HTTP/1.1", true).0, 200);
+        assert_eq!(
+            ask("GET /readyz HTTP/1.1", false),
+            (503, "not ready\n".into())
+        );
+        let (_, told) = ask("GET /readyz HTTP/1.1", true);
+        assert!(
+            told.contains("train-0") && told.contains("not been scanned"),
+            "{told}"
+        );
+        assert_eq!(ask("GET /metrics?x=1 HTTP/1.0", false).0, 200);
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        for (line, status) in [
+            ("", 400),
+            ("GET /healthz", 400),
+            ("GET /healthz HTTP/2.0", 400),
+            ("POST /healthz HTTP/1.1", 405),
+            ("GET /etc/passwd HTTP/1.1", 404),
+            ("GET / HTTP/1.1 x", 400),
+        ] {
+            assert_eq!(ask(line, true).0, status, "{line}");
+        }
+        assert_eq!(ask("HEAD /healthz HTTP/1.1", true), (200, String::new()));
+    }
+
+    #[tokio::test]
+    async fn a_head_that_is_too_large_is_refused_and_a_full_house_makes_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(accept(listener, Details::Loopback, reports()));
+        let mut idle = Vec::new();
+        for _ in 0..MAX_CONNECTIONS * 3 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /healthz").await.unwrap();
+            idle.push(stream);
+        }
+        for (request, status) in [
+            ("GET /healthz HTTP/1.1\r\n\r\n".to_owned(), "HTTP/1.1 200"),
+            (
+                format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD_BYTES)),
+                "HTTP/1.1 431",
+            ),
+        ] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut said = vec![0; status.len()];
+            stream.read_exact(&mut said).await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&said), status);
+        }
+        serving.abort();
+    }
+}

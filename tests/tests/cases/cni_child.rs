@@ -181,6 +181,7 @@ fn without_addresses_the_oldest_versions_are_refused() -> Result<()> {
 
 fn modes_queue_and_mtu_reach_the_kernel() -> Result<()> {
     let host = CniHost::new()?;
+    host.policy(&json!({"allow": {"nonRdma": true, "passthru": true, "unallocated": true}}))?;
     for mode in ["private", "vepa", "passthru"] {
         let pod = host.pod()?;
         let call = host.call(&pod, "c1", "net1");

@@ -47,7 +47,7 @@ fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
     let pool = read.pointer("/pools/0").context("no pool")?;
     assert_eq!(pool["resource"], "rdma/hca_shared_devices_a");
     assert_eq!(pool["units"], "1000 units, each with all HCAs");
-    assert_eq!(pool["selectors"], serde_json::json!(["ifNames: ens2f0"]));
+    assert_eq!(pool["selectors"], serde_json::json!(["ifNames: ens2f0; functions: pf or vf or sf"]));
     Ok(())
 }
 
@@ -59,6 +59,11 @@ fn each_mistake_is_told_with_its_place() -> Result<()> {
         (resource(r#""resourceName": "a", "rdmaHcaMax": -1, "devices": ["e0"]"#), "-1"),
         ("version: 1\npools:\n- resource: rdma/a\n  mode: shard\n".to_owned(), "line 4"),
         ("version: 1\npols: []\n".to_owned(), "pools"),
+        // The other resource is served, and this one is a mistake all the same.
+        (
+            resource(r#""resourceName": "a-b", "devices": ["e0"]}, {"resourceName": "b", "devices": ["e0"]"#),
+            "configList[0]",
+        ),
         (String::new(), "version"),
     ];
     let directory = tempfile::tempdir()?;
@@ -69,7 +74,8 @@ fn each_mistake_is_told_with_its_place() -> Result<()> {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.code() == Some(1), "{text}\nended with {}", output.status);
         ensure!(said.contains(expected), "{text}\nsaid: {said}");
-        ensure!(output.stdout.is_empty(), "{text}\nprinted as if it were valid");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        ensure!(!printed.contains("rdma/a"), "{text}\nprinted as if it were valid: {printed}");
     }
     Ok(())
 }

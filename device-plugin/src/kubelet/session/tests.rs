@@ -270,6 +270,45 @@ async fn registers_again_when_the_stream_ends_or_never_comes() {
 }
 
 #[tokio::test]
+async fn a_kubelet_that_ends_each_stream_at_once_gets_no_storm_of_registrations() {
+    const SPACING: Duration = Duration::from_millis(300);
+    let mut scene = Scene::with(Timing {
+        spacing: SPACING,
+        ..FAST
+    });
+    scene.start_kubelet();
+    let mut last = None;
+    for _ in 0..4 {
+        let mut plugin = scene.registered().await;
+        let now = std::time::Instant::now();
+        if let Some(last) = last.replace(now) {
+            let apart = now - last;
+            assert!(apart >= SPACING / 2, "only {apart:?} apart");
+        }
+        drop(plugin.list_and_watch(Empty {}).await.unwrap());
+    }
+    // Another kubelet is not kept waiting for that.
+    scene.stop_kubelet();
+    scene.start_kubelet();
+    let _plugin = scene.registered().await;
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn what_the_kubelet_was_sent_is_told() {
+    let mut scene = Scene::set();
+    scene.start_kubelet();
+    let mut plugin = scene.registered().await;
+    assert!(!scene.state.borrow().listed);
+    let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
+    stream.message().await.unwrap().unwrap();
+    scene.state.wait_for(|state| state.listed).await.unwrap();
+    drop((stream, plugin));
+    scene.state.wait_for(|state| !state.listed).await.unwrap();
+    scene.end().await;
+}
+
+#[tokio::test]
 async fn serves_anew_when_its_socket_is_deleted() {
     let mut scene = Scene::set();
     scene.start_kubelet();
