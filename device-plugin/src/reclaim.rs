@@ -8,6 +8,7 @@
 //! are looked at by IPAM's own rules. Killed anywhere, the next round goes on from the journal.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use hca::{HcaId, Host};
 use ipam::policy::Policy;
 use rdma_netdev::journal::{Key, Record, Store};
-use rdma_netdev::node::{NODE_ADDRESSES, Node, Places, now};
+use rdma_netdev::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now};
 use rdma_netdev::reclaim::{in_host_namespace, over};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -48,14 +49,25 @@ pub struct Settings {
 /// Tells the CNI plugin which addresses the node is known by. Without them it goes by the routes,
 /// so what cannot be written is a warning.
 pub fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
+    tell(settings, NODE_ADDRESSES, addresses);
+}
+
+/// Tells the CNI plugin which HCAs are of exclusive pools: none of them carries a child of a pod that
+/// does not have it. Without them it goes by what is inside pods alone.
+pub fn tell_exclusive_hcas(settings: &Settings, hcas: &BTreeSet<HcaId>) {
+    tell(settings, EXCLUSIVE_HCAS, hcas);
+}
+
+/// Writes a file of the state directory, one value a line.
+fn tell<T: Display>(settings: &Settings, name: &str, values: impl IntoIterator<Item = T>) {
     let (policy, _) = Policy::load_for_release(&settings.policy);
-    let file = policy.state_dir.join(NODE_ADDRESSES);
-    let text: String = addresses.iter().map(|a| format!("{a}\n")).collect();
+    let file = policy.state_dir.join(name);
+    let text: String = values.into_iter().map(|v| format!("{v}\n")).collect();
     if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
         return;
     }
     if let Err(error) = whole_file::put(&file, &text) {
-        tracing::warn!(file = %file.display(), %error, "cannot write the node's addresses");
+        tracing::warn!(file = %file.display(), %error, "cannot tell the CNI plugin");
     }
 }
 

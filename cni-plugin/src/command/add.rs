@@ -91,9 +91,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         _ => recover::Recovered::default(),
     };
     let resolved = resolve(&mut node, request, &config, &before, &pod, &mut inside)?;
-    plan::check(&resolved, &config, request.config.ipam_type()?)?;
     let moves_rdma = moves_rdma(&node, &config, &resolved)?;
     allow(&node, request, &config, &resolved, moves_rdma)?;
+    plan::check(&resolved, &config, request.config.ipam_type()?)?;
     check_rivals(&mut node, &resolved)?;
 
     match resolved {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use hca::HcaId;
 use hca::inventory::Inventory;
 use notify::RecommendedWatcher;
 use tokio::sync::{mpsc, watch};
@@ -25,11 +26,11 @@ use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
 use crate::observe::Observation;
 use crate::podresources;
-use crate::reclaim::{Counts, Findings};
+use crate::reclaim::{self, Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
 use crate::scan::Scan;
 use crate::sessions::{Patience, Sessions};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Shape, Snapshot};
 
 /// How long after the start a pool that is not complete tells the kubelet nothing at all; see
 /// [`Patience`].
@@ -86,6 +87,8 @@ pub(super) struct Daemon {
     /// When to look again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
+    /// The HCAs of exclusive pools, as the CNI plugin was told last.
+    exclusive: Option<BTreeSet<HcaId>>,
     /// What Node Feature Discovery was told last, or why it could not be.
     features: Option<Result<String, String>>,
     links: Links,
@@ -161,6 +164,7 @@ impl Daemon {
             config_unwatched: None,
             due: None,
             nodes: None,
+            exclusive: None,
             features: None,
             links: Links::default(),
             faults: Vec::new(),
@@ -461,6 +465,7 @@ impl Daemon {
         self.due = self.board.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
+        self.tell_exclusive_hcas().await;
         let ready = self.write_specifications().await;
         let patience = match self.started.elapsed() < PATIENCE {
             true if self.booted_now => Patience::DriversAndPorts,
@@ -506,6 +511,26 @@ impl Daemon {
         match tokio::task::spawn_blocking(move || links::set_up(&settings, down)).await {
             Ok(outcomes) => self.links.tried(outcomes),
             Err(error) => tracing::error!(%error, "setting links up failed"),
+        }
+    }
+
+    /// Tells the CNI plugin which HCAs are of exclusive pools, before the kubelet hears of them.
+    async fn tell_exclusive_hcas(&mut self) {
+        let exclusive: BTreeSet<HcaId> = self
+            .board
+            .snapshots()
+            .iter()
+            .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
+            .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
+            .collect();
+        if self.exclusive.as_ref() == Some(&exclusive) {
+            return;
+        }
+        let (settings, hcas) = (self.settings.reclaim.clone(), exclusive.clone());
+        let told = move || reclaim::tell_exclusive_hcas(&settings, &hcas);
+        match tokio::task::spawn_blocking(told).await {
+            Ok(()) => self.exclusive = Some(exclusive),
+            Err(error) => tracing::error!(%error, "telling the CNI plugin failed"),
         }
     }
 

@@ -59,9 +59,9 @@ fn all_given(host: &CniHost) -> Result<()> {
 
 fn only_rdma_netdevs_unless_the_policy_says() -> Result<()> {
     let host = CniHost::new()?;
-    host.policy(&json!({"allow": {}}))?;
+    host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     all_refused(&host, "RDMA")?;
-    host.policy(&json!({"allow": {"nonRdma": true}}))?;
+    host.policy(&json!({"allow": {"nonRdma": true, "virtual": true, "unallocated": true}}))?;
     all_given(&host)
 }
 
@@ -72,7 +72,7 @@ fn the_nodes_own_link_is_never_given() -> Result<()> {
     all_given(&host)?;
     host.netns.ip("route add default via 10.9.0.254 metric 4000")?;
     all_refused(&host, "default route")?;
-    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true}}))?;
+    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true, "virtual": true, "unallocated": true}}))?;
     all_given(&host)?;
     host.policy(&json!({}))?;
     host.netns.ip("route del default")?;
@@ -102,7 +102,7 @@ fn what_stands_below_the_nodes_link_is_not_given() -> Result<()> {
 
 fn ports_of_a_bridge_are_refused() -> Result<()> {
     let host = CniHost::new()?;
-    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true}}))?;
+    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true, "virtual": true, "unallocated": true}}))?;
     host.netns.ip("link add br0 type bridge")?;
     host.netns.ip("link set nic0 master br0")?;
     all_refused(&host, "br0")
@@ -111,7 +111,7 @@ fn ports_of_a_bridge_are_refused() -> Result<()> {
 fn selectors_narrow_the_choice() -> Result<()> {
     let host = CniHost::new()?;
     let select = |names: &str| {
-        host.policy(&json!({"allow": {"nonRdma": true, "netdevs": [{"ifNames": [names]}]}}))
+        host.policy(&json!({"allow": {"nonRdma": true, "virtual": true, "unallocated": true, "netdevs": [{"ifNames": [names]}]}}))
     };
     select("nic*")?;
     all_given(&host)?;

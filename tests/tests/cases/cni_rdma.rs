@@ -26,7 +26,7 @@ const FILES: &str = "run/k8s.cni.cncf.io/devinfo/cni";
 /// `nic0` is an `mlx5` NIC; the port has a GID of 10.9.0.1 on `net1`.
 fn with_hardware() -> Result<CniHost> {
     let host = CniHost::new()?;
-    host.policy(&json!({"allow": {}}))?;
+    host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     let root = host.directory().join("root");
     fs::create_dir_all(root.join(FILES))?;
     let tree = Tree::new(&root);
