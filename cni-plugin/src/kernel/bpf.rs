@@ -1,6 +1,6 @@
 //! BPF programs of netdevs that netlink does not tell of, or does not let go: tcx programs (kernel
 //! 6.6), and XDP programs that a BPF link holds. Numbers and layouts are those of `union bpf_attr`,
-//! include/uapi/linux/bpf.h.
+//! `include/uapi/linux/bpf.h`.
 //!
 //! A change of namespaces leaves all of them attached. Kernels that do not know them have none.
 
@@ -23,9 +23,9 @@ const DIRECTIONS: [(u32, &str); 2] = [(46, "ingress"), (47, "egress")];
 /// `BPF_LINK_TYPE_XDP`
 const LINK_TYPE_XDP: u32 = 6;
 /// `BPF_MPROG_MAX`: as many programs as a netdev can have in one direction.
-const MOST: usize = 64;
+const MOST: u32 = 64;
 /// `struct bpf_link_info` as far as it is read: type, ID, program; its own part begins at 16.
-const LINK_INFO_BYTES: usize = 32;
+const LINK_INFO_BYTES: u32 = 32;
 
 /// What is asked: the first bytes of `union bpf_attr`; the rest counts as zero.
 type Attributes = [u8; 64];
@@ -113,15 +113,15 @@ pub fn tcx(index: u32) -> Result<Vec<Tcx>> {
 }
 
 fn query(index: u32, direction: (u32, &'static str)) -> io::Result<Vec<Tcx>> {
-    let (mut ids, mut links) = ([0; MOST * 4], [0; MOST * 4]);
+    let (mut ids, mut links) = ([0; MOST as usize * 4], [0; MOST as usize * 4]);
     let mut attributes = [0; 64];
     put(&mut attributes, 0, &index.to_ne_bytes());
     put(&mut attributes, 4, &direction.0.to_ne_bytes());
     put(&mut attributes, 16, &address_of(&mut ids));
-    put(&mut attributes, 24, &(MOST as u32).to_ne_bytes());
+    put(&mut attributes, 24, &MOST.to_ne_bytes());
     put(&mut attributes, 40, &address_of(&mut links));
     bpf(PROG_QUERY, &mut attributes)?;
-    let count = (word(&attributes, 24) as usize).min(MOST);
+    let count = word(&attributes, 24).min(MOST) as usize;
     let of_number = |number: usize| Tcx {
         id: word(&ids, number * 4),
         link: word(&links, number * 4),
@@ -191,12 +191,12 @@ pub fn detach_xdp_link(index: u32, program: u32) -> Result<()> {
     })
 }
 
-fn info(link: u32) -> io::Result<[u8; LINK_INFO_BYTES]> {
+fn info(link: u32) -> io::Result<[u8; LINK_INFO_BYTES as usize]> {
     let file = open(LINK_GET_FD_BY_ID, link)?;
-    let mut info = [0; LINK_INFO_BYTES];
+    let mut info = [0; LINK_INFO_BYTES as usize];
     let mut attributes = [0; 64];
     put(&mut attributes, 0, &file.as_raw_fd().to_ne_bytes());
-    put(&mut attributes, 4, &(LINK_INFO_BYTES as u32).to_ne_bytes());
+    put(&mut attributes, 4, &LINK_INFO_BYTES.to_ne_bytes());
     put(&mut attributes, 8, &address_of(&mut info));
     bpf(OBJ_GET_INFO_BY_FD, &mut attributes)?;
     Ok(info)

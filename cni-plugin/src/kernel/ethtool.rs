@@ -1,5 +1,5 @@
 //! Settings of drivers, over the generic netlink family `ethtool` (kernel 5.6): the few messages
-//! that a snapshot needs, with the numbers of include/uapi/linux/ethtool_netlink.h.
+//! that a snapshot needs, with the numbers of `include/uapi/linux/ethtool_netlink.h`.
 
 use std::collections::BTreeMap;
 

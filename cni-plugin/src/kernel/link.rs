@@ -79,7 +79,7 @@ impl Number {
     }
 }
 
-/// How an XDP program is attached (`XDP_FLAGS_*`, include/uapi/linux/if_link.h).
+/// How an XDP program is attached (`XDP_FLAGS_*`, `include/uapi/linux/if_link.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
     /// In the network stack.

@@ -1,5 +1,5 @@
 //! Nexthop objects (`ip nexthop`), which have no types in the packet crates: `struct nhmsg` and
-//! `NHA_*` of include/uapi/linux/nexthop.h.
+//! `NHA_*` of `include/uapi/linux/nexthop.h`.
 
 use std::fmt;
 

@@ -13,7 +13,7 @@ const HEADER_BYTES: usize = 20;
 const INDEX: usize = 4;
 const HANDLE: usize = 8;
 const PARENT: usize = 12;
-/// `TC_H_ROOT`, `TC_H_INGRESS` (include/uapi/linux/pkt_sched.h)
+/// `TC_H_ROOT`, `TC_H_INGRESS` (`include/uapi/linux/pkt_sched.h`)
 const ROOT: u32 = 0xffff_ffff;
 const INGRESS: u32 = 0xffff_fff1;
 const TCA_KIND: u16 = 1;

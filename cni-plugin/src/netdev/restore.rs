@@ -39,12 +39,12 @@ pub const ON_ITS_WAY: Duration = Duration::from_secs(5);
 /// How often a netdev is moved again whose names were taken between reading and moving.
 const ATTEMPTS: u32 = 8;
 
-/// `IF_OPER_TESTING`, `IF_OPER_DORMANT`, `IF_OPER_UP` (include/uapi/linux/if.h)
+/// `IF_OPER_TESTING`, `IF_OPER_DORMANT`, `IF_OPER_UP` (`include/uapi/linux/if.h`)
 const OPER_TESTING: u8 = 4;
 const OPER_DORMANT: u8 = 5;
 const OPER_UP: u8 = 6;
 
-/// `IFLA_VXLAN_LINK` (include/uapi/linux/if_link.h)
+/// `IFLA_VXLAN_LINK` (`include/uapi/linux/if_link.h`)
 const IFLA_VXLAN_LINK: u16 = 3;
 
 /// Where a restoration happens.
