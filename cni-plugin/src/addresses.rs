@@ -103,7 +103,14 @@ impl Ipam {
         let Some(kind) = request.config.ipam_type()? else {
             return Ok(Ipam::None);
         };
-        let listed = |name: &str| node.policy.values.allow.ipam.iter().any(|known| known == name);
+        let listed = |name: &str| {
+            node.policy
+                .values
+                .allow
+                .ipam
+                .iter()
+                .any(|known| known == name)
+        };
         // What is not listed is not even looked for.
         if !listed(kind) && kind != COMPATIBLE {
             return Err(unlisted(node, kind));

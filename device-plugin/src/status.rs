@@ -265,7 +265,12 @@ pub fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             };
         }
     };
-    let mut notes: Vec<String> = node.policy.fault.iter().map(PolicyError::with_remedy).collect();
+    let mut notes: Vec<String> = node
+        .policy
+        .fault
+        .iter()
+        .map(PolicyError::with_remedy)
+        .collect();
     let attachments: Result<Vec<Attachment>, String> = listing::records(&node.journal)
         .map(|(records, complaints)| {
             notes.extend(complaints);

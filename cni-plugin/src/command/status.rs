@@ -1,11 +1,16 @@
 //! STATUS: whether ADD could be served. Runtimes ask every few seconds: nothing here waits.
 
+use std::fs;
+
 use cni_wire::{Code, Command, Error, Request};
 
 use crate::{
     addresses::Ipam,
     config::Config,
-    kernel::link::{self, By},
+    kernel::{
+        link::{self, By},
+        release,
+    },
     node::{Node, Places},
     rdma::{self, Wish},
 };
@@ -20,6 +25,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         ..e
     };
     let mut node = Node::open(places, subject).map_err(unavailable)?;
+    check_kernel(&node)?;
     let config = Config::read(request).map_err(unavailable)?;
     if config.rdma == Wish::Required {
         rdma::isolation(rdma::mode(&node.roots)?)?;
@@ -43,4 +49,25 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
     Ipam::of(&node, request)
         .map_err(unavailable)?
         .ask(&node, Command::Status, request)
+}
+
+fn check_kernel(node: &Node) -> Result<(), Error> {
+    let file = node.roots.proc.join("sys/kernel/osrelease");
+    // A release that cannot be read says nothing; the kernel's refusals will.
+    let release = fs::read_to_string(file).unwrap_or_default();
+    if !release::is_too_old(release.trim()) {
+        return Ok(());
+    }
+    let (major, minor) = release::MINIMUM;
+    Err(Error::new(
+        Code::Unavailable,
+        format!(
+            "the kernel is Linux {}; rdma-netdev needs {major}.{minor} or newer",
+            release.trim()
+        ),
+    )
+    .with_details(
+        "older kernels do not name the hardware below a link, by which a NIC is known again after \
+         its pod; install a newer kernel on this node",
+    ))
 }

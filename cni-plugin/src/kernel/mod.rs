@@ -12,6 +12,7 @@
 //! - [`name`]: names and aliases of links, which are bytes;
 //! - [`sysctl`]: per-interface settings below `/proc/sys/net`;
 //! - [`rdma`]: RDMA devices, over RDMA netlink;
+//! - [`release`]: releases of the kernel, and the oldest that serves;
 //! - [`sysfs`]: sysfs as a pod sees it;
 //! - [`announce`]: gratuitous ARP and unsolicited neighbour advertisements.
 //!
@@ -33,6 +34,7 @@ pub mod netns;
 pub mod nexthop;
 pub mod qdisc;
 pub mod rdma;
+pub mod release;
 pub mod route;
 pub mod rule;
 pub mod socket;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca::{NetnsMode, PciAddress};
+use rdma_netdev::kernel::release::MINIMUM;
+pub use rdma_netdev::kernel::release::version;
 
 use super::check::Check;
 use super::context::Context;
@@ -476,25 +478,14 @@ fn m08_kernel(facts: &Facts) -> Vec<Finding> {
     };
     let finding = match version(release) {
         None => Finding::unknown("a release of an unknown form"),
-        Some(version) if version < (5, 3) => Finding::warn(
-            "before 5.3 RDMA devices cannot be moved between network namespaces, and before 5.12 \
-             GPU memory cannot be registered by dma-buf",
-            "use a newer kernel, or shared mode and nvidia_peermem",
-        ),
-        Some(version) if version < (5, 12) => Finding::warn(
-            "before 5.12 GPU memory cannot be registered by dma-buf",
-            "use a newer kernel, or nvidia_peermem",
+        Some(version) if version < MINIMUM => Finding::fail(
+            "before 5.14 links do not name the hardware below them, by which rdma-netdev knows a \
+             NIC again after its pod; its STATUS says so, too",
+            "install Linux 5.14 or newer",
         ),
         Some(_) => Finding::pass("RDMA namespaces and dma-buf registration are there"),
     };
     vec![finding.read("/proc/sys/kernel/osrelease", release)]
-}
-
-/// Major and minor number of a release.
-#[must_use]
-pub fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn m09_names(facts: &Facts) -> Vec<Finding> {

@@ -20,6 +20,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(commands_exist_since_their_version),
     case!(a_namespace_must_be_a_pods_own, Root, Netns),
     case!(status_says_whether_add_could_be_served, Root, Netns),
+    case!(status_refuses_kernels_that_are_too_old, Root, Netns),
+    case!(misspelt_keys_and_unknown_arguments_stop_add_and_never_del, Root, Netns, Macvlan),
 ];
 
 const NET: &str = r#"{"cniVersion":"1.0.0","name":"rail0","type":"rdma-netdev"}"#;
@@ -188,5 +190,53 @@ fn status_says_whether_add_could_be_served() -> Result<()> {
     host.policy(&json!({"unknown": 1}))?;
     let (code, message) = status(json!({}))?.refusal()?;
     ensure!(code == 50 && message.contains("unknown"), "{message}");
+    Ok(())
+}
+
+fn status_refuses_kernels_that_are_too_old() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod: Netns = host.pod()?;
+    let proc = host.directory().join("old/proc");
+    std::fs::create_dir_all(proc.join("sys/kernel"))?;
+    for name in ["self", "thread-self"] {
+        std::os::unix::fs::symlink(format!("/proc/{name}"), proc.join(name))?;
+    }
+    let call =
+        host.call(&pod, "c1", "net1").env("RDMA_NETDEV_HOST_ROOT", host.directory().join("old"));
+    let config = host.config(&json!({"cniVersion": "1.1.0"})).to_string();
+    std::fs::write(proc.join("sys/kernel/osrelease"), "5.13.19-2-pve\n")?;
+    let (code, message) = call.run("STATUS", config.as_bytes())?.refusal()?;
+    ensure!(code == 50 && message.contains("5.13.19") && message.contains("5.14"), "{message}");
+    std::fs::write(proc.join("sys/kernel/osrelease"), "5.14.0-427.el9.x86_64\n")?;
+    call.run("STATUS", config.as_bytes())?.success()?;
+    Ok(())
+}
+
+fn misspelt_keys_and_unknown_arguments_stop_add_and_never_del() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod: Netns = host.pod()?;
+    let fine = json!({"attach": "macvlan", "master": "nic0"});
+    let mut misspelt = fine.clone();
+    misspelt["mtuu"] = 1400.into();
+    let mut call = host.call(&pod, "c1", "net1");
+    for (keys, args, expected, words) in [
+        (&misspelt, "", 7, ["\"mtuu\"", "\"mtu\""]),
+        (&fine, "COLOUR=blue", 4, ["CNI_ARGS", "COLOUR"]),
+    ] {
+        call.args = args.to_owned();
+        let config = host.config(keys).to_string();
+        let (code, message) = call.run("ADD", config.as_bytes())?.refusal()?;
+        assert_eq!(code, expected, "{message}");
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        // Attached by a version that let it pass.
+        call.args = String::new();
+        call.run("ADD", host.config(&fine).to_string().as_bytes())?.success()?;
+        call.args = args.to_owned();
+        call.run("DEL", config.as_bytes())?.success()?;
+        assert!(pod.ip("link show net1").is_err());
+    }
+    call.args = "IgnoreUnknown=1;COLOUR=blue".into();
+    call.run("ADD", host.config(&fine).to_string().as_bytes())?.success()?;
+    call.run("DEL", host.config(&fine).to_string().as_bytes())?.success()?;
     Ok(())
 }
