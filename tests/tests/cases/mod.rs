@@ -47,9 +47,12 @@ modules! {
     hostile_addresses
     hostile_allocation
     hostile_bytes
+    hostile_del
     hostile_identity
     hostile_ipam
+    hostile_journal
     hostile_links
+    hostile_logs
     hostile_names
     hostile_pods
     hostile_random

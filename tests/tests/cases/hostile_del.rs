@@ -1,0 +1,253 @@
+//! DEL ends what its ADD began, and nothing else.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::host_state::{state, unchanged};
+use e2e::scene::{Running, Scene, answer_of, refusal};
+use serde_json::{Value, json};
+
+cases! {
+    a_del_after_a_refused_add_leaves_another_networks_child: Macvlan => after_refused(Kind::Child, Kind::Child);
+    a_del_after_a_refused_move_leaves_another_networks_child: Macvlan => after_refused(Kind::Child, Kind::Move);
+    a_del_after_a_refused_child_leaves_another_networks_nic: Macvlan => after_refused(Kind::Move, Kind::Child);
+    a_del_after_a_refused_move_leaves_another_networks_nic => after_refused(Kind::Move, Kind::Move);
+    a_del_of_a_network_that_was_never_added_leaves_the_others: Macvlan => never_added();
+    a_veth_of_the_clusters_network_stays => foreign(&["link add eth0 type veth peer name cable", "link set eth0 up"], "eth0");
+    a_veth_of_the_clusters_network_with_the_hosts_name_as_alias_stays => foreign(
+        &["link add eth0 type veth peer name cable", "link set eth0 alias nic0", "link set eth0 up"],
+        "eth0",
+    );
+    a_veth_of_the_clusters_network_with_an_alias_that_no_host_link_has_stays => foreign(
+        &["link add eth0 type veth peer name cable", "link set eth0 alias ens1f0", "link set eth0 up"],
+        "eth0",
+    );
+    a_bridge_of_the_pod_stays => foreign(&["link add eth0 type bridge", "link set eth0 up"], "eth0");
+    a_macvlan_of_another_plugin_stays: Macvlan => foreign_child();
+    loopback_stays => foreign(&[], "lo");
+    a_del_of_another_container_leaves_it: Macvlan => other_name("c9", "net1");
+    a_del_of_another_interface_leaves_it: Macvlan => other_name("c1", "net9");
+    a_del_with_another_pods_namespace_ends_its_own_alone: Macvlan => other_namespace();
+    a_del_by_a_network_that_was_rewritten_returns_what_was_taken => rewritten();
+    a_del_with_every_wrong_key_returns_what_was_taken => wrong_keys();
+    two_dels_at_once_both_succeed => at_once();
+    a_gc_of_another_network_leaves_it: Macvlan => gc_elsewhere();
+    a_gc_leaves_links_that_it_did_not_make => gc_foreign();
+    a_del_without_the_journal_leaves_the_pods_links: Macvlan => journal_lost();
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Child,
+    Move,
+}
+
+fn network(scene: &Scene, kind: Kind, name: &str, nic: &str) -> Value {
+    let (key, attach) = match kind {
+        Kind::Child => ("master", "macvlan"),
+        Kind::Move => ("device", "move"),
+    };
+    let ipam = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    scene.network(&json!({"name": name, "attach": attach, key: nic, "ipam": ipam}))
+}
+
+fn after_refused(first: Kind, second: Kind) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    let empty = scene.host_state()?;
+    let (mine, theirs) = (network(&scene, first, "rail0", "nic0"), network(&scene, second, "rail1", "nic1"));
+    answer_of(&scene.call(), "ADD", &mine)?.success()?;
+    // `refuses` compares host, leases, journal and pod after the refusal and after the DEL.
+    scene.refuses(&theirs, &[], &["net1"])?;
+    scene.refuses(&theirs, &[], &["net1"])?;
+    answer_of(&scene.call(), "DEL", &mine)?.success()?;
+    unchanged(&empty, || scene.host_state(), "after the first network's DEL")
+}
+
+fn never_added() -> Result<()> {
+    let scene = Scene::furnished()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let (host, pod) = (scene.host_state()?, state(&scene.pod)?);
+    for kind in [Kind::Child, Kind::Move] {
+        let other = network(&scene, kind, "rail7", "nic0");
+        answer_of(&scene.call(), "DEL", &other)?.success()?;
+        unchanged(&host, || scene.host_state(), "after DEL of another network")?;
+        unchanged(&pod, || state(&scene.pod), "in the pod, after DEL of another network")?;
+    }
+    Ok(())
+}
+
+/// DEL of every kind, for an interface that somebody else made.
+fn leaves(scene: &Scene, ifname: &str) -> Result<()> {
+    let (host, pod) = (scene.host_state()?, state(&scene.pod)?);
+    let call = scene.call_of(&scene.pod, "c1", ifname);
+    for keys in [
+        json!({"attach": "move", "device": "nic0"}),
+        json!({"attach": "macvlan", "master": "nic0"}),
+        json!({"attach": "ipvlan", "master": "nic0"}),
+        json!({"attach": "ipoib", "master": "nic0"}),
+        json!({"type": "rdma"}),
+        json!({}),
+    ] {
+        answer_of(&call, "DEL", &scene.network(&keys))?.success().with_context(|| keys.to_string())?;
+        unchanged(&host, || scene.host_state(), "after DEL")?;
+        unchanged(&pod, || state(&scene.pod), &format!("in the pod, after DEL with {keys}"))?;
+    }
+    Ok(())
+}
+
+fn foreign(pod: &[&str], ifname: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.in_pod(pod)?;
+    leaves(&scene, ifname)
+}
+
+fn foreign_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&[
+        "link add eth0 link nic0 type macvlan mode bridge",
+        &format!("link set eth0 netns {}", scene.pod.name()),
+    ])?;
+    scene.in_pod(&["link set eth0 up"])?;
+    leaves(&scene, "eth0")
+}
+
+fn other_name(container: &str, ifname: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    for network in [scene.child(), scene.moving()] {
+        let before = scene.host_state()?;
+        answer_of(&scene.call(), "ADD", &network)?.success()?;
+        let (host, pod) = (scene.host_state()?, state(&scene.pod)?);
+        let other = scene.call_of(&scene.pod, container, ifname);
+        answer_of(&other, "DEL", &network)?.success()?;
+        unchanged(&host, || scene.host_state(), "after the other's DEL")?;
+        unchanged(&pod, || state(&scene.pod), "in the pod, after the other's DEL")?;
+        scene.del_returns(&network, &before)?;
+    }
+    Ok(())
+}
+
+fn other_namespace() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    let neighbour = scene.call_of(&other, "c2", "net1");
+    let mut theirs = scene.child();
+    theirs["master"] = "peer0".into();
+    let before = scene.host_state()?;
+    answer_of(&neighbour, "ADD", &theirs)?.success()?;
+    let inside = state(&other)?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let mut call = scene.call();
+    call.netns = other.path().into();
+    answer_of(&call, "DEL", &scene.moving())?.success()?;
+    unchanged(&inside, || state(&other), "in the other pod")?;
+    ensure!(scene.host.netns.ip("addr show nic0")?.contains("10.9.0.1/24"), "nic0 is not back");
+    answer_of(&neighbour, "DEL", &theirs)?.success()?;
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+fn rewritten() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    for keys in [
+        json!({"attach": "macvlan", "master": "nic1"}),
+        json!({"attach": "move", "device": "nic1"}),
+        json!({"attach": "move", "device": "gone"}),
+        json!({"type": "rdma"}),
+        json!({"cniVersion": "0.3.1"}),
+    ] {
+        let before = scene.host_state()?;
+        answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+        scene.del_returns(&scene.network(&keys), &before).with_context(|| keys.to_string())?;
+    }
+    Ok(())
+}
+
+/// A configuration that ADD refuses is no reason to keep a NIC.
+fn wrong_keys() -> Result<()> {
+    let scene = Scene::furnished()?;
+    for keys in [
+        json!({"attach": 7}),
+        json!({"attach": "bridge"}),
+        json!({"mtu": "x", "device": [], "master": {}, "linkInContainer": "x"}),
+        json!({"ipam": "x"}),
+        json!({"ipam": {"type": "../x"}}),
+        json!({"atach": "move"}),
+        json!({"runtimeConfig": []}),
+        json!({"prevResult": "x"}),
+        json!({"args": 7, "capabilities": "x", "dns": 7}),
+    ] {
+        let before = scene.host_state()?;
+        answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+        scene.del_returns(&scene.network(&keys), &before).with_context(|| keys.to_string())?;
+    }
+    Ok(())
+}
+
+fn at_once() -> Result<()> {
+    let scene = Scene::furnished()?;
+    for _ in 0..5 {
+        let before = scene.host_state()?;
+        answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+        let document = scene.moving().to_string();
+        let both = [
+            Running::start(&mut scene.call().command("DEL"), document.as_bytes())?,
+            Running::start(&mut scene.call().command("DEL"), document.as_bytes())?,
+        ];
+        for running in both {
+            let answer = running.answer()?;
+            // One may be told to come again while the other works.
+            if !answer.status.success() {
+                refusal(&answer, &[e2e::scene::TRY_AGAIN], &[])?;
+            }
+        }
+        scene.del_returns(&scene.moving(), &before)?;
+    }
+    Ok(())
+}
+
+fn gc_elsewhere() -> Result<()> {
+    let scene = Scene::furnished()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let (host, pod) = (scene.host_state()?, state(&scene.pod)?);
+    for name in ["rail", "rail00", "rail0.", "rail0@c1", "other"] {
+        let mut network = scene.child();
+        network["name"] = name.into();
+        network["cni.dev/valid-attachments"] = json!([]);
+        answer_of(&scene.call(), "GC", &network)?;
+        unchanged(&host, || scene.host_state(), name)?;
+        unchanged(&pod, || state(&scene.pod), name)?;
+    }
+    Ok(())
+}
+
+fn gc_foreign() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.in_pod(&["link add eth0 type veth peer name cable", "link set eth0 alias nic0"])?;
+    let (host, pod) = (scene.host_state()?, state(&scene.pod)?);
+    let mut network = scene.moving();
+    network["cni.dev/valid-attachments"] = json!([]);
+    answer_of(&scene.call_of(&scene.pod, "c1", "eth0"), "GC", &network)?.success()?;
+    unchanged(&host, || scene.host_state(), "after GC")?;
+    unchanged(&pod, || state(&scene.pod), "in the pod, after GC")
+}
+
+fn journal_lost() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.in_pod(&["link add eth0 type veth peer name cable", "link set eth0 up"])?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    fs::remove_dir_all(scene.host.state())?;
+    let links = |netns: &e2e::netns::Netns| -> Result<e2e::host_state::State> {
+        let mut all = state(netns)?;
+        all.retain(|key, _| key.starts_with("link eth0") || key.starts_with("link cable"));
+        Ok(all)
+    };
+    let (host, pod) = (state(&scene.host.netns)?, links(&scene.pod)?);
+    for ifname in ["net1", "eth0"] {
+        answer_of(&scene.call_of(&scene.pod, "c1", ifname), "DEL", &scene.child())?.success()?;
+        unchanged(&host, || state(&scene.host.netns), "after DEL")?;
+        unchanged(&pod, || links(&scene.pod), "in the pod, after DEL")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! The log of the CNI programs, whatever its file is and whoever writes at the same time.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::host_state::unchanged;
+use e2e::scene::{Running, Scene, answer_of};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use serde_json::json;
+
+use super::hostile_bytes::well_formed;
+
+cases! {
+    lines_begin_with_a_time_of_rfc_3339: Macvlan => lines();
+    debug_shows_netlink_requests_and_info_does_not: Macvlan => debug();
+    a_request_that_the_kernel_refuses_is_shown_with_its_answer: Macvlan => refused_request();
+    lines_of_processes_at_once_are_not_mixed: Macvlan => at_once();
+    a_link_as_log_file_is_not_followed: Macvlan => odd_file(|path, other| Ok(symlink(other, path)?));
+    a_link_to_nothing_as_log_file_makes_no_file: Macvlan => odd_file(|path, other| {
+        fs::remove_file(other)?;
+        Ok(symlink(other, path)?)
+    });
+    a_fifo_as_log_file_does_not_hang: Macvlan => odd_file(|path, _| Ok(mkfifo(path, Mode::S_IRWXU)?));
+    a_directory_as_log_file_stops_nothing: Macvlan => odd_file(|path, _| Ok(fs::create_dir(path)?));
+    a_device_as_log_file_stops_nothing: Macvlan => odd_file(|path, _| Ok(symlink("/dev/full", path)?));
+    a_log_file_in_no_directory_stops_nothing: Macvlan => odd_path("none/cni.log");
+    a_log_file_below_a_file_stops_nothing: Macvlan => odd_path("policy.json/cni.log");
+    passwords_of_a_network_are_not_logged: Macvlan => secrets();
+    a_log_file_is_for_root_alone: Macvlan => mode();
+}
+
+fn with_log(level: &str) -> Result<(Scene, PathBuf)> {
+    let scene = Scene::furnished()?;
+    let log = scene.host.directory().join("cni.log");
+    scene.policy(&json!({}), &json!({"log": {"file": log, "level": level}}))?;
+    Ok((scene, log))
+}
+
+/// ADD and DEL of both kinds; the log.
+fn logged(level: &str) -> Result<String> {
+    let (scene, log) = with_log(level)?;
+    for network in [scene.child(), scene.moving()] {
+        answer_of(&scene.call(), "ADD", &network)?.success()?;
+        answer_of(&scene.call(), "DEL", &network)?.success()?;
+    }
+    let text = String::from_utf8(fs::read(&log).context("the log")?)?;
+    well_formed(&text)?;
+    Ok(text)
+}
+
+fn lines() -> Result<()> {
+    for level in ["info", "debug"] {
+        let text = logged(level)?;
+        ensure!(!text.is_empty(), "level {level} logs nothing of an ADD");
+        ensure!(text.contains("net1") && text.contains("c1"), "whose call is it? {text}");
+    }
+    Ok(())
+}
+
+const REQUESTS: [&str; 3] = ["newlink", "newaddr", "getlink"];
+
+fn debug() -> Result<()> {
+    let text = logged("debug")?.to_lowercase();
+    for request in REQUESTS {
+        ensure!(text.contains(request), "no {request} in the log of level debug:\n{text}");
+    }
+    let text = logged("info")?.to_lowercase();
+    for request in REQUESTS {
+        ensure!(!text.contains(request), "{request} in the log of level info:\n{text}");
+    }
+    Ok(())
+}
+
+/// The kernel has no macvlan upon a macvlan in passthru: it says so, and so must the log.
+fn refused_request() -> Result<()> {
+    let (scene, log) = with_log("debug")?;
+    scene.on_host(&["link add mine link nic0 type macvlan mode passthru"])?;
+    let before = scene.host_state()?;
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
+    let answer = answer_of(&scene.call(), "ADD", &network)?;
+    let (_, message) = answer.refusal()?;
+    unchanged(&before, || scene.host_state(), "after the refusal")?;
+    let text = fs::read_to_string(&log)?;
+    well_formed(&text)?;
+    ensure!(!message.is_empty() && text.to_lowercase().contains("net1"), "{text}");
+    Ok(())
+}
+
+fn at_once() -> Result<()> {
+    let (scene, log) = with_log("debug")?;
+    let before = scene.host_state()?;
+    let pods = (0..8).map(|_| scene.another_pod()).collect::<Result<Vec<_>>>()?;
+    let document = scene.child().to_string();
+    for command in ["ADD", "DEL"] {
+        let mut running = Vec::new();
+        for (index, pod) in pods.iter().enumerate() {
+            let call = scene.call_of(pod, &format!("c{index}"), "net1");
+            running.push(Running::start(&mut call.command(command), document.as_bytes())?);
+        }
+        for one in running {
+            one.answer()?.success()?;
+        }
+    }
+    let text = String::from_utf8(fs::read(&log)?)?;
+    well_formed(&text)?;
+    for index in 0..8 {
+        ensure!(text.contains(&format!("c{index}")), "nothing of c{index}");
+    }
+    unchanged(&before, || scene.host_state(), "after all")
+}
+
+/// The file is something else; another file, which must not be written to, is at hand.
+fn odd_file(make: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
+    let (scene, log) = with_log("debug")?;
+    let other = scene.host.directory().join("other-file");
+    fs::write(&other, "theirs\n")?;
+    make(&log, &other)?;
+    let expected = other.exists().then_some("theirs\n".to_owned());
+    let before = scene.host_state()?;
+    for network in [scene.child(), scene.moving()] {
+        answer_of(&scene.call(), "ADD", &network)?.success().context("ADD")?;
+        scene.del_returns(&network, &before)?;
+        ensure!(fs::read_to_string(&other).ok() == expected, "another file was written to");
+    }
+    Ok(())
+}
+
+fn odd_path(path: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let log = scene.host.directory().join(path);
+    scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success().context("ADD")?;
+    scene.del_returns(&scene.child(), &before)
+}
+
+fn secrets() -> Result<()> {
+    let (scene, log) = with_log("debug")?;
+    let mut network = scene.child();
+    network["ipam"]["etcd_password"] = "hunter-two".into();
+    network["ipam"]["etcd_username"] = "hunter-name".into();
+    let mut said = String::new();
+    for command in ["ADD", "DEL"] {
+        let answer = answer_of(&scene.call(), command, &network)?;
+        said += &(answer.stdout + &answer.stderr);
+    }
+    said += &fs::read_to_string(&log)?;
+    ensure!(!said.contains("hunter-two"), "a password is shown: {said}");
+    Ok(())
+}
+
+fn mode() -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let (scene, log) = with_log("debug")?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let mode = fs::metadata(&log)?.mode();
+    ensure!(mode & 0o022 == 0, "others may write the log: {mode:o}");
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    Ok(())
+}
