@@ -47,7 +47,10 @@ modules! {
     hostile_addresses
     hostile_allocation
     hostile_bytes
+    hostile_calls
+    hostile_config
     hostile_del
+    hostile_files
     hostile_identity
     hostile_ipam
     hostile_journal
@@ -56,6 +59,7 @@ modules! {
     hostile_names
     hostile_pods
     hostile_random
+    hostile_races
     hostile_stacked
     ipam_crowd
     ipam_faults
