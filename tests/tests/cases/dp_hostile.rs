@@ -1,11 +1,14 @@
 //! The daemon among odd hosts, kubelets and strangers: what it says is so, and nobody stops it.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,6 +23,7 @@ use nix::unistd::mkfifo;
 
 pub(crate) const CASES: &[Case] = &[
     case!(half_open_requests_harm_nobody, Root),
+    case!(a_hundred_restarts_of_the_kubelet_beside_strangers, Root),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
@@ -157,6 +161,49 @@ fn half_open_requests_harm_nobody() -> Result<()> {
     let kib = memory(&daemon)?;
     ensure!(kib < 20 * 1024, "{kib} KiB");
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
+    Ok(())
+}
+
+/// Strangers come all the time, each with half a request.
+fn a_hundred_restarts_of_the_kubelet_beside_strangers() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let mut kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let over = Arc::new(AtomicBool::new(false));
+    let (ended, address) = (over.clone(), scene.address);
+    let hostile = std::thread::spawn(move || {
+        let mut strangers = VecDeque::new();
+        let mut came = 0_u32;
+        while !ended.load(Ordering::Relaxed) {
+            if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+                let _ = stream.write_all(b"GET /status HTTP/1.1\r\nX:");
+                strangers.push_back(stream);
+                came += 1;
+            }
+            if strangers.len() > 500 {
+                strangers.pop_front();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        came
+    });
+    let mut slowest = Duration::ZERO;
+    for restart in 1..=100_u64 {
+        let settings = kubelet.settings().clone();
+        if restart % 2 == 0 { kubelet.stop() } else { kubelet.kill() }
+        std::thread::sleep(Duration::from_millis(restart * 7 % 60));
+        kubelet = Kubelet::start(settings)?;
+        let started = Instant::now();
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2).with_context(|| format!("restart {restart}"))?;
+        slowest = slowest.max(started.elapsed());
+    }
+    over.store(true, Ordering::Relaxed);
+    let came = hostile.join().map_err(|_| anyhow::anyhow!("the strangers failed"))?;
+    ensure!(came > 500, "only {came} strangers came");
+    ensure!(slowest < Duration::from_secs(10), "the slowest took {slowest:?}");
+    let kib = memory(&daemon)?;
+    ensure!(kib < 20 * 1024, "{kib} KiB");
     Ok(())
 }
 
