@@ -376,7 +376,7 @@ fn the_allocation_decides() -> Result<()> {
     let host = furnished()?;
     let _tree = with_hardware(&host)?;
     // With an RDMA device behind it the default policy gives it away.
-    host.policy(&json!({"allow": {"virtual": true}}))?;
+    host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     for (keys, kind) in [
         (json!({"deviceID": "0000:3b:00.0"}), "veth"),
         (json!({"deviceID": "0000:3b:00.0_3e71787e_17"}), "macvlan"),
