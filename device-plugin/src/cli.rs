@@ -112,8 +112,8 @@ pub struct Defaults {
         default_missing_value = "true"
     )]
     use_cdi: bool,
-    /// Offer no unit before this is there: file:/PATH, module:NAME; for the two peers' formats, ours
-    /// says it for each pool
+    /// Offer no unit before this is there, a file or a kernel module (`file:/PATH`, `module:NAME`);
+    /// for the two peers' formats, ours says it for each pool
     #[arg(
         long,
         value_name = "WHAT,…",

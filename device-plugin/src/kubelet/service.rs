@@ -1,7 +1,7 @@
 //! Answers what the kubelet asks a device plugin, for one resource, from the current snapshot.
 //!
 //! Allocate waits for no disk, netlink socket or other process: the kubelet calls it with no deadline
-//! while it admits pods one by one. PreStartContainer, of which the kubelet waits 30 s for the answer,
+//! while it admits pods one by one. `PreStartContainer`, of which the kubelet waits 30 s for the answer,
 //! waits for a scan of the host and reads the kubelet's checkpoint.
 
 use std::collections::{BTreeSet, HashMap};
@@ -89,25 +89,28 @@ impl Errands {
 #[derive(Debug, Clone)]
 pub struct Service {
     /// Whether its units are whole HCAs, which may be moved to a pod's namespace.
-    exclusive: bool,
-    feed: Feed,
+    pub(super) exclusive: bool,
+    /// What is told.
+    pub(super) feed: Feed,
     /// Streams that are open now.
-    streams: Arc<watch::Sender<usize>>,
+    pub(super) streams: Arc<watch::Sender<usize>>,
     /// Ends the streams of this incarnation.
-    end: CancellationToken,
+    pub(super) end: CancellationToken,
     /// Allocations that were answered, for metrics.
-    allocations: Arc<AllocationCounts>,
-    errands: Errands,
-    granted: Arc<Granted>,
+    pub(super) allocations: Arc<AllocationCounts>,
+    /// What is asked of the daemon.
+    pub(super) errands: Errands,
+    /// What units were allocated with.
+    pub(super) granted: Arc<Granted>,
     /// The kubelet's device-plugins directory.
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     /// Where it is said that the kubelet has the list.
-    state: watch::Sender<State>,
+    pub(super) state: watch::Sender<State>,
 }
 
 /// Verbs nodes that units were allocated with, so far as this process knows.
 #[derive(Debug, Default)]
-struct Granted(Mutex<HashMap<String, Vec<String>>>);
+pub(super) struct Granted(Mutex<HashMap<String, Vec<String>>>);
 
 impl Granted {
     fn note(&self, snapshot: &Snapshot, ids: &[String]) {
@@ -179,30 +182,6 @@ pub struct AllocationCounts {
 }
 
 impl Service {
-    /// A service over a feed; `streams` counts open ListAndWatch streams, `end` ends them.
-    pub fn new(
-        feed: Feed,
-        streams: Arc<watch::Sender<usize>>,
-        end: CancellationToken,
-        allocations: Arc<AllocationCounts>,
-        errands: Errands,
-        exclusive: bool,
-        directory: PathBuf,
-        state: watch::Sender<State>,
-    ) -> Self {
-        Self {
-            directory,
-            state,
-            exclusive,
-            feed,
-            streams,
-            end,
-            allocations,
-            errands,
-            granted: Arc::default(),
-        }
-    }
-
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
         self.feed.borrow().clone().ok_or_else(|| {
             Status::unavailable("the host's RDMA devices have not been looked at yet; try again")

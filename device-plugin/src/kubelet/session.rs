@@ -222,16 +222,17 @@ impl Session {
         let id = SocketId::of(&path).ok_or(std::io::ErrorKind::NotFound)?;
         let end = CancellationToken::new();
         let streams = Arc::new(watch::Sender::new(0));
-        let service = Service::new(
-            self.feed.clone(),
-            streams.clone(),
-            end.clone(),
-            self.allocations.clone(),
-            self.errands.clone(),
-            self.exclusive,
-            self.directory.clone(),
-            self.state.clone(),
-        );
+        let service = Service {
+            exclusive: self.exclusive,
+            feed: self.feed.clone(),
+            streams: streams.clone(),
+            end: end.clone(),
+            allocations: self.allocations.clone(),
+            errands: self.errands.clone(),
+            granted: Arc::default(),
+            directory: self.directory.clone(),
+            state: self.state.clone(),
+        };
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
             .serve_with_incoming_shutdown(
