@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    fmt::Debug,
+    fmt::{Debug, Display},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Instant,
@@ -11,7 +11,9 @@ use std::{
 
 use cni_wire::{
     AttachmentId, CniResult, Code, Command, ContainerId, Environment, Error, IfName, NetworkConfig,
-    Request, delegate::Delegate,
+    Request,
+    delegate::{Delegate, Failure},
+    text::bounded,
 };
 
 use crate::{
@@ -103,6 +105,7 @@ impl Ipam {
         let Some(kind) = request.config.ipam_type()? else {
             return Ok(Ipam::None);
         };
+        request.config.names_ipam_once()?;
         let listed = |name: &str| {
             node.policy
                 .values
@@ -185,13 +188,17 @@ impl Ipam {
     /// # Errors
     /// The IPAM's.
     pub fn del(&self, node: &Node, request: &Request) -> Result<(), Error> {
+        self.start_del(node, request).map_err(Error::from)
+    }
+
+    fn start_del(&self, node: &Node, request: &Request) -> Result<(), Failure> {
         self.logged(node, Command::Del, || match self {
             Ipam::None => Ok(()),
-            Ipam::Own => node.ipam.del(request),
-            Ipam::Other(delegate) => match delegate.call(Command::Del, request) {
+            Ipam::Own => node.ipam.del(request).map_err(Failure::from),
+            Ipam::Other(delegate) => match delegate.start(Command::Del, request) {
                 // It does not speak the configuration's version, so it never gave an address.
-                Err(e) if e.code == Code::IncompatibleVersion => Ok(()),
-                done => done,
+                Err(Failure::Failed(e)) if e.code == Code::IncompatibleVersion => Ok(()),
+                done => done.map(drop),
             },
         })
     }
@@ -214,12 +221,12 @@ impl Ipam {
     }
 
     /// Asks, and logs what was answered.
-    fn logged<T: Debug>(
+    fn logged<T: Debug, E: Display>(
         &self,
         node: &Node,
         command: Command,
-        ask: impl FnOnce() -> Result<T, Error>,
-    ) -> Result<T, Error> {
+        ask: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         let started = Instant::now();
         let answer = ask();
         let program = match self {
@@ -280,7 +287,13 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
         config: NetworkConfig::parse(noted.config.as_bytes())?,
     };
     match find(&noted.kind, &noted.path) {
-        Ok(ipam) => ipam.del(node, &request),
+        Ok(ipam) => match ipam.start_del(node, &request) {
+            Err(Failure::NoProgram(e)) => {
+                gone(node, record, &noted.kind, &e);
+                Ok(())
+            }
+            done => done.map_err(Error::from),
+        },
         Err(Refusal::Never(e)) => {
             node.log.warn(format_args!(
                 "{}: IPAM {} is not run: {e}",
@@ -290,11 +303,7 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
             Ok(())
         }
         Err(Refusal::Unusable(e)) if e.code == Code::InvalidConfig => {
-            node.log.warn(format_args!(
-                "{}: its addresses are still leased by IPAM {}, which is gone: {e}",
-                record.owner(),
-                noted.kind
-            ));
+            gone(node, record, &noted.kind, &e);
             // They may be ours, under the other name.
             match noted.kind == COMPATIBLE {
                 true => Ipam::Own.del(node, &request),
@@ -303,6 +312,14 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
         }
         Err(Refusal::Unusable(e)) => Err(e),
     }
+}
+
+/// Says that nothing can release an attachment's addresses any more.
+fn gone(node: &Node, record: &Record, kind: &str, why: &Error) {
+    node.log.warn(format_args!(
+        "{}: its addresses are still leased by IPAM {kind}, which is gone: {why}",
+        record.owner(),
+    ));
 }
 
 /// The program of a type, judged by its name and by what the file is.
@@ -369,7 +386,10 @@ fn unlisted(node: &Node, kind: &str) -> Error {
     };
     Error::new(
         Code::Policy,
-        format!("the node's policy does not allow ipam.type {kind:?}: {allowed}"),
+        format!(
+            "the node's policy does not allow ipam.type {:?}: {allowed}",
+            bounded(kind, 100)
+        ),
     )
     .with_details(format!(
         "name one of them, or let an administrator add it to allow.ipam in {}",

@@ -623,7 +623,8 @@ mod tests {
         let multus = json!({"master": "eth1", "deviceID": id, "pciBusID": id});
         assert_eq!(read(multus).unwrap().master.as_deref(), Some("eth1"));
         // An exclusive device ID alone asks for a move.
-        let error = read(json!({"deviceID": id, "linkInContainer": true})).unwrap_err();
+        let moved = read(json!({"deviceID": id, "linkInContainer": true})).unwrap();
+        let error = crate::resolve::requested(&moved).unwrap_err();
         assert!(error.msg.contains("linkInContainer"), "{error}");
         let inside = json!({"attach": "macvlan", "deviceID": id, "linkInContainer": true});
         assert!(read(inside).unwrap().link_in_container);

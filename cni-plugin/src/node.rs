@@ -1,6 +1,7 @@
 //! This node, as one call sees it: roots, policy, journal, the host's network namespace.
 
 use std::{
+    cell::Cell,
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -16,7 +17,7 @@ use ipam::{
 };
 
 use crate::{
-    journal::Store,
+    journal::{Key, Record, Store},
     kernel::{Namespace, Socket},
     log::{self, Log},
     netdev::restore::Ground,
@@ -52,6 +53,7 @@ pub struct Node {
     pub boot: String,
     /// Where events are written.
     pub log: Log,
+    reported_unreadable: Cell<bool>,
 }
 
 /// The host's network namespace: the one this process runs in.
@@ -108,6 +110,7 @@ impl Node {
             journal: Store::at(&policy.state_dir),
             ipam: Ipam::new(policy.clone(), &places.root, places.node.as_deref()),
             log,
+            reported_unreadable: Cell::new(false),
             boot: boot_id(&roots.proc),
             root: places.root.clone(),
             netns: HostNetns {
@@ -121,6 +124,21 @@ impl Node {
                 fault,
             },
         })
+    }
+
+    /// The records of the journal that can be read. The others are logged, once in a call: they
+    /// are no reason to refuse another attachment.
+    ///
+    /// # Errors
+    /// Code 105: the journal cannot be listed.
+    pub fn records(&self) -> Result<Vec<(Key, Record)>, Error> {
+        let (records, unreadable) = self.journal.records()?;
+        if !self.reported_unreadable.replace(true) {
+            for one in &unreadable {
+                self.log.warn(one);
+            }
+        }
+        Ok(records)
     }
 
     /// What a restoration stands on.

@@ -64,7 +64,7 @@ fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Li
 
 /// Brings back the NIC that a pod had whose namespace is gone.
 fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
-    for (_, record) in node.journal.records()?.0 {
+    for (_, record) in node.records()? {
         let Some(moved) = record
             .moved
             .as_ref()

@@ -295,7 +295,7 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
 
 /// The attachment that has the netdev a target means, and the netdev's name on the host.
 fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, Error> {
-    let records = node.journal.records()?.0;
+    let records = node.records()?;
     Ok(records.into_iter().find_map(|(_, record)| {
         let moved = record.moved.as_ref().filter(|_| record.boot == node.boot)?;
         target

@@ -142,7 +142,7 @@ fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
 
 /// A child that this plugin made on the netdev, in a namespace that is still there.
 fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
-    for (_, record) in node.journal.records()?.0 {
+    for (_, record) in node.records()? {
         let Some(child) = record.child.as_ref().filter(|child| child.index == index) else {
             continue;
         };

@@ -1,6 +1,12 @@
 //! The network configuration on stdin, and the whole request.
 
-use serde_json::{Map, Value};
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
+use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
     AttachmentId, Cidr, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName,
@@ -130,6 +136,44 @@ impl NetworkConfig {
         }
     }
 
+    /// Refuses a configuration that names its IPAM twice: the program that is executed reads the
+    /// document itself, and may take the other one. [`NetworkConfig::ipam_type`] takes the last.
+    ///
+    /// # Errors
+    /// Code 7 naming the key.
+    pub fn names_ipam_once(&self) -> Result<(), Error> {
+        let unreadable = |e: serde_json::Error| Error::new(Code::Decode, e.to_string());
+        let Keys(root) = serde_json::from_slice(&self.raw).map_err(unreadable)?;
+        let ipams: Vec<&RawValue> = root
+            .iter()
+            .filter(|(key, _)| key.eq_ignore_ascii_case("ipam"))
+            .map(|(_, value)| *value)
+            .collect();
+        let twice = |key: &str| {
+            Error::new(
+                Code::InvalidConfig,
+                format!("{key} is there more than once"),
+            )
+            .with_details("leave one of them, in one case of letters")
+        };
+        if ipams.len() > 1 {
+            return Err(twice("ipam"));
+        }
+        for ipam in ipams {
+            // Of another kind, it is refused where it is read.
+            let Ok(Keys(keys)) = serde_json::from_str(ipam.get()) else {
+                continue;
+            };
+            let types = keys
+                .iter()
+                .filter(|(key, _)| key.eq_ignore_ascii_case("type"));
+            if types.count() > 1 {
+                return Err(twice("ipam.type"));
+            }
+        }
+        Ok(())
+    }
+
     /// `runtimeConfig`: what the runtime adds for the capabilities the configuration names.
     ///
     /// # Errors
@@ -198,6 +242,31 @@ impl NetworkConfig {
             })
             .collect::<Result<_, _>>()
             .map(Some)
+    }
+}
+
+/// The members of a JSON object as they are written, repeated ones too.
+struct Keys<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Keys<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Keys<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Keys(members))
+            }
+        }
+        from.deserialize_map(Members)
     }
 }
 
@@ -364,6 +433,24 @@ mod tests {
         ] {
             let text = format!(r#"{{"name":"a","cni.dev/valid-attachments":{wrong}}}"#);
             assert_eq!(one(&text).unwrap_err().code, Code::InvalidConfig, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_ipam_that_is_named_twice_is_refused() {
+        for (ipam, once) in [
+            (r#""ipam":{"type":"a"}"#, true),
+            (r#""dns":{}"#, true),
+            (r#""ipam":null"#, true),
+            (r#""ipam":{"type":"a","range":1,"range":2}"#, true),
+            (r#""ipam":{"type":"a","type":"b"}"#, false),
+            (r#""ipam":{"type":"a","TYPE":"a"}"#, false),
+            (r#""ipam":{"type":"a","ty\u0070e":"b"}"#, false),
+            (r#""ipam":{"type":"a"},"ipam":{"type":"b"}"#, false),
+            (r#""IPAM":{"type":"a"},"ipam":{}"#, false),
+        ] {
+            let config = parse(&format!(r#"{{"name":"a",{ipam}}}"#)).unwrap();
+            assert_eq!(config.names_ipam_once().is_ok(), once, "{ipam}");
         }
     }
 

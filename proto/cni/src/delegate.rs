@@ -7,6 +7,7 @@
 //! runtime has one for the whole call, and a DHCP client may rightly need most of it.
 
 use std::{
+    fmt,
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command as Process, ExitStatus, Stdio},
@@ -29,6 +30,8 @@ use crate::{
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// What is kept of a delegate's stderr, and of each text of its error object.
 const MAX_TEXT_BYTES: usize = 4 << 10;
+/// What stands in a message of a name that is none.
+const MAX_NAME_BYTES: usize = 100;
 /// How often a delegate whose stdout stays open is asked whether it has ended: a process that it
 /// left behind may keep the pipe.
 const ENDED_INTERVAL: Duration = Duration::from_millis(100);
@@ -40,11 +43,46 @@ const LEFT_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// milliseconds: an installer that replaces it in place needs that long.
 const BUSY_WAITS_MS: [u64; 7] = [5, 10, 20, 40, 80, 160, 320];
 
+/// `ENOEXEC` (include/uapi/asm-generic/errno-base.h): the file is no program.
+const ENOEXEC: i32 = 8;
+
 /// Another plugin, found.
 #[derive(Clone, Debug)]
 pub struct Delegate {
     program: PathBuf,
     name: String,
+}
+
+/// Why a delegate gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The file cannot be started, now or later: it is no program, may not be executed, or its
+    /// interpreter is missing.
+    NoProgram(Error),
+    /// It was started and failed, or the system had no room for it.
+    Failed(Error),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::NoProgram(error) | Failure::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Failed(error)
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NoProgram(error) | Failure::Failed(error) => error,
+        }
+    }
 }
 
 impl Delegate {
@@ -58,7 +96,10 @@ impl Delegate {
         if !is_file_name(name) {
             return Err(Error::new(
                 Code::InvalidConfig,
-                format!("plugin type {name:?} is not a file name"),
+                format!(
+                    "plugin type {:?} is not a file name",
+                    bounded(name, MAX_NAME_BYTES)
+                ),
             ));
         }
         let mut failure = None;
@@ -138,32 +179,52 @@ impl Delegate {
     /// The error object the delegate wrote; code 6 when it failed without one; code 5 when it
     /// could not be run.
     pub fn run(&self, command: Command, request: &Request) -> Result<Vec<u8>, Error> {
+        self.start(command, request).map_err(Error::from)
+    }
+
+    /// As [`Delegate::run`], for a caller to whom a file that is no program means something else
+    /// than a program that failed.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn start(&self, command: Command, request: &Request) -> Result<Vec<u8>, Failure> {
         let io_failure = |e: io::Error| {
             Error::new(
                 Code::Io,
                 format!("run {} {}: {e}", self.program.display(), command.as_str()),
             )
         };
-        let mut child = self.spawn(command, request).map_err(io_failure)?;
-        let said = exchange(&mut child, request.config.raw()).map_err(io_failure)?;
+        let mut child = self.spawn(command, request).map_err(|e| {
+            let never = matches!(
+                e.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+            ) || e.raw_os_error() == Some(ENOEXEC);
+            let error = io_failure(e);
+            match never {
+                true => Failure::NoProgram(error),
+                false => Failure::Failed(error),
+            }
+        })?;
+        let said = exchange(&mut child, request.config.raw())
+            .map_err(|e| Failure::Failed(io_failure(e)))?;
         if !said.stderr.is_empty() {
             let _ = writeln!(io::stderr().lock(), "{}: {}", self.name, said.stderr);
         }
         if said.too_long {
-            return Err(Error::new(
+            let error = Error::new(
                 Code::Decode,
                 format!(
                     "{} {} wrote more than {MAX_ANSWER_BYTES} bytes and was ended",
                     self.name,
                     command.as_str()
                 ),
-            )
-            .with_details(excerpt(&said.stdout)));
+            );
+            return Err(error.with_details(excerpt(&said.stdout)).into());
         }
         if said.status.success() {
             return Ok(said.stdout);
         }
-        Err(self.failure(command, &said))
+        Err(self.failure(command, &said).into())
     }
 
     fn spawn(&self, command: Command, request: &Request) -> io::Result<Child> {

@@ -226,7 +226,7 @@ impl Attachment<'_> {
     /// The families of which the pod's other RDMA interfaces have addresses.
     fn families_of_others(&mut self) -> Result<Vec<AddressFamily>, Error> {
         let mut families = Vec::new();
-        for (_, other) in self.node.journal.records()?.0 {
+        for (_, other) in self.node.records()? {
             if other.container_id != self.id.container_id.as_str()
                 || other.ifname == self.id.ifname.as_str()
             {
