@@ -60,7 +60,6 @@ modules! {
     hostile_pods
     hostile_races
     hostile_random
-    hostile_races
     hostile_stacked
     ipam_crowd
     ipam_faults
