@@ -28,6 +28,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 const SHOWN: usize = 12;
 
 const RTM_GETLINK: u16 = 18;
+const RTM_GETQDISC: u16 = 38;
 const IFF_UP: u32 = 1;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_BROADCAST: u16 = 2;
@@ -81,8 +82,7 @@ const ATTRIBUTES: &[(u16, &str)] = &[
 /// Lists whose lines are compared, each with the program's call and what it is to show; the
 /// first word names them.
 const LISTS: &[(&str, &str, &[&str])] = &[
-    ("address", "ip -o -batch -", &["addr show"]),
-    ("multicast", "ip -o -batch -", &["maddr show"]),
+    ("address", "ip -o -batch -", &["addr show", "maddr show"]),
     (
         "ipv4",
         "ip -4 -batch -",
@@ -106,7 +106,6 @@ const LISTS: &[(&str, &str, &[&str])] = &[
             "token list",
         ],
     ),
-    ("qdisc", "tc -batch -", &["qdisc show"]),
 ];
 
 /// The state of a namespace: links, addresses, routes of all tables, rules, nexthop objects,
@@ -126,6 +125,13 @@ pub fn state(netns: &Netns) -> Result<State> {
     let (mut state, links, text) = netns.enter(|| {
         let text = run(Command::new("sh").args(["-c", &script]))?;
         let (mut state, links) = links()?;
+        if has_chosen_qdiscs()? {
+            for line in run(Command::new("tc").args(["qdisc", "show"]))?.lines() {
+                if let Some(line) = stable("qdisc", line) {
+                    state.insert(format!("qdisc {line}"), String::new());
+                }
+            }
+        }
         for directory in ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"] {
             sysctls(&Path::new("/proc/sys/net").join(directory), &mut state);
         }
@@ -311,20 +317,20 @@ fn attribute_name(kind: u16) -> String {
 fn stable(list: &str, line: &str) -> Option<String> {
     let mut line = line.trim().to_owned();
     match list {
+        // A membership: only what an administrator added, the rest follows from the addresses.
+        "address" if !line.contains(": ") => {
+            line = line
+                .split_once(char::is_whitespace)
+                .filter(|_| line.contains("static"))?
+                .1
+                .to_owned();
+        }
         "address" => {
             line = line.split_once(": ")?.1.to_owned();
             line = without_values_of(&["proto"], &line);
             for flag in ["tentative", "nodad", "optimistic"] {
                 line = line.replace(&format!(" {flag}"), "");
             }
-        }
-        // Only what an administrator added; the rest follows from the addresses.
-        "multicast" => {
-            line = line
-                .split_once(char::is_whitespace)
-                .filter(|_| line.contains("static"))?
-                .1
-                .to_owned();
         }
         // The one that the kernel chose is compared with the link.
         "qdisc" if line.split_whitespace().nth(2) == Some("0:") => return None,
@@ -359,7 +365,7 @@ fn without_values_of(words: &[&str], line: &str) -> String {
 
 /// Which address is a link's first decides with which one the host speaks.
 fn order_of_addresses(text: &str, state: &mut State) {
-    for line in text.lines().take_while(|line| *line != "== multicast") {
+    for line in text.lines().take_while(|line| *line != "== ipv4") {
         let mut words = line.split_whitespace();
         if let (Some(_), Some(link), Some("inet"), Some(address)) =
             (words.next(), words.next(), words.next(), words.next())
@@ -370,6 +376,18 @@ fn order_of_addresses(text: &str, state: &mut State) {
             *order += &format!("{address} ");
         }
     }
+}
+
+/// Whether any link has a queueing discipline that the kernel did not choose itself.
+fn has_chosen_qdiscs() -> Result<bool> {
+    let netlink = Netlink::open(SockProtocol::NetlinkRoute)?;
+    for message in netlink.dump(RTM_GETQDISC, &[0; 20])? {
+        // `struct tcmsg`: family and padding, interface, handle.
+        if four(&message, 8)? != [0; 4] {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Links with a queueing discipline that may have filters.

@@ -91,10 +91,12 @@ impl Scene {
             "addr add 10.9.2.1/32 dev nic0",
             "route add 10.77.0.0/16 via 10.9.0.254 metric 50 mtu 1400",
             "route add default via 10.9.0.254 table 101",
-            "-6 route add fd77::/32 via fd09::fe metric 60",
+            "route add fd77::/32 via fd09::fe metric 60",
             "rule add from 10.9.0.1 lookup 101 pref 1000",
             "rule add iif nic0 lookup 101 pref 1001",
             "neigh add 10.9.0.254 lladdr 02:00:00:00:00:fe dev nic0 nud permanent",
+        ])?;
+        scene.on_host(&[
             "sysctl ipv4/conf/nic0/rp_filter 2",
             "sysctl ipv4/conf/nic0/arp_ignore 1",
         ])?;
@@ -203,6 +205,17 @@ impl Scene {
     /// # Errors
     /// A command failed.
     pub fn perform(&self, netns: &Netns, commands: &[&str]) -> Result<()> {
+        const OTHERS: [&str; 4] = ["tc ", "sysctl ", "feature ", "-"];
+        let plain = |command: &&str| {
+            !OTHERS.iter().any(|other| command.starts_with(other)) && !command.contains(['\\', '{'])
+        };
+        if commands.len() > 2 && commands.iter().all(plain) {
+            let mut ip = Command::new("ip");
+            ip.args(["-netns", netns.name(), "-batch", "-"]);
+            let answer = bounded(&mut ip, commands.join("\n").as_bytes())?;
+            ensure!(answer.status.success(), "{commands:?}: {}", answer.stderr);
+            return Ok(());
+        }
         for command in commands {
             self.one(netns, command)
                 .with_context(|| (*command).to_owned())?;
@@ -267,7 +280,11 @@ impl Scene {
     /// It cannot be read.
     pub fn host_state(&self) -> Result<State> {
         let mut all = state(&self.host.netns)?;
-        all.extend(self.host.left_behind());
+        let left_behind = self.host.left_behind();
+        if left_behind.is_empty() {
+            return Ok(all);
+        }
+        all.extend(left_behind);
         for (program, keys) in [
             ("rdma-netdev", ["container", "interface", "network"]),
             ("rdma-ipam", ["container", "interface", "address"]),
