@@ -105,7 +105,6 @@ impl Ipam {
         let Some(kind) = request.config.ipam_type()? else {
             return Ok(Ipam::None);
         };
-        request.config.names_ipam_once()?;
         let listed = |name: &str| {
             node.policy
                 .values

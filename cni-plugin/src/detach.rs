@@ -72,6 +72,7 @@ pub fn detach(
         // Its name is somebody else's for now: the record stays for the repair, and holds
         // nothing else.
         let rest = Record {
+            awaits_name: true,
             ipam: None,
             child: None,
             rdma: Vec::new(),

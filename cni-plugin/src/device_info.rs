@@ -54,7 +54,8 @@ pub fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, Str
         return Err(format!("{named} is not a file in /{DIRECTORY}"));
     }
     // As Multus makes it: <network>-<container>_<interface>.
-    if !name.contains(&format!("{}_{}", id.container_id, id.ifname)) {
+    let of_attachment = name.ends_with(&format!("-{}_{}", id.container_id, id.ifname));
+    if !of_attachment || name.chars().any(char::is_control) {
         return Err(format!("{named} is not the file of {id}"));
     }
     Ok(root.join(DIRECTORY).join(name))
@@ -89,7 +90,15 @@ pub fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
 
 /// What another wrote there; nothing where that is no such document.
 fn read(file: &Path) -> Map<String, Value> {
-    let text = fs::File::open(file).and_then(|file| {
+    // Neither a link nor a FIFO is what the device plugin wrote.
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(file);
+    let text = opened.and_then(|file| {
+        if !file.metadata()?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let mut text = String::new();
         io::Read::read_to_string(&mut io::Read::take(file, MAX), &mut text).map(|_| text)
     });

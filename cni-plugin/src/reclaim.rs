@@ -28,6 +28,10 @@ pub const MIN_AGE_SECONDS: u64 = 60;
 /// `proc` is the host's; `boot` is the kernel's boot ID now, empty where it does not tell; `now` is
 /// in seconds since 1970.
 pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'static str> {
+    // The runtime's DEL is done; what is left can be tried at any time.
+    if record.awaits_name && record.boot == boot {
+        return Some("its NIC is back and waits for its name");
+    }
     if now.saturating_sub(record.created) < MIN_AGE_SECONDS {
         return None;
     }
@@ -62,20 +66,20 @@ pub fn netns(of: &journal::Netns, proc: &Path) -> Netns {
 /// # Errors
 /// It is not, or that cannot be told; in words.
 pub fn in_host_namespace(host: &Host) -> Result<(), String> {
-    let own = std::fs::read_to_string(host.proc.join("self/net/dev"))
+    let own = std::fs::read(host.proc.join("self/net/dev"))
         .map_err(|error| format!("this process' netdevs cannot be read: {error}"))?;
     let own = names_of(&own);
-    let shown: BTreeSet<String> = std::fs::read_dir(host.sys.join("class/net"))
+    let shown: BTreeSet<Vec<u8>> = std::fs::read_dir(host.sys.join("class/net"))
         .map_err(|error| format!("the host's netdevs cannot be read: {error}"))?
         .flatten()
         // Plain files, such as bonding_masters, are no netdevs.
         .filter(|entry| entry.path().is_dir())
-        .filter_map(|entry| entry.file_name().into_string().ok())
+        .map(|entry| entry.file_name().into_encoded_bytes())
         .collect();
     // Pods' links come and go between the two looks; a namespace apart shares only "lo".
     let common = own
         .intersection(&shown)
-        .filter(|name| *name != "lo")
+        .filter(|name| name.as_slice() != b"lo")
         .count();
     if common == 0 || common * 2 < shown.len() {
         return Err("this process is not in the host's network namespace".into());
@@ -83,12 +87,15 @@ pub fn in_host_namespace(host: &Host) -> Result<(), String> {
     Ok(())
 }
 
-/// Names in the table that `/proc/net/dev` prints.
-fn names_of(table: &str) -> BTreeSet<String> {
+/// Names in the table that `/proc/net/dev` prints, which are bytes.
+fn names_of(table: &[u8]) -> BTreeSet<Vec<u8>> {
     table
-        .lines()
+        .split(|byte| *byte == b'\n')
         .skip(2)
-        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .filter_map(|line| {
+            let end = line.iter().position(|byte| *byte == b':')?;
+            Some(line.get(..end)?.trim_ascii().to_vec())
+        })
         .collect()
 }
 

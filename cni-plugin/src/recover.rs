@@ -13,14 +13,14 @@ use hca::HcaId;
 use crate::{
     config::Target,
     detach::{self, living, unreturned},
-    journal::{Key, RdmaDevice, Record, store::Lock},
+    journal::{Key, Record, store::Lock},
     kernel::{
         Name,
         link::{self, By, Link},
     },
     netdev::{
         restore::{self, return_netdev},
-        snapshot::{Identity, Snapshot},
+        snapshot::Identity,
     },
     node::Node,
     rdma, resolve,
@@ -68,11 +68,11 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
         let Some(moved) = record
             .moved
             .as_ref()
-            .filter(|moved| record.boot == node.boot && target.means(moved, &record.rdma))
+            .filter(|_| record.boot == node.boot && target.means(&record))
         else {
             continue;
         };
-        if living(&record)?.is_some() {
+        if !record.awaits_name && living(&record)?.is_some() {
             return Err(in_use(&moved.name, &record));
         }
         let _lock = node.journal.lock(&moved.identity)?;
@@ -93,8 +93,12 @@ fn in_use(netdev: &Name, record: &Record) -> Error {
 }
 
 impl Target {
-    /// Whether a netdev that was moved is the one that is meant. Pure.
-    pub fn means(&self, moved: &Snapshot, rdma: &[RdmaDevice]) -> bool {
+    /// Whether the netdev that an attachment moved is the one that is meant. Pure.
+    pub fn means(&self, record: &Record) -> bool {
+        let Some(moved) = &record.moved else {
+            return false;
+        };
+        let rdma = &record.rdma;
         let stands_on = |device: &str| moved.identity.bus_device.as_deref() == Some(device);
         match self {
             Target::Name(name) => {
@@ -106,9 +110,16 @@ impl Target {
             }
             Target::Hca(HcaId::NodeGuid(guid)) => {
                 let guid = guid.to_string();
-                rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid))
+                let by_guid = rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid));
+                by_guid
+                    || record
+                        .hcas
+                        .contains(&format!("guid-{}", guid.replace(':', "")))
             }
-            Target::Hca(hca) => stands_on(&hca.to_string()),
+            Target::Hca(hca) => {
+                let hca = hca.to_string();
+                record.hcas.contains(&hca) || stands_on(&hca)
+            }
             Target::KernelPath(path) => path.split('/').next_back().is_some_and(stands_on),
             Target::RdmaDevice(name) => rdma.iter().any(|device| device.name == *name),
         }

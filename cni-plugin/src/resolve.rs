@@ -299,7 +299,7 @@ fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, E
     Ok(records.into_iter().find_map(|(_, record)| {
         let moved = record.moved.as_ref().filter(|_| record.boot == node.boot)?;
         target
-            .means(moved, &record.rdma)
+            .means(&record)
             .then(|| (moved.name.to_string(), record.owner()))
     }))
 }

@@ -42,6 +42,9 @@ use crate::{
     resolve::{self, ChildKind, Requested, Resolved, resolve},
 };
 
+/// The longest configuration, with `prevResult`, that is attached: a page is usual.
+const MAX_CONFIG_BYTES: usize = 1 << 20;
+
 /// How long an ADD or DEL of the same container and interface may take before the runtime is told
 /// to try again: an IPAM plugin that asks a server takes its time.
 pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,6 +56,14 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let id = request.attachment()?;
     let key = key_of(request, id)?;
+    if request.config.raw().len() > MAX_CONFIG_BYTES {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!("the network configuration is longer than {MAX_CONFIG_BYTES} bytes"),
+        )
+        .with_details("the journal keeps it until DEL; leave out what no plugin reads"));
+    }
+    request.config.has_each_key_once()?;
     let mut config = Config::read(request)?;
     let mut before = request.config.prev_result()?.unwrap_or_default();
     before
@@ -262,6 +273,8 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
             inode: netns.inode,
         },
         moved: None,
+        awaits_name: false,
+        hcas: Vec::new(),
         child: None,
         rdma: Vec::new(),
         rules: Vec::new(),

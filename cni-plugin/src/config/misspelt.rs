@@ -39,12 +39,13 @@ const KEYS: [&str; 30] = [
 
 /// Keys of the reference plugins, of those for SR-IOV, InfiniBand and bonds, and of Multus. A
 /// configuration that was written for them goes on working, however much a key resembles ours.
-const FOREIGN_KEYS: [&str; 78] = [
+const FOREIGN_KEYS: [&str; 79] = [
     "allmulti",
     "allMulti",
     "binDir",
     "bridge",
     "clusterNetwork",
+    "cniVersions",
     "cniDir",
     "confDir",
     "dataDir",

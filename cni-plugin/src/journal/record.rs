@@ -32,6 +32,12 @@ pub struct Record {
     /// The netdev that was moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<Snapshot>,
+    /// The HCAs of the moved netdev, as units name them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hcas: Vec<String>,
+    /// The netdev is back on the host, all of it undone but its name, which another netdev has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub awaits_name: bool,
     /// The child that was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child: Option<Child>,

@@ -517,6 +517,8 @@ mod tests {
                 inode: 5,
             },
             moved: None,
+            awaits_name: false,
+            hcas: Vec::new(),
             child: None,
             rdma: Vec::new(),
             rules: Vec::new(),

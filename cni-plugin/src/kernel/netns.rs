@@ -1,11 +1,11 @@
 //! Opening and entering network namespaces.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
-        unix::fs::MetadataExt,
+        unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
     thread,
@@ -39,6 +39,17 @@ pub struct Id {
     pub inode: u64,
 }
 
+/// `NS_GET_NSTYPE` (include/uapi/linux/nsfs.h): what kind of namespace a file is.
+const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+
+/// Whether a namespace file is of a network namespace. A kernel that does not tell (before 4.11)
+/// refuses to enter another one.
+fn is_network_namespace(file: &File) -> bool {
+    // SAFETY: the request takes no argument, and the descriptor is open for the call.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
+    kind < 0 || kind == libc::CLONE_NEWNET
+}
+
 impl Namespace {
     /// The namespace the calling thread is in.
     ///
@@ -62,12 +73,25 @@ impl Namespace {
     pub fn open(path: &Path) -> Result<Option<Self>> {
         let what = || format!("open network namespace {}", path.display());
         // A path below /proc of a dead process: ESRCH; one whose parent is a file: ENOTDIR.
-        let file = match File::open(path) {
+        // What is no namespace must not make the caller wait either: a FIFO would.
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path);
+        let file = match opened {
             Ok(file) => file,
             Err(e)
                 if matches!(
                     e.raw_os_error(),
-                    Some(libc::ENOENT | libc::ESRCH | libc::ENOTDIR | libc::EINVAL)
+                    Some(
+                        libc::ENOENT
+                            | libc::ESRCH
+                            | libc::ENOTDIR
+                            | libc::EINVAL
+                            | libc::ENXIO
+                            | libc::ELOOP
+                            | libc::ENAMETOOLONG
+                    )
                 ) =>
             {
                 return Ok(None);
@@ -77,7 +101,7 @@ impl Namespace {
         let kind = fstatfs(&file)
             .map_err(|e| Error::call(what(), e))?
             .filesystem_type();
-        if kind != NSFS {
+        if kind != NSFS || !is_network_namespace(&file) {
             return Ok(None);
         }
         let meta = file.metadata().map_err(|e| Error::call(what(), e))?;

@@ -1,6 +1,6 @@
 //! The network configuration on stdin, and the whole request.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde::{
     Deserialize, Deserializer,
@@ -136,19 +136,14 @@ impl NetworkConfig {
         }
     }
 
-    /// Refuses a configuration that names its IPAM twice: the program that is executed reads the
-    /// document itself, and may take the other one. [`NetworkConfig::ipam_type`] takes the last.
+    /// Refuses a configuration that has a key twice, or in two cases of letters: readers differ in
+    /// which one they take, so whoever checked the network may have seen another value. The same for
+    /// `ipam.type`: the program that is executed reads the document itself.
     ///
     /// # Errors
     /// Code 7 naming the key.
-    pub fn names_ipam_once(&self) -> Result<(), Error> {
+    pub fn has_each_key_once(&self) -> Result<(), Error> {
         let unreadable = |e: serde_json::Error| Error::new(Code::Decode, e.to_string());
-        let Keys(root) = serde_json::from_slice(&self.raw).map_err(unreadable)?;
-        let ipams: Vec<&RawValue> = root
-            .iter()
-            .filter(|(key, _)| key.eq_ignore_ascii_case("ipam"))
-            .map(|(_, value)| *value)
-            .collect();
         let twice = |key: &str| {
             Error::new(
                 Code::InvalidConfig,
@@ -156,9 +151,19 @@ impl NetworkConfig {
             )
             .with_details("leave one of them, in one case of letters")
         };
-        if ipams.len() > 1 {
-            return Err(twice("ipam"));
+        let Keys(root) = serde_json::from_slice(&self.raw).map_err(unreadable)?;
+        let mut seen = BTreeSet::new();
+        if let Some((key, _)) = root
+            .iter()
+            .find(|(key, _)| !seen.insert(key.to_ascii_lowercase()))
+        {
+            return Err(twice(key));
         }
+        let ipams: Vec<&RawValue> = root
+            .iter()
+            .filter(|(key, _)| key.eq_ignore_ascii_case("ipam"))
+            .map(|(_, value)| *value)
+            .collect();
         for ipam in ipams {
             // Of another kind, it is refused where it is read.
             let Ok(Keys(keys)) = serde_json::from_str(ipam.get()) else {
@@ -450,7 +455,7 @@ mod tests {
             (r#""IPAM":{"type":"a"},"ipam":{}"#, false),
         ] {
             let config = parse(&format!(r#"{{"name":"a",{ipam}}}"#)).unwrap();
-            assert_eq!(config.names_ipam_once().is_ok(), once, "{ipam}");
+            assert_eq!(config.has_each_key_once().is_ok(), once, "{ipam}");
         }
     }
 

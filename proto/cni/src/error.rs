@@ -133,16 +133,16 @@ impl Error {
         self
     }
 
-    /// The document for stdout: both texts printable, each of at most [`MAX_TEXT_BYTES`].
+    /// The document for stdout: both texts printable and bounded.
     ///
     /// `version` is the configuration's, or the newest where none could be read.
     pub fn to_json(&self, version: Version) -> Value {
         let mut object = Map::new();
         object.insert("cniVersion".into(), json!(version.as_str()));
         object.insert("code".into(), json!(self.code.number()));
-        object.insert("msg".into(), json!(fit(&self.msg)));
+        object.insert("msg".into(), json!(fit(&self.msg, MAX_MESSAGE_BYTES)));
         if !self.details.is_empty() {
-            object.insert("details".into(), json!(fit(&self.details)));
+            object.insert("details".into(), json!(fit(&self.details, MAX_TEXT_BYTES)));
         }
         Value::Object(object)
     }
@@ -152,8 +152,11 @@ impl Error {
 /// its log, the events of the pod, and the pod's status.
 pub const MAX_TEXT_BYTES: usize = 8 << 10;
 
-fn fit(text: &str) -> String {
-    text::bounded(&text::printable(text), MAX_TEXT_BYTES)
+/// The same of a message alone, which repeats what a network or an environment says.
+const MAX_MESSAGE_BYTES: usize = 2 << 10;
+
+fn fit(text: &str, limit: usize) -> String {
+    text::bounded(&text::printable(text), limit)
 }
 
 impl fmt::Display for Error {

@@ -323,13 +323,20 @@ fn with_passthru() -> Result<(Scene, Value)> {
     Ok((scene, network))
 }
 
+/// The kernel forgets the neighbours of a netdev whose MAC address changes, also the host's.
+fn without_neighbours(scene: &Scene) -> Result<()> {
+    scene.on_host(&["neigh del 10.9.0.254 dev nic0"])
+}
+
 fn passthru(pod: &[&str]) -> Result<()> {
     let (scene, network) = with_passthru()?;
+    without_neighbours(&scene)?;
     scene.returns(&network, pod)
 }
 
 fn passthru_died() -> Result<()> {
     let (scene, network) = with_passthru()?;
+    without_neighbours(&scene)?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     scene.in_pod(&["link set net1 address 02:66:66:66:66:66"])?;

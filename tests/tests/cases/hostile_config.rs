@@ -215,7 +215,7 @@ fn arguments(text: &str, refused: Option<u64>) -> Result<()> {
     call.args = text.to_owned();
     let network = scene.child();
     if let Some(code) = refused {
-        return scene.refuses_call(&call, &network, &[code], &["FOO"]);
+        return scene.refuses_call(&call, &network, &[code], &["CNI_ARGS"]);
     }
     let before = scene.host_state()?;
     answer_of(&call, "ADD", &network)?.success()?;

@@ -61,7 +61,7 @@ fn lines() -> Result<()> {
     Ok(())
 }
 
-const REQUESTS: [&str; 3] = ["newlink", "newaddr", "getlink"];
+const REQUESTS: [&str; 3] = ["create macvlan net1: ok", "look at netdev nic0: ok", "list addresses: "];
 
 fn debug() -> Result<()> {
     let text = logged("debug")?.to_lowercase();

@@ -100,16 +100,17 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
 fn random_networks() -> Result<()> {
     let scene = Scene::new()?;
     scene.on_host(&[
-        "link add denied type dummy",
+        "link add denied type veth peer name denied0",
         "link property add dev denied altname alt-of-denied-longer",
         "addr add 10.8.0.1/24 dev denied",
         "link set denied up",
-        "link add link nic0 name vlan7 type vlan id 7",
+        "link add vlan7 type veth peer name vlan70",
         "route add default via 10.8.0.254 dev denied",
     ])?;
     // The pod's own default route leaves through a link that has an index of the host's, too.
     scene.in_pod(&[
-        "link add eth0 type dummy",
+        "link add eth0 type veth peer name cable",
+        "link set cable up",
         "addr add 10.244.0.2/24 dev eth0",
         "link set eth0 up",
         "route add default via 10.244.0.1 dev eth0",

@@ -166,12 +166,21 @@ impl Attachment<'_> {
     fn record(&self, plan: &Plan) -> Result<Record, Error> {
         Ok(Record {
             moved: plan.interface.snapshot().cloned(),
+            hcas: self.hcas(),
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
             rules: rules_of(plan.layout.as_ref()),
             ipam: addresses::note(self.request)?,
             ..blank_record(self.node, self.request, self.pod)?
         })
+    }
+
+    /// The HCAs of a netdev that moves.
+    fn hcas(&self) -> Vec<String> {
+        match self.resolved {
+            Resolved::Move(nic) => nic.hcas.iter().map(ToString::to_string).collect(),
+            Resolved::Child { .. } | Resolved::RdmaOnly(_) => Vec::new(),
+        }
     }
 
     fn lay_out(
