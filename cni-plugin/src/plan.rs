@@ -35,6 +35,10 @@ pub struct Plan {
 
 /// What becomes the pod's interface.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a call has one, and never a list of them"
+)]
 pub enum Source {
     /// A netdev of the host.
     Netdev {

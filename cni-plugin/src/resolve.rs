@@ -61,6 +61,10 @@ pub enum ChildKind {
 
 /// The link below a child.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a call has one, and never a list of them"
+)]
 pub enum Parent {
     /// A netdev of the host.
     OfHost(HostLink),
