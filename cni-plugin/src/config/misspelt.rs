@@ -126,10 +126,7 @@ pub(super) fn refuse(root: &Section<'_>) -> Result<(), Error> {
         // As the sections read them: Go's decoder does not mind the case.
         let is = |known: &&str| known.eq_ignore_ascii_case(key);
         // A key with a slash is of a namespace of its own, as the specification's extensions are.
-        if KEYS.iter().any(|known| is(known))
-            || FOREIGN_KEYS.iter().any(|known| is(known))
-            || key.contains('/')
-        {
+        if KEYS.iter().any(is) || FOREIGN_KEYS.iter().any(is) || key.contains('/') {
             continue;
         }
         if let Some(meant) = keys::nearest(key, &KEYS) {

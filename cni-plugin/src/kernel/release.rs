@@ -1,7 +1,7 @@
 //! Releases of the kernel, and the oldest that serves.
 
 /// The oldest kernel this plugin works with: since 5.14 a link names the hardware below it
-/// (`IFLA_PARENT_DEV_NAME`, include/uapi/linux/if_link.h), by which a NIC is known again after its
+/// (`IFLA_PARENT_DEV_NAME`, `include/uapi/linux/if_link.h`), by which a NIC is known again after its
 /// pod renamed it or changed its address.
 pub const MINIMUM: (u32, u32) = (5, 14);
 
