@@ -84,14 +84,14 @@ fn fate(record: &Record, proc: &Path, boot: &str) -> &'static str {
     }
 }
 
-/// Records, and what is to be said of those that cannot be read.
-pub type Listed = (Vec<(Key, Record)>, Vec<String>);
+/// Records, and what is to be said of those that cannot be used.
+pub type Records = (Vec<(Key, Record)>, Vec<String>);
 
 /// All attachments whose record can be read, oldest first, and what is to be said of the others.
 ///
 /// # Errors
 /// If the journal cannot be listed.
-pub fn records(store: &Store) -> Result<Listed, Error> {
+pub fn records(store: &Store) -> Result<Records, Error> {
     let (mut records, unreadable) = store.records()?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
     Ok((

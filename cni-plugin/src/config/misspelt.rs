@@ -39,13 +39,12 @@ const KEYS: [&str; 30] = [
 
 /// Keys of the reference plugins, of those for SR-IOV, InfiniBand and bonds, and of Multus. A
 /// configuration that was written for them goes on working, however much a key resembles ours.
-const FOREIGN_KEYS: [&str; 79] = [
+const FOREIGN_KEYS: [&str; 78] = [
     "allmulti",
     "allMulti",
     "binDir",
     "bridge",
     "clusterNetwork",
-    "cniVersions",
     "cniDir",
     "confDir",
     "dataDir",
@@ -127,7 +126,7 @@ pub(super) fn refuse(root: &Section<'_>) -> Result<(), Error> {
         // As the sections read them: Go's decoder does not mind the case.
         let is = |known: &&str| known.eq_ignore_ascii_case(key);
         // A key with a slash is of a namespace of its own, as the specification's extensions are.
-        if KEYS.iter().any(&is) || FOREIGN_KEYS.iter().any(&is) || key.contains('/') {
+        if KEYS.iter().any(is) || FOREIGN_KEYS.iter().any(is) || key.contains('/') {
             continue;
         }
         if let Some(meant) = keys::nearest(key, &KEYS) {

@@ -43,7 +43,7 @@ const LEFT_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// milliseconds: an installer that replaces it in place needs that long.
 const BUSY_WAITS_MS: [u64; 7] = [5, 10, 20, 40, 80, 160, 320];
 
-/// `ENOEXEC` (include/uapi/asm-generic/errno-base.h): the file is no program.
+/// `ENOEXEC` (`include/uapi/asm-generic/errno-base.h`): the file is no program.
 const ENOEXEC: i32 = 8;
 
 /// Another plugin, found.
