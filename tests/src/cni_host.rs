@@ -66,8 +66,8 @@ impl CniHost {
         for link in [name, peer] {
             // No detection: a picture taken at once has no tentative address in it.
             let path = format!("/proc/sys/net/ipv6/conf/{link}/accept_dad");
-            let mut write = self.netns.command("sh");
-            crate::netns::run(write.args(["-c", &format!("echo 0 > {path}")]))?;
+            self.netns
+                .enter(|| fs::write(&path, "0").context(path.clone()))?;
             self.netns.ip(&format!("link set {link} up"))?;
         }
         let started = Instant::now();

@@ -11,12 +11,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::socket::SockProtocol;
 
 use crate::cni_host::differences;
 use crate::netns::{Netns, run};
 use crate::raw_netlink::{Netlink, attributes, ethtool, four, hex};
+use crate::scene::bounded;
 
 /// What is compared, by name.
 pub type State = BTreeMap<String, String>;
@@ -28,7 +29,10 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 const SHOWN: usize = 12;
 
 const RTM_GETLINK: u16 = 18;
+const RTM_GETRULE: u16 = 34;
 const RTM_GETQDISC: u16 = 38;
+/// `struct fib_rule_hdr` with family `AF_INET6`.
+const RULES_OF_IPV6: [u8; 12] = [10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const IFF_UP: u32 = 1;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_BROADCAST: u16 = 2;
@@ -79,34 +83,17 @@ const ATTRIBUTES: &[(u16, &str)] = &[
     (64, "gro_ipv4_max_size"),
 ];
 
-/// Lists whose lines are compared, each with the program's call and what it is to show; the
-/// first word names them.
-const LISTS: &[(&str, &str, &[&str])] = &[
-    ("address", "ip -o -batch -", &["addr show", "maddr show"]),
-    (
-        "ipv4",
-        "ip -4 -batch -",
-        &[
-            "route show table all",
-            "rule show",
-            "nexthop show",
-            "neigh show nud permanent",
-            "neigh show proxy",
-        ],
-    ),
-    (
-        "ipv6",
-        "ip -6 -batch -",
-        &[
-            "route show table all",
-            "rule show",
-            "nexthop show",
-            "neigh show nud permanent",
-            "neigh show proxy",
-            "token list",
-        ],
-    ),
-];
+/// What `ip` is to show, one object a line; rules of IPv6 are read without it, which shows one
+/// family at a time.
+const SHOWN_BY_IP: &str = "\
+    addr show\n\
+    maddr show\n\
+    route show table all\n\
+    rule show\n\
+    nexthop show\n\
+    neigh show nud permanent\n\
+    neigh show proxy\n\
+    token list\n";
 
 /// The state of a namespace: links, addresses, routes of all tables, rules, nexthop objects,
 /// permanent and proxy neighbours, multicast memberships, queueing disciplines, filters,
@@ -115,16 +102,14 @@ const LISTS: &[(&str, &str, &[&str])] = &[
 /// # Errors
 /// `ip` or the kernel failed.
 pub fn state(netns: &Netns) -> Result<State> {
-    let mut script = String::new();
-    for (name, program, shown) in LISTS {
-        script += &format!(
-            "echo '== {name}'; printf '{}\\n' | {program}; ",
-            shown.join("\\n")
-        );
-    }
     let (mut state, links, text) = netns.enter(|| {
-        let text = run(Command::new("sh").args(["-c", &script]))?;
+        let mut ip = Command::new("ip");
+        let answer = bounded(ip.args(["-o", "-batch", "-"]), SHOWN_BY_IP.as_bytes())?;
+        ensure!(answer.status.success(), "ip: {}", answer.stderr);
         let (mut state, links) = links()?;
+        for rule in Netlink::open(SockProtocol::NetlinkRoute)?.dump(RTM_GETRULE, &RULES_OF_IPV6)? {
+            state.insert(format!("rule of IPv6 {}", hex(&rule)), String::new());
+        }
         if has_chosen_qdiscs()? {
             for line in run(Command::new("tc").args(["qdisc", "show"]))?.lines() {
                 if let Some(line) = stable("qdisc", line) {
@@ -135,13 +120,11 @@ pub fn state(netns: &Netns) -> Result<State> {
         for directory in ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"] {
             sysctls(&Path::new("/proc/sys/net").join(directory), &mut state);
         }
-        Ok((state, links, text))
+        Ok((state, links, answer.stdout))
     })?;
-    let mut list = "";
     for line in text.lines() {
-        if let Some(name) = line.strip_prefix("== ") {
-            list = name;
-        } else if let Some(line) = stable(list, line) {
+        let list = kind_of_line(line);
+        if let Some(line) = stable(list, line) {
             let times = state.entry(format!("{list} {line}")).or_default();
             times.push('*');
         }
@@ -313,12 +296,40 @@ fn attribute_name(kind: u16) -> String {
     }
 }
 
+/// What a line of `ip` is about: lists do not follow each other with headings.
+fn kind_of_line(line: &str) -> &'static str {
+    let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let second = rest.trim_start();
+    if first == "token" {
+        "token"
+    } else if first == "id" {
+        "nexthop"
+    } else if second.starts_with("from ") || second.starts_with("not from ") {
+        "rule"
+    } else if first.ends_with(':') {
+        let third = second.split_whitespace().nth(1);
+        let address =
+            third.is_some_and(|word| word == "inet" || word == "inet6") && second.contains("scope");
+        if address || second.contains("<") {
+            "address"
+        } else {
+            "multicast"
+        }
+    } else if line.trim_end().ends_with(" proxy") {
+        "proxy"
+    } else if line.contains(" PERMANENT") {
+        "neighbour"
+    } else {
+        "route"
+    }
+}
+
 /// A line without what changes by itself; nothing if all of it does.
 fn stable(list: &str, line: &str) -> Option<String> {
     let mut line = line.trim().to_owned();
     match list {
-        // A membership: only what an administrator added, the rest follows from the addresses.
-        "address" if !line.contains(": ") => {
+        // Only what an administrator added; the rest follows from the addresses.
+        "multicast" => {
             line = line
                 .split_once(char::is_whitespace)
                 .filter(|_| line.contains("static"))?
@@ -365,7 +376,7 @@ fn without_values_of(words: &[&str], line: &str) -> String {
 
 /// Which address is a link's first decides with which one the host speaks.
 fn order_of_addresses(text: &str, state: &mut State) {
-    for line in text.lines().take_while(|line| *line != "== ipv4") {
+    for line in text.lines().filter(|line| kind_of_line(line) == "address") {
         let mut words = line.split_whitespace();
         if let (Some(_), Some(link), Some("inet"), Some(address)) =
             (words.next(), words.next(), words.next(), words.next())

@@ -13,6 +13,15 @@ use nix::sys::socket::{
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
 const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_EXCL: u16 = 0x200;
+const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_APPEND: u16 = 0x800;
+const NLA_F_NESTED: u16 = 0x8000;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWLINKPROP: u16 = 108;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_PROP_LIST: u16 = 52;
+const IFLA_ALT_IFNAME: u16 = 53;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const HEADER_BYTES: usize = 16;
@@ -144,6 +153,42 @@ fn word(bytes: &[u8], at: usize) -> Result<usize> {
 fn half(bytes: &[u8], at: usize) -> Result<u16> {
     let slice = bytes.get(at..at + 2).context("a message ends early")?;
     Ok(u16::from_ne_bytes(slice.try_into()?))
+}
+
+/// The index of a link of the thread's namespace, by its name.
+///
+/// # Errors
+/// There is none.
+pub fn index_here(name: &[u8]) -> Result<[u8; 4]> {
+    let netlink = Netlink::open(SockProtocol::NetlinkRoute)?;
+    for message in netlink.dump(RTM_GETLINK, &[0; 16])? {
+        for (kind, value) in attributes(message.get(16..).unwrap_or_default())? {
+            if kind == IFLA_IFNAME && value.strip_suffix(&[0]) == Some(name) {
+                return four(&message, 4);
+            }
+        }
+    }
+    bail!("no link {}", String::from_utf8_lossy(name))
+}
+
+/// Gives a link of the thread's namespace one more name, of whatever bytes.
+///
+/// # Errors
+/// The kernel refused.
+pub fn add_altname(index: [u8; 4], name: &[u8]) -> Result<()> {
+    let mut name = name.to_vec();
+    name.push(0);
+    let mut body = vec![0; 16];
+    body.splice(4..8, index);
+    let names = attribute(IFLA_ALT_IFNAME, &name)?;
+    body.extend(attribute(NLA_F_NESTED | IFLA_PROP_LIST, &names)?);
+    let netlink = Netlink::open(SockProtocol::NetlinkRoute)?;
+    netlink.exchange(
+        RTM_NEWLINKPROP,
+        NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND,
+        &body,
+    )?;
+    Ok(())
 }
 
 /// Offload features by ethtool's netlink face, so that no `ethtool` is needed.

@@ -7,7 +7,8 @@
 //! What is done to a namespace is written as a command line: `ip` with the namespace given, or
 //! - `tc …`;
 //! - `sysctl PATH VALUE`, the path below `/proc/sys/net`;
-//! - `feature LINK NAME on|off`, the kernel's name of an offload feature.
+//! - `feature LINK NAME on|off`, the kernel's name of an offload feature;
+//! - `altname LINK NAME`, also such a name as `ip` would not send.
 //!
 //! `\xNN` stands for a byte, `{xdp}` and `{classifier}` for object files with a program.
 
@@ -30,7 +31,7 @@ use crate::cni::{Answer, Call};
 use crate::cni_host::CniHost;
 use crate::host_state::{State, state, unchanged};
 use crate::netns::{Netns, run};
-use crate::raw_netlink::ethtool;
+use crate::raw_netlink::{add_altname, ethtool, index_here};
 
 /// No call may take longer, whatever a tenant wrote.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -205,7 +206,7 @@ impl Scene {
     /// # Errors
     /// A command failed.
     pub fn perform(&self, netns: &Netns, commands: &[&str]) -> Result<()> {
-        const OTHERS: [&str; 4] = ["tc ", "sysctl ", "feature ", "-"];
+        const OTHERS: [&str; 5] = ["tc ", "sysctl ", "feature ", "altname ", "-"];
         let plain = |command: &&str| {
             !OTHERS.iter().any(|other| command.starts_with(other)) && !command.contains(['\\', '{'])
         };
@@ -239,6 +240,13 @@ impl Scene {
             ["feature", link, name, on] => {
                 netns.enter(|| ethtool::set_feature(link.as_bytes(), name, *on == "on"))
             }
+            ["altname", link, _] => netns.enter(|| {
+                let index = index_here(link.as_bytes())?;
+                add_altname(
+                    index,
+                    words.get(2).map_or(&[], |name| name.as_encoded_bytes()),
+                )
+            }),
             ["tc", ..] => run(Command::new("tc")
                 .args(["-netns", netns.name()])
                 .args(words.iter().skip(1)))

@@ -158,8 +158,12 @@ fn path_altname() -> Result<()> {
     scene.returns(
         &scene.moving(),
         &[
-            "link property add dev net1 altname a:b",
-            "link property add dev net1 altname %d",
+            "altname net1 ../../../../etc",
+            "altname net1 a:b",
+            "altname net1 %d",
+            "altname net1 a\\x20b\\x09c",
+            "altname net1 /",
+            "altname net1 ..",
         ],
     )
 }
