@@ -39,28 +39,46 @@ pub fn write(file: &Path, section: &str) -> Result<()> {
         symbol(6, 0x11, 2, LICENSE.len() as u64),
     ]
     .concat();
-    // Name, type, flags, content, section it refers to, first global symbol, entry size.
-    let sections: [(u32, u32, u64, &[u8], u32, u32, u64); 5] = [
-        (names[0], 1, 6, &CODE, 0, 0, 0),
-        (names[1], 1, 3, LICENSE, 0, 0, 0),
-        (names[2], 2, 0, &symbols, 4, 1, 24),
-        (names[3], 3, 0, STRINGS, 0, 0, 0),
-        (names[4], 3, 0, &section_names, 0, 0, 0),
+    let plain = |name, kind, flags, content| Section {
+        name,
+        kind,
+        flags,
+        content,
+        strings: 0,
+        first_global: 0,
+        entry_bytes: 0,
+    };
+    let sections = [
+        plain(names[0], 1, 6, &CODE[..]),
+        plain(names[1], 1, 3, LICENSE),
+        Section {
+            strings: 4,
+            first_global: 1,
+            entry_bytes: 24,
+            ..plain(names[2], 2, 0, &symbols)
+        },
+        plain(names[3], 3, 0, STRINGS),
+        plain(names[4], 3, 0, &section_names),
     ];
     let mut body = Vec::new();
     let mut headers = vec![0; 64];
-    for (name, kind, flags, content, link, info, entry) in sections {
+    for section in sections {
         body.resize(body.len().next_multiple_of(8), 0);
-        headers.extend([name, kind].map(u32::to_le_bytes).concat());
+        headers.extend([section.name, section.kind].map(u32::to_le_bytes).concat());
         let offset = 64 + body.len() as u64;
+        let length = section.content.len() as u64;
         headers.extend(
-            [flags, 0, offset, content.len() as u64]
+            [section.flags, 0, offset, length]
                 .map(u64::to_le_bytes)
                 .concat(),
         );
-        headers.extend([link, info].map(u32::to_le_bytes).concat());
-        headers.extend([8, entry].map(u64::to_le_bytes).concat());
-        body.extend(content);
+        headers.extend(
+            [section.strings, section.first_global]
+                .map(u32::to_le_bytes)
+                .concat(),
+        );
+        headers.extend([8, section.entry_bytes].map(u64::to_le_bytes).concat());
+        body.extend(section.content);
     }
     body.resize(body.len().next_multiple_of(8), 0);
     let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
@@ -75,6 +93,17 @@ pub fn write(file: &Path, section: &str) -> Result<()> {
     elf.extend([64_u16, 0, 0, 64, 6, 5].map(u16::to_le_bytes).concat());
     fs::write(file, [elf, body, headers].concat())?;
     Ok(())
+}
+
+/// One section and what its header says of it.
+struct Section<'a> {
+    name: u32,
+    kind: u32,
+    flags: u64,
+    content: &'a [u8],
+    strings: u32,
+    first_global: u32,
+    entry_bytes: u64,
 }
 
 fn symbol(name: u32, info: u8, section: u16, size: u64) -> [u8; 24] {

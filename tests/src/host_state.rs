@@ -286,6 +286,7 @@ fn describe(
         }
     }
     set("features", ethtool::features(&raw_name).unwrap_or_default());
+    set("channels", ethtool::channels(&raw_name).unwrap_or_default());
     Ok(())
 }
 

@@ -191,7 +191,7 @@ pub fn add_altname(index: [u8; 4], name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Offload features by ethtool's netlink face, so that no `ethtool` is needed.
+/// Offload features and channels by ethtool's netlink face, so that no `ethtool` is needed.
 pub mod ethtool {
     use super::{Context, Netlink, Result, SockProtocol, attribute, attributes, half};
 
@@ -201,6 +201,10 @@ pub mod ethtool {
     const CTRL_ATTR_FAMILY_NAME: u16 = 2;
     const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
     const ETHTOOL_MSG_FEATURES_SET: u8 = 12;
+    const ETHTOOL_MSG_CHANNELS_GET: u8 = 17;
+    const ETHTOOL_MSG_CHANNELS_SET: u8 = 18;
+    const CHANNELS_RX_COUNT: u16 = 6;
+    const CHANNELS_TX_COUNT: u16 = 7;
     const NESTED: u16 = 0x8000;
     const HEADER: u16 = 1;
     const HEADER_DEV_NAME: u16 = 2;
@@ -244,6 +248,38 @@ pub mod ethtool {
             }
         }
         Ok(text)
+    }
+
+    /// The numbers of a link's channels, as the kernel sends them, in hex.
+    ///
+    /// # Errors
+    /// The driver has none.
+    pub fn channels(link: &[u8]) -> Result<String> {
+        let (socket, family) = open()?;
+        let mut body = vec![ETHTOOL_MSG_CHANNELS_GET, 1, 0, 0];
+        body.extend(attribute(NESTED | HEADER, &device(link)?)?);
+        let mut text = String::new();
+        for answer in socket.request(family, &body)? {
+            for (kind, value) in attributes(answer.get(4..).unwrap_or_default())? {
+                if kind != HEADER {
+                    text += &format!("{kind}={} ", super::hex(value));
+                }
+            }
+        }
+        Ok(text)
+    }
+
+    /// Sets how many channels a link receives and sends with.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn set_channels(link: &[u8], receive: u32, send: u32) -> Result<()> {
+        let (socket, family) = open()?;
+        let mut body = vec![ETHTOOL_MSG_CHANNELS_SET, 1, 0, 0];
+        body.extend(attribute(NESTED | HEADER, &device(link)?)?);
+        body.extend(attribute(CHANNELS_RX_COUNT, &receive.to_ne_bytes())?);
+        body.extend(attribute(CHANNELS_TX_COUNT, &send.to_ne_bytes())?);
+        socket.request(family, &body).map(drop)
     }
 
     /// Switches one feature by its kernel name, `tx-checksum-ip-generic` or `rx-gro`.

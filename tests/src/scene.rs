@@ -8,6 +8,7 @@
 //! - `tc …`;
 //! - `sysctl PATH VALUE`, the path below `/proc/sys/net`;
 //! - `feature LINK NAME on|off`, the kernel's name of an offload feature;
+//! - `channels LINK RECEIVING SENDING`, how many;
 //! - `altname LINK NAME`, also such a name as `ip` would not send.
 //!
 //! `\xNN` stands for a byte, `{xdp}` and `{classifier}` for object files with a program.
@@ -206,7 +207,7 @@ impl Scene {
     /// # Errors
     /// A command failed.
     pub fn perform(&self, netns: &Netns, commands: &[&str]) -> Result<()> {
-        const OTHERS: [&str; 5] = ["tc ", "sysctl ", "feature ", "altname ", "-"];
+        const OTHERS: [&str; 6] = ["tc ", "sysctl ", "feature ", "channels ", "altname ", "-"];
         let plain = |command: &&str| {
             !OTHERS.iter().any(|other| command.starts_with(other)) && !command.contains(['\\', '{'])
         };
@@ -239,6 +240,10 @@ impl Scene {
             }
             ["feature", link, name, on] => {
                 netns.enter(|| ethtool::set_feature(link.as_bytes(), name, *on == "on"))
+            }
+            ["channels", link, receive, send] => {
+                let (receive, send) = (receive.parse()?, send.parse()?);
+                netns.enter(|| ethtool::set_channels(link.as_bytes(), receive, send))
             }
             ["altname", link, _] => netns.enter(|| {
                 let index = index_here(link.as_bytes())?;

@@ -102,6 +102,9 @@ cases! {
         &["feature nic0 rx-gro off", "feature nic0 tx-tcp-segmentation off"],
         &["feature net1 rx-gro on", "feature net1 tx-tcp-segmentation on"],
     );
+    the_number_of_channels_is_undone => several_channels(&[], &["channels net1 1 1"]);
+    the_number_of_channels_of_the_host_comes_back =>
+        several_channels(&["channels fat0 2 3"], &["channels net1 4 4"]);
     protodown_is_undone: Macvlan => protodown();
     a_bridge_of_the_pod_lets_it_go => does(&[
         "link add br0 type bridge",
@@ -159,6 +162,22 @@ fn had(host: &[&str], pod: &[&str]) -> Result<()> {
     let scene = Scene::furnished()?;
     scene.on_host(host)?;
     scene.returns(&scene.moving(), pod)
+}
+
+/// A veth with four queues each way, of which an administrator may use fewer.
+fn several_channels(host: &[&str], pod: &[&str]) -> Result<()> {
+    let scene = Scene::new()?;
+    scene.on_host(&[
+        "link add fat0 numtxqueues 4 numrxqueues 4 type veth peer name fatpeer numtxqueues 4 numrxqueues 4",
+        "sysctl ipv6/conf/fat0/accept_dad 0",
+        "sysctl ipv6/conf/fatpeer/accept_dad 0",
+        "link set fat0 up",
+        "link set fatpeer up",
+        "channels fat0 4 4",
+    ])?;
+    scene.on_host(host)?;
+    let network = scene.network(&serde_json::json!({"attach": "move", "device": "fat0"}));
+    scene.returns(&network, pod)
 }
 
 fn protodown() -> Result<()> {
