@@ -105,7 +105,7 @@ fn decoy() -> Result<()> {
             "link set hidden address 02:00:00:00:00:01",
             "link add own type veth peer name own2",
             "link set own2 up",
-            &format!("link add net2 link own type macvlan mode bridge"),
+            "link add net2 link own type macvlan mode bridge",
             &format!("link set net2 address {mac}"),
             "link set net2 up",
         ],

@@ -140,7 +140,7 @@ impl Node {
         let name = format!("rdma_device_plugin_node_socket_questions_total{{result=\"{result}\"}} ");
         let text = self.get("/metrics")?;
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        Ok(line.with_context(|| format!("no {name} in {text}"))?.parse::<f64>()?.round() as u64)
+        Ok(line.with_context(|| format!("no {name} in {text}"))?.parse()?)
     }
 }
 

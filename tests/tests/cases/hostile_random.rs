@@ -33,7 +33,7 @@ impl Random {
     }
 
     fn in_(&mut self, one_of: u64) -> bool {
-        self.next() % one_of == 0
+        self.next().is_multiple_of(one_of)
     }
 }
 
