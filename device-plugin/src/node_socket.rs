@@ -64,6 +64,20 @@ pub struct NodeSocket {
     pub counts: Arc<Counts>,
 }
 
+impl NodeSocket {
+    /// Of a socket at `path` that has not been made yet, and where its state is set.
+    #[must_use]
+    pub fn new(path: Option<PathBuf>) -> (Self, watch::Sender<State>) {
+        let state = watch::Sender::new(State::default());
+        let socket = Self {
+            path,
+            state: state.subscribe(),
+            counts: Arc::default(),
+        };
+        (socket, state)
+    }
+}
+
 /// Whether the socket listens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum State {
@@ -179,7 +193,7 @@ pub async fn keep_serving(
         counts,
     });
     let serve = async {
-        let scanned = reports.wait_for(|report| !report.looks.by_reason.is_empty());
+        let scanned = reports.wait_for(|report| report.looks.done);
         tokio::select! {
             () = stop.cancelled() => return,
             _ = timeout(FIRST_SCAN_TIMEOUT, scanned) => {}

@@ -158,12 +158,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
-    let state = watch::Sender::new(node_socket::State::default());
-    let node_socket = NodeSocket {
-        path: settings.node_socket.clone(),
-        state: state.subscribe(),
-        counts: Arc::default(),
-    };
+    let (node_socket, state) = NodeSocket::new(settings.node_socket.clone());
     let counts = node_socket.counts.clone();
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
     let daemon = Daemon::new(

@@ -451,6 +451,7 @@ mod tests {
         });
         let terms = Terms {
             resource: ResourceName::parse("rdma/a").unwrap(),
+            variables: crate::config::Variables::default(),
             topology: true,
             delivery: Delivery::DeviceSpecs,
             extra_nodes: Vec::new(),

@@ -298,6 +298,7 @@ mod tests {
 
     use super::*;
     use crate::config::Format;
+    use crate::node_socket::NodeSocket;
     use crate::reclaim::Counts;
     use crate::report::{Configuration, Looks};
 
@@ -319,6 +320,7 @@ mod tests {
             transitions: BTreeMap::new(),
             holdings: None,
             reclaim: Counts::default(),
+            node_socket: NodeSocket::new(None).0,
         };
         watch::Sender::new(Arc::new(report)).subscribe()
     }
