@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
-use e2e::scene::{Scene, answer_of};
+use e2e::cni::{Answer, Call};
+use e2e::scene::{Scene, bounded};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::{Value, json};
@@ -108,6 +109,14 @@ fn record_of(scene: &Scene, container: &str) -> Result<PathBuf> {
     }
     ensure!(found.len() == 1, "records of {container}: {found:?}");
     found.pop().context("no record")
+}
+
+/// A call that may have this much memory: a record is never read without end.
+fn answer_of(call: &Call, command: &str, network: &Value) -> Result<Answer> {
+    const MEMORY: &str = "--as=268435456";
+    let mut limited = Call { plugin: "prlimit".into(), ..call.clone() }.command(command);
+    limited.args([MEMORY, "--"]).arg(&call.plugin);
+    bounded(&mut limited, network.to_string().as_bytes()).with_context(|| command.to_owned())
 }
 
 fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
