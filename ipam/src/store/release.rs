@@ -8,10 +8,11 @@ use crate::lease::Lease;
 use crate::range::bits;
 
 /// Whether a lease was given for another network. After a refused ADD the runtime calls DEL, which
-/// must not free what the container's interface of that name has. Imported leases name no network.
+/// must not free what the container's interface of that name has. A lease that was imported from
+/// whereabouts has no boot; whereabouts' objects do not name the CNI network.
 fn is_of_another_network(owned: &Owned, network: &str) -> bool {
-    let of = owned.lease().map(|lease| lease.holder.network.as_str());
-    of.is_some_and(|of| !of.is_empty() && of != network)
+    let holder = owned.lease().map(|lease| &lease.holder);
+    holder.is_some_and(|holder| !holder.boot.is_empty() && holder.network != network)
 }
 
 impl Store {
