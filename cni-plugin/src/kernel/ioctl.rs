@@ -10,8 +10,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{Error, Name, Result};
 
-const SIOCADDMULTI: libc::c_ulong = 0x8931;
-const SIOCETHTOOL: libc::c_ulong = 0x8946;
+const SIOCADDMULTI: libc::Ioctl = 0x8931;
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 const ETHTOOL_GRXCLSRLCNT: u32 = 0x2e;
 const ETHTOOL_GRXCLSRULE: u32 = 0x2f;
@@ -90,14 +90,8 @@ fn request(interface: &Name) -> io::Result<libc::ifreq> {
     })
 }
 
-fn call(code: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
+fn call(code: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
     let socket = handle()?;
-    // The C libraries differ in the type of the code.
-    #[expect(
-        clippy::useless_conversion,
-        reason = "c_ulong with glibc, c_int with musl"
-    )]
-    let code = code.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the kernel reads and writes one `struct ifreq`, which `request` is. Where it holds a
     // pointer, `rules` has made it one to a buffer that lives longer than this call.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), code, std::ptr::from_mut(request)) };

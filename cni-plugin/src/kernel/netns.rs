@@ -40,7 +40,7 @@ pub struct Id {
 }
 
 /// `NS_GET_NSTYPE` (include/uapi/linux/nsfs.h): what kind of namespace a file is.
-const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
 /// Whether a namespace file is of a network namespace. A kernel that does not tell (before 4.11)
 /// refuses to enter another one.

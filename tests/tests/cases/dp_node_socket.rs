@@ -140,7 +140,9 @@ impl Node {
         let name = format!("rdma_device_plugin_node_socket_questions_total{{result=\"{result}\"}} ");
         let text = self.get("/metrics")?;
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        Ok(line.with_context(|| format!("no {name} in {text}"))?.parse()?)
+        let value = line.with_context(|| format!("no {name} in {text}"))?;
+        // A count is written as `3` or as `3.0`.
+        Ok(value.trim_end_matches(".0").parse()?)
     }
 }
 
