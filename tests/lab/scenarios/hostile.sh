@@ -18,6 +18,8 @@ rail() {
 rail eth1 1
 rail eth2 2
 ip link set eth3 up
+# As Multus tells which pod it is; the kubelet, if there were one, would be asked for it.
+export CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME=hostile"
 pod() { ip netns add "$1" && ip -n "$1" link set lo up; }
 config() { jq -c '{cniVersion: "1.1.0", name: "rails", type: "rdma-netdev"} + .' <<<"$1"; }
 add() { cni rdma-netdev ADD "$1" "$1" net1 "$(config "$2")"; }
