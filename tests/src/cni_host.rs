@@ -52,6 +52,18 @@ impl CniHost {
         ] {
             host.netns.ip(command)?;
         }
+        // The kernel makes the local route of an IPv6 address a moment later.
+        let started = Instant::now();
+        while !host
+            .netns
+            .ip("-6 route show table local dev nic0")?
+            .contains("fd09::1")
+        {
+            if started.elapsed() > Duration::from_secs(10) {
+                bail!("nic0 has no local route of its address");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
         host.policy(&json!({}))?;
         Ok(host)
     }
