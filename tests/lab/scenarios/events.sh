@@ -9,7 +9,17 @@ ip link set eth0 name ens2f0
 make_hca ens2f0 mlx5_0
 start_containerd
 start_kubelet
-start_daemon /lab/manifests/base/config.json
+# Our own format: in that of the RDMA shared device plugin a port's state makes no unit unhealthy.
+cat >/tmp/config.yaml <<-'CONFIG'
+	version: 1
+	pools:
+	- resource: rdma/hca_shared_devices_a
+	  mode: shared
+	  slots: 1000
+	  select:
+	    ifNames: [ens2f0]
+CONFIG
+start_daemon /tmp/config.yaml
 kubelet-standin node --wait $resource=1000
 pass "the HCA is offered"
 
