@@ -41,6 +41,9 @@ pub struct Probe {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HttpGet {
+    /// The address that is asked; the pod's unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<IpAddr>,
     /// Its path.
     pub path: String,
     /// A port's name or number.
@@ -84,6 +87,7 @@ impl Probe {
                 named.container_port
             }
         };
+        let address = self.http_get.host.unwrap_or(address);
         let patience = Duration::from_secs(self.timeout_seconds);
         let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), patience)?;
         stream.set_read_timeout(Some(patience))?;
