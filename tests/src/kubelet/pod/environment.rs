@@ -33,7 +33,8 @@ pub struct ValueFrom {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FieldRef {
-    /// `spec.nodeName`, `status.hostIP`, `metadata.name`, `metadata.namespace` or `metadata.uid`.
+    /// `spec.nodeName`, `status.hostIP`, `status.hostIPs`, `metadata.name`,
+    /// `metadata.namespace` or `metadata.uid`.
     pub field_path: String,
 }
 
@@ -50,7 +51,8 @@ impl EnvVar {
         let metadata = &pod.metadata;
         Ok(match from.field_ref.field_path.as_str() {
             "spec.nodeName" => node.to_owned(),
-            "status.hostIP" => address.to_string(),
+            // The kubelet joins a dual-stack node's two addresses with a comma; this node has one.
+            "status.hostIP" | "status.hostIPs" => address.to_string(),
             "metadata.name" => metadata.name.clone(),
             "metadata.namespace" => metadata.namespace.clone(),
             "metadata.uid" => metadata.uid.clone(),
