@@ -29,7 +29,7 @@ struct Cli {
 #[derive(Debug, Args)]
 struct Global {
     /// The node's policy, which names the directory of the journal
-    #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = ipam::policy::DEFAULT_PATH)]
+    #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = node::policy::DEFAULT_PATH)]
     policy: PathBuf,
     /// Print JSON
     #[arg(long, global = true)]

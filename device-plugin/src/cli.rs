@@ -155,7 +155,7 @@ pub struct NodePolicy {
         long,
         value_name = "FILE",
         env = "RDMA_NETDEV_POLICY",
-        default_value = ipam::policy::DEFAULT_PATH
+        default_value = node::policy::DEFAULT_PATH
     )]
     policy: PathBuf,
     /// The node's name in the cluster, unless the policy has one

@@ -3,7 +3,7 @@
 
 use cni_wire::{NetworkConfig, Section};
 use ipam::config::Config;
-use ipam::policy::{Policy, Profile};
+use node::policy::{Policy, Profile};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {

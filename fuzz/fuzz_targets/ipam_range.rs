@@ -1,7 +1,7 @@
 //! Range arithmetic: lines are range, range_start, range_end and exclusions.
 #![no_main]
 
-use ipam::policy::Profile;
+use node::policy::Profile;
 use ipam::range::{Range, Spec};
 use libfuzzer_sys::fuzz_target;
 use std::net::IpAddr;

@@ -4,7 +4,7 @@
 mod admin;
 
 use ipam::plugin::Plugin;
-use ipam::policy::DEFAULT_PATH;
+use node::policy::DEFAULT_PATH;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
-use ipam::table::{cell, table};
+use node::table::{cell, table};
 use rdma_netdev::{
     journal::Record,
     listing::what,

@@ -5,8 +5,8 @@ use anyhow::Result;
 use clap::Args;
 use ipam::lease::Lease;
 use ipam::store::Store;
-use ipam::table::{age, cell, table};
 use ipnetwork::IpNetwork;
+use node::table::{age, cell, table};
 
 #[derive(Debug, Args)]
 pub(super) struct List {

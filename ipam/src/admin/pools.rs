@@ -4,7 +4,7 @@ use super::{Global, Outcome, say, say_json};
 use anyhow::Result;
 use clap::Args;
 use ipam::store::{Pool, Store};
-use ipam::table::{cell, table};
+use node::table::{cell, table};
 use serde_json::json;
 
 #[derive(Debug, Args)]

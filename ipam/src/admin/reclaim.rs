@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use ipam::lease::Lease;
 use ipam::reclaim::{self, Options, Over, Report};
-use ipam::table::table;
+use node::table::table;
 use serde_json::json;
 
 #[derive(Debug, Args)]

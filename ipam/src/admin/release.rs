@@ -4,7 +4,7 @@ use super::{Global, Outcome, complain, confirmed, say, say_json};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipam::store::Entry;
-use ipam::table::{cell, table};
+use node::table::{cell, table};
 use serde_json::json;
 use std::net::IpAddr;
 
