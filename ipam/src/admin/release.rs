@@ -1,9 +1,9 @@
 //! `rdma-ipam release`: free leases by hand.
 
 use super::{Global, Outcome, complain, confirmed, say, say_json};
+use crate::store::Entry;
 use anyhow::{Result, bail};
 use clap::Args;
-use ipam::store::Entry;
 use node::table::{cell, table};
 use serde_json::json;
 use std::net::IpAddr;
