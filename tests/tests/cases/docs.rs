@@ -179,6 +179,7 @@ fn literals() -> Result<String> {
     let mut directories: Vec<PathBuf> = [
         "cni-plugin/src",
         "ipam/src",
+        "node/src",
         "proto/cni/src",
         "device-plugin/src",
     ]

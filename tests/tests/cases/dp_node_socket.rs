@@ -166,8 +166,7 @@ impl Node {
 
     /// Questions with this result so far.
     fn questions(&self, result: &str) -> Result<u64> {
-        let name =
-            format!("rdma_device_plugin_node_socket_questions_total{{result=\"{result}\"}} ");
+        let name = format!("rdma_device_plugin_node_socket_requests_total{{result=\"{result}\"}} ");
         let text = self.get("/metrics")?;
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
         let value = line.with_context(|| format!("no {name} in {text}"))?;

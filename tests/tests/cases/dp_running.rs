@@ -24,7 +24,10 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(cdi_devices_are_written_before_they_are_named, Root),
-    case!(every_metric_moves_and_the_dashboard_asks_for_no_other, Root),
+    case!(
+        every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other,
+        Root
+    ),
     case!(a_device_of_two_pools_is_told, Root),
     case!(the_nodes_addresses_are_told_to_the_cni_plugin, Root),
     case!(node_features_are_written_where_somebody_reads_them, Root),
@@ -203,7 +206,7 @@ fn a_changed_config_map_is_in_force_at_once_and_a_bad_one_never() -> Result<()> 
     running.wait("rdma/other", 4)?;
     running.wait(RESOURCE, 0)?;
     running.metric("config_accepted", "1")?;
-    running.metric("config_refused_total", "1")?;
+    running.metric("config_refusals_total", "1")?;
     Ok(())
 }
 
@@ -283,20 +286,20 @@ fn metrics(text: &str) -> BTreeSet<String> {
     names
 }
 
-fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
+fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Result<()> {
     let mut running = running(&shared(2), RESOURCE, 4)?;
     running.metric("build_info{version=", "").ok();
     running.metric("units{resource=\"rdma/hca\",health=\"healthy\"}", "4")?;
     running.metric("registered{resource=\"rdma/hca\"}", "1")?;
     running.metric("registrations_total{resource=\"rdma/hca\"}", "1")?;
-    running.metric("left_out", "0")?;
+    running.metric("excluded_hcas", "0")?;
     running.admit("pod", 3)?;
     running.metric(
-        "allocations_total{resource=\"rdma/hca\",result=\"granted\"}",
+        "allocations_total{resource=\"rdma/hca\",result=\"allocated\"}",
         "1",
     )?;
     running.metric(
-        "units_held{resource=\"rdma/hca\",namespace=\"default\",pod=\"pod\"}",
+        "allocated_units{resource=\"rdma/hca\",pod_namespace=\"default\",pod_name=\"pod\"}",
         "3",
     )?;
 
@@ -328,11 +331,11 @@ fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
         "1",
     )?;
     running.map.change("nonsense")?;
-    running.metric("config_refused_total", "1")?;
+    running.metric("config_refusals_total", "1")?;
     let looks = |text: &str| -> f64 {
         let values = text
             .lines()
-            .filter(|l| l.starts_with("rdma_device_plugin_looks_total"));
+            .filter(|l| l.starts_with("rdma_device_plugin_scans_total"));
         values
             .filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
@@ -360,6 +363,15 @@ fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
         unknown.is_empty(),
         "the dashboard asks for {unknown:?}; there are {told:?}"
     );
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs/METRICS.md");
+    let documented = metrics(&fs::read_to_string(page)?);
+    let samples: Vec<&str> = down.lines().filter(|l| !l.starts_with('#')).collect();
+    let served = metrics(&samples.join("\n"));
+    assert!(
+        served.is_subset(&documented),
+        "docs/METRICS.md lacks {:?}",
+        served.difference(&documented)
+    );
     Ok(())
 }
 
@@ -371,7 +383,7 @@ fn a_device_of_two_pools_is_told() -> Result<()> {
         shared(2)
     );
     let running = running(&config, RESOURCE, 4)?;
-    running.metric("left_out", "1")?;
+    running.metric("excluded_hcas", "1")?;
     // A pool without an HCA is registered, too, and no failure. Its empty list is held back for 30 s,
     // because drivers may still be loading.
     running.until("/readyz", "what is held back", |body| {
