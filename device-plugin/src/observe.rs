@@ -38,7 +38,7 @@ impl Observation {
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read.
     pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, &[], Machine::look)
+        Self::read(host, node_addresses, &[], Machine::read)
     }
 
     /// Looks at the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
@@ -48,7 +48,7 @@ impl Observation {
     /// [`hca::Error`] if sysfs as such cannot be read; the previous observation is then better than
     /// half a new one.
     pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, gates, Machine::look_without_gpus)
+        Self::read(host, node_addresses, gates, Machine::read_without_gpus)
     }
 
     fn read(

@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use hca::topology::{Wish, choose};
+use hca::topology::{Request, choose};
 
 use crate::config::Policy;
 use crate::snapshot::{Member, Shape, Snapshot, Unit};
@@ -227,7 +227,7 @@ fn as_a_set(
         .filter_map(|m| position(&m.id.to_string()))
         .collect();
     let taken = |at: &usize| of_pool.contains(at) && !free.contains(at) && !include.contains(at);
-    let wish = Wish {
+    let request = Request {
         count: size,
         taken: (0..names.len()).filter(taken).collect(),
         barred: (0..names.len())
@@ -235,9 +235,9 @@ fn as_a_set(
             .collect(),
         include,
         share_cards: true,
-        ..Wish::default()
+        ..Request::default()
     };
-    let choice = choose(machine, &wish).ok()?;
+    let choice = choose(machine, &request).ok()?;
     choice
         .nics
         .iter()

@@ -19,7 +19,7 @@ use serde::{Serialize, Serializer};
 
 use crate::address::ParseError;
 use crate::host::{self, Host, Result};
-use crate::rdma::PortId;
+use crate::port_id::PortId;
 
 /// Empty slots in a row after which an inventory takes the rest of a table to be empty: several
 /// times what a pod leaves when it ends (v1 and v2 of a link-local and of an address or two).

@@ -18,7 +18,8 @@ use crate::nldev::{self, NetnsMode};
 use crate::parent::{self, Parent};
 use crate::pci::PciAddress;
 use crate::port::Port;
-use crate::rdma::{self, PortId, RdmaDevice};
+use crate::port_id::PortId;
+use crate::rdma::{self, RdmaDevice};
 
 /// What RDMA hardware a host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -7,9 +7,6 @@ use std::fmt::Display;
 
 use serde::{Serialize, Serializer};
 
-use crate::chardev::CharDevice;
-use crate::pci::PciAddress;
-
 type Result<S> = std::result::Result<<S as Serializer>::Ok, <S as Serializer>::Error>;
 
 /// A type by its text form.
@@ -53,15 +50,15 @@ pub(crate) fn pkeys<S: Serializer>(pkeys: &[(u32, u16)], serializer: S) -> Resul
 }
 
 /// `[{"port": 1, "name": "umad0", ...}]`.
-pub(crate) fn nodes_of_ports<S: Serializer>(
-    nodes: &[(u32, CharDevice)],
+pub(crate) fn nodes_of_ports<T: Serialize, S: Serializer>(
+    nodes: &[(u32, T)],
     serializer: S,
 ) -> Result<S> {
     #[derive(Serialize)]
-    struct Node<'a> {
+    struct Node<'a, T> {
         port: u32,
         #[serde(flatten)]
-        device: &'a CharDevice,
+        device: &'a T,
     }
     serializer.collect_seq(nodes.iter().map(|(port, device)| Node {
         port: *port,
@@ -70,18 +67,17 @@ pub(crate) fn nodes_of_ports<S: Serializer>(
 }
 
 /// `[{"index": 0, "address": "0000:3b:08.2"}]`.
-pub(crate) fn functions<S: Serializer>(
-    functions: &[(u32, PciAddress)],
+pub(crate) fn functions<T: Serialize, S: Serializer>(
+    functions: &[(u32, T)],
     serializer: S,
 ) -> Result<S> {
     #[derive(Serialize)]
-    struct Function {
+    struct Function<'a, T> {
         index: u32,
-        address: PciAddress,
+        address: &'a T,
     }
-    serializer.collect_seq(
-        functions
-            .iter()
-            .map(|&(index, address)| Function { index, address }),
-    )
+    serializer.collect_seq(functions.iter().map(|(index, address)| Function {
+        index: *index,
+        address,
+    }))
 }

@@ -28,6 +28,7 @@ pub mod nldev;
 mod parent;
 pub mod pci;
 pub mod port;
+mod port_id;
 pub mod rdma;
 pub mod topology;
 #[cfg(any(test, feature = "test-tree"))]
@@ -44,5 +45,6 @@ pub use netdev::Netdev;
 pub use nldev::NetnsMode;
 pub use pci::{PciAddress, PciFunction};
 pub use port::{LinkLayer, Port, PortState};
-pub use rdma::{PortId, RdmaDevice};
+pub use port_id::PortId;
+pub use rdma::RdmaDevice;
 pub use unit::{HcaId, UnitId};

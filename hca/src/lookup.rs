@@ -15,7 +15,8 @@ use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
 use crate::pci::PciAddress;
 use crate::port;
-use crate::rdma::{self, PortId};
+use crate::port_id::PortId;
+use crate::rdma;
 use crate::unit::HcaId;
 
 /// What stands on a piece of hardware.

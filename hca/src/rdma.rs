@@ -1,6 +1,5 @@
 //! RDMA devices: one directory of `/sys/class/infiniband` each, and what belongs to it.
 
-use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
@@ -13,22 +12,6 @@ use crate::netdev::{self, Netdev};
 use crate::parent::{self, Parent};
 use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
-
-/// A port of a named RDMA device.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct PortId {
-    /// Name of the RDMA device, such as `mlx5_0`.
-    pub device: String,
-    /// Port number, from 1.
-    pub port: u32,
-}
-
-impl fmt::Display for PortId {
-    /// `mlx5_0/1`, as the `rdma` tool writes it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.device, self.port)
-    }
-}
 
 /// One RDMA device with everything that hangs on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -18,7 +18,7 @@ pub mod numa;
 pub mod pairing;
 pub mod rail;
 
-pub use choose::{Choice, Pair, Refusal, Wish, choose};
+pub use choose::{Choice, Pair, Refusal, Request, choose};
 pub use distance::{Class, Distance, Place};
 pub use gpu::Gpu;
 pub use link::{Lanes, PcieLink};

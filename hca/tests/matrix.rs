@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use hca::topology::pairing::Pairing;
-use hca::topology::{Class, Machine, Place, Refusal, Wanted, Wish, choose};
+use hca::topology::{Class, Machine, Place, Refusal, Request, Wanted, choose};
 use hca::tree::{Tree, machine};
 
 /// Looks at the machine that `lay` makes.
@@ -17,7 +17,7 @@ fn look(lay: impl Fn(&Tree)) -> Machine {
     let tree = Tree::new(directory.path());
     lay(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    Machine::look(&tree.host(), &inventory, &Wanted::default()).unwrap()
+    Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
 }
 
 fn rows<'a>(
@@ -163,13 +163,13 @@ fn gb200_has_node_at_best() {
             "SYS SYS NODE NODE",
         ]
     );
-    let wish = Wish {
+    let request = Request {
         gpus: set(&[1]),
         count: 1,
         strict: true,
-        ..Wish::default()
+        ..Request::default()
     };
-    let choice = choose(&gb200, &wish).unwrap();
+    let choice = choose(&gb200, &request).unwrap();
     assert_eq!(choice.nics, [1], "by NUMA node, then by order");
     assert!(
         choice.pairs[0].aligned,
@@ -242,16 +242,16 @@ fn pick(
     free: &[usize],
     include: &[usize],
 ) -> Vec<usize> {
-    let wish = Wish {
+    let request = Request {
         gpus: set(gpus),
         count,
         taken: (0..machine.nics.len())
             .filter(|nic| !free.contains(nic))
             .collect(),
         include: set(include),
-        ..Wish::default()
+        ..Request::default()
     };
-    choose(machine, &wish).unwrap().nics
+    choose(machine, &request).unwrap().nics
 }
 
 #[test]
@@ -319,19 +319,19 @@ fn two_pods_on_an_a4_never_fight_for_a_nic() {
         [2, 3, 4, 5],
     ];
     for gpus in quadruples {
-        let wish = Wish {
+        let request = Request {
             gpus: set(&gpus),
             count: 4,
-            ..Wish::default()
+            ..Request::default()
         };
-        let first = choose(&a4, &wish).unwrap();
+        let first = choose(&a4, &request).unwrap();
         assert_eq!(first.worst, Some(Class::Pix), "{gpus:?}");
         assert_eq!(first.peer_to_peer(), Some(1.0));
-        let beside = Wish {
+        let beside = Request {
             gpus: (0..8).filter(|gpu| !gpus.contains(gpu)).collect(),
             count: 4,
             taken: set(&first.nics),
-            ..Wish::default()
+            ..Request::default()
         };
         assert_eq!(
             choose(&a4, &beside).unwrap().worst,
@@ -346,17 +346,17 @@ fn each_gpu_of_any_set_on_an_a4_gets_its_own_nic() {
     let a4 = look(machine::a4);
     for mask in 1_u32..256 {
         let gpus: BTreeSet<usize> = (0..8).filter(|gpu| mask & 1 << gpu != 0).collect();
-        let wish = Wish {
+        let request = Request {
             count: gpus.len(),
             gpus,
-            ..Wish::default()
+            ..Request::default()
         };
-        let choice = choose(&a4, &wish).unwrap();
-        assert_eq!(choice.worst, Some(Class::Pix), "{:?}", wish.gpus);
+        let choice = choose(&a4, &request).unwrap();
+        assert_eq!(choice.worst, Some(Class::Pix), "{:?}", request.gpus);
         assert!(
             choice.pairs.iter().all(|pair| pair.gpu == pair.nic),
             "{:?}",
-            wish.gpus
+            request.gpus
         );
     }
 }
@@ -364,15 +364,15 @@ fn each_gpu_of_any_set_on_an_a4_gets_its_own_nic() {
 #[test]
 fn strictness_refuses_a_far_nic_and_says_what_could_be_had() {
     let a4 = look(machine::a4);
-    let wish = Wish {
+    let request = Request {
         gpus: set(&[0]),
         count: 1,
         taken: set(&[0, 1, 2, 3]),
         strict: true,
-        ..Wish::default()
+        ..Request::default()
     };
     assert_eq!(
-        choose(&a4, &wish).unwrap_err().to_string(),
+        choose(&a4, &request).unwrap_err().to_string(),
         "the nearest free NIC for GPU 0 is mlx5_4 at SYS, where PIX can be had on this machine"
     );
 }
@@ -380,25 +380,31 @@ fn strictness_refuses_a_far_nic_and_says_what_could_be_had() {
 #[test]
 fn a_card_is_not_shared_by_two_pods_unless_allowed() {
     let oci = look(machine::oci_h100);
-    let wish = Wish {
+    let request = Request {
         gpus: set(&[0]),
         count: 1,
         taken: set(&[0]),
-        ..Wish::default()
+        ..Request::default()
     };
-    let other_card = choose(&oci, &wish).unwrap();
+    let other_card = choose(&oci, &request).unwrap();
     assert_eq!(
         other_card.nics,
         [2],
         "the second port of the first pod's card stays alone"
     );
-    let shared = Wish {
+    let shared = Request {
         share_cards: true,
-        ..wish.clone()
+        ..request.clone()
     };
     assert_eq!(choose(&oci, &shared).unwrap().nics, [1]);
     assert!(matches!(
-        choose(&oci, &Wish { count: 15, ..wish }),
+        choose(
+            &oci,
+            &Request {
+                count: 15,
+                ..request
+            }
+        ),
         Err(Refusal::TooFew {
             usable: 14,
             taken: 1,
@@ -411,32 +417,38 @@ fn a_card_is_not_shared_by_two_pods_unless_allowed() {
 #[test]
 fn a_gpu_gets_the_whole_card_beside_it() {
     let oci = look(machine::oci_h100);
-    let wish = Wish {
+    let request = Request {
         gpus: set(&[5]),
         count: 2,
-        ..Wish::default()
+        ..Request::default()
     };
-    assert_eq!(choose(&oci, &wish).unwrap().nics, [10, 11]);
+    assert_eq!(choose(&oci, &request).unwrap().nics, [10, 11]);
     // Without GPUs two ports are a card, too.
-    let wish = Wish {
+    let request = Request {
         count: 2,
-        ..Wish::default()
+        ..Request::default()
     };
-    assert_eq!(choose(&oci, &wish).unwrap().nics, [0, 1]);
+    assert_eq!(choose(&oci, &request).unwrap().nics, [0, 1]);
 }
 
 #[test]
 fn a_numa_wish_is_kept_and_told_when_it_cannot_be() {
     let a4 = look(machine::a4);
-    let wish = Wish {
+    let request = Request {
         count: 4,
         numa: Some([1].into()),
-        ..Wish::default()
+        ..Request::default()
     };
-    assert_eq!(choose(&a4, &wish).unwrap().nics, [4, 5, 6, 7]);
-    let refusal = choose(&a4, &Wish { count: 5, ..wish })
-        .unwrap_err()
-        .to_string();
+    assert_eq!(choose(&a4, &request).unwrap().nics, [4, 5, 6, 7]);
+    let refusal = choose(
+        &a4,
+        &Request {
+            count: 5,
+            ..request
+        },
+    )
+    .unwrap_err()
+    .to_string();
     assert!(
         refusal.starts_with("5 NICs are wanted, 4 can be given: of 8,"),
         "{refusal}"
@@ -447,14 +459,14 @@ fn a_numa_wish_is_kept_and_told_when_it_cannot_be() {
 fn wishes_that_make_no_sense_are_refused_by_name() {
     let a4 = look(machine::a4);
     let refused = |gpus, include, taken, count| {
-        let wish = Wish {
+        let request = Request {
             gpus: set(gpus),
             include: set(include),
             taken: set(taken),
             count,
-            ..Wish::default()
+            ..Request::default()
         };
-        choose(&a4, &wish).unwrap_err().to_string()
+        choose(&a4, &request).unwrap_err().to_string()
     };
     assert_eq!(
         refused(&[8], &[], &[], 1),

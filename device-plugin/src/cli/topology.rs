@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
 use hca::topology::pairing::Pairing;
-use hca::topology::{Machine, Wanted, Wish, choose};
+use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
 
 use super::HostRoot;
@@ -87,7 +87,7 @@ impl FromStr for PairingFlag {
         Ok(Self(match text {
             "order" => Pairing::ByOrder,
             "names" => Pairing::ByName,
-            list => Pairing::Told(list.split(',').map(pair).collect::<Option<_>>().ok_or(
+            list => Pairing::Listed(list.split(',').map(pair).collect::<Option<_>>().ok_or(
                 "expected \"order\", \"names\" or a list such as 0=0101:00:00.0,1=0102:00:00.0",
             )?),
         }))
@@ -118,8 +118,8 @@ impl Topology {
         let host = self.host.host();
         let mut view = self.look(&host)?;
         if self.nics.is_some() || !self.gpus.is_empty() {
-            let wish = self.wish(&view)?;
-            view.choice = Some(choose(&view.machine, &wish).context("choose NICs")?);
+            let request = self.request(&view)?;
+            view.choice = Some(choose(&view.machine, &request).context("choose NICs")?);
         } else if !self.include.is_empty() || self.strict {
             bail!("--include and --strict belong to --gpus or --nics: there is nothing to choose");
         }
@@ -146,7 +146,7 @@ impl Topology {
                 .collect(),
         };
         let mut machine =
-            Machine::look(host, &inventory, &wanted).context("look at this host's PCI tree")?;
+            Machine::read(host, &inventory, &wanted).context("look at this host's PCI tree")?;
         self.refuse_unknown_rails(&machine)?;
         if !self.all {
             leave_out_slices(&mut machine);
@@ -172,7 +172,7 @@ impl Topology {
             view.told_by = Some(match pairing {
                 Pairing::ByOrder => "--pair order".to_owned(),
                 Pairing::ByName => "the netdevs' names".to_owned(),
-                Pairing::Told(_) => "--pair".to_owned(),
+                Pairing::Listed(_) => "--pair".to_owned(),
             });
         }
         match podresources::ask(&self.kubelet.kubelet_root_dir) {
@@ -192,7 +192,7 @@ impl Topology {
         Ok(view)
     }
 
-    fn wish(&self, view: &View) -> anyhow::Result<Wish> {
+    fn request(&self, view: &View) -> anyhow::Result<Request> {
         let machine = &view.machine;
         let gpus = self.gpus.iter().map(|name| {
             machine.gpu_named(name).ok_or_else(|| {
@@ -218,7 +218,7 @@ impl Topology {
             .enumerate()
             .filter(|(_, nic)| view.holders.nic_as_a_whole(nic));
         taken.extend(held.map(|(index, _)| index));
-        Ok(Wish {
+        Ok(Request {
             count: self.nics.unwrap_or(gpus.len()),
             gpus,
             include,

@@ -218,7 +218,7 @@ pub(super) fn gpu_name(gpu: &Gpu) -> String {
 mod tests {
     use super::*;
     use crate::topology::holders::Holders;
-    use hca::topology::{Machine, Wanted, Wish, choose};
+    use hca::topology::{Machine, Request, Wanted, choose};
     use hca::tree::{Tree, machine};
 
     fn view(lay: impl Fn(&Tree)) -> View {
@@ -226,7 +226,7 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        let machine = Machine::look(&tree.host(), &inventory, &Wanted::default()).unwrap();
+        let machine = Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap();
         View {
             machine,
             ..View::default()
@@ -281,13 +281,13 @@ mod tests {
     #[test]
     fn a_choice_says_where_it_is_not_the_best() {
         let mut view = view(machine::a4);
-        let wish = Wish {
+        let request = Request {
             gpus: [0].into(),
             count: 1,
             taken: [0, 1, 2, 3].into(),
-            ..Wish::default()
+            ..Request::default()
         };
-        view.choice = Some(choose(&view.machine, &wish).unwrap());
+        view.choice = Some(choose(&view.machine, &request).unwrap());
         let text = text(&view);
         assert!(
             text.contains(

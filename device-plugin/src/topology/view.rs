@@ -46,8 +46,8 @@ impl View {
                      nodes agree, or number rails with --rail",
                     nic.title(),
                     nic.rail.number,
-                    nic.rail.source.words(),
-                    source.words()
+                    nic.rail.source.description(),
+                    source.description()
                 ));
             }
         }

@@ -31,7 +31,7 @@ use crate::pci::PciAddress;
 
 /// What is asked for. GPUs and NICs are positions in [`Machine::gpus`] and [`Machine::nics`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct Request {
     /// NICs in all.
     pub count: usize,
     /// GPUs of the pod; none if they are not known.
@@ -42,7 +42,7 @@ pub struct Wish {
     pub taken: BTreeSet<usize>,
     /// NICs that cannot be given for another reason: unhealthy, or not of the pool.
     pub barred: BTreeSet<usize>,
-    /// NUMA nodes to stay inside; none for no such wish.
+    /// NUMA nodes to stay inside; none for no such request.
     pub numa: Option<BTreeSet<u32>>,
     /// Let two pods have a port each of one card.
     pub share_cards: bool,
@@ -166,13 +166,13 @@ pub enum Refusal {
 ///
 /// # Errors
 /// A [`Refusal`] says which of the wishes cannot be met.
-pub fn choose(machine: &Machine, wish: &Wish) -> Result<Choice, Refusal> {
-    check(machine, wish)?;
-    let usable = usable(machine, wish)?;
-    let task = Task::new(machine, wish, usable);
+pub fn choose(machine: &Machine, request: &Request) -> Result<Choice, Refusal> {
+    check(machine, request)?;
+    let usable = usable(machine, request)?;
+    let task = Task::new(machine, request, usable);
     let set = task.best();
     let pairs = task.pairs(&set);
-    if wish.strict {
+    if request.strict {
         refuse_far(machine, &pairs)?;
     }
     let mut nics = set;
@@ -181,9 +181,9 @@ pub fn choose(machine: &Machine, wish: &Wish) -> Result<Choice, Refusal> {
     Ok(Choice { nics, pairs, worst })
 }
 
-fn check(machine: &Machine, wish: &Wish) -> Result<(), Refusal> {
+fn check(machine: &Machine, request: &Request) -> Result<(), Refusal> {
     let gpus = machine.gpus.len();
-    if let Some(index) = wish.gpus.iter().find(|gpu| **gpu >= gpus) {
+    if let Some(index) = request.gpus.iter().find(|gpu| **gpu >= gpus) {
         return Err(Refusal::NoSuch {
             kind: "GPU",
             index: *index,
@@ -191,7 +191,11 @@ fn check(machine: &Machine, wish: &Wish) -> Result<(), Refusal> {
         });
     }
     let nics = machine.nics.len();
-    let mut named = wish.include.iter().chain(&wish.taken).chain(&wish.barred);
+    let mut named = request
+        .include
+        .iter()
+        .chain(&request.taken)
+        .chain(&request.barred);
     if let Some(index) = named.find(|nic| **nic >= nics) {
         return Err(Refusal::NoSuch {
             kind: "NIC",
@@ -199,16 +203,16 @@ fn check(machine: &Machine, wish: &Wish) -> Result<(), Refusal> {
             count: nics,
         });
     }
-    if wish.include.len() > wish.count {
+    if request.include.len() > request.count {
         return Err(Refusal::TooManyIncluded {
-            included: wish.include.len(),
-            wanted: wish.count,
+            included: request.include.len(),
+            wanted: request.count,
         });
     }
-    let mut not_free = wish
+    let mut not_free = request
         .include
         .iter()
-        .filter(|n| wish.taken.contains(n) || wish.barred.contains(n));
+        .filter(|n| request.taken.contains(n) || request.barred.contains(n));
     match not_free.next().and_then(|nic| machine.nics.get(*nic)) {
         Some(nic) => Err(Refusal::Included { nic: nic.title() }),
         None => Ok(()),
@@ -216,8 +220,8 @@ fn check(machine: &Machine, wish: &Wish) -> Result<(), Refusal> {
 }
 
 /// NICs that may be given, by rail.
-fn usable(machine: &Machine, wish: &Wish) -> Result<Vec<usize>, Refusal> {
-    let half_taken: BTreeSet<PciAddress> = wish
+fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
+    let half_taken: BTreeSet<PciAddress> = request
         .taken
         .iter()
         .filter_map(|nic| machine.nics.get(*nic)?.card)
@@ -225,17 +229,17 @@ fn usable(machine: &Machine, wish: &Wish) -> Result<Vec<usize>, Refusal> {
     let mut usable = Vec::new();
     let (mut taken, mut barred, mut half, mut elsewhere) = (0, 0, 0, 0);
     for (index, nic) in machine.nics.iter().enumerate() {
-        let outside = wish
+        let outside = request
             .numa
             .as_ref()
             .is_some_and(|nodes| nic.place.numa.is_none_or(|node| !nodes.contains(&node)));
-        if wish.taken.contains(&index) {
+        if request.taken.contains(&index) {
             taken += 1;
-        } else if wish.barred.contains(&index) {
+        } else if request.barred.contains(&index) {
             barred += 1;
-        } else if wish.include.contains(&index) {
+        } else if request.include.contains(&index) {
             usable.push(index);
-        } else if !wish.share_cards && nic.card.is_some_and(|card| half_taken.contains(&card)) {
+        } else if !request.share_cards && nic.card.is_some_and(|card| half_taken.contains(&card)) {
             half += 1;
         } else if outside {
             elsewhere += 1;
@@ -243,9 +247,9 @@ fn usable(machine: &Machine, wish: &Wish) -> Result<Vec<usize>, Refusal> {
             usable.push(index);
         }
     }
-    if usable.len() < wish.count {
+    if usable.len() < request.count {
         return Err(Refusal::TooFew {
-            wanted: wish.count,
+            wanted: request.count,
             usable: usable.len(),
             all: machine.nics.len(),
             taken,

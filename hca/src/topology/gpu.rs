@@ -86,7 +86,7 @@ pub fn is_gpu(function: &PciFunction) -> bool {
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
-pub fn look(host: &Host) -> Result<Vec<Gpu>> {
+pub fn read(host: &Host) -> Result<Vec<Gpu>> {
     let mut functions = Vec::new();
     for address in addresses(host)? {
         let directory = host.bus_entry("PCI device", "pci", &address.to_string());

@@ -28,24 +28,24 @@ impl Machine {
     ///
     /// # Errors
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
-    pub fn look(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
+    pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
         Ok(Self {
-            gpus: gpu::look(host)?,
-            ..Self::look_without_gpus(host, inventory, wanted)?
+            gpus: gpu::read(host)?,
+            ..Self::read_without_gpus(host, inventory, wanted)?
         })
     }
 
     /// The same without GPUs: reading them asks their drivers.
     ///
     /// # Errors
-    /// As [`Machine::look`].
-    pub fn look_without_gpus(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        let Nics { placed, unplaced } = nic::look(host, inventory, wanted)?;
+    /// As [`Machine::read`].
+    pub fn read_without_gpus(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
+        let Nics { placed, unplaced } = nic::read(host, inventory, wanted)?;
         Ok(Self {
             gpus: Vec::new(),
             nics: placed,
             unplaced,
-            numa: Numa::look(host)?,
+            numa: Numa::read(host)?,
         })
     }
 

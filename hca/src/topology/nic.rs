@@ -89,7 +89,7 @@ pub struct Wanted {
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
-pub fn look(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics> {
+pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics> {
     let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
     let mut unplaced = Vec::new();
     for device in &inventory.rdma_devices {

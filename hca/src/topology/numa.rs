@@ -70,7 +70,7 @@ impl Numa {
     ///
     /// # Errors
     /// [`host::Error::Read`] if sysfs cannot be read.
-    pub fn look(host: &Host) -> Result<Self> {
+    pub fn read(host: &Host) -> Result<Self> {
         let directory = host.sys.join("devices/system/node");
         let mut nodes = Vec::new();
         for name in host::names(&directory)? {

@@ -1,4 +1,4 @@
-//! GPU–NIC pairs told from outside the PCI tree.
+//! GPU–NIC pairs that the PCI tree does not show.
 //!
 //! A hypervisor that passes each device through on a root of its own (Azure's VMBus, some KVM
 //! set-ups) leaves nothing in sysfs but NUMA nodes. Where the administrator knows the machine,
@@ -13,7 +13,7 @@ use super::nic::Nic;
 use super::rail;
 use crate::pci::PciAddress;
 
-/// How pairs are told.
+/// Where GPU–NIC pairs come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pairing {
     /// The first GPU of each NUMA node with its first card, and so on, in order of PCI address;
@@ -22,10 +22,10 @@ pub enum Pairing {
     /// `gpu<N>rdma<M>` belongs to GPU `N`.
     ByName,
     /// GPU ordinals with the physical functions of their NICs.
-    Told(Vec<(u32, PciAddress)>),
+    Listed(Vec<(u32, PciAddress)>),
 }
 
-/// Why the machine cannot be paired as told.
+/// Why the machine cannot be paired so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The numbers do not divide.
@@ -78,7 +78,7 @@ impl Machine {
         let pairs = match pairing {
             Pairing::ByOrder => by_order(self)?,
             Pairing::ByName => by_name(self)?,
-            Pairing::Told(pairs) => told(self, pairs)?,
+            Pairing::Listed(pairs) => listed(self, pairs)?,
         };
         let mut places = BTreeMap::new();
         for (number, pair) in (0_u32..).zip(pairs) {
@@ -211,10 +211,10 @@ fn by_name(machine: &Machine) -> Result<Vec<Together>, Error> {
         };
         return Err(Error::NoNames { names });
     }
-    told(machine, &pairs)
+    listed(machine, &pairs)
 }
 
-fn told(machine: &Machine, pairs: &[(u32, PciAddress)]) -> Result<Vec<Together>, Error> {
+fn listed(machine: &Machine, pairs: &[(u32, PciAddress)]) -> Result<Vec<Together>, Error> {
     let mut together: BTreeMap<u32, Together> = BTreeMap::new();
     for (ordinal, address) in pairs {
         let known = |nic: &&Nic| nic.place.address == *address;
@@ -247,7 +247,7 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = crate::inventory(&tree.host()).unwrap();
-        Machine::look(&tree.host(), &inventory, &Wanted::default()).unwrap()
+        Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
     }
 
     fn pix(machine: &Machine) -> Vec<(u32, String)> {
@@ -319,18 +319,18 @@ mod tests {
     fn a_list_of_pairs_must_be_of_this_machine() {
         let mut nd = look(machine::nd_h100);
         let nic = |text: &str| text.parse::<PciAddress>().unwrap();
-        nd.pair(&Pairing::Told(vec![(7, nic("0101:00:00.0"))]))
+        nd.pair(&Pairing::Listed(vec![(7, nic("0101:00:00.0"))]))
             .unwrap();
         assert_eq!(pix(&nd), [(7, "mlx5_0".to_owned())]);
         let error = nd
-            .pair(&Pairing::Told(vec![(8, nic("0101:00:00.0"))]))
+            .pair(&Pairing::Listed(vec![(8, nic("0101:00:00.0"))]))
             .unwrap_err();
         assert_eq!(
             error.to_string(),
             "mlx5_0 is paired with GPU 8, but there are only 8 GPUs"
         );
         let error = nd
-            .pair(&Pairing::Told(vec![(0, nic("0000:01:00.0"))]))
+            .pair(&Pairing::Listed(vec![(0, nic("0000:01:00.0"))]))
             .unwrap_err();
         assert_eq!(
             error.to_string(),

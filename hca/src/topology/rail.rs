@@ -16,7 +16,7 @@ pub struct Rail {
     pub number: u32,
     /// Where it comes from.
     pub source: Source,
-    /// The number that a weaker source gives, where it is another one: worth a look, since the
+    /// The number that a weaker source gives, where it is another one: shown, since the
     /// nodes of a cluster may then disagree.
     pub differs: Option<(Source, u32)>,
 }
@@ -25,7 +25,7 @@ pub struct Rail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Source {
-    /// Told by the administrator.
+    /// The map of the configuration.
     Explicit,
     /// Digits of the netdev's name.
     Name,
@@ -34,9 +34,9 @@ pub enum Source {
 }
 
 impl Source {
-    /// The source in words.
+    /// The source, for a message.
     #[must_use]
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Explicit => "the explicit map",
             Self::Name => "the netdev's name",

@@ -226,7 +226,7 @@ fn the_ports_between_a_gpu_and_its_nics_are_those_below_the_switch() {
     let tree = hca::tree::Tree::new(directory.path());
     hca::tree::machine::cascaded_switches(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    let machine = Machine::look(&tree.host(), &inventory, &Default::default()).unwrap();
+    let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
     let ports: Vec<String> = between(&machine).iter().map(ToString::to_string).collect();
     let first_socket: Vec<&String> = ports
         .iter()

@@ -328,7 +328,7 @@ fn wrap(note: &str, width: u32) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::topology::holders::Holders;
-    use hca::topology::{Machine, Wanted, Wish, choose};
+    use hca::topology::{Machine, Request, Wanted, choose};
     use hca::tree::{Tree, machine};
     use proptest::prelude::*;
 
@@ -337,7 +337,7 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        let machine = Machine::look(&tree.host(), &inventory, &Wanted::default()).unwrap();
+        let machine = Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap();
         View {
             machine,
             ..View::default()
@@ -377,13 +377,13 @@ mod tests {
     fn pods_and_chosen_pairs_are_drawn() {
         let mut view = view(machine::a4);
         view.holders = Holders::collect([("ns/pod-0".to_owned(), "0000:91:00.0".to_owned())]);
-        let wish = Wish {
+        let request = Request {
             gpus: [0, 7].into(),
             count: 2,
             taken: [6, 7].into(),
-            ..Wish::default()
+            ..Request::default()
         };
-        view.choice = Some(choose(&view.machine, &wish).unwrap());
+        view.choice = Some(choose(&view.machine, &request).unwrap());
         let svg = svg(&view, "node");
         assert!(texts(&svg).contains(&"ns/pod-0".to_owned()));
         assert_eq!(svg.matches("<path ").count(), 2);

@@ -231,7 +231,7 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        Machine::look(&tree.host(), &inventory, &Wanted::default()).unwrap()
+        Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
     }
 
     /// The boxes as text, one word a box.

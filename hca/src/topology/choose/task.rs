@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sets::{self, Group};
-use super::{Pair, Wish};
+use super::{Pair, Request};
 use crate::pci::PciAddress;
 use crate::topology::assign::{self, Edge};
 use crate::topology::distance::{Class, Distance};
@@ -18,10 +18,10 @@ struct Cost {
     order: Vec<usize>,
 }
 
-/// A wish with everything that its evaluation needs looked up once.
+/// A request with everything that its evaluation needs looked up once.
 pub(super) struct Task<'a> {
     machine: &'a Machine,
-    wish: &'a Wish,
+    request: &'a Request,
     /// NICs that may be given, by rail.
     usable: Vec<usize>,
     /// The wish's GPUs (rows) to the machine's NICs (columns).
@@ -37,8 +37,8 @@ struct Whole {
 }
 
 impl<'a> Task<'a> {
-    pub(super) fn new(machine: &'a Machine, wish: &'a Wish, usable: Vec<usize>) -> Self {
-        let gpus = wish.gpus.iter().filter_map(|gpu| machine.gpus.get(*gpu));
+    pub(super) fn new(machine: &'a Machine, request: &'a Request, usable: Vec<usize>) -> Self {
+        let gpus = request.gpus.iter().filter_map(|gpu| machine.gpus.get(*gpu));
         let distances = gpus
             .map(|gpu| {
                 let to = |nic: &Nic| machine.distance(&gpu.place, &nic.place);
@@ -47,16 +47,16 @@ impl<'a> Task<'a> {
             .collect();
         Self {
             machine,
-            wish,
+            request,
             usable,
             distances,
-            wholes: wholes(machine, wish),
+            wholes: wholes(machine, request),
         }
     }
 
     pub(super) fn best(&self) -> Vec<usize> {
         let groups = self.groups();
-        let count = self.wish.count;
+        let count = self.request.count;
         if sets::number_of_sets(&groups, count) <= sets::MOST_SETS {
             let mut best: Option<(Cost, Vec<usize>)> = None;
             sets::each_set(&groups, count, &mut Vec::new(), &mut |set| {
@@ -91,7 +91,7 @@ impl<'a> Task<'a> {
                 column,
             );
             let group = groups.entry(key).or_default();
-            let included = self.wish.include.contains(nic);
+            let included = self.request.include.contains(nic);
             group.forced += usize::from(included);
             group.nics.push((!included, *nic));
         }
@@ -107,8 +107,8 @@ impl<'a> Task<'a> {
 
     /// A good set where there are too many to try: grow the cheapest, then exchange.
     fn search(&self) -> Vec<usize> {
-        let mut set: Vec<usize> = self.wish.include.iter().copied().collect();
-        while set.len() < self.wish.count {
+        let mut set: Vec<usize> = self.request.include.iter().copied().collect();
+        while set.len() < self.request.count {
             let next = self
                 .usable
                 .iter()
@@ -130,7 +130,7 @@ impl<'a> Task<'a> {
     fn exchange(&self, set: &[usize], cost: &Cost) -> Option<(Cost, Vec<usize>)> {
         let mut best: Option<(Cost, Vec<usize>)> = None;
         for (position, out) in set.iter().enumerate() {
-            if self.wish.include.contains(out) {
+            if self.request.include.contains(out) {
                 continue;
             }
             for candidate in self.usable.iter().filter(|nic| !set.contains(nic)) {
@@ -200,14 +200,14 @@ impl<'a> Task<'a> {
             mismatch: self.mismatch(gpu, nic),
         };
         let rows: Vec<Vec<Edge>> = self
-            .wish
+            .request
             .gpus
             .iter()
             .zip(&self.distances)
             .map(|(gpu, row)| places.iter().map(|nic| edge(*gpu, row, *nic)).collect())
             .collect();
         let assigned = assign::assign(&rows);
-        self.wish
+        self.request
             .gpus
             .iter()
             .zip(&self.distances)
@@ -267,7 +267,7 @@ impl<'a> Task<'a> {
 }
 
 /// NUMA nodes, switches and cards with several NICs of the pool, none of them given away.
-fn wholes(machine: &Machine, wish: &Wish) -> Vec<Whole> {
+fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Key {
         Numa(Option<u32>),
@@ -276,7 +276,7 @@ fn wholes(machine: &Machine, wish: &Wish) -> Vec<Whole> {
     }
     let mut parts: BTreeMap<Key, BTreeSet<usize>> = BTreeMap::new();
     for (index, nic) in machine.nics.iter().enumerate() {
-        if wish.barred.contains(&index) {
+        if request.barred.contains(&index) {
             continue;
         }
         let mut add = |key| parts.entry(key).or_default().insert(index);
@@ -288,7 +288,7 @@ fn wholes(machine: &Machine, wish: &Wish) -> Vec<Whole> {
     }
     parts
         .into_iter()
-        .filter(|(_, nics)| nics.len() > 1 && nics.is_disjoint(&wish.taken))
+        .filter(|(_, nics)| nics.len() > 1 && nics.is_disjoint(&request.taken))
         .map(|(key, nics)| Whole {
             nics,
             damage: if matches!(key, Key::Numa(_)) { 10 } else { 1 },
@@ -307,7 +307,7 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = crate::inventory(&tree.host()).unwrap();
-        Machine::look(
+        Machine::read(
             &tree.host(),
             &inventory,
             &crate::topology::Wanted::default(),
@@ -315,8 +315,8 @@ mod tests {
         .unwrap()
     }
 
-    fn task<'a>(machine: &'a Machine, wish: &'a Wish) -> Task<'a> {
-        Task::new(machine, wish, usable(machine, wish).unwrap())
+    fn task<'a>(machine: &'a Machine, request: &'a Request) -> Task<'a> {
+        Task::new(machine, request, usable(machine, request).unwrap())
     }
 
     /// Large machines get the guided search: it has to find what trying everything finds.
@@ -333,15 +333,15 @@ mod tests {
                     .filter(|gpu| mask & 1 << gpu != 0)
                     .collect();
                 for count in 1..=machine.nics.len() {
-                    let wish = Wish {
+                    let request = Request {
                         count,
                         gpus,
-                        ..Wish::default()
+                        ..Request::default()
                     };
-                    let task = task(&machine, &wish);
+                    let task = task(&machine, &request);
                     let (tried, guided) = (task.best(), task.search());
-                    assert_eq!(task.cost(&tried), task.cost(&guided), "{wish:?}");
-                    gpus = wish.gpus;
+                    assert_eq!(task.cost(&tried), task.cost(&guided), "{request:?}");
+                    gpus = request.gpus;
                 }
             }
         }
@@ -380,17 +380,17 @@ mod tests {
         });
         assert_eq!(machine.nics.len(), 8 + 4 * 32);
         let physical = (0..machine.nics.len()).filter(|nic| !machine.nics[*nic].is_slice());
-        let wish = Wish {
+        let request = Request {
             count: 4,
             gpus: [0, 2, 4, 6].into(),
             barred: physical.collect(),
-            ..Wish::default()
+            ..Request::default()
         };
-        let task = task(&machine, &wish);
+        let task = task(&machine, &request);
         let groups = task.groups();
         assert_eq!(groups.len(), 4);
         assert_eq!(sets::number_of_sets(&groups, 4), 35);
-        let choice = choose(&machine, &wish).unwrap();
+        let choice = choose(&machine, &request).unwrap();
         assert_eq!(choice.worst, Some(Class::Pix));
         let buses: Vec<u8> = choice
             .nics
