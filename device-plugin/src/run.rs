@@ -28,7 +28,7 @@ use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::holdings;
 use crate::kubelet::service::Errands;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
-use crate::node_socket::{self, NodeSocket, checkpoint};
+use crate::node_socket::{self, NodeSocket};
 use crate::podresources;
 use crate::reclaim;
 use crate::sessions::{Ground, Sessions};
@@ -129,7 +129,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let asked_for = node_socket::Settings {
         path: settings.node_socket.clone(),
         pod_resources: socket.clone(),
-        checkpoint: settings.device_plugin_dir.join(checkpoint::FILE),
+        device_plugin_dir: settings.device_plugin_dir.clone(),
         nonce,
     };
     // Who holds what is known before anything is offered, where the kubelet says so.

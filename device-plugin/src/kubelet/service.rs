@@ -281,7 +281,8 @@ impl DevicePlugin for Service {
         let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());
         let asked = ids.clone();
         let kept = tokio::task::spawn_blocking(move || {
-            checkpoint::granted(&directory, &resource, &asked).map_err(|error| error.to_string())
+            checkpoint::allocated_nodes(&directory, &resource, &asked)
+                .map_err(|error| error.to_string())
         });
         let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
         let granted = match kept {
