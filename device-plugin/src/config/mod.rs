@@ -127,6 +127,7 @@ impl Findings {
 
     /// The configuration if nothing was wrong with the file as a whole and something is left of it.
     fn conclude(mut self, config: Config) -> Result<Config, Problems> {
+        self.problems.extend(name_clashes(&config.pools));
         if config.pools.is_empty() || !self.problems.is_empty() {
             self.problems.append(&mut self.refused);
         }
@@ -222,7 +223,6 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
         (Format::Sriov, Some(document)) => sriov::read(&document, &defaults.resource_prefix),
         _ => native::read(text),
     }?;
-    check_names(&mut config)?;
     if config.format != Format::Native {
         for pool in &mut config.pools {
             if defaults.use_cdi {
@@ -274,11 +274,11 @@ fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
 }
 
 /// One resource name belongs to one pool, and so does the tag that units carry for it.
-fn check_names(config: &mut Config) -> Result<(), Problems> {
+fn name_clashes(pools: &[PoolConfig]) -> Vec<String> {
     let mut seen = std::collections::HashSet::new();
     let mut tags = std::collections::HashMap::new();
     let mut problems = Vec::new();
-    for resource in config.pools.iter().map(|pool| &pool.resource) {
+    for resource in pools.iter().map(|pool| &pool.resource) {
         if !seen.insert(resource) {
             problems.push(format!(
                 "resource {resource} is configured twice; names are unique"
@@ -291,12 +291,5 @@ fn check_names(config: &mut Config) -> Result<(), Problems> {
             ));
         }
     }
-    if problems.is_empty() {
-        return Ok(());
-    }
-    problems.append(&mut config.refused);
-    Err(Problems {
-        problems,
-        warnings: std::mem::take(&mut config.warnings),
-    })
+    problems
 }
