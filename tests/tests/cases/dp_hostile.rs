@@ -26,6 +26,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_hundred_restarts_of_the_kubelet_beside_strangers, Root),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
+    case!(a_container_that_waits_for_a_scan_does_not_hold_up_the_end, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
     case!(ready_means_that_the_kubelet_has_the_list, Root),
     case!(a_wrong_file_at_the_start_is_replaced_by_the_last_good_one, Root),
@@ -246,6 +247,31 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
     daemon.ended(Duration::from_secs(5))?;
     ensure!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     Ok(())
+}
+
+/// The scan has begun and is not late yet when the daemon is asked to end.
+fn a_container_that_waits_for_a_scan_does_not_hold_up_the_end() -> Result<()> {
+    let scene = Scene::new(&EXCLUSIVE.replace("rescanInterval: 1s", "rescanInterval: 0"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let state = scene.machine.tree.path("/sys/class/infiniband/mlx5_1/ports/1/state");
+    fs::remove_file(&state)?;
+    mkfifo(&state, Mode::S_IRUSR)?;
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| kubelet.run_options("default/pod", "main"));
+        std::thread::sleep(Duration::from_secs(1));
+        ensure!(!starting.is_finished(), "the container did not wait: {}", daemon.log());
+        let asked = Instant::now();
+        daemon.signal(Signal::SIGTERM)?;
+        ensure!(daemon.ended(Duration::from_secs(5))?.success(), "{}", daemon.log());
+        ensure!(asked.elapsed() < Duration::from_secs(1), "{:?}: {}", asked.elapsed(), daemon.log());
+        let refused = starting.join().map_err(|_| anyhow::anyhow!("the kubelet failed"))?;
+        let refused = refused.err().context("the container started")?;
+        ensure!(format!("{refused:#}").contains("is stopping"), "{refused:#}");
+        Ok(())
+    })
 }
 
 fn an_attribute_that_cannot_be_read_blinds_one_hca() -> Result<()> {
