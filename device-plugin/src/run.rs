@@ -167,6 +167,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
+            client: asked.client,
             held: known,
             found,
             node_socket,

@@ -190,8 +190,7 @@ struct Pool {
     nodes: Option<Spanned<Nodes>>,
     #[serde(default)]
     exclude_topology: bool,
-    #[serde(default)]
-    delivery: DeliveryWord,
+    delivery: Option<DeliveryWord>,
     spare: Option<Vec<SpareWord>>,
     #[serde(default)]
     wait_for: Vec<Spanned<GateWord>>,
@@ -230,10 +229,9 @@ impl GateWord {
     }
 }
 
-#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 enum DeliveryWord {
-    #[default]
     DeviceSpecs,
     Cdi,
 }
@@ -470,9 +468,12 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
         selectors,
         nodes,
         exclude_topology: pool.exclude_topology,
-        delivery: match pool.delivery {
-            DeliveryWord::DeviceSpecs => Delivery::DeviceSpecs,
-            DeliveryWord::Cdi => Delivery::Cdi,
+        delivery: match (pool.delivery, pool.mode) {
+            (Some(DeliveryWord::DeviceSpecs), _) | (None, Mode::Shared) => {
+                Some(Delivery::DeviceSpecs)
+            }
+            (Some(DeliveryWord::Cdi), _) => Some(Delivery::Cdi),
+            (None, Mode::Exclusive) => None,
         },
         spare: match (&pool.spare, pool.mode) {
             (Some(words), _) => Spare {

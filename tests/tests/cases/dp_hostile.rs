@@ -386,26 +386,13 @@ fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()>
     kubelet.run_options("default/pod", "main")?;
     daemon.signal(Signal::SIGTERM)?;
     daemon.ended(SOON)?;
-    renumber(&scene.machine, "uverbs0", "uverbs9")?;
+    scene.machine.renumber("uverbs0", "uverbs9")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     let refused = kubelet.run_options("default/pod", "main").err().context("it started")?;
     let said = format!("{refused:#}");
     ensure!(said.contains("uverbs9") && said.contains("delivery: cdi"), "{said}");
     Ok(())
-}
-
-fn renumber(machine: &Machine, from: &str, to: &str) -> Result<()> {
-    let tree = &machine.tree;
-    let class = Path::new("/sys/class/infiniband_verbs");
-    let real = fs::canonicalize(tree.path(class.join(from)))?;
-    let renamed = real.with_file_name(to);
-    fs::rename(&real, &renamed)?;
-    tree.remove(class.join(from));
-    let root = fs::canonicalize(tree.path("/"))?;
-    tree.link(class.join(to), Path::new("/").join(renamed.strip_prefix(root)?));
-    let nodes = tree.path("/dev/infiniband");
-    Ok(fs::rename(nodes.join(from), nodes.join(to))?)
 }
 
 fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {

@@ -36,6 +36,7 @@ modules! {
     cni_restore
     docs
     dp_admin
+    dp_delivery
     dp_hostile
     dp_install
     dp_kubelet

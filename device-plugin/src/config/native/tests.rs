@@ -40,7 +40,7 @@ fn a_pool_of_slots_is_shared_over_its_hcas() {
     assert!(!read.link_up);
     assert_eq!(
         (read.delivery, read.exclude_topology),
-        (Delivery::DeviceSpecs, false)
+        (Some(Delivery::DeviceSpecs), false)
     );
     assert_eq!(read.selectors[0].to_string(), "rdmaDevices: mlx5_0");
 }
@@ -159,7 +159,7 @@ fn nodes_delivery_and_what_is_spared_can_be_said() {
     assert_eq!(read.nodes.optional, [NodeClass::RdmaCm, NodeClass::Umad]);
     assert_eq!(
         (read.delivery, read.exclude_topology),
-        (Delivery::Cdi, true)
+        (Some(Delivery::Cdi), true)
     );
     assert_eq!(
         read.spare,
