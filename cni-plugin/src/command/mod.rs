@@ -23,7 +23,7 @@ use crate::{
 /// # Errors
 /// The command's.
 pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
-    let subject = ipam::log::subject(request);
+    let subject = node::log::subject(request);
     match request.command() {
         Command::Add => {
             let node = Node::open(places, subject)?;

@@ -17,9 +17,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it, Root),
+    case!(
+        cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it,
+        Root
+    ),
     case!(device_nodes_are_chosen_where_the_runtime_is_not_known, Root),
-    case!(cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes, Root),
+    case!(
+        cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes,
+        Root
+    ),
 ];
 
 const SOON: Duration = Duration::from_secs(20);
@@ -45,7 +51,12 @@ impl Scene {
         let cdi = tempfile::tempdir_in("/dev/shm")?;
         // Free a moment ago; nobody else here asks for one.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        Ok(Self { machine, cdi, file, address })
+        Ok(Self {
+            machine,
+            cdi,
+            file,
+            address,
+        })
     }
 
     /// containerd with this configuration.
@@ -97,10 +108,16 @@ impl Scene {
         loop {
             let pool = self.pool()?;
             if pool["delivery"] == delivery {
-                return Ok(pool["deliveryReason"].as_str().context("no reason")?.to_owned());
+                return Ok(pool["deliveryReason"]
+                    .as_str()
+                    .context("no reason")?
+                    .to_owned());
             }
             if started.elapsed() > SOON {
-                bail!("not by {delivery}: {pool}\nthe daemon said: {}", daemon.log());
+                bail!(
+                    "not by {delivery}: {pool}\nthe daemon said: {}",
+                    daemon.log()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -128,13 +145,20 @@ fn cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it() -> Result<()> 
     let reason = scene.delivered_by("cdi", &daemon)?;
     ensure!(reason.contains("known to read CDI"), "{reason}");
     let first = run(&kubelet, "first")?;
-    assert_eq!((first.devices.len(), first.cdi_devices.len()), (0, 1), "{first:?}");
+    assert_eq!(
+        (first.devices.len(), first.cdi_devices.len()),
+        (0, 1),
+        "{first:?}"
+    );
     assert_eq!(kubelet.registrations().len(), 1, "{}", daemon.log());
 
     // An older kubelet comes: what it admits gets nodes, what was admitted keeps its names.
     let settings = kubelet.settings().clone();
     kubelet.stop();
-    let kubelet = Kubelet::start(e2e::kubelet::Settings { client: OLD_CLIENT.to_owned(), ..settings })?;
+    let kubelet = Kubelet::start(e2e::kubelet::Settings {
+        client: OLD_CLIENT.to_owned(),
+        ..settings
+    })?;
     kubelet.wait_allocatable(RESOURCE, 2, SOON)?;
     let reason = scene.delivered_by("deviceSpecs", &daemon)?;
     ensure!(reason.contains(OLD_CLIENT), "{reason}");
@@ -157,9 +181,15 @@ fn device_nodes_are_chosen_where_the_runtime_is_not_known() -> Result<()> {
     let kubelet = scene.kubelet(NEW_CLIENT)?;
     let daemon = scene.daemon(&kubelet)?;
     let reason = scene.delivered_by("deviceSpecs", &daemon)?;
-    ensure!(reason.contains("/etc/containerd/config.toml says neither"), "{reason}");
+    ensure!(
+        reason.contains("/etc/containerd/config.toml says neither"),
+        "{reason}"
+    );
     let options = run(&kubelet, "pod")?;
-    ensure!(options.cdi_devices.is_empty() && !options.devices.is_empty(), "{options:?}");
+    ensure!(
+        options.cdi_devices.is_empty() && !options.devices.is_empty(),
+        "{options:?}"
+    );
     assert_eq!(fs::read_dir(scene.cdi.path())?.count(), 0);
     ensure!(daemon.log().contains("says neither"), "{}", daemon.log());
     Ok(())
@@ -177,6 +207,9 @@ fn cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes() -> Result<(
     scene.machine.renumber("uverbs0", "uverbs9")?;
     kubelet.run_options("default/pod", "main")?;
     let file = cdi_file(scene.cdi.path())?;
-    ensure!(file.contains("uverbs9") && !file.contains("uverbs0"), "{file}");
+    ensure!(
+        file.contains("uverbs9") && !file.contains("uverbs0"),
+        "{file}"
+    );
     Ok(())
 }
