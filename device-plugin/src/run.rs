@@ -133,7 +133,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         nonce,
     };
     // Who holds what is known before anything is offered, where the kubelet says so.
-    let first = holdings::ask(&socket, FIRST_HOLDINGS_TIMEOUT).await;
+    let directory = &settings.device_plugin_dir;
+    let first = holdings::ask_or_read(&socket, FIRST_HOLDINGS_TIMEOUT, directory).await;
     let held = watch::Sender::new(first.ok().map(Arc::new));
     let known = held.subscribe();
     services.spawn(holdings::keep_asking(socket, held, stop.clone()));

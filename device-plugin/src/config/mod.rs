@@ -16,6 +16,7 @@ mod spelling;
 pub mod sriov;
 
 use std::fmt;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use hca::unit::PoolTag;
@@ -162,14 +163,17 @@ pub fn text(path: &Path) -> Result<String, Error> {
         path: path.into(),
         source,
     };
-    let bytes = std::fs::metadata(path).map_err(read)?.len();
-    if bytes > MAX_BYTES {
-        return Err(Error::TooLarge {
-            path: path.into(),
-            bytes,
-        });
+    let (file, meta) = node::file::open_regular(path).map_err(read)?;
+    let mut text = String::new();
+    if meta.len() <= MAX_BYTES {
+        let mut most = file.take(MAX_BYTES);
+        most.read_to_string(&mut text).map_err(read)?;
+        return Ok(text);
     }
-    std::fs::read_to_string(path).map_err(read)
+    Err(Error::TooLarge {
+        path: path.into(),
+        bytes: meta.len(),
+    })
 }
 
 /// Checks the text of the configuration file at `path`.

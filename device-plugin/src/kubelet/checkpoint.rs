@@ -26,6 +26,8 @@ use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
 
+use crate::podresources::Held;
+
 /// Name of the file in the device-plugins directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 /// The longest file that is read. Entries hold what plugins answered, some kilobytes each.
@@ -70,6 +72,7 @@ struct Data {
 struct Entry {
     #[serde(rename = "PodUID")]
     pod_uid: String,
+    container_name: String,
     resource_name: String,
     #[serde(rename = "DeviceIDs")]
     device_ids: DeviceIds,
@@ -104,12 +107,7 @@ struct Opened {
 impl Opened {
     fn open(directory: &Path) -> Result<Self, Error> {
         let path = directory.join(FILE);
-        let open = || {
-            let file = File::open(&path)?;
-            let meta = file.metadata()?;
-            Ok((file, meta))
-        };
-        match open() {
+        match node::file::open_regular(&path) {
             Ok((file, meta)) => Ok(Self { path, file, meta }),
             Err(source) => Err(Error::Read { path, source }),
         }
@@ -162,6 +160,23 @@ pub fn allocated_nodes(
     answers
         .collect::<Result<_, String>>()
         .map_err(|reason| Error::Form { path, reason })
+}
+
+/// What the kubelet has allocated, as PodResources would list it. Pods are named by their UIDs, in no
+/// namespace; those that ended a moment ago may still be among them.
+///
+/// # Errors
+/// [`Error`]: the checkpoint says nothing.
+pub fn allocated(directory: &Path) -> Result<Vec<Held>, Error> {
+    let entries = Opened::open(directory)?.entries()?.into_iter();
+    let held = entries.map(|entry| Held {
+        namespace: String::new(),
+        ids: entry.device_ids.iter().cloned().collect(),
+        pod: entry.pod_uid,
+        container: entry.container_name,
+        resource: entry.resource_name,
+    });
+    Ok(held.collect())
 }
 
 /// UIDs of pods by resource and device ID.
@@ -338,6 +353,25 @@ mod tests {
     }
 
     #[test]
+    fn all_that_is_allocated_is_told_by_uid() {
+        let directory = directory(&json!([
+            entry("u1", "rdma/a", &json!({"-1": ["x"], "0": ["y"]}), &[]),
+            entry("u2", "rdma/b", &json!(["z"]), &[]),
+        ]));
+        let held: Vec<_> = allocated(directory.path())
+            .unwrap()
+            .into_iter()
+            .map(|held| (held.pod, held.container, held.resource, held.ids.join(",")))
+            .collect();
+        let one = |uid: &str, resource: &str, ids: &str| {
+            (uid.into(), "main".into(), resource.into(), ids.into())
+        };
+        let expected: [(String, String, String, String); 2] =
+            [one("u1", "rdma/a", "x,y"), one("u2", "rdma/b", "z")];
+        assert_eq!(held, expected);
+    }
+
+    #[test]
     fn empty_checkpoint_has_no_owners() {
         assert_eq!(read(&json!(null)), Owners::default());
         assert_eq!(read(&json!([])), Owners::default());
@@ -372,7 +406,11 @@ mod tests {
         }
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(both().contains("Is a directory"), "{}", both());
+        assert!(both().contains("directory"), "{}", both());
+        std::fs::remove_dir(&path).unwrap();
+        // Nobody writes it, and nobody waits for that.
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert!(both().contains("no regular file"), "{}", both());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use hca::{HcaId, UnitId};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::checkpoint;
 use crate::config::ResourceName;
 use crate::podresources::{self, Held};
 
@@ -126,6 +127,28 @@ pub async fn ask(socket: &Path, timeout: Duration) -> Result<Holdings, String> {
     match tokio::time::timeout(timeout, podresources::held(socket)).await {
         Ok(held) => held.map(|held| Holdings::new(held, asked)),
         Err(_) => Err(format!("no answer within {timeout:?}")),
+    }
+}
+
+/// Asks once, and where no answer comes takes what the kubelet's checkpoint has: it is as new as the
+/// kubelet's own word, but names pods by UID alone.
+///
+/// # Errors
+/// Neither says anything: what came back instead of an answer.
+pub async fn ask_or_read(
+    socket: &Path,
+    timeout: Duration,
+    device_plugin_dir: &Path,
+) -> Result<Holdings, String> {
+    let error = match ask(socket, timeout).await {
+        Ok(holdings) => return Ok(holdings),
+        Err(error) => error,
+    };
+    let (asked, directory) = (SystemTime::now(), device_plugin_dir.to_owned());
+    let read = tokio::task::spawn_blocking(move || checkpoint::allocated(&directory)).await;
+    match read {
+        Ok(Ok(held)) => Ok(Holdings::new(held, asked)),
+        Ok(Err(_)) | Err(_) => Err(error),
     }
 }
 

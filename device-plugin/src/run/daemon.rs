@@ -439,7 +439,8 @@ impl Daemon {
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
         let socket = podresources::socket(&self.settings.kubelet_root_dir);
-        if let Ok(holdings) = holdings::ask(&socket, HOLDINGS_TIMEOUT).await {
+        let directory = &self.settings.device_plugin_dir;
+        if let Ok(holdings) = holdings::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
             self.holdings = Some(Arc::new(holdings));
         }
         self.configuration.error = None;
@@ -591,6 +592,13 @@ impl Daemon {
     async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
         let snapshots = self.board.snapshots().to_vec();
         let directory = self.settings.cdi_dir.clone();
+        let has_no_file = |snapshot: &Arc<Snapshot>| {
+            snapshot.terms().delivery != Delivery::Cdi
+                && !cdi::exists(&directory, snapshot.resource())
+        };
+        if snapshots.iter().all(has_no_file) {
+            return snapshots;
+        }
         let stated: BTreeSet<_> = self
             .config
             .pools

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +37,14 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_replaced_configuration_directory_is_noticed, Root),
+    case!(
+        what_is_no_configuration_file_changes_nothing_and_freezes_nothing,
+        Root
+    ),
+    case!(
+        an_hca_stays_a_pods_own_while_the_kubelet_does_not_tell_who_holds_what,
+        Root
+    ),
     case!(
         an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change,
         Root
@@ -462,6 +470,83 @@ fn a_replaced_configuration_directory_is_noticed() -> Result<()> {
         scene.wait(&kubelet, &daemon, resource, 2)?;
     }
     Ok(())
+}
+
+/// Whatever is put in the place of the file: what is in force stays, somebody is told, and a file that
+/// comes after it is read. A FIFO blocks who opens it for reading.
+fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result<()> {
+    type Put = fn(&Path) -> Result<()>;
+    let puts: [(&str, Put); 7] = [
+        ("a FIFO", |file| Ok(mkfifo(file, Mode::S_IRUSR)?)),
+        ("a directory", |file| Ok(fs::create_dir(file)?)),
+        ("a link to itself", |file| {
+            Ok(std::os::unix::fs::symlink(file, file)?)
+        }),
+        ("an endless device", |file| {
+            Ok(std::os::unix::fs::symlink("/dev/zero", file)?)
+        }),
+        ("nothing", |_| Ok(())),
+        ("a file that is too long", |file| {
+            Ok(fs::write(file, "#".repeat(3 << 20))?)
+        }),
+        ("no text", |file| {
+            Ok(fs::write(file, b"version: 1\n\xff\xfe")?)
+        }),
+    ];
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let remove = || match fs::symlink_metadata(&scene.file) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir(&scene.file),
+        Ok(_) => fs::remove_file(&scene.file),
+        Err(_) => Ok(()),
+    };
+    for (what, put) in puts {
+        remove()?;
+        put(&scene.file).context(what)?;
+        let told = |status: u16, body: &str| status == 200 && body.contains("file is refused");
+        scene.until("/readyz", &daemon, told).context(what)?;
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2).context(what)?;
+        remove()?;
+        fs::write(&scene.file, EXCLUSIVE)?;
+        let mended = |status: u16, body: &str| status == 200 && !body.contains("refused");
+        scene.until("/readyz", &daemon, mended).context(what)?;
+    }
+    // A daemon that starts then has what is kept.
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(SOON)?;
+    remove()?;
+    mkfifo(&scene.file, Mode::S_IRUSR)?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)
+}
+
+/// The pod was admitted after the kubelet was asked last, and the kubelet does not answer when the
+/// pools change.
+fn an_hca_stays_a_pods_own_while_the_kubelet_does_not_tell_who_holds_what() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let socket = kubelet.settings().root.join("pod-resources/kubelet.sock");
+    fs::rename(&socket, socket.with_extension("away"))?;
+    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    let offered: Vec<String> = kubelet.devices("rdma/other").into_keys().collect();
+    ensure!(
+        !offered.contains(&held[0]),
+        "{offered:?}, and {held:?} is held"
+    );
+    // So does a daemon that starts meanwhile.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    kubelet.remove("default/pod")?;
+    fs::rename(socket.with_extension("away"), &socket)?;
+    let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
 }
 
 fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<()> {
