@@ -88,8 +88,7 @@ impl fmt::Display for LeftOut {
             ),
             Reason::Held(by, pod) => write!(
                 formatter,
-                "{id} is left out of {resource} until pod {}/{} ends, which holds it as {by}",
-                pod.namespace, pod.pod
+                "{id} is left out of {resource} until {pod} ends, which holds it as {by}"
             ),
             Reason::UplinksUnknown(reason) => write!(
                 formatter,

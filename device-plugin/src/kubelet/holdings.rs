@@ -4,6 +4,7 @@
 //! nobody holding anything: until the service has answered once there is no [`Holdings`] at all.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -51,6 +52,16 @@ pub struct Holder {
     pub pod: String,
     /// Container.
     pub container: String,
+}
+
+impl fmt::Display for Holder {
+    /// A pod of the kubelet's checkpoint has a UID for its name, and no namespace.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace.as_str() {
+            "" => write!(f, "the pod with UID {}", self.pod),
+            namespace => write!(f, "pod {namespace}/{}", self.pod),
+        }
+    }
 }
 
 impl Holdings {
