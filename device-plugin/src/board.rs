@@ -11,7 +11,7 @@ use hca::HcaId;
 use crate::candidate::Candidate;
 use crate::candidate::gather::{self, Unusable};
 use crate::candidate::memory::Memory;
-use crate::config::{Config, ResourceName};
+use crate::config::{Config, Delivery, ResourceName};
 use crate::health::Damper;
 use crate::kubelet::holdings::Holdings;
 use crate::observe::Observation;
@@ -28,6 +28,7 @@ pub struct Board {
     transitions: Transitions,
     /// Who holds what, once known.
     holdings: Option<Arc<Holdings>>,
+    automatic_delivery: Delivery,
     /// Since when HCAs are not seen any more.
     gone: BTreeMap<HcaId, Instant>,
 }
@@ -56,13 +57,11 @@ impl Board {
         let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         self.memory.complete(&mut candidates);
         let held = self.holdings.as_ref().map(|held| held.hcas());
-        let mut pools = pool::assemble_beside(
-            config,
-            &candidates,
-            seen,
-            &self.snapshots,
-            &held.unwrap_or_default(),
-        );
+        let node = pool::Node {
+            held: held.unwrap_or_default(),
+            automatic_delivery: self.automatic_delivery,
+        };
+        let mut pools = pool::assemble_on(config, &candidates, seen, &self.snapshots, &node);
         self.forget_removed_functions(&mut pools.snapshots, &candidates, now);
         let gated = !seen.missing.is_empty();
         let mut again = now.checked_add(GATE_INTERVAL).filter(|_| gated);
@@ -136,6 +135,11 @@ impl Board {
     /// Takes note of who holds what.
     pub fn set_holdings(&mut self, holdings: Option<Arc<Holdings>>) {
         self.holdings = holdings;
+    }
+
+    /// Sets the delivery of pools that state none.
+    pub fn set_automatic_delivery(&mut self, delivery: Delivery) {
+        self.automatic_delivery = delivery;
     }
 
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what

@@ -39,6 +39,8 @@ pub enum Reason {
     Signal,
     /// Another pod holds units than before.
     Pods,
+    /// Another delivery was chosen for pools that state none.
+    Delivery,
 }
 
 impl fmt::Display for Reason {
@@ -55,6 +57,7 @@ impl fmt::Display for Reason {
             Reason::Container => "container",
             Reason::Signal => "signal",
             Reason::Pods => "pods",
+            Reason::Delivery => "delivery",
         })
     }
 }

@@ -3,14 +3,13 @@
 //! What is asked and answered is `node-wire`'s. Here, in reading order:
 //! - [`place`]: the directory and the socket file;
 //! - [`server`]: who may ask, and how long it may take;
-//! - [`pods`]: the kubelet, asked no more often than needed; [`checkpoint`]: its file of UIDs;
+//! - [`pods`]: the kubelet and its checkpoint, asked no more often than needed;
 //! - [`answer`]: which units a pod holds, decided on what was read.
 //!
 //! A socket that cannot be made does not stop the device plugin: it is tried again, and the reason
 //! is at `/readyz` and in the log.
 
 pub mod answer;
-pub mod checkpoint;
 pub mod place;
 pub mod pods;
 pub mod server;
@@ -47,8 +46,8 @@ pub struct Settings {
     pub path: Option<PathBuf>,
     /// The kubelet's PodResources socket.
     pub pod_resources: PathBuf,
-    /// The kubelet's device manager checkpoint.
-    pub checkpoint: PathBuf,
+    /// The kubelet's device-plugins directory, which has its checkpoint.
+    pub device_plugin_dir: PathBuf,
     /// Tells this process from another one in the names of files.
     pub nonce: String,
 }
@@ -186,7 +185,7 @@ pub async fn keep_serving(
     let Some(path) = settings.path else {
         return stop.cancelled().await;
     };
-    let (pods, caller) = pods::pods(settings.pod_resources, settings.checkpoint);
+    let (pods, caller) = pods::pods(settings.pod_resources, settings.device_plugin_dir);
     let connections = Connections::new(Answers {
         pods,
         reports: reports.clone(),

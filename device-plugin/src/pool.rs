@@ -12,7 +12,9 @@ use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
-use crate::config::{Config, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::config::{
+    Config, Delivery, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing,
+};
 use crate::kubelet::holdings::{HcaHolding, Holder};
 use crate::network::Uplinks;
 use crate::observe::Observation;
@@ -86,8 +88,7 @@ impl fmt::Display for LeftOut {
             ),
             Reason::Held(by, pod) => write!(
                 formatter,
-                "{id} is left out of {resource} until pod {}/{} ends, which holds it as {by}",
-                pod.namespace, pod.pod
+                "{id} is left out of {resource} until {pod} ends, which holds it as {by}"
             ),
             Reason::UplinksUnknown(reason) => write!(
                 formatter,
@@ -106,17 +107,27 @@ pub fn assemble(
     seen: &Observation,
     previous: &[Arc<Snapshot>],
 ) -> Pools {
-    assemble_beside(config, candidates, seen, previous, &BTreeMap::new())
+    let node = Node::default();
+    assemble_on(config, candidates, seen, previous, &node)
 }
 
-/// The same beside pods that hold HCAs: what one of them has for itself, by whatever resource, is not
-/// offered to another one. So a changed configuration cannot give an HCA away twice.
-pub fn assemble_beside(
+/// What of the node decides on pools beside its hardware.
+#[derive(Debug, Default)]
+pub struct Node {
+    /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
+    /// another one. So a changed configuration cannot give an HCA away twice.
+    pub held: BTreeMap<HcaId, Vec<HcaHolding>>,
+    /// The delivery of pools that state none.
+    pub automatic_delivery: Delivery,
+}
+
+/// The same on a node where more is known than its hardware.
+pub fn assemble_on(
     config: &Config,
     candidates: &[Candidate],
     seen: &Observation,
     previous: &[Arc<Snapshot>],
-    held: &BTreeMap<HcaId, Vec<HcaHolding>>,
+    node: &Node,
 ) -> Pools {
     let mut remarks = Vec::new();
     let mut left_out = Vec::new();
@@ -129,7 +140,7 @@ pub fn assemble_beside(
             .iter()
             .filter(|candidate| is_chosen(pool, candidate));
         for candidate in chosen {
-            match held_otherwise(pool, candidate, held)
+            match held_otherwise(pool, candidate, &node.held)
                 .or_else(|| obstacle(pool, candidate, seen, &claims))
             {
                 None => {
@@ -151,7 +162,7 @@ pub fn assemble_beside(
         });
         members.sort_by(|a, b| a.id.cmp(&b.id));
         let shape = shape(pool, candidates, &mut members, &mut remarks);
-        let mut terms = Terms::of(pool);
+        let mut terms = Terms::of(pool, node.automatic_delivery);
         if !seen.vhost_net && !terms.extra_nodes.is_empty() {
             terms.extra_nodes.clear();
             remarks.push(format!(

@@ -87,6 +87,8 @@ pub struct Looks {
 pub struct Pool {
     /// Its name.
     pub resource: ResourceName,
+    /// Why it is delivered as it is.
+    pub delivery_reason: String,
     /// What the kubelet is told, and nothing else; `None` until there is something to tell.
     pub snapshot: Option<Arc<Snapshot>>,
     /// Its session.
@@ -222,6 +224,8 @@ impl Report {
         json!({
             "resource": pool.resource.as_str(),
             "units": {"healthy": counts.healthy, "unhealthy": counts.unhealthy},
+            "delivery": pool.snapshot.as_ref().map(|snapshot| snapshot.terms().delivery.word()),
+            "deliveryReason": pool.delivery_reason,
             "hcas": hcas,
             "held": held,
             "registered": state.registered,

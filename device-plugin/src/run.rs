@@ -28,7 +28,7 @@ use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::holdings;
 use crate::kubelet::service::Errands;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
-use crate::node_socket::{self, NodeSocket, checkpoint};
+use crate::node_socket::{self, NodeSocket};
 use crate::podresources;
 use crate::reclaim;
 use crate::sessions::{Ground, Sessions};
@@ -129,11 +129,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let asked_for = node_socket::Settings {
         path: settings.node_socket.clone(),
         pod_resources: socket.clone(),
-        checkpoint: settings.device_plugin_dir.join(checkpoint::FILE),
+        device_plugin_dir: settings.device_plugin_dir.clone(),
         nonce,
     };
     // Who holds what is known before anything is offered, where the kubelet says so.
-    let first = holdings::ask(&socket, FIRST_HOLDINGS_TIMEOUT).await;
+    let directory = &settings.device_plugin_dir;
+    let first = holdings::ask_or_read(&socket, FIRST_HOLDINGS_TIMEOUT, directory).await;
     let held = watch::Sender::new(first.ok().map(Arc::new));
     let known = held.subscribe();
     services.spawn(holdings::keep_asking(socket, held, stop.clone()));
@@ -167,6 +168,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
+            client: asked.client,
             held: known,
             found,
             node_socket,

@@ -41,12 +41,12 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The terms of a configured pool.
-    pub fn of(pool: &PoolConfig) -> Self {
+    /// The terms of a configured pool; `automatic` is the delivery of pools that state none.
+    pub fn of(pool: &PoolConfig, automatic: Delivery) -> Self {
         Self {
             resource: pool.resource.clone(),
             topology: !pool.exclude_topology,
-            delivery: pool.delivery,
+            delivery: pool.delivery.unwrap_or(automatic),
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
             variables: pool.variables,
@@ -272,6 +272,18 @@ impl Snapshot {
             member.health = Health::Unhealthy(Ailment::Delivery(reason.into()));
         }
         spoilt
+    }
+
+    /// The same with containers that get paths of device nodes.
+    pub fn by_device_nodes(&self) -> Self {
+        let terms = Terms {
+            delivery: Delivery::DeviceSpecs,
+            ..(*self.terms).clone()
+        };
+        Self {
+            terms: Arc::new(terms),
+            ..self.clone()
+        }
     }
 
     /// The unit of this identity; `None` if the resource has none such.

@@ -377,6 +377,44 @@ mod tests {
         ]
     }
 
+    /// Sub-functions are HCAs of their own; the RDMA auxiliary device of a function is not.
+    #[test]
+    fn a_device_in_another_namespace_is_known_by_what_it_stands_on() {
+        let uverbs = crate::chardev::CharDevice {
+            name: "uverbs0".to_owned(),
+            path: "/dev/infiniband/uverbs0".into(),
+            number: crate::chardev::DeviceNumber {
+                major: 231,
+                minor: 192,
+            },
+        };
+        let pci = "0000:3b:00.2";
+        for (on, auxiliary, expected) in [
+            (Some(pci), None, Some(pci)),
+            (Some(pci), Some("mlx5_core.sf.4"), Some("mlx5_core.sf.4")),
+            (Some(pci), Some("mlx5_core.rdma.0"), Some(pci)),
+            (None, Some("mlx5_core.rdma.0"), Some("mlx5_core.rdma.0")),
+            (None, None, None),
+        ] {
+            let elsewhere = Elsewhere {
+                rdma_device: "mlx5_0".to_owned(),
+                uverbs: uverbs.clone(),
+                pci: on.map(|address| address.parse().unwrap()),
+                auxiliary: auxiliary.map(str::to_owned),
+            };
+            let id = HcaId::of_elsewhere(&elsewhere).unwrap();
+            let id = id.map(|id| id.to_string());
+            assert_eq!(id.as_deref(), expected, "{on:?} {auxiliary:?}");
+        }
+        let misnamed = Elsewhere {
+            rdma_device: "mlx5_0".to_owned(),
+            uverbs,
+            pci: None,
+            auxiliary: Some("mlx5_core".to_owned()),
+        };
+        HcaId::of_elsewhere(&misnamed).unwrap_err();
+    }
+
     proptest! {
         #[test]
         fn a_unit_reads_back_as_named(unit in unit()) {

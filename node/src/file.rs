@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use nix::sys::statfs::Statfs;
 
 /// Replaces a file, or creates it with mode 0644 less the umask. Its directory must exist.
@@ -45,6 +46,26 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
         directory
     };
     File::open(directory)?.sync_all()
+}
+
+/// Opens a regular file for reading. What else is in its place, such as a FIFO that nobody writes, or
+/// a device, is refused and never waited for.
+///
+/// # Errors
+/// What the kernel said, or that it is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<(File, fs::Metadata)> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?;
+    let meta = file.metadata()?;
+    if meta.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !meta.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    Ok((file, meta))
 }
 
 /// The file system's number (`include/uapi/linux/magic.h`): 32 bits, in a field whose width and

@@ -74,6 +74,26 @@ impl Machine {
         Ok(Self { tree, root })
     }
 
+    /// Gives a verbs node another number, as a reboot does.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn renumber(&self, from: &str, to: &str) -> Result<()> {
+        let tree = &self.tree;
+        let class = Path::new("/sys/class/infiniband_verbs");
+        let real = fs::canonicalize(tree.path(class.join(from)))?;
+        let renamed = real.with_file_name(to);
+        fs::rename(&real, &renamed)?;
+        tree.remove(class.join(from));
+        let root = fs::canonicalize(tree.path("/"))?;
+        tree.link(
+            class.join(to),
+            Path::new("/").join(renamed.strip_prefix(root)?),
+        );
+        let nodes = tree.path("/dev/infiniband");
+        Ok(fs::rename(nodes.join(from), nodes.join(to))?)
+    }
+
     /// Where its kubelet keeps things.
     #[must_use]
     pub fn settings(&self) -> Settings {

@@ -35,7 +35,7 @@ impl Kept {
     /// without.
     pub fn keep(&self, text: &str) {
         let Some(path) = &self.0 else { return };
-        if std::fs::read_to_string(path).is_ok_and(|kept| kept == text) {
+        if super::text(path).is_ok_and(|kept| kept == text) {
             return;
         }
         let put = match path.parent() {

@@ -16,6 +16,7 @@ mod spelling;
 pub mod sriov;
 
 use std::fmt;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use hca::unit::PoolTag;
@@ -126,6 +127,7 @@ impl Findings {
 
     /// The configuration if nothing was wrong with the file as a whole and something is left of it.
     fn conclude(mut self, config: Config) -> Result<Config, Problems> {
+        self.problems.extend(name_clashes(&config.pools));
         if config.pools.is_empty() || !self.problems.is_empty() {
             self.problems.append(&mut self.refused);
         }
@@ -161,14 +163,17 @@ pub fn text(path: &Path) -> Result<String, Error> {
         path: path.into(),
         source,
     };
-    let bytes = std::fs::metadata(path).map_err(read)?.len();
-    if bytes > MAX_BYTES {
-        return Err(Error::TooLarge {
-            path: path.into(),
-            bytes,
-        });
+    let (file, meta) = node::file::open_regular(path).map_err(read)?;
+    let mut text = String::new();
+    if meta.len() <= MAX_BYTES {
+        let mut most = file.take(MAX_BYTES);
+        most.read_to_string(&mut text).map_err(read)?;
+        return Ok(text);
     }
-    std::fs::read_to_string(path).map_err(read)
+    Err(Error::TooLarge {
+        path: path.into(),
+        bytes: meta.len(),
+    })
 }
 
 /// Checks the text of the configuration file at `path`.
@@ -221,11 +226,10 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
         (Format::Sriov, Some(document)) => sriov::read(&document, &defaults.resource_prefix),
         _ => native::read(text),
     }?;
-    check_names(&mut config)?;
     if config.format != Format::Native {
         for pool in &mut config.pools {
             if defaults.use_cdi {
-                pool.delivery = Delivery::Cdi;
+                pool.delivery = Some(Delivery::Cdi);
             }
             pool.wait_for.clone_from(&defaults.wait_for);
         }
@@ -273,11 +277,11 @@ fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
 }
 
 /// One resource name belongs to one pool, and so does the tag that units carry for it.
-fn check_names(config: &mut Config) -> Result<(), Problems> {
+fn name_clashes(pools: &[PoolConfig]) -> Vec<String> {
     let mut seen = std::collections::HashSet::new();
     let mut tags = std::collections::HashMap::new();
     let mut problems = Vec::new();
-    for resource in config.pools.iter().map(|pool| &pool.resource) {
+    for resource in pools.iter().map(|pool| &pool.resource) {
         if !seen.insert(resource) {
             problems.push(format!(
                 "resource {resource} is configured twice; names are unique"
@@ -290,12 +294,5 @@ fn check_names(config: &mut Config) -> Result<(), Problems> {
             ));
         }
     }
-    if problems.is_empty() {
-        return Ok(());
-    }
-    problems.append(&mut config.refused);
-    Err(Problems {
-        problems,
-        warnings: std::mem::take(&mut config.warnings),
-    })
+    problems
 }

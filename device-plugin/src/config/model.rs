@@ -111,8 +111,8 @@ pub struct PoolConfig {
     pub nodes: NodeRule,
     /// Whether units go without NUMA topology.
     pub exclude_topology: bool,
-    /// How containers get their devices.
-    pub delivery: Delivery,
+    /// How containers get their devices; `None` where the file leaves it to the daemon.
+    pub delivery: Option<Delivery>,
     /// HCAs that are left out although a selector chooses them.
     pub spare: Spare,
     /// What the state of its ports says about an HCA.
@@ -147,6 +147,16 @@ pub enum Delivery {
     DeviceSpecs,
     /// Names of devices in CDI specifications that this program writes.
     Cdi,
+}
+
+impl Delivery {
+    /// The word for it in configuration files.
+    pub fn word(self) -> &'static str {
+        match self {
+            Delivery::DeviceSpecs => "deviceSpecs",
+            Delivery::Cdi => "cdi",
+        }
+    }
 }
 
 /// Something of the host that a pool waits for: a driver container that builds and loads drivers says

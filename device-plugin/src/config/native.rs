@@ -20,12 +20,15 @@
 //! Everything a person may have meant otherwise is an error with its line: unknown and repeated
 //! keys, words outside a list of choices, keys that do not belong to the mode.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor, value};
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor, value,
+};
 use serde_saphyr::{Location, Spanned};
 
 use node::duration;
@@ -45,20 +48,129 @@ use crate::candidate::LinkType;
 /// The version this program reads.
 const VERSION: u32 = 1;
 
+/// Most pools whose form is wrong that are told of at once; each costs another reading of the text.
+const MAX_MALFORMED_POOLS: usize = 20;
+
 #[derive(Deserialize)]
 struct Versioned {
     version: Option<Spanned<u32>>,
+    pools: Option<Spanned<IgnoredAny>>,
+}
+
+/// A file, without the pools that are passed over.
+#[derive(Default)]
+struct File {
+    rescan_interval: Option<Spanned<String>>,
+    health: Health,
+    pools: Vec<Pool>,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct File {
-    #[serde(rename = "version")]
-    _version: u32,
-    rescan_interval: Option<Spanned<String>>,
-    #[serde(default)]
-    health: Health,
-    pools: Spanned<Vec<Pool>>,
+#[serde(field_identifier, rename_all = "camelCase")]
+enum FileKey {
+    Version,
+    RescanInterval,
+    Health,
+    Pools,
+}
+
+/// Reads a file but for some of its pools, and says which pool it is at. The library stops at the
+/// first key or word that it does not know, so a pool that has one is passed over in another reading,
+/// which finds what is wrong with the next.
+#[derive(Clone, Copy)]
+struct FileBut<'s> {
+    malformed: &'s BTreeSet<usize>,
+    at: &'s Cell<Option<usize>>,
+}
+
+impl<'de> DeserializeSeed<'de> for FileBut<'_> {
+    type Value = File;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<File, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FileBut<'_> {
+    type Value = File;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a configuration")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<File, A::Error> {
+        let mut file = File::default();
+        let mut pools = None;
+        while let Some(key) = map.next_key()? {
+            match key {
+                FileKey::Version => drop(map.next_value::<IgnoredAny>()?),
+                FileKey::RescanInterval => file.rescan_interval = map.next_value()?,
+                FileKey::Health => file.health = map.next_value()?,
+                FileKey::Pools => pools = Some(map.next_value_seed(PoolsBut(self))?),
+            }
+        }
+        file.pools = pools.ok_or_else(|| A::Error::missing_field("pools"))?;
+        Ok(file)
+    }
+}
+
+struct PoolsBut<'s>(FileBut<'s>);
+
+impl<'de> DeserializeSeed<'de> for PoolsBut<'_> {
+    type Value = Vec<Pool>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<Pool>, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PoolsBut<'_> {
+    type Value = Vec<Pool>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list of pools")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Pool>, A::Error> {
+        let Self(FileBut { malformed, at }) = self;
+        let mut pools = Vec::new();
+        for index in 0.. {
+            at.set(Some(index));
+            let more = if malformed.contains(&index) {
+                seq.next_element::<IgnoredAny>()?.is_some()
+            } else {
+                let pool = seq.next_element()?;
+                let more = pool.is_some();
+                pools.extend(pool);
+                more
+            };
+            if !more {
+                break;
+            }
+        }
+        at.set(None);
+        Ok(pools)
+    }
+}
+
+/// The file without malformed pools, each of which is a problem; `None` if it cannot be read even
+/// so.
+fn read_file(text: &str, findings: &mut Findings) -> Option<File> {
+    let (mut malformed, at) = (BTreeSet::new(), Cell::new(None));
+    loop {
+        let read = serde_saphyr::with_deserializer_from_str(text, |deserializer| {
+            let (malformed, at) = (&malformed, &at);
+            FileBut { malformed, at }.deserialize(deserializer)
+        });
+        match read {
+            Ok(file) => return Some(file),
+            Err(error) => findings.problem(message(error)),
+        }
+        let pool = at.take()?;
+        if !malformed.insert(pool) || malformed.len() == MAX_MALFORMED_POOLS {
+            return None;
+        }
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -81,8 +193,7 @@ struct Pool {
     nodes: Option<Spanned<Nodes>>,
     #[serde(default)]
     exclude_topology: bool,
-    #[serde(default)]
-    delivery: DeliveryWord,
+    delivery: Option<DeliveryWord>,
     spare: Option<Vec<SpareWord>>,
     #[serde(default)]
     wait_for: Vec<Spanned<GateWord>>,
@@ -121,10 +232,9 @@ impl GateWord {
     }
 }
 
-#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 enum DeliveryWord {
-    #[default]
     DeviceSpecs,
     Cdi,
 }
@@ -244,8 +354,8 @@ pub fn read(text: &str) -> Result<Config, Problems> {
         }
         Some(_) => {}
     }
-    let file: File = from_text(text)?;
     let mut findings = Findings::default();
+    let file = read_file(text, &mut findings).unwrap_or_default();
     let rescan = match &file.rescan_interval {
         None => Some(DEFAULT_RESCAN),
         Some(text) => match duration::parse(&text.value) {
@@ -272,13 +382,13 @@ pub fn read(text: &str) -> Result<Config, Problems> {
             }
         },
     };
-    if file.pools.value.is_empty() {
-        findings.problem(format!("{}pools is empty", at(file.pools.referenced)));
+    if file.pools.is_empty() && findings.problems.is_empty() {
+        let place = versioned.pools.map(|pools| at(pools.referenced));
+        findings.problem(format!("{}pools is empty", place.unwrap_or_default()));
     }
     let damping = file.health.damping(&mut findings);
     let pools = file
         .pools
-        .value
         .iter()
         .filter_map(|pool| read_pool(pool, &mut findings))
         .collect();
@@ -293,30 +403,29 @@ pub fn read(text: &str) -> Result<Config, Problems> {
 }
 
 fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {
-    serde_saphyr::from_str(text).map_err(|error| {
-        let location = error.location();
-        let message = match error.without_snippet() {
-            serde_saphyr::Error::SerdeUnknownField {
-                field, expected, ..
-            } => {
-                let near = gojson::nearest(expected, field);
-                let hint = near.map_or_else(
-                    || format!("known keys: {}", expected.join(", ")),
-                    |near| format!("did you mean {near:?}?"),
-                );
-                format!("unknown key {field:?}; {hint}")
-            }
-            other => {
-                // The library puts the place last; all our messages have it first.
-                let text = other.to_string();
-                text.split(" at line ").next().unwrap_or(&text).to_owned()
-            }
-        };
-        Problems::one(format!(
-            "{}{message}",
-            location.map_or_else(String::new, at)
-        ))
-    })
+    serde_saphyr::from_str(text).map_err(|error| Problems::one(message(error)))
+}
+
+/// What the library says, with the place first as in all our messages.
+fn message(error: serde_saphyr::Error) -> String {
+    let location = error.location();
+    let message = match error.without_snippet() {
+        serde_saphyr::Error::SerdeUnknownField {
+            field, expected, ..
+        } => {
+            let near = gojson::nearest(expected, field);
+            let hint = near.map_or_else(
+                || format!("known keys: {}", expected.join(", ")),
+                |near| format!("did you mean {near:?}?"),
+            );
+            format!("unknown key {field:?}; {hint}")
+        }
+        other => {
+            let text = other.to_string();
+            text.split(" at line ").next().unwrap_or(&text).to_owned()
+        }
+    };
+    format!("{}{message}", location.map_or_else(String::new, at))
 }
 
 fn at(location: Location) -> String {
@@ -325,6 +434,7 @@ fn at(location: Location) -> String {
 
 fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
     let place = at(pool.resource.referenced);
+    let problems_before = findings.problems.len();
     let parsed = ResourceName::parse(&pool.resource.value);
     let resource = findings.keep(parsed.map_err(|error| format!("{place}{error}")));
     let sharing = sharing(pool, findings);
@@ -349,7 +459,7 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
         .iter()
         .map(|criteria| criteria.selector(findings))
         .collect();
-    if findings.problems.is_empty() && selectors.iter().any(Selector::is_empty) {
+    if findings.problems.len() == problems_before && selectors.iter().any(Selector::is_empty) {
         findings.problem(format!(
             "{}a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
             at(pool.select.referenced)
@@ -361,9 +471,12 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
         selectors,
         nodes,
         exclude_topology: pool.exclude_topology,
-        delivery: match pool.delivery {
-            DeliveryWord::DeviceSpecs => Delivery::DeviceSpecs,
-            DeliveryWord::Cdi => Delivery::Cdi,
+        delivery: match (pool.delivery, pool.mode) {
+            (Some(DeliveryWord::DeviceSpecs), _) | (None, Mode::Shared) => {
+                Some(Delivery::DeviceSpecs)
+            }
+            (Some(DeliveryWord::Cdi), _) => Some(Delivery::Cdi),
+            (None, Mode::Exclusive) => None,
         },
         spare: match (&pool.spare, pool.mode) {
             (Some(words), _) => Spare {

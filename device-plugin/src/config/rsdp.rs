@@ -132,7 +132,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         selectors: vec![selector?],
         nodes: NodeRule::everything(),
         exclude_topology: true,
-        delivery: Delivery::default(),
+        delivery: Some(Delivery::default()),
         spare: Spare::NOTHING,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),

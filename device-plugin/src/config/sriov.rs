@@ -153,7 +153,7 @@ fn read_pool(
         selectors: alternatives,
         nodes: NodeRule::everything(),
         exclude_topology: entry.exclude_topology,
-        delivery: Delivery::default(),
+        delivery: Some(Delivery::default()),
         spare: Spare::WHAT_IS_IN_USE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),

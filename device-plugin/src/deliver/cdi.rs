@@ -117,6 +117,11 @@ pub fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
     Ok(true)
 }
 
+/// Whether a pool has a file. A pod may hold its names even if new ones are not given any more.
+pub fn exists(directory: &Path, resource: &ResourceName) -> bool {
+    directory.join(file_name(resource)).exists()
+}
+
 /// Removes our files of resources that are neither configured for CDI nor held by any pod.
 pub fn remove_unused(directory: &Path, used: &BTreeSet<ResourceName>) {
     let keep: BTreeSet<String> = used.iter().map(file_name).collect();

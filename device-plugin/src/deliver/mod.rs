@@ -1,9 +1,10 @@
 //! How a container gets what was allocated to it.
 //!
 //! [`nodes`]: paths in the response; [`cdi`]: names that the container runtime resolves; [`env`]:
-//! what is said about the HCAs; [`device_info`]: the same for Multus.
+//! what is said about the HCAs; [`device_info`]: the same for Multus; [`choice`]: nodes or names.
 
 pub mod cdi;
+pub mod choice;
 pub mod device_info;
 pub mod env;
 pub mod features;

@@ -1,13 +1,24 @@
-//! What the kubelet hands out again without asking: its checkpoint.
+//! What the kubelet keeps of its allocations: its device manager's checkpoint.
 //!
 //! The kubelet keeps each Allocate answer in `kubelet_internal_checkpoint` in the device-plugins
 //! directory and uses it for every start of the container, over restarts of the kubelet, the daemon
-//! and the node (`pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go`). After a reboot the kernel
-//! may have numbered the verbs nodes in another order, so an old answer may name another HCA's node.
+//! and the node (`pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go`). Two things are read here
+//! that nothing else tells:
+//! - the UID of the pod that a device was allocated to ([`Owners`]); PodResources names pods without
+//!   their UIDs;
+//! - the device nodes that were allocated ([`allocated_nodes`]). After a reboot the kernel may have
+//!   numbered the verbs nodes in another order, so an old answer may name another HCA's node.
+//!
+//! The format is internal to the kubelet. So what cannot be read is an answer like any other, and
+//! never an error of the daemon. The checksum is that of Go's printed form of the data and is not
+//! verified: the kubelet replaces the file by rename, so it is always whole.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{File, Metadata};
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -15,14 +26,18 @@ use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
 
+use crate::podresources::Held;
+
 /// Name of the file in the device-plugins directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
+/// The longest file that is read. Entries hold what plugins answered, some kilobytes each.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Why the checkpoint says nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It cannot be read.
-    #[error("read the kubelet's checkpoint {path}: {source}")]
+    #[error("the kubelet's checkpoint {path} cannot be read: {source}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -30,7 +45,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// It is written otherwise than any kubelet wrote it so far.
-    #[error("read the kubelet's checkpoint {path}: {reason}")]
+    #[error("the kubelet's checkpoint {path} cannot be read: {reason}")]
     Form {
         /// The file.
         path: PathBuf,
@@ -48,77 +63,209 @@ struct Stored {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Data {
+    /// Go writes an empty list as null.
     pod_device_entries: Option<Vec<Entry>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Entry {
+    #[serde(rename = "PodUID")]
+    pod_uid: String,
+    container_name: String,
     resource_name: String,
     #[serde(rename = "DeviceIDs")]
     device_ids: DeviceIds,
+    /// The answer to Allocate for this container, in protobuf and base64.
     alloc_resp: Option<String>,
 }
 
-/// By NUMA node since Kubernetes 1.20, a list before.
+/// By NUMA node (-1 for none) since Kubernetes 1.20, a list before.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum DeviceIds {
-    ByNode(BTreeMap<String, Vec<String>>),
+    ByNode(BTreeMap<String, Option<Vec<String>>>),
     List(Vec<String>),
 }
 
 impl DeviceIds {
-    fn contains(&self, id: &str) -> bool {
+    fn iter(&self) -> Box<dyn Iterator<Item = &String> + '_> {
         match self {
-            Self::ByNode(nodes) => nodes.values().flatten().any(|known| known == id),
-            Self::List(list) => list.iter().any(|known| known == id),
+            Self::ByNode(nodes) => Box::new(nodes.values().flatten().flatten()),
+            Self::List(list) => Box::new(list.iter()),
         }
     }
 }
 
-/// Paths of the device nodes that containers get with these units: one set for each container that
-/// holds one of them.
+/// The checkpoint of a device-plugins directory, opened.
+struct Opened {
+    path: PathBuf,
+    file: File,
+    meta: Metadata,
+}
+
+impl Opened {
+    fn open(directory: &Path) -> Result<Self, Error> {
+        let path = directory.join(FILE);
+        match node::file::open_regular(&path) {
+            Ok((file, meta)) => Ok(Self { path, file, meta }),
+            Err(source) => Err(Error::Read { path, source }),
+        }
+    }
+
+    fn entries(self) -> Result<Vec<Entry>, Error> {
+        let Self { path, file, meta } = self;
+        if meta.len() > MAX_BYTES {
+            let reason = format!("{} bytes, more than {MAX_BYTES}", meta.len());
+            return Err(Error::Form { path, reason });
+        }
+        let mut text = Vec::new();
+        if let Err(source) = file.take(MAX_BYTES).read_to_end(&mut text) {
+            return Err(Error::Read { path, source });
+        }
+        match serde_json::from_slice::<Stored>(&text) {
+            Ok(stored) => Ok(stored.data.pod_device_entries.unwrap_or_default()),
+            Err(error) => Err(Error::Form {
+                path,
+                reason: error.to_string(),
+            }),
+        }
+    }
+}
+
+/// Paths of the device nodes that containers were allocated with these units: one set for each
+/// container that has one of them.
 ///
 /// # Errors
 /// [`Error`]: the checkpoint says nothing.
-pub fn granted(
+pub fn allocated_nodes(
     directory: &Path,
     resource: &str,
     ids: &[String],
 ) -> Result<Vec<BTreeSet<String>>, Error> {
-    let path = directory.join(FILE);
-    let text = std::fs::read(&path).map_err(|source| Error::Read {
-        path: path.clone(),
-        source,
-    })?;
-    let form = |reason: String| Error::Form {
-        path: path.clone(),
-        reason,
-    };
-    let stored: Stored = serde_json::from_slice(&text).map_err(|error| form(error.to_string()))?;
-    let entries = stored.data.pod_device_entries.unwrap_or_default();
-    let ours = entries.into_iter().filter(|entry| {
-        entry.resource_name == resource && ids.iter().any(|id| entry.device_ids.contains(id))
+    let opened = Opened::open(directory)?;
+    let path = opened.path.clone();
+    let entries = opened.entries()?.into_iter().filter(|entry| {
+        entry.resource_name == resource && entry.device_ids.iter().any(|id| ids.contains(id))
     });
-    ours.map(|entry| {
+    let answers = entries.map(|entry| {
         let answer = BASE64_STANDARD
             .decode(entry.alloc_resp.unwrap_or_default())
-            .map_err(|error| form(error.to_string()))?;
+            .map_err(|error| error.to_string())?;
         let answer = ContainerAllocateResponse::decode(answer.as_slice())
-            .map_err(|error| form(error.to_string()))?;
-        Ok(answer
-            .devices
-            .into_iter()
-            .map(|device| device.host_path)
-            .collect())
+            .map_err(|error| error.to_string())?;
+        let devices = answer.devices.into_iter();
+        Ok(devices.map(|device| device.host_path).collect())
+    });
+    answers
+        .collect::<Result<_, String>>()
+        .map_err(|reason| Error::Form { path, reason })
+}
+
+/// What the kubelet has allocated, as PodResources would list it. Pods are named by their UIDs, in no
+/// namespace; those that ended a moment ago may still be among them.
+///
+/// # Errors
+/// [`Error`]: the checkpoint says nothing.
+pub fn allocated(directory: &Path) -> Result<Vec<Held>, Error> {
+    let entries = Opened::open(directory)?.entries()?.into_iter();
+    let held = entries.map(|entry| Held {
+        namespace: String::new(),
+        ids: entry.device_ids.iter().cloned().collect(),
+        pod: entry.pod_uid,
+        container: entry.container_name,
+        resource: entry.resource_name,
+    });
+    Ok(held.collect())
+}
+
+/// UIDs of pods by resource and device ID.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Owners(HashMap<String, HashMap<String, BTreeSet<String>>>);
+
+/// What the checkpoint says of a device and a pod's UID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// The device is that pod's.
+    This,
+    /// The device is another pod's.
+    Another,
+    /// The device is not in the checkpoint.
+    Unknown,
+}
+
+impl Owners {
+    /// Whose device it is.
+    #[must_use]
+    pub fn owner(&self, uid: &str, resource: &str, device: &str) -> Owner {
+        match self.0.get(resource).and_then(|ids| ids.get(device)) {
+            Some(uids) if uids.contains(uid) => Owner::This,
+            Some(_) => Owner::Another,
+            None => Owner::Unknown,
+        }
+    }
+
+    /// Of these devices: pod UID, resource, device ID.
+    #[cfg(test)]
+    pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {
+        let mut owners = Self::default();
+        for (uid, resource, id) in devices {
+            owners.add((*uid).into(), (*resource).into(), (*id).into());
+        }
+        owners
+    }
+
+    fn add(&mut self, uid: String, resource: String, id: String) {
+        let ids = self.0.entry(resource).or_default();
+        ids.entry(id).or_default().insert(uid);
+    }
+}
+
+/// Owners as they were read, and from which file. The kubelet writes a new file each time.
+#[derive(Debug, Clone)]
+pub struct KnownOwners {
+    file: (u64, u64, i64, i64, u64),
+    /// They.
+    pub owners: Arc<Owners>,
+}
+
+/// Reads who owns what, unless the file is the one that is known.
+///
+/// # Errors
+/// [`Error`]: the checkpoint says nothing.
+pub fn owners(directory: &Path, known: Option<KnownOwners>) -> Result<KnownOwners, Error> {
+    let opened = Opened::open(directory)?;
+    let meta = &opened.meta;
+    let file = (
+        meta.dev(),
+        meta.ino(),
+        meta.mtime(),
+        meta.mtime_nsec(),
+        meta.len(),
+    );
+    if let Some(known) = known.filter(|known| known.file == file) {
+        return Ok(known);
+    }
+    let mut owners = Owners::default();
+    for entry in opened.entries()? {
+        for id in entry.device_ids.iter() {
+            owners.add(
+                entry.pod_uid.clone(),
+                entry.resource_name.clone(),
+                id.clone(),
+            );
+        }
+    }
+    Ok(KnownOwners {
+        file,
+        owners: Arc::new(owners),
     })
-    .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use kubelet_api::deviceplugin::DeviceSpec;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -135,19 +282,50 @@ mod tests {
         BASE64_STANDARD.encode(answer.encode_to_vec())
     }
 
+    fn entry(uid: &str, resource: &str, ids: &Value, nodes: &[&str]) -> Value {
+        json!({"PodUID": uid, "ContainerName": "main", "ResourceName": resource,
+               "DeviceIDs": ids, "AllocResp": answer(nodes)})
+    }
+
+    /// A device-plugins directory with a checkpoint of these entries.
+    fn directory(entries: &Value) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        put(directory.path(), entries);
+        directory
+    }
+
+    fn put(directory: &Path, entries: &Value) {
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}},
+                          "Checksum": 1});
+        let fresh = directory.join("fresh");
+        std::fs::write(&fresh, text.to_string()).unwrap();
+        std::fs::rename(&fresh, directory.join(FILE)).unwrap();
+    }
+
+    fn read(entries: &Value) -> Owners {
+        let directory = directory(entries);
+        let known = owners(directory.path(), None).unwrap();
+        (*known.owners).clone()
+    }
+
     #[test]
-    fn answers_are_found_by_resource_and_unit_in_both_forms() {
-        let dir = tempfile::tempdir().unwrap();
-        let text = serde_json::json!({"Data": {"PodDeviceEntries": [
-            {"PodUID": "1", "ContainerName": "a", "ResourceName": "rdma/a",
-             "DeviceIDs": {"-1": ["0000:3b:00.2"], "1": ["0000:3b:00.3"]},
-             "AllocResp": answer(&["/dev/infiniband/uverbs0"])},
-            {"PodUID": "2", "ContainerName": "a", "ResourceName": "rdma/b",
-             "DeviceIDs": ["0000:3b:00.2"], "AllocResp": answer(&["/dev/infiniband/uverbs7"])},
-        ], "RegisteredDevices": {}}, "Checksum": 1});
-        std::fs::write(dir.path().join(FILE), text.to_string()).unwrap();
+    fn nodes_are_found_by_resource_and_unit_in_both_forms() {
+        let directory = directory(&json!([
+            entry(
+                "1",
+                "rdma/a",
+                &json!({"-1": ["0000:3b:00.2"], "1": ["0000:3b:00.3"], "2": null}),
+                &["/dev/infiniband/uverbs0"]
+            ),
+            entry(
+                "2",
+                "rdma/b",
+                &json!(["0000:3b:00.2"]),
+                &["/dev/infiniband/uverbs7"]
+            ),
+        ]));
         let paths = |resource: &str, id: &str| -> Vec<String> {
-            let all = granted(dir.path(), resource, &[id.to_owned()]).unwrap();
+            let all = allocated_nodes(directory.path(), resource, &[id.to_owned()]).unwrap();
             all.into_iter().flatten().collect()
         };
         assert_eq!(paths("rdma/a", "0000:3b:00.3"), ["/dev/infiniband/uverbs0"]);
@@ -156,15 +334,94 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_of_another_form_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let ask = || {
-            granted(dir.path(), "rdma/a", &["x".into()])
-                .unwrap_err()
-                .to_string()
+    fn devices_belong_to_the_uid_of_their_entry() {
+        let owners = read(&json!([
+            entry(
+                "u1",
+                "rdma/a",
+                &json!({"-1": ["x"], "0": ["y", "z"], "1": null}),
+                &[]
+            ),
+            entry("u2", "rdma/b", &json!(["x"]), &[]),
+        ]));
+        assert_eq!(owners.owner("u1", "rdma/a", "x"), Owner::This);
+        assert_eq!(owners.owner("u1", "rdma/a", "z"), Owner::This);
+        assert_eq!(owners.owner("u1", "rdma/b", "x"), Owner::Another);
+        assert_eq!(owners.owner("u2", "rdma/a", "y"), Owner::Another);
+        assert_eq!(owners.owner("u1", "rdma/a", "w"), Owner::Unknown);
+        assert_eq!(owners.owner("u1", "rdma/c", "x"), Owner::Unknown);
+    }
+
+    #[test]
+    fn all_that_is_allocated_is_told_by_uid() {
+        let directory = directory(&json!([
+            entry("u1", "rdma/a", &json!({"-1": ["x"], "0": ["y"]}), &[]),
+            entry("u2", "rdma/b", &json!(["z"]), &[]),
+        ]));
+        let held: Vec<_> = allocated(directory.path())
+            .unwrap()
+            .into_iter()
+            .map(|held| (held.pod, held.container, held.resource, held.ids.join(",")))
+            .collect();
+        let one = |uid: &str, resource: &str, ids: &str| {
+            (uid.into(), "main".into(), resource.into(), ids.into())
         };
-        assert!(ask().contains(FILE), "{}", ask());
-        std::fs::write(dir.path().join(FILE), "{\"Version\": 3}").unwrap();
-        assert!(ask().contains("missing field"), "{}", ask());
+        let expected: [(String, String, String, String); 2] =
+            [one("u1", "rdma/a", "x,y"), one("u2", "rdma/b", "z")];
+        assert_eq!(held, expected);
+    }
+
+    #[test]
+    fn empty_checkpoint_has_no_owners() {
+        assert_eq!(read(&json!(null)), Owners::default());
+        assert_eq!(read(&json!([])), Owners::default());
+    }
+
+    #[test]
+    fn checkpoint_that_is_missing_torn_or_of_another_form_is_an_error_with_its_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        let both = || {
+            let nodes = allocated_nodes(directory.path(), "rdma/a", &["x".into()]);
+            let errors = [
+                nodes.unwrap_err().to_string(),
+                owners(directory.path(), None).unwrap_err().to_string(),
+            ];
+            assert!(
+                errors.iter().all(|error| error.contains(FILE)),
+                "{errors:?}"
+            );
+            errors.concat()
+        };
+        assert!(both().contains("No such file"), "{}", both());
+        for (text, words) in [
+            ("{\"Version\": 3}", "missing field"),
+            ("{\"Data\": {\"PodDev", "EOF"),
+            ("", "EOF"),
+            ("\0\0\0\0\0\0\0\0", "expected value"),
+            ("[]", "invalid"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert!(both().contains(words), "{text:?}: {}", both());
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(both().contains("directory"), "{}", both());
+        std::fs::remove_dir(&path).unwrap();
+        // Nobody writes it, and nobody waits for that.
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert!(both().contains("no regular file"), "{}", both());
+    }
+
+    #[test]
+    fn file_is_read_again_only_when_it_was_replaced() {
+        let entries = |uid: &str| json!([entry(uid, "rdma/a", &json!({"0": ["x"]}), &[])]);
+        let directory = directory(&entries("u1"));
+        let first = owners(directory.path(), None).unwrap();
+        let again = owners(directory.path(), Some(first.clone())).unwrap();
+        assert!(Arc::ptr_eq(&first.owners, &again.owners));
+        put(directory.path(), &entries("u2"));
+        let second = owners(directory.path(), Some(again)).unwrap();
+        assert_eq!(second.owners.owner("u2", "rdma/a", "x"), Owner::This);
     }
 }

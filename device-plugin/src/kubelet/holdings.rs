@@ -4,6 +4,7 @@
 //! nobody holding anything: until the service has answered once there is no [`Holdings`] at all.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,6 +13,7 @@ use hca::{HcaId, UnitId};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::checkpoint;
 use crate::config::ResourceName;
 use crate::podresources::{self, Held};
 
@@ -50,6 +52,16 @@ pub struct Holder {
     pub pod: String,
     /// Container.
     pub container: String,
+}
+
+impl fmt::Display for Holder {
+    /// A pod of the kubelet's checkpoint has a UID for its name, and no namespace.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace.as_str() {
+            "" => write!(f, "the pod with UID {}", self.pod),
+            namespace => write!(f, "pod {namespace}/{}", self.pod),
+        }
+    }
 }
 
 impl Holdings {
@@ -126,6 +138,28 @@ pub async fn ask(socket: &Path, timeout: Duration) -> Result<Holdings, String> {
     match tokio::time::timeout(timeout, podresources::held(socket)).await {
         Ok(held) => held.map(|held| Holdings::new(held, asked)),
         Err(_) => Err(format!("no answer within {timeout:?}")),
+    }
+}
+
+/// Asks once, and where no answer comes takes what the kubelet's checkpoint has: it is as new as the
+/// kubelet's own word, but names pods by UID alone.
+///
+/// # Errors
+/// Neither says anything: what came back instead of an answer.
+pub async fn ask_or_read(
+    socket: &Path,
+    timeout: Duration,
+    device_plugin_dir: &Path,
+) -> Result<Holdings, String> {
+    let error = match ask(socket, timeout).await {
+        Ok(holdings) => return Ok(holdings),
+        Err(error) => error,
+    };
+    let (asked, directory) = (SystemTime::now(), device_plugin_dir.to_owned());
+    let read = tokio::task::spawn_blocking(move || checkpoint::allocated(&directory)).await;
+    match read {
+        Ok(Ok(held)) => Ok(Holdings::new(held, asked)),
+        Ok(Err(_)) | Err(_) => Err(error),
     }
 }
 

@@ -37,6 +37,7 @@ pub type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 pub struct Errands {
     looks: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
+    client: Arc<watch::Sender<Option<String>>>,
 }
 
 /// Who waits for a scan: told when it ended, or why it does not come to its end.
@@ -49,6 +50,8 @@ pub struct Asked {
     pub looks: mpsc::Receiver<Waiting>,
     /// Device information to be written.
     pub files: mpsc::Receiver<Vec<device_info::File>>,
+    /// What the kubelet's gRPC client calls itself.
+    pub client: watch::Receiver<Option<String>>,
 }
 
 impl Errands {
@@ -56,11 +59,17 @@ impl Errands {
     pub fn new() -> (Self, Asked) {
         let (looks, looks_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
+        let (client, client_known) = watch::channel(None);
         (
-            Self { looks, files },
+            Self {
+                looks,
+                files,
+                client: Arc::new(client),
+            },
             Asked {
                 looks: looks_asked,
                 files: files_asked,
+                client: client_known,
             },
         )
     }
@@ -75,6 +84,21 @@ impl Errands {
             .await
             .map_err(|_| over())?
             .map_err(Status::unavailable)
+    }
+
+    /// Notes which gRPC client the kubelet has.
+    fn note_client<T>(&self, request: &Request<T>) {
+        let name = request.metadata().get(USER_AGENT);
+        let Some(name) = name.and_then(|name| name.to_str().ok()) else {
+            return;
+        };
+        self.client.send_if_modified(|known| {
+            let news = known.as_deref() != Some(name);
+            if news {
+                *known = Some(name.to_owned());
+            }
+            news
+        });
     }
 
     /// Has files written some time soon; never waits.
@@ -169,6 +193,9 @@ fn swapped(snapshot: &Snapshot, ids: &[String], granted: &BTreeSet<String>) -> O
     })
 }
 
+/// Where a gRPC client names itself (the gRPC protocol over HTTP/2, User Agents).
+const USER_AGENT: &str = "user-agent";
+
 /// What the paths of verbs nodes begin with.
 const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
 
@@ -226,8 +253,9 @@ impl Service {
 impl DevicePlugin for Service {
     async fn get_device_plugin_options(
         &self,
-        _: Request<Empty>,
+        request: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
+        self.errands.note_client(&request);
         Ok(Response::new(self.options()))
     }
 
@@ -281,7 +309,8 @@ impl DevicePlugin for Service {
         let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());
         let asked = ids.clone();
         let kept = tokio::task::spawn_blocking(move || {
-            checkpoint::granted(&directory, &resource, &asked).map_err(|error| error.to_string())
+            checkpoint::allocated_nodes(&directory, &resource, &asked)
+                .map_err(|error| error.to_string())
         });
         let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
         let granted = match kept {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use node_wire::{Allocation, Failure, FailureKind, Pod, PodUnits};
 
-use super::checkpoint::{Checkpoint, Owner};
+use crate::kubelet::checkpoint::{Owner, Owners};
 use crate::podresources::{Held, PodDevices};
 
 /// What was read for a question.
@@ -12,8 +12,8 @@ use crate::podresources::{Held, PodDevices};
 pub struct View {
     /// The kubelet's list.
     pub pods: Vec<PodDevices>,
-    /// The kubelet's checkpoint, read after the list; or why it cannot be read.
-    pub checkpoint: Result<Arc<Checkpoint>, String>,
+    /// Owners by the kubelet's checkpoint, read after the list; or why it cannot be read.
+    pub owners: Result<Arc<Owners>, String>,
 }
 
 /// The units of a pod. HCAs are not named yet.
@@ -38,17 +38,14 @@ pub fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
     let units = named
         .flat_map(|listed| &listed.held)
         .flat_map(|held| held.ids.iter().map(move |id| (held, id.as_str())));
-    let (uid, checkpoint) = match (&pod.uid, &view.checkpoint) {
-        (Some(uid), Ok(checkpoint)) => (uid, checkpoint),
+    let (uid, owners) = match (&pod.uid, &view.owners) {
+        (Some(uid), Ok(owners)) => (uid, owners),
         (None, _) => return unchecked(pod, count, units, "the question has no UID".to_owned()),
-        (Some(_), Err(why)) => {
-            let why = format!("the kubelet's checkpoint cannot be read: {why}");
-            return unchecked(pod, count, units, why);
-        }
+        (Some(_), Err(why)) => return unchecked(pod, count, units, why.clone()),
     };
     let (mut own, mut unknown, mut foreign) = (Vec::new(), Vec::new(), false);
     for (held, id) in units {
-        match checkpoint.owner(uid, &held.resource, id) {
+        match owners.owner(uid, &held.resource, id) {
             Owner::This => own.push((held, id)),
             Owner::Unknown => unknown.push((held, id)),
             Owner::Another => foreign = true,
@@ -122,8 +119,6 @@ fn allocations<'v>(units: impl Iterator<Item = (&'v Held, &'v str)>) -> Vec<Allo
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn asked(uid: Option<&str>) -> Pod {
@@ -150,22 +145,20 @@ mod tests {
     }
 
     fn view(pods: Vec<PodDevices>, owners: &[(&str, &str, &[&str])]) -> View {
-        let entries = owners.iter().map(|(uid, resource, ids)| {
-            json!({"PodUID": uid, "ContainerName": "c", "ResourceName": resource,
-                   "DeviceIDs": {"-1": ids}, "AllocResp": ""})
-        });
-        let text = json!({"Data": {"PodDeviceEntries": entries.collect::<Vec<_>>()}});
-        let checkpoint = Checkpoint::parse(text.to_string().as_bytes());
+        let devices: Vec<_> = owners
+            .iter()
+            .flat_map(|(uid, resource, ids)| ids.iter().map(move |id| (*uid, *resource, *id)))
+            .collect();
         View {
             pods,
-            checkpoint: checkpoint.map(Arc::new),
+            owners: Ok(Arc::new(Owners::of(&devices))),
         }
     }
 
     fn without_checkpoint(pods: Vec<PodDevices>) -> View {
         View {
             pods,
-            checkpoint: Err("/x: no such file".into()),
+            owners: Err("the kubelet's checkpoint /x cannot be read: no such file".into()),
         }
     }
 
@@ -263,7 +256,7 @@ mod tests {
         assert_eq!(no_uid.uid_note.as_deref(), Some("the question has no UID"));
         let unreadable = pod_units(&asked(Some("u1")), &without_checkpoint(one.clone())).unwrap();
         let note = unreadable.uid_note.as_deref().unwrap();
-        assert!(note.contains("cannot be read: /x: no such file"), "{note}");
+        assert!(note.contains("/x cannot be read: no such file"), "{note}");
         // A checkpoint that knows nothing of the unit shows nothing.
         let silent = view(one, &[("u2", "rdma/a", &["w"])]);
         let silent = pod_units(&asked(Some("u1")), &silent).unwrap();

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::answer::{self, View};
-use super::checkpoint;
+use crate::kubelet::checkpoint;
 use crate::podresources;
 
 /// How long an answer that was checked against the pod's UID is given again.
@@ -44,13 +44,13 @@ pub struct Pods {
 pub struct Caller {
     calls: mpsc::Receiver<oneshot::Sender<Listing>>,
     kubelet: podresources::Lister,
-    checkpoint: PathBuf,
-    known: Option<checkpoint::Known>,
+    device_plugin_dir: PathBuf,
+    known: Option<checkpoint::KnownOwners>,
 }
 
-/// For the kubelet with this PodResources socket and this checkpoint. Nothing is answered before
+/// For the kubelet with this PodResources socket and device-plugins directory. Nothing is answered before
 /// [`Caller::run`] runs.
-pub fn pods(socket: PathBuf, checkpoint: PathBuf) -> (Pods, Caller) {
+pub fn pods(socket: PathBuf, device_plugin_dir: PathBuf) -> (Pods, Caller) {
     let (calls, asked) = mpsc::channel(16);
     let pods = Pods {
         calls,
@@ -60,7 +60,7 @@ pub fn pods(socket: PathBuf, checkpoint: PathBuf) -> (Pods, Caller) {
     let caller = Caller {
         calls: asked,
         kubelet: podresources::Lister::new(socket),
-        checkpoint,
+        device_plugin_dir,
         known: None,
     };
     (pods, caller)
@@ -142,13 +142,13 @@ impl Caller {
         let pods = self.kubelet.pods().await?;
         // After the list: what the kubelet allocated in between is in the checkpoint, and a device
         // that went over to another pod is seen as that pod's.
-        let (path, known) = (self.checkpoint.clone(), self.known.take());
-        let read = tokio::task::spawn_blocking(move || checkpoint::read(&path, known)).await;
-        let checkpoint = match read {
-            Ok(Ok(known)) => Ok(self.known.insert(known).checkpoint.clone()),
-            Ok(Err(error)) => Err(error),
+        let (directory, known) = (self.device_plugin_dir.clone(), self.known.take());
+        let read = tokio::task::spawn_blocking(move || checkpoint::owners(&directory, known)).await;
+        let owners = match read {
+            Ok(Ok(known)) => Ok(self.known.insert(known).owners.clone()),
+            Ok(Err(error)) => Err(error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        Ok(View { pods, checkpoint })
+        Ok(View { pods, owners })
     }
 }

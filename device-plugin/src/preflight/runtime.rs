@@ -1,5 +1,7 @@
 //! What containers get from their runtime (R): locked memory, capabilities, device nodes.
 
+pub mod cdi;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -9,6 +11,7 @@ use super::check::Check;
 use super::context::Context;
 use super::files;
 use super::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
+pub use cdi::Cdi;
 
 /// What is looked at.
 #[derive(Debug, Clone, Default)]
@@ -61,20 +64,6 @@ pub struct NodeFacts {
     pub mode: Option<u32>,
     /// How opening it for reading and writing went, if it was tried.
     pub opened: Option<Result<(), String>>,
-}
-
-/// What is known of a runtime's use of CDI.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Cdi {
-    /// No runtime's configuration was found.
-    #[default]
-    NoRuntime,
-    /// It says so, or the runtime always does it.
-    On(String),
-    /// It says not to.
-    Off(String),
-    /// It says nothing: newer versions do it, older do not.
-    Silent(String),
 }
 
 const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -227,31 +216,11 @@ fn granted(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<Stri
 }
 
 fn cdi(context: &Context) -> Cdi {
-    let containerd = context.path("/etc/containerd/config.toml");
-    if let Some(text) = files::text(&containerd) {
-        let place = containerd.display().to_string();
-        return match enable_cdi(&text) {
-            Some(true) => Cdi::On(place),
-            Some(false) => Cdi::Off(place),
-            None => Cdi::Silent(place),
-        };
+    let root = &context.settings.root;
+    match cdi::of_running_runtime(root, &context.host.proc) {
+        Cdi::NoRuntime => cdi::of_configured_runtime(root),
+        known => known,
     }
-    let crio = ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d"];
-    match crio.iter().find(|path| context.path(path).exists()) {
-        Some(path) => Cdi::On(format!("{path} (CRI-O always does)")),
-        None => Cdi::NoRuntime,
-    }
-}
-
-/// The value of `enable_cdi` in containerd's configuration, wherever in it.
-fn enable_cdi(text: &str) -> Option<bool> {
-    let mut lines = text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or_default());
-    lines.find_map(|line| {
-        let (key, value) = line.split_once('=')?;
-        (key.trim() == "enable_cdi").then(|| value.trim() == "true")
-    })
 }
 
 fn huge_pages(directory: &Path) -> Vec<(u64, u64, u64)> {
@@ -453,6 +422,10 @@ fn r06_cdi(facts: &Facts) -> Vec<Finding> {
     vec![match &facts.cdi {
         Cdi::NoRuntime => Finding::not_applicable("no containerd or CRI-O is configured here"),
         Cdi::On(place) => Finding::pass("it does").read(place, "enabled"),
+        Cdi::CriO => Finding::pass("CRI-O always does"),
+        Cdi::OutOfSight(place) => {
+            Finding::unknown(format!("the runtime's configuration {place} is not in sight"))
+        }
         Cdi::Silent(place) => Finding::pass(
             "containerd does so from 2.0 on; older ones get device nodes directly, which works as well",
         )

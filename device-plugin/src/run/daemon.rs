@@ -18,6 +18,7 @@ use super::{Settings, Signals};
 use crate::board::Board;
 use crate::config::last_good::{Kept, Start};
 use crate::config::{self, Config, Delivery, Gate};
+use crate::deliver::choice::{self, Choice};
 use crate::deliver::{cdi, device_info, features};
 use crate::events::{Bell, Reason, Watched};
 use crate::kubelet::holdings::{self, Holdings};
@@ -26,6 +27,7 @@ use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
 use crate::observe::Observation;
 use crate::podresources;
+use crate::preflight::runtime;
 use crate::reclaim::{self, Counts, Findings};
 use crate::report::{Configuration, Looks, Pool, Report};
 use crate::scan::Scan;
@@ -48,6 +50,8 @@ const SPACING: Duration = Duration::from_millis(50);
 
 /// What others find out beside the looks at the host.
 pub(super) struct Known {
+    /// What the kubelet's gRPC client calls itself.
+    pub(super) client: watch::Receiver<Option<String>>,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
     /// What was cleaned up, and what pods have.
@@ -89,6 +93,8 @@ pub(super) struct Daemon {
     nodes: Option<RecommendedWatcher>,
     /// The HCAs of exclusive pools, as the CNI plugin was told last.
     exclusive: Option<BTreeSet<HcaId>>,
+    /// How pools are delivered that state nothing.
+    choice: Choice,
     /// What Node Feature Discovery was told last, or why it could not be.
     features: Option<Result<String, String>>,
     links: Links,
@@ -165,6 +171,7 @@ impl Daemon {
             due: None,
             nodes: None,
             exclusive: None,
+            choice: Choice::default(),
             features: None,
             links: Links::default(),
             faults: Vec::new(),
@@ -227,6 +234,12 @@ impl Daemon {
                     Reason::Damping
                 }
                 () = tick(&mut rescan) => Reason::Timer,
+                Ok(()) = self.known.client.changed() => {
+                    if !self.choose_delivery().await {
+                        continue;
+                    }
+                    Reason::Delivery
+                }
                 Ok(()) = self.known.held.changed() => {
                     self.holdings = self.known.held.borrow_and_update().clone();
                     self.tidy().await;
@@ -259,6 +272,9 @@ impl Daemon {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
                 tidy = Some(tokio::time::Instant::now() + holdings::UP_TO_DATE);
+            }
+            if asked_for {
+                self.choose_delivery().await;
             }
             self.want(reason, bell);
         };
@@ -333,6 +349,42 @@ impl Daemon {
         self.publish();
     }
 
+    /// Chooses how pools are delivered that state nothing, when the kubelet or the configuration is
+    /// another one, and on SIGHUP. True if it is another delivery than before.
+    ///
+    /// What pods have stays as it is: the kubelet keeps its answers, CDI files of pods stay in place
+    /// and true, and a start with nodes is compared with the nodes of now.
+    async fn choose_delivery(&mut self) -> bool {
+        let kubelet = self.known.client.borrow_and_update().clone();
+        let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
+        let read = move || {
+            let root = host.sys.parent().unwrap_or(Path::new("/"));
+            choice::choose(&choice::Facts {
+                kubelet,
+                runtime: runtime::cdi::of_running_runtime(root, &host.proc),
+                directory: choice::directory_obstacle(&directory, root == Path::new("/")),
+            })
+        };
+        let chosen = match tokio::task::spawn_blocking(read).await {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                tracing::error!(%error, "choosing a delivery failed");
+                return false;
+            }
+        };
+        let is_another = chosen.delivery != self.choice.delivery;
+        if chosen != self.choice && self.config.pools.iter().any(|pool| pool.delivery.is_none()) {
+            tracing::info!(
+                delivery = chosen.delivery.word(),
+                reason = chosen.reason,
+                "delivery of exclusive pools that state none"
+            );
+        }
+        self.choice = chosen;
+        self.board.set_automatic_delivery(self.choice.delivery);
+        is_another
+    }
+
     /// Waits a moment for what follows an event, and keeps looks apart from each other. A new
     /// configuration outweighs all that is heard with it.
     async fn gather(&self, first: Reason, heard: &mut mpsc::Receiver<Reason>) -> Reason {
@@ -387,7 +439,8 @@ impl Daemon {
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
         let socket = podresources::socket(&self.settings.kubelet_root_dir);
-        if let Ok(holdings) = holdings::ask(&socket, HOLDINGS_TIMEOUT).await {
+        let directory = &self.settings.device_plugin_dir;
+        if let Ok(holdings) = holdings::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
             self.holdings = Some(Arc::new(holdings));
         }
         self.configuration.error = None;
@@ -538,23 +591,37 @@ impl Daemon {
     /// whose specification cannot be written has nothing to give.
     async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
         let snapshots = self.board.snapshots().to_vec();
-        if snapshots
-            .iter()
-            .all(|snapshot| snapshot.terms().delivery != Delivery::Cdi)
-        {
+        let directory = self.settings.cdi_dir.clone();
+        let has_no_file = |snapshot: &Arc<Snapshot>| {
+            snapshot.terms().delivery != Delivery::Cdi
+                && !cdi::exists(&directory, snapshot.resource())
+        };
+        if snapshots.iter().all(has_no_file) {
             return snapshots;
         }
-        let directory = self.settings.cdi_dir.clone();
+        let stated: BTreeSet<_> = self
+            .config
+            .pools
+            .iter()
+            .filter(|pool| pool.delivery.is_some())
+            .map(|pool| pool.resource.clone())
+            .collect();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             let written = snapshots.into_iter().map(|snapshot| {
-                if snapshot.terms().delivery != Delivery::Cdi {
+                let by_cdi = snapshot.terms().delivery == Delivery::Cdi;
+                // Of a pool that was delivered by CDI before, pods may still hold names.
+                if !by_cdi && !cdi::exists(&directory, snapshot.resource()) {
                     return snapshot;
                 }
                 match cdi::write(&directory, &snapshot) {
                     Ok(_) => snapshot,
-                    Err(error) => {
+                    Err(error) if by_cdi && stated.contains(snapshot.resource()) => {
                         tracing::error!(resource = %snapshot.resource(), %error, "units cannot be delivered");
                         Arc::new(snapshot.undeliverable(&error.to_string()))
+                    }
+                    Err(error) => {
+                        tracing::error!(resource = %snapshot.resource(), %error, "device nodes are delivered instead");
+                        Arc::new(snapshot.by_device_nodes())
                     }
                 }
             });
@@ -575,7 +642,7 @@ impl Daemon {
             .config
             .pools
             .iter()
-            .filter(|pool| pool.delivery == Delivery::Cdi);
+            .filter(|pool| pool.delivery != Some(Delivery::DeviceSpecs));
         let used: BTreeSet<_> = of_cdi
             .map(|pool| pool.resource.clone())
             .chain(holdings.resources())
@@ -607,6 +674,10 @@ impl Daemon {
             let session = sessions.remove(&pool.resource)?;
             Some(Pool {
                 resource: pool.resource.clone(),
+                delivery_reason: match pool.delivery {
+                    Some(_) => "as configured".to_owned(),
+                    None => self.choice.reason.clone(),
+                },
                 snapshot: session.shown,
                 session: session.state,
                 allocations: session.allocations,

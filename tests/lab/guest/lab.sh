@@ -115,14 +115,28 @@ machine() {
 load_rdma() { modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad; }
 
 # make_hca NETDEV [HCA]: puts a soft RoCE HCA on a netdev (default name: rxe and the netdev's
-# number), and waits until its port is active and the NIC's own address is settled.
+# number), sets the netdev up, and waits until its port is active and the NIC's own address is
+# settled.
 make_hca() {
 	local hca=${2:-rxe${1##*[!0-9]}}
 	load_rdma
 	ip link set "$1" up
 	wait_for 20 grep -q 1 "/sys/class/net/$1/carrier"
 	rdma link add "$hca" type rxe netdev "$1"
-	wait_for 20 grep -q ACTIVE "/sys/class/infiniband/$hca/ports/1/state"
+	active "$1" "$hca"
+}
+
+# make_hca_down NETDEV HCA: the same on a netdev that nobody has set up, as a fresh VF is.
+make_hca_down() {
+	load_rdma
+	ip link set "$1" down
+	rdma link add "$2" type rxe netdev "$1"
+	wait_for 20 grep -q DOWN "/sys/class/infiniband/$2/ports/1/state"
+}
+
+# active NETDEV HCA: waits until the port of an HCA is active, and the NIC's own address settled.
+active() {
+	wait_for 20 grep -q ACTIVE "/sys/class/infiniband/$2/ports/1/state"
 	# The kernel gives the NIC its own address when it hears of the carrier, which can be a
 	# second after the port's state shows it (net/core/link_watch.c).
 	wait_for 20 grep -q " $1\$" /proc/net/if_inet6

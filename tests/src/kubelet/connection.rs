@@ -23,11 +23,11 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 /// The kubelet dials blockingly: a connection counts once the server's first
 /// HTTP/2 frame is there, so a socket that is bound but not yet served fails
 /// the registration after ten seconds. It sends `localhost` as authority.
-pub(super) async fn dial(socket: &Path) -> Result<Channel, String> {
+pub(super) async fn dial(socket: &Path, client: &str) -> Result<Channel, String> {
     let mut last = String::from("no answer on the socket; it must be served before registering");
     let attempts = async {
         loop {
-            match attempt(socket).await {
+            match attempt(socket, client).await {
                 Ok((channel, spoke)) => {
                     spoke.notified().await;
                     return channel;
@@ -46,7 +46,7 @@ pub(super) async fn dial(socket: &Path) -> Result<Channel, String> {
     })
 }
 
-async fn attempt(socket: &Path) -> Result<(Channel, Arc<Notify>), String> {
+async fn attempt(socket: &Path, client: &str) -> Result<(Channel, Arc<Notify>), String> {
     let spoke = Arc::new(Notify::new());
     let stream = UnixStream::connect(socket)
         .await
@@ -60,7 +60,9 @@ async fn attempt(socket: &Path) -> Result<(Channel, Arc<Notify>), String> {
         let stream = stream.take().map(TokioIo::new);
         async move { stream.ok_or_else(|| io::Error::other("the connection has ended")) }
     });
-    let endpoint = Endpoint::from_static("http://localhost");
+    let endpoint = Endpoint::from_static("http://localhost")
+        .user_agent(client)
+        .map_err(|error| error.to_string())?;
     let channel = endpoint.connect_with_connector(connector).await;
     channel
         .map(|channel| (channel, spoke))

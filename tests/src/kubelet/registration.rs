@@ -91,7 +91,7 @@ async fn connect(shared: &Arc<Shared>, resource: &str, endpoint: &str) -> Result
         .insert(resource.to_owned(), ended.clone());
 
     let options = async {
-        let channel = dial(&socket).await?;
+        let channel = dial(&socket, &shared.settings.client).await?;
         let mut client =
             DevicePluginClient::new(channel).max_decoding_message_size(RECEIVE_LIMIT_BYTES);
         let options = client.get_device_plugin_options(Empty {}).await;

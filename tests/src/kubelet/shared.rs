@@ -28,6 +28,8 @@ pub struct Settings {
     pub pods: PathBuf,
     /// How long the capacity of a lost plugin stays on the Node.
     pub grace: Duration,
+    /// What its gRPC client calls itself; that of a kubelet is `grpc-go/VERSION`.
+    pub client: String,
 }
 
 impl Settings {
@@ -39,6 +41,7 @@ impl Settings {
             root: root.to_path_buf(),
             pods: root.join("api/pods"),
             grace: Duration::from_secs(300),
+            client: "grpc-go/1.58.3".to_owned(),
         }
     }
 }

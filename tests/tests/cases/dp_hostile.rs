@@ -26,6 +26,10 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_hundred_restarts_of_the_kubelet_beside_strangers, Root),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
+    case!(
+        a_container_that_waits_for_a_scan_does_not_hold_up_the_end,
+        Root
+    ),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
     case!(ready_means_that_the_kubelet_has_the_list, Root),
     case!(
@@ -33,6 +37,14 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_replaced_configuration_directory_is_noticed, Root),
+    case!(
+        what_is_no_configuration_file_changes_nothing_and_freezes_nothing,
+        Root
+    ),
+    case!(
+        an_hca_stays_a_pods_own_while_the_kubelet_does_not_tell_who_holds_what,
+        Root
+    ),
     case!(
         an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change,
         Root
@@ -321,6 +333,52 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
     Ok(())
 }
 
+/// The scan has begun and is not late yet when the daemon is asked to end.
+fn a_container_that_waits_for_a_scan_does_not_hold_up_the_end() -> Result<()> {
+    let scene = Scene::new(&EXCLUSIVE.replace("rescanInterval: 1s", "rescanInterval: 0"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let state = scene
+        .machine
+        .tree
+        .path("/sys/class/infiniband/mlx5_1/ports/1/state");
+    fs::remove_file(&state)?;
+    mkfifo(&state, Mode::S_IRUSR)?;
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| kubelet.run_options("default/pod", "main"));
+        std::thread::sleep(Duration::from_secs(1));
+        ensure!(
+            !starting.is_finished(),
+            "the container did not wait: {}",
+            daemon.log()
+        );
+        let asked = Instant::now();
+        daemon.signal(Signal::SIGTERM)?;
+        ensure!(
+            daemon.ended(Duration::from_secs(5))?.success(),
+            "{}",
+            daemon.log()
+        );
+        ensure!(
+            asked.elapsed() < Duration::from_secs(1),
+            "{:?}: {}",
+            asked.elapsed(),
+            daemon.log()
+        );
+        let refused = starting
+            .join()
+            .map_err(|_| anyhow::anyhow!("the kubelet failed"))?;
+        let refused = refused.err().context("the container started")?;
+        ensure!(
+            format!("{refused:#}").contains("is stopping"),
+            "{refused:#}"
+        );
+        Ok(())
+    })
+}
+
 fn an_attribute_that_cannot_be_read_blinds_one_hca() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
@@ -414,6 +472,83 @@ fn a_replaced_configuration_directory_is_noticed() -> Result<()> {
     Ok(())
 }
 
+/// Whatever is put in the place of the file: what is in force stays, somebody is told, and a file that
+/// comes after it is read. A FIFO blocks who opens it for reading.
+fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result<()> {
+    type Put = fn(&Path) -> Result<()>;
+    let puts: [(&str, Put); 7] = [
+        ("a FIFO", |file| Ok(mkfifo(file, Mode::S_IRUSR)?)),
+        ("a directory", |file| Ok(fs::create_dir(file)?)),
+        ("a link to itself", |file| {
+            Ok(std::os::unix::fs::symlink(file, file)?)
+        }),
+        ("an endless device", |file| {
+            Ok(std::os::unix::fs::symlink("/dev/zero", file)?)
+        }),
+        ("nothing", |_| Ok(())),
+        ("a file that is too long", |file| {
+            Ok(fs::write(file, "#".repeat(3 << 20))?)
+        }),
+        ("no text", |file| {
+            Ok(fs::write(file, b"version: 1\n\xff\xfe")?)
+        }),
+    ];
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let remove = || match fs::symlink_metadata(&scene.file) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir(&scene.file),
+        Ok(_) => fs::remove_file(&scene.file),
+        Err(_) => Ok(()),
+    };
+    for (what, put) in puts {
+        remove()?;
+        put(&scene.file).context(what)?;
+        let told = |status: u16, body: &str| status == 200 && body.contains("file is refused");
+        scene.until("/readyz", &daemon, told).context(what)?;
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2).context(what)?;
+        remove()?;
+        fs::write(&scene.file, EXCLUSIVE)?;
+        let mended = |status: u16, body: &str| status == 200 && !body.contains("refused");
+        scene.until("/readyz", &daemon, mended).context(what)?;
+    }
+    // A daemon that starts then has what is kept.
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(SOON)?;
+    remove()?;
+    mkfifo(&scene.file, Mode::S_IRUSR)?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)
+}
+
+/// The pod was admitted after the kubelet was asked last, and the kubelet does not answer when the
+/// pools change.
+fn an_hca_stays_a_pods_own_while_the_kubelet_does_not_tell_who_holds_what() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let socket = kubelet.settings().root.join("pod-resources/kubelet.sock");
+    fs::rename(&socket, socket.with_extension("away"))?;
+    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    let offered: Vec<String> = kubelet.devices("rdma/other").into_keys().collect();
+    ensure!(
+        !offered.contains(&held[0]),
+        "{offered:?}, and {held:?} is held"
+    );
+    // So does a daemon that starts meanwhile.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    kubelet.remove("default/pod")?;
+    fs::rename(socket.with_extension("away"), &socket)?;
+    let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
 fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
@@ -474,7 +609,7 @@ fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()>
     kubelet.run_options("default/pod", "main")?;
     daemon.signal(Signal::SIGTERM)?;
     daemon.ended(SOON)?;
-    renumber(&scene.machine, "uverbs0", "uverbs9")?;
+    scene.machine.renumber("uverbs0", "uverbs9")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     let refused = kubelet
@@ -487,22 +622,6 @@ fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()>
         "{said}"
     );
     Ok(())
-}
-
-fn renumber(machine: &Machine, from: &str, to: &str) -> Result<()> {
-    let tree = &machine.tree;
-    let class = Path::new("/sys/class/infiniband_verbs");
-    let real = fs::canonicalize(tree.path(class.join(from)))?;
-    let renamed = real.with_file_name(to);
-    fs::rename(&real, &renamed)?;
-    tree.remove(class.join(from));
-    let root = fs::canonicalize(tree.path("/"))?;
-    tree.link(
-        class.join(to),
-        Path::new("/").join(renamed.strip_prefix(root)?),
-    );
-    let nodes = tree.path("/dev/infiniband");
-    Ok(fs::rename(nodes.join(from), nodes.join(to))?)
 }
 
 fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {

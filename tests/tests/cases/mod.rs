@@ -20,6 +20,7 @@ mod cni_rdma;
 mod cni_restore;
 mod docs;
 mod dp_admin;
+mod dp_delivery;
 mod dp_hostile;
 mod dp_install;
 mod dp_kubelet;
@@ -74,6 +75,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         cni_restore::CASES,
         docs::CASES,
         dp_admin::CASES,
+        dp_delivery::CASES,
         dp_hostile::CASES,
         dp_install::CASES,
         dp_kubelet::CASES,

@@ -40,7 +40,7 @@ fn a_pool_of_slots_is_shared_over_its_hcas() {
     assert!(!read.link_up);
     assert_eq!(
         (read.delivery, read.exclude_topology),
-        (Delivery::DeviceSpecs, false)
+        (Some(Delivery::DeviceSpecs), false)
     );
     assert_eq!(read.selectors[0].to_string(), "rdmaDevices: mlx5_0");
 }
@@ -159,7 +159,7 @@ fn nodes_delivery_and_what_is_spared_can_be_said() {
     assert_eq!(read.nodes.optional, [NodeClass::RdmaCm, NodeClass::Umad]);
     assert_eq!(
         (read.delivery, read.exclude_topology),
-        (Delivery::Cdi, true)
+        (Some(Delivery::Cdi), true)
     );
     assert_eq!(
         read.spare,
@@ -264,6 +264,47 @@ fn mistakes_are_told_with_line_and_remedy() {
             "{text}---\n{problems}"
         );
     }
+}
+
+#[test]
+fn every_error_of_a_file_is_told_at_once() {
+    let text = "version: 1
+rescanInterval: 1ms
+pools:
+- resource: rdma/a
+  mode: sharde
+  select: { functions: [pf] }
+- { resource: rdma/b, mode: shared, slots: 0, select: { vendors: [mellanox] } }
+- resource: rdma/c
+  mode: shared
+  slotss: 3
+  select: { functions: [pf] }
+- { resource: rdma/d, mode: shared, select: {} }
+- { resource: rdma/e, mode: shared, select: { functions: [pf] } }
+- { resource: rdma/e, mode: shared, select: { functions: [pf] } }
+";
+    let problems = parse(text).unwrap_err();
+    let expected = [
+        "line 5, column 9: unknown variant `sharde`",
+        "line 10, column 3: unknown key \"slotss\"; did you mean \"slots\"?",
+        "line 2, column 17: rescanInterval \"1ms\"",
+        "line 7, column 44: slots is 0",
+        "line 7, column 67: vendor \"mellanox\"",
+        "line 12, column 45: a selector without criteria",
+        "rdma/e is configured twice",
+    ];
+    let told: Vec<&str> = problems.iter().collect();
+    assert_eq!(told.len(), expected.len(), "{told:#?}");
+    for (problem, expected) in told.iter().zip(expected) {
+        assert!(problem.contains(expected), "{expected}: {told:#?}");
+    }
+}
+
+#[test]
+fn a_file_of_nothing_but_mistakes_is_read_a_bounded_number_of_times() {
+    let pools = "- { resource: rdma/a, mode: sharde }\n".repeat(5000);
+    let problems = parse(&format!("version: 1\npools:\n{pools}")).unwrap_err();
+    assert_eq!(problems.iter().count(), MAX_MALFORMED_POOLS);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use hca::unit::HcaId;
 use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
@@ -32,11 +33,21 @@ const FAST: Timing = Timing {
 struct FakeKubelet {
     directory: PathBuf,
     told: mpsc::UnboundedSender<RegisterRequest>,
+    /// How many registrations it still refuses, shared by all kubelets of a scene.
+    refuses: Arc<AtomicU32>,
 }
 
 #[tonic::async_trait]
 impl Registration for FakeKubelet {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let one_less = |left: u32| left.checked_sub(1);
+        if self
+            .refuses
+            .fetch_update(Relaxed, Relaxed, one_less)
+            .is_ok()
+        {
+            return Err(Status::unavailable("not now"));
+        }
         let request = request.into_inner();
         let mut plugin = dial(&self.directory.join(&request.endpoint))
             .await
@@ -57,6 +68,7 @@ struct Scene {
     directory: tempfile::TempDir,
     told: mpsc::UnboundedReceiver<RegisterRequest>,
     teller: mpsc::UnboundedSender<RegisterRequest>,
+    refuses: Arc<AtomicU32>,
     kubelet: Option<JoinHandle<()>>,
     feed: watch::Sender<Option<Arc<Snapshot>>>,
     contents: watch::Receiver<Contents>,
@@ -105,6 +117,7 @@ impl Scene {
             directory,
             told,
             teller,
+            refuses: Arc::default(),
             kubelet: None,
             feed,
             contents: seen,
@@ -125,6 +138,7 @@ impl Scene {
         let service = FakeKubelet {
             directory: self.directory.path().into(),
             told: self.teller.clone(),
+            refuses: self.refuses.clone(),
         };
         let server = Server::builder()
             .add_service(RegistrationServer::new(service))
@@ -291,6 +305,33 @@ async fn a_kubelet_that_ends_each_stream_at_once_gets_no_storm_of_registrations(
     scene.stop_kubelet();
     scene.start_kubelet();
     let _plugin = scene.registered().await;
+    scene.end().await;
+}
+
+/// As after a long outage, when the waits between attempts have grown.
+#[tokio::test]
+async fn a_new_kubelet_that_refuses_once_is_asked_again_after_the_first_wait() {
+    const REFUSALS: u64 = 6;
+    let mut scene = Scene::with(Timing {
+        back_off: Duration::from_millis(100),
+        back_off_max: Duration::from_secs(60),
+        ..FAST
+    });
+    scene.refuses.store(u32::MAX, Relaxed);
+    scene.start_kubelet();
+    let refused = scene.state.wait_for(|state| state.failures >= REFUSALS);
+    drop(refused.await.unwrap());
+    // The next attempt is at least 3.2 s away now.
+    scene.stop_kubelet();
+    scene.refuses.store(1, Relaxed);
+    let started = Instant::now();
+    scene.start_kubelet();
+    let _plugin = scene.registered().await;
+    assert!(
+        started.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
     scene.end().await;
 }
 

@@ -218,16 +218,6 @@ fn kernel_files_are_read_as_they_are_printed() {
 }
 
 #[test]
-fn the_container_runtimes_word_on_cdi() {
-    assert_eq!(
-        enable_cdi("[plugins.x]\n  enable_cdi = true # yes"),
-        Some(true)
-    );
-    assert_eq!(enable_cdi("enable_cdi=false"), Some(false));
-    assert_eq!(enable_cdi("# enable_cdi = true"), None);
-}
-
-#[test]
 fn what_the_plugin_granted_is_in_its_variables() {
     let variables = |pairs: &[(&str, &str)]| {
         let owned: Vec<(String, String)> = pairs

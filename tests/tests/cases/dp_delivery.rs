@@ -1,0 +1,215 @@
+//! How containers get their devices: what was stated, or what the daemon chose by what it knows of
+//! the kubelet and the container runtime.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::case;
+use e2e::daemon::{Daemon, HCAS, Machine};
+use e2e::harness::Case;
+use e2e::kubelet::{Kubelet, Pod, RunOptions};
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub(crate) const CASES: &[Case] = &[
+    case!(
+        cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it,
+        Root
+    ),
+    case!(device_nodes_are_chosen_where_the_runtime_is_not_known, Root),
+    case!(
+        cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes,
+        Root
+    ),
+];
+
+const SOON: Duration = Duration::from_secs(20);
+const RESOURCE: &str = "rdma/nic";
+const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+/// gRPC clients of kubelets 1.34 and 1.30.
+const NEW_CLIENT: &str = "grpc-go/1.72.2";
+const OLD_CLIENT: &str = "grpc-go/1.58.3";
+
+/// A daemon in a container whose CDI directory is a mount of the host's.
+struct Scene {
+    machine: Machine,
+    cdi: TempDir,
+    file: PathBuf,
+    address: SocketAddr,
+}
+
+impl Scene {
+    fn new(config: &str) -> Result<Self> {
+        let machine = Machine::new()?;
+        let file = machine.directory().join("config.yaml");
+        fs::write(&file, config)?;
+        let cdi = tempfile::tempdir_in("/dev/shm")?;
+        // Free a moment ago; nobody else here asks for one.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        Ok(Self {
+            machine,
+            cdi,
+            file,
+            address,
+        })
+    }
+
+    /// containerd with this configuration.
+    fn containerd(&self, config: &str) {
+        let tree = &self.machine.tree;
+        tree.file("/proc/4711/comm", "containerd");
+        tree.file("/proc/4711/cmdline", "/usr/bin/containerd\0");
+        tree.file("/etc/containerd/config.toml", config);
+    }
+
+    fn kubelet(&self, client: &str) -> Result<Kubelet> {
+        let mut settings = self.machine.settings();
+        settings.client = client.to_owned();
+        Kubelet::start(settings)
+    }
+
+    fn daemon(&self, kubelet: &Kubelet) -> Result<Daemon> {
+        let (address, root) = (self.address.to_string(), self.machine.settings().root);
+        let information = self.machine.directory().join("devinfo");
+        let flags: [&OsStr; 8] = [
+            "--metrics-addr".as_ref(),
+            address.as_ref(),
+            "--cdi-dir".as_ref(),
+            self.cdi.path().as_ref(),
+            "--kubelet-root-dir".as_ref(),
+            root.as_ref(),
+            "--device-info-dir".as_ref(),
+            information.as_ref(),
+        ];
+        let daemon = self.machine.daemon_on(&self.file, &flags)?;
+        let waited = kubelet.wait_allocatable(RESOURCE, 2, SOON);
+        waited.with_context(|| format!("the daemon said: {}", daemon.log()))?;
+        Ok(daemon)
+    }
+
+    fn pool(&self) -> Result<Value> {
+        let mut stream = TcpStream::connect(self.address)?;
+        write!(stream, "GET /status HTTP/1.1\r\nHost: node\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("no head")?;
+        let status: Value = serde_json::from_str(body)?;
+        Ok(status["pools"][0].clone())
+    }
+
+    /// Waits until the status says that the pool is delivered so, and returns why.
+    fn delivered_by(&self, delivery: &str, daemon: &Daemon) -> Result<String> {
+        let started = Instant::now();
+        loop {
+            let pool = self.pool()?;
+            if pool["delivery"] == delivery {
+                return Ok(pool["deliveryReason"]
+                    .as_str()
+                    .context("no reason")?
+                    .to_owned());
+            }
+            if started.elapsed() > SOON {
+                bail!(
+                    "not by {delivery}: {pool}\nthe daemon said: {}",
+                    daemon.log()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn run(kubelet: &Kubelet, name: &str) -> Result<RunOptions> {
+    kubelet.admit(Pod::with_limits(name, &[(RESOURCE, 1)])?)?;
+    kubelet.run_options(&format!("default/{name}"), "main")
+}
+
+/// Paths of nodes in the only CDI file.
+fn cdi_file(directory: &Path) -> Result<String> {
+    let mut files = fs::read_dir(directory)?;
+    let file = files.next().context("no CDI file")??;
+    ensure!(files.next().is_none(), "several files");
+    Ok(fs::read_to_string(file.path())?)
+}
+
+fn cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    scene.containerd("version = 3\n");
+    let kubelet = scene.kubelet(NEW_CLIENT)?;
+    let daemon = scene.daemon(&kubelet)?;
+    let reason = scene.delivered_by("cdi", &daemon)?;
+    ensure!(reason.contains("known to read CDI"), "{reason}");
+    let first = run(&kubelet, "first")?;
+    assert_eq!(
+        (first.devices.len(), first.cdi_devices.len()),
+        (0, 1),
+        "{first:?}"
+    );
+    assert_eq!(kubelet.registrations().len(), 1, "{}", daemon.log());
+
+    // An older kubelet comes: what it admits gets nodes, what was admitted keeps its names.
+    let settings = kubelet.settings().clone();
+    kubelet.stop();
+    let kubelet = Kubelet::start(e2e::kubelet::Settings {
+        client: OLD_CLIENT.to_owned(),
+        ..settings
+    })?;
+    kubelet.wait_allocatable(RESOURCE, 2, SOON)?;
+    let reason = scene.delivered_by("deviceSpecs", &daemon)?;
+    ensure!(reason.contains(OLD_CLIENT), "{reason}");
+    let second = run(&kubelet, "second")?;
+    assert_eq!(second.cdi_devices.len(), 0, "{second:?}");
+    ensure!(!second.devices.is_empty(), "{second:?}");
+    assert_eq!(kubelet.run_options("default/first", "main")?, first);
+    ensure!(cdi_file(scene.cdi.path())?.contains(HCAS[0]));
+
+    // What the administrator states counts.
+    fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: cdi\n"))?;
+    let reason = scene.delivered_by("cdi", &daemon)?;
+    ensure!(reason.contains("configured"), "{reason}");
+    Ok(())
+}
+
+fn device_nodes_are_chosen_where_the_runtime_is_not_known() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    scene.containerd("version = 2\n");
+    let kubelet = scene.kubelet(NEW_CLIENT)?;
+    let daemon = scene.daemon(&kubelet)?;
+    let reason = scene.delivered_by("deviceSpecs", &daemon)?;
+    ensure!(
+        reason.contains("/etc/containerd/config.toml says neither"),
+        "{reason}"
+    );
+    let options = run(&kubelet, "pod")?;
+    ensure!(
+        options.cdi_devices.is_empty() && !options.devices.is_empty(),
+        "{options:?}"
+    );
+    assert_eq!(fs::read_dir(scene.cdi.path())?.count(), 0);
+    ensure!(daemon.log().contains("says neither"), "{}", daemon.log());
+    Ok(())
+}
+
+/// Names that a pod has are resolved at each start of its container, however new pods are served.
+fn cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes() -> Result<()> {
+    let scene = Scene::new(&format!("{EXCLUSIVE}  delivery: cdi\n"))?;
+    let kubelet = scene.kubelet(OLD_CLIENT)?;
+    let daemon = scene.daemon(&kubelet)?;
+    run(&kubelet, "pod")?;
+    ensure!(cdi_file(scene.cdi.path())?.contains("uverbs0"));
+    fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: deviceSpecs\n"))?;
+    scene.delivered_by("deviceSpecs", &daemon)?;
+    scene.machine.renumber("uverbs0", "uverbs9")?;
+    kubelet.run_options("default/pod", "main")?;
+    let file = cdi_file(scene.cdi.path())?;
+    ensure!(
+        file.contains("uverbs9") && !file.contains("uverbs0"),
+        "{file}"
+    );
+    Ok(())
+}
