@@ -51,6 +51,7 @@ modules! {
     hostile_config
     hostile_del
     hostile_files
+    hostile_hosts
     hostile_identity
     hostile_ipam
     hostile_journal
