@@ -237,11 +237,13 @@ impl Run<'_> {
     fn ripe(&mut self, lease: &Lease, path: &Path) -> bool {
         let key = format!("{}#{}", path.display(), lease.created);
         let now = self.options.now.as_second();
-        let first = self.before.seen.get(&key).copied().unwrap_or(now);
+        // A time to come was written by a clock that was set back since, and says nothing.
+        let first = self.before.seen.get(&key).copied();
+        let first = first.filter(|first| *first <= now).unwrap_or(now);
         self.after.seen.insert(key, first);
         let gap = i64::try_from(MIN_GAP.as_secs()).unwrap_or(i64::MAX);
         let age = i64::try_from(MIN_AGE.as_secs()).unwrap_or(i64::MAX);
-        now - first >= gap && now - lease.created.as_second() >= age
+        now - first >= gap && !(0..age).contains(&(now - lease.created.as_second()))
     }
 }
 

@@ -33,6 +33,7 @@ use crate::{
     kernel::{
         Namespace, Socket,
         link::{self, By},
+        sysctl,
     },
     netdev::restore,
     node::{Node, now},
@@ -55,6 +56,7 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first failure; nothing is left then.
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let id = request.attachment()?;
+    name_is_of_an_interface(id)?;
     let key = key_of(request, id)?;
     if request.config.raw().len() > MAX_CONFIG_BYTES {
         return Err(Error::new(
@@ -303,6 +305,20 @@ fn key_of(request: &Request, id: &AttachmentId) -> Result<Key, Error> {
         )
         .with_details("network name, container ID and interface together have at most 248 bytes")
     })
+}
+
+/// Refuses names under which the kernel keeps the settings of all interfaces of the pod.
+fn name_is_of_an_interface(id: &AttachmentId) -> Result<(), Error> {
+    let name = id.ifname.as_str();
+    if !sysctl::OF_NO_INTERFACE.contains(&name) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::InvalidEnvironment,
+        format!("CNI_IFNAME {name} is no name for an interface: /proc/sys/net has settings of all \
+                 interfaces under it"),
+    )
+    .with_details("ask for another interface name"))
 }
 
 fn name_is_free(inside: &mut Socket, id: &AttachmentId, pod: &Namespace) -> Result<(), Error> {
