@@ -11,8 +11,8 @@
 //! or fill the disk.
 
 use crate::policy::{self, LogLevel};
-use cni_wire::Request;
 use cni_wire::text::{bounded, printable};
+use cni_wire::{Code, Command, Error, Request};
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -80,6 +80,22 @@ impl Log {
     #[must_use]
     pub fn writes(&self, level: LogLevel) -> bool {
         level <= self.level
+    }
+
+    /// A call that did not do what it was to do.
+    pub fn error(&self, text: impl Display) {
+        self.write(LogLevel::Error, "error", &text);
+    }
+
+    /// The error that a call of the runtime ends with, so that an operator finds it on the node. As
+    /// a warning where the runtime tries again (code 11), and for STATUS, which it asks every few
+    /// seconds.
+    pub fn failure(&self, command: Command, error: &Error) {
+        let text = format_args!("failed with code {}: {error}", error.code.number());
+        match (command, error.code) {
+            (Command::Status, _) | (_, Code::TryAgain) => self.warn(text),
+            _ => self.error(text),
+        }
     }
 
     /// What an administrator should look at.

@@ -107,7 +107,6 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let moves_rdma = moves_rdma(&node, &config, &resolved)?;
     allow(&node, request, &config, &resolved, moves_rdma)?;
     plan::check(&resolved, &config, request.config.ipam_type()?)?;
-    check_rivals(&mut node, &resolved)?;
 
     match resolved {
         Resolved::RdmaOnly(target) => {
@@ -174,34 +173,8 @@ fn allow(
         moves_rdma,
     };
     authorize(resolved, asked, rules, || {
-        allocation::ask(&node.daemon_socket(), &request.env.args)
+        allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)
     })
-}
-
-/// Refuses a macvlan where there are ipvlans and the other way about.
-///
-/// # Errors
-/// Code 7 naming the child that is there.
-fn check_rivals(node: &mut Node, resolved: &Resolved) -> Result<(), Error> {
-    let Resolved::Child {
-        kind: ChildKind::Macvlan | ChildKind::Ipvlan,
-        parent: resolve::Parent::OfHost(host),
-    } = resolved
-    else {
-        return Ok(());
-    };
-    let (attach, netdev) = (resolved.attach().as_str(), &host.link.name);
-    match resolve::rivals(node, &host.link)? {
-        Some((kind, whose)) if kind != attach => Err(Error::new(
-            Code::InvalidConfig,
-            format!(
-                "attach {attach} on {netdev} is refused: it carries {kind} children ({whose}), and \
-                 a netdev carries children of one of these kinds"
-            ),
-        )
-        .with_details(format!("set attach to {kind}, or name another netdev"))),
-        _ => Ok(()),
-    }
 }
 
 /// Undoes what an ADD that died left under the same name. One that lives is an error.

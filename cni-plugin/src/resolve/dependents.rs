@@ -198,9 +198,7 @@ fn link_in(node: &Node, other: &Namespace, index: u32) -> Option<Link> {
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
 /// them is; none where it has none that is known.
 ///
-/// Both want the only handler of received frames that a netdev has (`netdev_rx_handler_register()`),
-/// so a netdev carries one kind. Children in pods are known from the journal, those on the host from
-/// sysfs; of those that are neither, the kernel's EBUSY tells.
+/// Children in pods are known from the journal, those on the host from sysfs.
 ///
 /// # Errors
 /// The journal cannot be listed, the kernel does not answer.
