@@ -71,7 +71,10 @@ pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Allocated, Error> {
     };
     let held = client::pod_units(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
     if pod.uid.is_some() && !held.uid_checked {
-        let note = held.uid_note.as_deref().unwrap_or("the daemon does not say why");
+        let note = held
+            .uid_note
+            .as_deref()
+            .unwrap_or("the daemon does not say why");
         log.warn(format_args!(
             "the units of pod {pod} are those of a pod of this name; its UID was not checked: {note}"
         ));
@@ -124,7 +127,11 @@ mod tests {
     fn a_call_without_a_pod_is_told_from_a_daemon_that_is_away() {
         let socket = Path::new("/nonexistent/node.sock");
         let log = Log::new(&ipam::policy::Log::default(), "test", "");
-        for args in ["", "K8S_POD_NAMESPACE=ml", "K8S_POD_NAMESPACE=ml;K8S_POD_NAME="] {
+        for args in [
+            "",
+            "K8S_POD_NAMESPACE=ml",
+            "K8S_POD_NAMESPACE=ml;K8S_POD_NAME=",
+        ] {
             let none = ask(socket, &Args::parse(args).unwrap(), &log).unwrap_err();
             assert_eq!(none.code, Code::InvalidEnvironment, "{args}");
             assert!(none.details.contains("allow.unallocated"), "{none}");

@@ -352,7 +352,10 @@ mod tests {
         assert!(is_ripe(1000, 900, 1005));
         assert!(!is_ripe(1000, 900, 1004));
         assert!(!is_ripe(1000, 950, 1005), "young");
-        assert!(is_ripe(1000, 9000, 1005), "leased before the clock was set back");
+        assert!(
+            is_ripe(1000, 9000, 1005),
+            "leased before the clock was set back"
+        );
         assert_eq!(first_seen(Some(1000), 1005), 1000);
         assert_eq!(first_seen(Some(9000), 1005), 1005);
         assert_eq!(first_seen(None, 1005), 1005);

@@ -28,7 +28,10 @@ pub const OF_NO_INTERFACE: [&str; 2] = ["all", "default"];
 /// Its name is that of a directory which is of no interface.
 fn directory(proc: &Path, group: &str, interface: impl AsRef<Path>) -> io::Result<PathBuf> {
     let interface = interface.as_ref();
-    if OF_NO_INTERFACE.iter().any(|name| interface == Path::new(name)) {
+    if OF_NO_INTERFACE
+        .iter()
+        .any(|name| interface == Path::new(name))
+    {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!(
@@ -132,9 +135,8 @@ mod tests {
             assert!(read_all(proc, &Name::from(name)).unwrap().is_empty());
         }
         write(proc, "ipv4/conf", "eth1", "forwarding", "1").unwrap();
-        let forwarding = |name| {
-            fs::read_to_string(proc.join("sys/net/ipv4/conf").join(name).join("forwarding"))
-        };
+        let forwarding =
+            |name| fs::read_to_string(proc.join("sys/net/ipv4/conf").join(name).join("forwarding"));
         assert_eq!(forwarding("eth1").unwrap(), "1");
         assert_eq!(forwarding("all").unwrap(), "0\n");
         assert_eq!(forwarding("default").unwrap(), "0\n");

@@ -6,7 +6,8 @@
 //! warning, never a reason to leave it behind.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    fs,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -127,6 +128,10 @@ pub fn return_netdev(
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
+                let elsewhere = remove_children_elsewhere(ground, &mut inside, pod, link);
+                report
+                    .warnings
+                    .extend(elsewhere.unwrap_or_else(|e| vec![e.to_string()]));
                 let name = move_to_host(ground, taken, &mut inside, link.clone(), &mut report)?;
                 arrived = link::get(ground.socket, By::Name(name.as_bytes()))?;
             }
@@ -203,6 +208,66 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
         let deleted = link::delete(inside, child);
         report.warnings.extend(deleted.err().map(|e| e.to_string()));
     }
+}
+
+/// Deletes what the pod built upon a netdev and put into namespaces of its own, as far as the netdev
+/// receives for it. They are found by the processes in them. Returns what could not be, as text.
+fn remove_children_elsewhere(
+    ground: &Ground<'_>,
+    inside: &mut Socket,
+    pod: &Namespace,
+    below: &Link,
+) -> kernel::Result<Vec<String>> {
+    if below.is_infiniband() || neighbour::list_unicast(inside, below.index)?.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut warnings = Vec::new();
+    for other in namespaces_of_processes(ground.proc) {
+        if [pod.id(), ground.home.id()].contains(&other.id()) {
+            continue;
+        }
+        // It may have ended meanwhile.
+        let Ok(mut socket) = other.socket(ground.home) else {
+            continue;
+        };
+        let number = link::known_number(&mut socket, pod).ok().flatten();
+        for child in link::list(&mut socket).unwrap_or_default() {
+            let stands_on = child.parent == Some(below.index) && child.parent_netns == number;
+            if stands_on && number.is_some() {
+                let deleted = link::delete(&mut socket, &child);
+                warnings.extend(deleted.err().map(|e| e.to_string()));
+            }
+        }
+    }
+    if let Some(address) = neighbour::list_unicast(inside, below.index)?.first() {
+        warnings.push(format!(
+            "{} received for the address {} in the pod: a child of it may be in a network namespace \
+             without a process, until that ends",
+            below.name,
+            hca::MacAddress::new(address.as_slice())
+        ));
+    }
+    Ok(warnings)
+}
+
+/// The network namespaces in which processes are, each once. Of a process that ends nothing is read.
+fn namespaces_of_processes(proc: &Path) -> Vec<Namespace> {
+    let mut read = BTreeSet::new();
+    let mut found = Vec::new();
+    for entry in fs::read_dir(proc).into_iter().flatten().flatten() {
+        let is_process = entry
+            .file_name()
+            .as_encoded_bytes()
+            .iter()
+            .all(u8::is_ascii_digit);
+        if is_process
+            && let Ok(Some(namespace)) = Namespace::open(&entry.path().join("ns/net"))
+            && read.insert((namespace.id().device, namespace.id().inode))
+        {
+            found.push(namespace);
+        }
+    }
+    found
 }
 
 fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
