@@ -6,7 +6,7 @@ use std::fmt;
 use hca::MacAddress;
 
 use super::snapshot::Snapshot;
-use crate::kernel::{self, Socket, bpf, link::Link, neighbour, qdisc};
+use crate::kernel::{self, Socket, bpf, link::Link, neighbour, nftables, qdisc};
 
 /// Something of the host's on a netdev, and what an administrator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +73,12 @@ pub fn obstacles(
                 "end what attached it (bpftool net show dev {name}), or take {name} out of its \
                  configuration"
             ),
+        });
+    }
+    for hooked in nftables::on(name)? {
+        found.push(Obstacle {
+            what: format!("{name} has the {hooked}, which a move would remove it from"),
+            remedy: format!("take {name} out of the firewall's configuration of this host"),
         });
     }
     // IPoIB has its own.

@@ -4,6 +4,7 @@
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
+use e2e::raw_netlink::nftables::ingress_chain;
 use e2e::scene::{PCI, Scene, TRY_AGAIN, DENIED, answer_of, mac_of, refusal};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
@@ -57,6 +58,7 @@ cases! {
         in_a_process("macvlan mode bridge");
     an_ipvlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Ipvlan =>
         in_a_process("ipvlan mode l2");
+    a_firewall_on_a_nic_holds_it => firewall();
     an_address_that_a_nic_receives_for_holds_it => received_address();
     a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan => hidden_child();
     a_pf_with_vfs_is_not_moved => pf_with_vfs();
@@ -264,6 +266,15 @@ fn in_a_process(kind: &str) -> Result<()> {
     scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "address"])?;
     ensure!(nameless.links()?.contains("theirs"), "the child is gone");
     Ok(())
+}
+
+/// A kernel before 6.16 ends a chain whose netdev leaves, and the host is without its firewall.
+fn firewall() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.netns.enter(|| ingress_chain("of-peer", "peer0"))?;
+    scene.returns(&scene.moving(), &[])?;
+    scene.host.netns.enter(|| ingress_chain("of-nic", "nic0"))?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "nftables chain of-nic in"])
 }
 
 fn received_address() -> Result<()> {
