@@ -6,13 +6,13 @@ mod reclaim;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
-use rdma_netdev::{
+use crate::{
     journal::{Key, Record},
     listing,
     node::{Node, Places},
 };
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
 
 /// RDMA netdevs of this node's pods: which pod has which, and since when.
 ///
@@ -29,7 +29,7 @@ struct Cli {
 #[derive(Debug, Args)]
 struct Global {
     /// The node's policy, which names the directory of the journal
-    #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = ipam::policy::DEFAULT_PATH)]
+    #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = node::policy::DEFAULT_PATH)]
     policy: PathBuf,
     /// Print JSON
     #[arg(long, global = true)]
@@ -44,12 +44,14 @@ enum Command {
     Reclaim(reclaim::Reclaim),
 }
 
+/// The command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Parses the arguments and runs the command.
-pub(crate) fn run(places: &Places) -> ExitCode {
-    #[cfg(feature = "pages")]
-    if let Some(ended) = pages::if_asked(<Cli as clap::CommandFactory>::command()) {
-        return ended;
-    }
+pub fn run(places: &Places) -> ExitCode {
     let cli = Cli::parse();
     let places = Places {
         policy: cli.global.policy.clone(),

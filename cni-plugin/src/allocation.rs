@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_call_without_a_pod_is_told_from_a_daemon_that_is_away() {
         let socket = Path::new("/nonexistent/node.sock");
-        let log = Log::new(&ipam::policy::Log::default(), "test", "");
+        let log = Log::new(&node::policy::Log::default(), "test", "");
         for args in [
             "",
             "K8S_POD_NAMESPACE=ml",

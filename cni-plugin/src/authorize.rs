@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use hca::HcaId;
-use ipam::policy::{Allow, Candidate};
+use node::policy::{Allow, Candidate};
 
 use crate::{
     allocation::Allocated,

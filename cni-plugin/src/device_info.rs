@@ -7,8 +7,8 @@
 //! reports: what cannot be written is a warning.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write},
+    fs::OpenOptions,
+    io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -75,17 +75,7 @@ pub fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
         return Ok(());
     };
     let text = merge(known, &pci, report).to_string();
-    let beside = file.with_extension(format!("new{}", std::process::id()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&beside)
-        .and_then(|mut new| new.write_all(text.as_bytes()))
-        .and_then(|()| fs::rename(&beside, file));
-    written.inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
-    })
+    node::file::replace(file, text)
 }
 
 /// What another wrote there; nothing where that is no such document.
@@ -132,6 +122,8 @@ fn merge(mut known: Map<String, Value>, pci: &str, report: &Report<'_>) -> Value
 mod tests {
     use cni_wire::{ContainerId, IfName};
     use hca::PortId;
+
+    use std::fs;
 
     use super::*;
 

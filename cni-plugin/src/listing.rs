@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ipam::table::{age, cell, table};
+use node::table::{age, cell, table};
 use serde::Serialize;
 
 use crate::journal::{Error, Key, Record, Store};

@@ -1,7 +1,7 @@
 //! The log, and what of the kernel's and the journal's doings stands in it.
 
-pub use ipam::log::Log;
-use ipam::policy::LogLevel;
+pub use node::log::Log;
+use node::policy::LogLevel;
 
 use crate::{journal, kernel::socket};
 

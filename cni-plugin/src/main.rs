@@ -2,11 +2,9 @@
 //! Called by a runtime (`CNI_COMMAND` is set) it is a CNI plugin, called by a person with a command
 //! an administrator's tool. Parses and calls.
 
-mod admin;
-
 use std::{env, io, path::PathBuf, process::ExitCode};
 
-use rdma_netdev::{command, node::Places};
+use rdma_netdev::{admin, command, node::Places};
 
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
@@ -40,7 +38,7 @@ fn places() -> Places {
         |name, default: &str| env::var_os(name).map_or_else(|| default.into(), PathBuf::from);
     Places {
         root: path("RDMA_NETDEV_HOST_ROOT", "/"),
-        policy: path("RDMA_NETDEV_POLICY", ipam::policy::DEFAULT_PATH),
+        policy: path("RDMA_NETDEV_POLICY", node::policy::DEFAULT_PATH),
         node: env::var("RDMA_NODE_NAME").ok(),
     }
 }

@@ -4,15 +4,16 @@ use std::{
     cell::Cell,
     fs,
     net::IpAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     str::FromStr,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use cni_wire::{Code, Error};
 use hca::{HcaId, Host};
-use ipam::{
-    plugin::Plugin as Ipam,
+use ipam::plugin::Plugin as Ipam;
+use node::{
+    identity::boot_id,
     policy::{Policy, PolicyError},
 };
 
@@ -187,13 +188,6 @@ pub const EXCLUSIVE_HCAS: &str = "exclusive-hcas";
 
 /// The file in the state directory with the node's addresses.
 pub const NODE_ADDRESSES: &str = "node-addresses";
-
-/// Changes with every boot; empty where the kernel does not tell.
-fn boot_id(proc: &Path) -> String {
-    fs::read_to_string(proc.join("sys/kernel/random/boot_id"))
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
-}
 
 /// Seconds since 1970.
 pub fn now() -> u64 {

@@ -8,8 +8,8 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use cni_wire::Error;
 use hca::Host;
-use ipam::netns;
-pub use ipam::netns::Netns;
+use node::netns;
+pub use node::netns::Netns;
 
 use crate::{
     detach::detach,

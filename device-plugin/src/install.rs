@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use ipam::policy::{Policy, PolicyError};
 use nix::fcntl::{Flock, FlockArg};
+use node::policy::{Policy, PolicyError};
 use serde_json::Value;
 
 /// The programs that a container runtime executes.

@@ -46,4 +46,3 @@ pub mod telemetry;
 pub mod topology;
 pub mod verify;
 pub mod watch;
-pub mod whole_file;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hca::{HcaId, Host};
-use ipam::policy::Policy;
+use node::policy::Policy;
 use rdma_netdev::journal::{Key, Record, Store};
 use rdma_netdev::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now};
 use rdma_netdev::reclaim::{in_host_namespace, over};
@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::candidate::LinkType;
-use crate::whole_file;
+use node::file;
 
 /// Time between looks at the journal where nothing is cleaned up.
 const LOOKING: Duration = Duration::from_secs(30);
@@ -66,7 +66,7 @@ fn tell<T: Display>(settings: &Settings, name: &str, values: impl IntoIterator<I
     if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
         return;
     }
-    if let Err(error) = whole_file::put(&file, &text) {
+    if let Err(error) = file::replace(&file, &text) {
         tracing::warn!(file = %file.display(), %error, "cannot tell the CNI plugin");
     }
 }
@@ -140,7 +140,7 @@ pub async fn keep_reclaiming(
 
 /// The netdevs that pods have, by the journal. What cannot be read is none.
 pub fn taken(settings: &Settings) -> Vec<Taken> {
-    let (policy, _) = ipam::policy::Policy::load_for_release(&settings.policy);
+    let (policy, _) = node::policy::Policy::load_for_release(&settings.policy);
     let store = Store::at(&policy.state_dir);
     let (records, _) = store.records().unwrap_or_default();
     let moved = records.into_iter().filter_map(|(_, record)| record.moved);

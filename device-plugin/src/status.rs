@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use hca::UnitId;
 use ipam::lease::Lease;
-use ipam::policy::PolicyError;
+use node::policy::PolicyError;
 use rdma_netdev::listing::{self, Attachment};
 use rdma_netdev::node::{Node, Places};
 use serde::Serialize;

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
 use hca::MacAddress;
-use ipam::policy::{Allow, Selector};
+use node::policy::{Allow, Selector};
 use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
 use rdma_netdev::config::{Config, Target};

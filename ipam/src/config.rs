@@ -10,10 +10,10 @@ mod request;
 
 pub use request::{Requested, Source};
 
-use crate::keys;
-use crate::policy::{Policy, Profile};
 use crate::range::{self, Range, Spec};
 use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section, Version};
+use node::policy::{Policy, Profile};
+use node::spelling;
 use std::net::IpAddr;
 
 /// Keys that mean something here.
@@ -409,7 +409,7 @@ fn refuse_unknown(section: &Section<'_>, known: &[&'static str]) -> Result<(), E
         Code::UnsupportedField,
         format!("{}: unknown key, value {value:.80}", section.path_of(key)),
     );
-    Err(match keys::nearest(key, known) {
+    Err(match spelling::nearest(key, known) {
         Some(nearest) => error.with_details(format!("did you mean {nearest:?}?")),
         None => error.with_details(format!("known keys: {}", known.join(", "))),
     })

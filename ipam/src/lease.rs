@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
 
+use node::identity::is_name;
+
 /// The largest record that is read, in bytes.
 pub const MAX_BYTES: u64 = 16 * 1024;
 
@@ -192,18 +194,6 @@ impl Lease {
         }
         Ok(())
     }
-}
-
-/// Whether a text can be one component of a path in the store: letters, digits
-/// and `-`, `_`, `.`, not beginning with a dot, at most 253 bytes.
-#[must_use]
-pub(crate) fn is_name(text: &str) -> bool {
-    let mut bytes = text.bytes();
-    text.len() <= 253
-        && bytes
-            .next()
-            .is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
-        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 #[cfg(test)]

@@ -11,14 +11,14 @@ mod answer;
 
 use crate::config::{self, Config};
 use crate::lease::{Holder, Pod};
-use crate::log::{Log, subject};
-use crate::node::Node;
-use crate::policy::{Policy, PolicyError};
 use crate::range::Range;
 use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
 use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
+use node::identity::NodeIdentity;
+use node::log::{Log, subject};
+use node::policy::{Policy, PolicyError};
 use serde_json::{Map, Value};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -302,8 +302,9 @@ impl Plugin {
         }
     }
 
-    fn look(&self) -> Result<Node, Error> {
-        Node::look(&self.root, &self.node).map_err(|e| to_error(&e.into(), "identify this node"))
+    fn look(&self) -> Result<NodeIdentity, Error> {
+        NodeIdentity::read(&self.root, &self.node)
+            .map_err(|e| to_error(&e.into(), "identify this node"))
     }
 
     /// whereabouts' flat file, when it was called by that name.
@@ -335,7 +336,7 @@ impl Plugin {
         Ok(None)
     }
 
-    fn holder(&self, request: &Request, node: &Node) -> Result<Holder, Error> {
+    fn holder(&self, request: &Request, node: &NodeIdentity) -> Result<Holder, Error> {
         let id = request.attachment()?;
         if id.container_id.as_str().len() > 200 {
             let rule = "CNI_CONTAINERID is longer than 200 bytes";
@@ -356,7 +357,7 @@ impl Plugin {
         })
     }
 
-    fn anybody(&self, request: &Request, node: &Node) -> Holder {
+    fn anybody(&self, request: &Request, node: &NodeIdentity) -> Holder {
         Holder {
             network: request.config.name.clone(),
             pod: None,

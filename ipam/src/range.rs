@@ -11,8 +11,8 @@ mod span;
 
 pub use span::Span;
 
-use crate::policy::Profile;
 use ipnetwork::IpNetwork;
+use node::policy::Profile;
 use std::net::IpAddr;
 
 pub(crate) use parse::{address, with_length};

@@ -11,10 +11,10 @@
 //! broken file costs one more look. Killed between two leases, the next run goes on.
 
 use crate::lease::{Holder, Lease};
-use crate::netns::{self, Netns};
-use crate::node::Node;
 use crate::store::{Entry, Finding, Owned, Store, StoreError};
 use jiff::Timestamp;
+use node::identity::NodeIdentity;
+use node::netns::{self, Netns};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -257,7 +257,11 @@ fn is_ripe(first: i64, created: i64, now: i64) -> bool {
 }
 
 /// Whether a lease is over, by what this node can know. Pure but for `netns`.
-fn over(holder: &Holder, node: &Node, netns: impl FnOnce(&Holder) -> Netns) -> Option<Over> {
+fn over(
+    holder: &Holder,
+    node: &NodeIdentity,
+    netns: impl FnOnce(&Holder) -> Netns,
+) -> Option<Over> {
     if holder.boot == node.boot {
         // A boot ID is unique: the lease was made here, whatever name was used.
         return (netns(holder) == Netns::Gone).then_some(Over::Netns);
@@ -286,9 +290,7 @@ impl Sightings {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        let draft = path.with_file_name(format!(".{}", std::process::id()));
-        std::fs::write(&draft, serde_json::to_vec_pretty(self)?)?;
-        std::fs::rename(&draft, path)
+        node::file::replace(path, serde_json::to_vec_pretty(self)?)
     }
 }
 
@@ -296,14 +298,14 @@ impl Sightings {
 mod tests {
     use super::*;
 
-    fn node() -> Node {
+    fn node() -> NodeIdentity {
         let root = tempfile::tempdir().unwrap();
         let random = root.path().join("proc/sys/kernel/random");
         std::fs::create_dir_all(&random).unwrap();
         std::fs::write(random.join("boot_id"), "now").unwrap();
         std::fs::create_dir_all(root.path().join("etc")).unwrap();
         std::fs::write(root.path().join("etc/machine-id"), "m1").unwrap();
-        Node::look(root.path(), "n1").unwrap()
+        NodeIdentity::read(root.path(), "n1").unwrap()
     }
 
     fn holder(node: &str, machine: &str, boot: &str) -> Holder {

@@ -83,12 +83,12 @@ pub use owner::Owned;
 pub use pools::Pool;
 pub use scan::{Entry, Finding};
 
-use crate::node::{Node, NodeError};
-use crate::policy::{Policy, Store as StorePolicy};
 use dir::Dir;
 use format::Format;
 use memory::Memory;
 use nix::errno::Errno;
+use node::identity::{IdentityError, NodeIdentity};
+use node::policy::{Policy, Store as StorePolicy};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -104,7 +104,7 @@ pub struct Store {
     dirs: RefCell<BTreeMap<String, Rc<Dir>>>,
     id: String,
     file_system: probe::FileSystem,
-    node: Node,
+    node: NodeIdentity,
     /// Other names of this machine in this boot.
     former_names: Vec<String>,
     cooldown: Duration,
@@ -154,7 +154,7 @@ pub enum StoreError {
     },
     /// This machine cannot say who it is.
     #[error(transparent)]
-    Node(#[from] NodeError),
+    Node(#[from] IdentityError),
     /// A requested address is held by somebody else.
     #[error("address {address} is held by {holder}")]
     Held {
@@ -267,7 +267,12 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`]: not in the policy, not reachable, not a store, another one.
-    pub fn open(policy: &Policy, name: &str, node: Node, root: &Path) -> Result<Self, StoreError> {
+    pub fn open(
+        policy: &Policy,
+        name: &str,
+        node: NodeIdentity,
+        root: &Path,
+    ) -> Result<Self, StoreError> {
         let (directory, pinned) = place(policy, name)?;
         if !directory.exists() {
             make(directory)?;
@@ -318,7 +323,7 @@ impl Store {
     pub fn open_existing(
         policy: &Policy,
         name: &str,
-        node: Node,
+        node: NodeIdentity,
     ) -> Result<Option<Self>, StoreError> {
         let (directory, pinned) = place(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
@@ -352,7 +357,7 @@ impl Store {
         root: Dir,
         format: Format,
         file_system: probe::FileSystem,
-        node: Node,
+        node: NodeIdentity,
         memory: Memory,
         warnings: Vec<String>,
     ) -> Self {
@@ -361,7 +366,7 @@ impl Store {
         } else {
             Vec::new()
         };
-        former_names.retain(|former| *former != node.name && crate::lease::is_name(former));
+        former_names.retain(|former| *former != node.name && node::identity::is_name(former));
         let cooldown = policy.ipam.cooldown;
         Self {
             root,
@@ -424,7 +429,7 @@ impl Store {
 
     /// This machine.
     #[must_use]
-    pub fn node(&self) -> &Node {
+    pub fn node(&self) -> &NodeIdentity {
         &self.node
     }
 

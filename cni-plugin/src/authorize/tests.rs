@@ -2,8 +2,9 @@ use hca::{
     PortId,
     tree::{RdmaSpec, Tree},
 };
-use ipam::policy::Selector;
 use netlink_packet_route::link::InfoKind;
+use node::pattern::Pattern;
+use node::policy::Selector;
 
 use super::*;
 use crate::{
@@ -143,14 +144,14 @@ fn selectors_narrow_what_is_allowed() {
     ask(
         &nic(),
         &only(Selector {
-            if_names: vec!["eth*".into()],
+            if_names: vec![Pattern::parse("eth*").unwrap()],
             ..Selector::default()
         }),
     )
     .unwrap();
     let rdma = |name: &str| {
         only(Selector {
-            rdma_devices: vec![name.into()],
+            rdma_devices: vec![Pattern::parse(name).unwrap()],
             ..Selector::default()
         })
     };

@@ -11,7 +11,7 @@ pub mod status;
 use std::path::Path;
 
 use cni_wire::{Code, Command, Error, Request};
-use ipam::policy::Policy;
+use node::policy::Policy;
 use serde_json::Value;
 
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
 /// # Errors
 /// The command's.
 pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
-    let subject = ipam::log::subject(request);
+    let subject = node::log::subject(request);
     serve(places, request, subject.clone()).inspect_err(|error| {
         // What can be read of a wrong policy says where the log is.
         let (policy, _) = Policy::load_for_release(&places.policy);

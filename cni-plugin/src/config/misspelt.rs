@@ -1,7 +1,7 @@
 //! Keys of a network that are none of ours and resemble one.
 
 use cni_wire::{Code, Error, Section};
-use ipam::keys;
+use node::spelling;
 
 /// The keys that are read here, and those that every plugin has.
 const KEYS: [&str; 30] = [
@@ -129,7 +129,7 @@ pub(super) fn refuse(root: &Section<'_>) -> Result<(), Error> {
         if KEYS.iter().any(is) || FOREIGN_KEYS.iter().any(is) || key.contains('/') {
             continue;
         }
-        if let Some(meant) = keys::nearest(key, &KEYS) {
+        if let Some(meant) = spelling::nearest(key, &KEYS) {
             return Err(Error::new(
                 Code::InvalidConfig,
                 format!("unknown key {key:?}; did you mean {meant:?}?"),

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ipam::table::{age, cell, table};
+use node::table::{age, cell, table};
 use rdma_netdev::node::now;
 use serde_json::Value;
 

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{Config, Defaults, Error};
-use crate::whole_file;
+use node::file;
 
 /// Name of the file in the state directory.
 pub const FILE: &str = "device-plugin-config.last-good";
@@ -42,7 +42,7 @@ impl Kept {
             Some(directory) => std::fs::create_dir_all(directory),
             None => Ok(()),
         };
-        if let Err(error) = put.and_then(|()| whole_file::put(path, text)) {
+        if let Err(error) = put.and_then(|()| file::replace(path, text)) {
             tracing::warn!(
                 file = %path.display(), %error,
                 "cannot keep the configuration; should the file be wrong at the next start, the \

@@ -8,7 +8,6 @@ pub mod gojson;
 pub mod last_good;
 pub mod model;
 pub mod native;
-pub mod pattern;
 pub mod range;
 pub mod resource;
 pub mod rsdp;

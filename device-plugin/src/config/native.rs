@@ -28,11 +28,14 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor, value};
 use serde_saphyr::{Location, Spanned};
 
+use node::duration;
+use node::pattern::Pattern;
+
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Format, Gate, MAX_TIME, MAX_UNITS, MIN_RESCAN,
     NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
-use super::pattern::Pattern;
+
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Owner, OwnerRule, Selector, SpeedRange};
@@ -245,7 +248,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
     let rescan = match &file.rescan_interval {
         None => Some(DEFAULT_RESCAN),
-        Some(text) => match duration(&text.value) {
+        Some(text) => match duration::parse(&text.value) {
             Some(Duration::ZERO) => {
                 findings.warn("rescanInterval is 0: periodic rescans are off");
                 None
@@ -398,7 +401,7 @@ impl Health {
         let mut time = |given: &Option<Spanned<String>>, usual: Duration| {
             let Some(text) = given else { return usual };
             let (place, given) = (at(text.referenced), &text.value);
-            match duration(given) {
+            match duration::parse(given) {
                 Some(time) if time <= MAX_TIME => return time,
                 Some(_) => findings.problem(format!("{place}time {given:?}: give at most 24h")),
                 None => findings.problem(format!(
@@ -665,23 +668,6 @@ fn speeds(words: &[Spanned<String>], findings: &mut Findings) -> Vec<SpeedRange>
         .iter()
         .filter_map(|word| findings.keep(parse(word)))
         .collect()
-}
-
-/// `60s`, `500ms`, `5m`, `1h`, `0`.
-fn duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let unit = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(unit);
-    let number: u64 = number.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        "m" => number.checked_mul(60).map(Duration::from_secs),
-        "h" => number.checked_mul(3600).map(Duration::from_secs),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

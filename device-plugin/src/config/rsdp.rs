@@ -17,12 +17,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use node::pattern::Pattern;
+
 use super::gojson::{self, Value};
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_POOLED_UNITS, MAX_TIME, NodeRule,
     PoolConfig, PortHealth, Sharing, Spare, Variables,
 };
-use super::pattern::Pattern;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
 use super::{Findings, Problems, spelling};

@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use super::pattern::Pattern;
+use node::pattern::Pattern;
+
 use super::range::RangeSet;
 use crate::candidate::{Candidate, Function, Port};
 

@@ -13,12 +13,13 @@
 
 use std::collections::BTreeMap;
 
+use node::pattern::Pattern;
+
 use super::gojson::{self, Value};
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Format, NodeRule, Policy, PoolConfig, PortHealth,
     Sharing, Spare, TUN, VHOST_NET, Variables,
 };
-use super::pattern::Pattern;
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Owner, OwnerRule, Selector};

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::nodes;
 use crate::config::ResourceName;
 use crate::snapshot::{Member, Snapshot};
-use crate::whole_file;
+use node::file;
 
 /// Vendor of all our kinds.
 const VENDOR: &str = "rdma-device-plugin";
@@ -113,7 +113,7 @@ pub fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
         source,
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    whole_file::put(&path, &text).map_err(failed)?;
+    file::replace(&path, &text).map_err(failed)?;
     Ok(true)
 }
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::config::ResourceName;
 use crate::snapshot::{Member, Snapshot, Unit};
-use crate::whole_file;
+use node::file;
 
 /// Version of the device information specification.
 const VERSION: &str = "1.1.0";
@@ -72,7 +72,7 @@ fn describe(member: &Member) -> Option<Value> {
 /// What the kernel said.
 pub fn write(directory: &Path, file: &File) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    whole_file::put(&directory.join(&file.name), &file.content)
+    file::replace(&directory.join(&file.name), &file.content)
 }
 
 /// Removes the files of our resources whose unit nobody holds. `held` are the resources that are

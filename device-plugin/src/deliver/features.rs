@@ -10,7 +10,7 @@ use std::path::Path;
 use hca::inventory::Inventory;
 use hca::{LinkLayer, NetnsMode};
 
-use crate::whole_file;
+use node::file;
 
 /// Name of our file.
 pub const FILE: &str = "rdma-device-plugin";
@@ -53,7 +53,7 @@ pub fn lines(inventory: &Inventory) -> String {
 /// The directory is not there or cannot be written: it is made by Node Feature Discovery, and
 /// without that nobody would read it.
 pub fn put(directory: &Path, content: &str) -> std::io::Result<()> {
-    whole_file::put(&directory.join(FILE), content)
+    file::replace(&directory.join(FILE), content)
 }
 
 #[cfg(test)]

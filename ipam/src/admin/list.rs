@@ -1,12 +1,12 @@
 //! `rdma-ipam list`: who holds which address.
 
 use super::{Global, Outcome, complain, say, say_json, shown};
+use crate::lease::Lease;
+use crate::store::Store;
 use anyhow::Result;
 use clap::Args;
-use ipam::lease::Lease;
-use ipam::store::Store;
-use ipam::table::{age, cell, table};
 use ipnetwork::IpNetwork;
+use node::table::{age, cell, table};
 
 #[derive(Debug, Args)]
 pub(super) struct List {

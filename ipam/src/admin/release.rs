@@ -1,10 +1,10 @@
 //! `rdma-ipam release`: free leases by hand.
 
 use super::{Global, Outcome, complain, confirmed, say, say_json};
+use crate::store::Entry;
 use anyhow::{Result, bail};
 use clap::Args;
-use ipam::store::Entry;
-use ipam::table::{cell, table};
+use node::table::{cell, table};
 use serde_json::json;
 use std::net::IpAddr;
 

@@ -1,9 +1,9 @@
 //! Requests for one address: `runtimeConfig.ips`, else `args.cni.ips`, else
 //! `IP` of `CNI_ARGS`.
 
-use crate::policy::Profile;
 use crate::range;
 use cni_wire::{Cidr, Code, Error, IpConfig, Request, Section};
+use node::policy::Profile;
 
 /// Who asked for an address; for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use super::answer::to_error;
 use crate::config::{Config, Requested, Source};
 use crate::lease::{Holder, Lease};
-use crate::policy::Profile;
 use crate::range::{IpAddrWithLength, Range};
 use crate::store::{Owned, Store, StoreError, Want};
 use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request};
+use node::policy::Profile;
 use std::net::IpAddr;
 
 /// Leases what the configuration asks for and puts the result together.

@@ -54,7 +54,7 @@ impl Format {
         }
         let format: Self = serde_json::from_slice(&bytes)
             .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
-        if !crate::lease::is_name(&format.id) {
+        if !node::identity::is_name(&format.id) {
             return Err(refuse("its id is no identity".to_owned()));
         }
         Ok(Some(format))

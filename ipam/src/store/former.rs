@@ -6,7 +6,7 @@ use super::name;
 use super::owner::{Content, read};
 use super::{Store, StoreError};
 use crate::lease::Lease;
-use crate::netns::{self, Netns};
+use node::netns::{self, Netns};
 use std::path::Path;
 
 /// A lease that another container of the same pod holds.

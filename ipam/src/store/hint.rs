@@ -198,8 +198,8 @@ fn random32() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Profile;
     use crate::range::Spec;
+    use node::policy::Profile;
 
     const NOW: u64 = 1_000_000_000;
 

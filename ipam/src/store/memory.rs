@@ -12,8 +12,7 @@
 
 use super::StoreError;
 use super::dir::Dir;
-use super::hint::random64;
-use crate::node::Node;
+use node::identity::NodeIdentity;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -46,12 +45,18 @@ impl Memory {
     }
 
     /// Whether this boot of this machine has probed the store under this name.
-    pub(crate) fn knows(&self, node: &Node) -> bool {
+    pub(crate) fn knows(&self, node: &NodeIdentity) -> bool {
         self.boot == node.boot && self.nodes.contains(&node.name)
     }
 
     /// Notes the store, this boot and this name.
-    pub(crate) fn note(&mut self, directory: &Path, id: &str, filesystem: &str, node: &Node) {
+    pub(crate) fn note(
+        &mut self,
+        directory: &Path,
+        id: &str,
+        filesystem: &str,
+        node: &NodeIdentity,
+    ) {
         id.clone_into(&mut self.id);
         directory.clone_into(&mut self.directory);
         filesystem.clone_into(&mut self.filesystem);
@@ -69,11 +74,7 @@ impl Memory {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        let draft = path.with_file_name(format!(".{:016x}", random64()));
-        let text = serde_json::to_vec_pretty(self)?;
-        std::fs::write(&draft, text)
-            .and_then(|()| std::fs::rename(&draft, path))
-            .inspect_err(|_| drop(std::fs::remove_file(&draft)))
+        node::file::replace(path, serde_json::to_vec_pretty(self)?)
     }
 }
 

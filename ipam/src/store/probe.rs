@@ -10,7 +10,7 @@
 use super::StoreError;
 use super::dir::{Dir, DirError, meta_of};
 use super::hint::random64;
-use nix::sys::statfs::Statfs;
+use node::file::file_system_magic;
 use std::path::Path;
 
 /// How probe directories are called.
@@ -65,7 +65,7 @@ const UNFIT_FUSE: [&str; 8] = [
 /// Looks at what is mounted where the store lies; `root` is the prefix of `/proc`.
 pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreError> {
     let statfs = dir.file_system()?;
-    let magic = magic(&statfs);
+    let magic = file_system_magic(&statfs);
     let device = dir.stat_self()?.st_dev;
     let mount = mount_of(root, device);
     classify(magic, mount.as_ref()).map_err(|why| StoreError::Unfit {
@@ -77,19 +77,13 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
 /// The same of a file system that was looked at in this boot: without a look at
 /// the mounts, of which a node may have thousands.
 pub(crate) fn known(dir: &Dir, name: &str) -> Result<FileSystem, StoreError> {
-    let magic = magic(&dir.file_system()?);
+    let magic = file_system_magic(&dir.file_system()?);
     let shared = !LOCAL.iter().any(|(known, _)| *known == magic);
     Ok(FileSystem {
         name: name.to_owned(),
         shared,
         warning: None,
     })
-}
-
-/// The file system's number (`linux/magic.h`): 32 bits, in a field whose width and sign are the
-/// C library's.
-pub(crate) fn magic(statfs: &Statfs) -> u32 {
-    u32::try_from(i128::from(statfs.filesystem_type().0) & 0xFFFF_FFFF).unwrap_or(0)
 }
 
 /// A line of mountinfo: type and options.

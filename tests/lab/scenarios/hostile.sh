@@ -226,7 +226,7 @@ taken() {
 	[ $# -gt 0 ] || ip netns delete a
 	unchanged "$fact: the name is repaired, though the NIC was up"
 }
-general_settings() { grep -rs . /proc/sys/net/ipv[46]/conf/{all,default} /proc/sys/net/ipv[46]/neigh/default | sort; }
+general_settings() { grep -rs . /proc/sys/net/ipv[46]/conf/{all,default} /proc/sys/net/ipv[46]/neigh/default | sort || true; }
 general_before=$(general_settings)
 taken "a name that is taken meanwhile"
 taken "a name that is taken when the pod died" 'ip link set net1 down; ip link set net1 name uplink'

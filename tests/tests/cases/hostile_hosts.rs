@@ -55,7 +55,11 @@ fn called(name: &str) -> Result<()> {
     ])?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    scene.in_pod(&["link set net1 down", "link set net1 mtu 1000", &format!("link set net1 name {name}")])?;
+    scene.in_pod(&[
+        "link set net1 down",
+        "link set net1 mtu 1000",
+        &format!("link set net1 name {name}"),
+    ])?;
     scene.pod_dies(name)?;
     scene.on_host(&["link add nic0 type veth peer name other"])?;
     let settings = general_settings(&scene.host.netns)?;
@@ -63,12 +67,22 @@ fn called(name: &str) -> Result<()> {
     age(&scene)?;
     scene.tool("rdma-netdev", &["reclaim"])?;
     let now = general_settings(&scene.host.netns)?;
-    let changed: Vec<_> = settings.iter().zip(&now).filter(|(was, is)| was != is).collect();
-    ensure!(changed.is_empty() && settings.len() == now.len(), "changed: {changed:?}");
+    let changed: Vec<_> = settings
+        .iter()
+        .zip(&now)
+        .filter(|(was, is)| was != is)
+        .collect();
+    ensure!(
+        changed.is_empty() && settings.len() == now.len(),
+        "changed: {changed:?}"
+    );
     scene.on_host(&["link del nic0"])?;
     scene.tool("rdma-netdev", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")?;
-    ensure!(settings == general_settings(&scene.host.netns)?, "changed by the repair");
+    ensure!(
+        settings == general_settings(&scene.host.netns)?,
+        "changed by the repair"
+    );
     Ok(())
 }
 
@@ -84,7 +98,10 @@ fn ifname(name: &str) -> Result<()> {
         answer_of(&call, "DEL", &network)?.success()?;
         unchanged(&before, || scene.host_state(), "after DEL")?;
     }
-    ensure!(settings == general_settings(&scene.pod)?, "settings of the pod");
+    ensure!(
+        settings == general_settings(&scene.pod)?,
+        "settings of the pod"
+    );
     Ok(())
 }
 
@@ -98,7 +115,10 @@ fn chosen_name() -> Result<()> {
     scene.on_host(&["link add nic0 type veth peer name other"])?;
     age(&scene)?;
     scene.tool("rdma-netdev", &["reclaim"])?;
-    ensure!(scene.host.netns.ip("link show uplink").is_err(), "the pod's name is still there");
+    ensure!(
+        scene.host.netns.ip("link show uplink").is_err(),
+        "the pod's name is still there"
+    );
     scene.on_host(&["link del nic0"])?;
     scene.tool("rdma-netdev", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")
@@ -122,7 +142,9 @@ fn clock_set_back() -> Result<()> {
     network["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     // Written by a clock that was years ahead when the node had just booted.
-    change_records(&scene, |record| record["created"] = json!(4_000_000_000_u64))?;
+    change_records(&scene, |record| {
+        record["created"] = json!(4_000_000_000_u64)
+    })?;
     scene.pod_dies("net1")?;
     let answer = scene.tool("rdma-netdev", &["reclaim"])?;
     ensure!(answer.status.success(), "{}", answer.stderr);
@@ -135,12 +157,17 @@ struct Mounted(PathBuf);
 impl Mounted {
     fn tmpfs(at: &Path, options: &str) -> Result<Self> {
         fs::create_dir_all(at)?;
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at))?;
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(at))?;
         Ok(Self(at.to_owned()))
     }
 
     fn remount(&self, options: &str) -> Result<()> {
-        run(Command::new("mount").args(["-o", &format!("remount,{options}")]).arg(&self.0)).map(drop)
+        run(Command::new("mount")
+            .args(["-o", &format!("remount,{options}")])
+            .arg(&self.0))
+        .map(drop)
     }
 }
 
@@ -160,7 +187,11 @@ fn read_only() -> Result<()> {
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
     refusal(&answer, &[], &["ead-only file system"])?;
     ensure!(
-        scene.host.netns.ip("addr show nic0")?.contains("10.9.0.1/24"),
+        scene
+            .host
+            .netns
+            .ip("addr show nic0")?
+            .contains("10.9.0.1/24"),
         "the NIC is not back: {}",
         answer.stdout
     );
@@ -185,10 +216,15 @@ fn full() -> Result<()> {
         for network in [scene.moving(), scene.child(), network] {
             let answer = answer_of(&scene.call(), "ADD", &network)?;
             let deleted = answer_of(&scene.call(), "DEL", &network)?;
-            deleted.success().with_context(|| format!("DEL with {left} bytes left"))?;
+            deleted
+                .success()
+                .with_context(|| format!("DEL with {left} bytes left"))?;
             if !answer.status.success() {
                 let (code, message) = answer.refusal()?;
-                ensure!(message.contains("No space left"), "{left} bytes: {code} {message}");
+                ensure!(
+                    message.contains("No space left"),
+                    "{left} bytes: {code} {message}"
+                );
             }
             let mut now = scene.host_state()?;
             now.retain(|key, _| !key.contains("filler"));

@@ -60,7 +60,10 @@ fn lines() -> Result<()> {
     for level in ["info", "debug"] {
         let text = logged(level)?;
         ensure!(!text.is_empty(), "level {level} logs nothing of an ADD");
-        ensure!(text.contains("net1") && text.contains("c1"), "whose call is it? {text}");
+        ensure!(
+            text.contains("net1") && text.contains("c1"),
+            "whose call is it? {text}"
+        );
     }
     Ok(())
 }
@@ -69,20 +72,40 @@ fn lines() -> Result<()> {
 fn debug() -> Result<()> {
     let answers = |text: &str| text.lines().filter(|line| line.ends_with("µs")).count();
     let text = logged("debug")?;
-    ensure!(text.contains(": ok, ") && text.contains("errno "), "no answers in the log:\n{text}");
+    ensure!(
+        text.contains(": ok, ") && text.contains("errno "),
+        "no answers in the log:\n{text}"
+    );
     let (scene, log) = with_log("debug")?;
     let trace = scene.host.directory().join("trace");
     let call = scene.call();
-    let mut strace = e2e::cni::Call { plugin: "strace".into(), ..call.clone() }.command("ADD");
-    strace.args(["-qq", "-yy", "-e", "trace=sendto,sendmsg", "-o"]).arg(&trace).arg("--").arg(&call.plugin);
+    let mut strace = e2e::cni::Call {
+        plugin: "strace".into(),
+        ..call.clone()
+    }
+    .command("ADD");
+    strace
+        .args(["-qq", "-yy", "-e", "trace=sendto,sendmsg", "-o"])
+        .arg(&trace)
+        .arg("--")
+        .arg(&call.plugin);
     e2e::scene::bounded(&mut strace, scene.moving().to_string().as_bytes())?.success()?;
-    let sent = fs::read_to_string(&trace)?.lines().filter(|line| line.contains("NETLINK")).count();
+    let sent = fs::read_to_string(&trace)?
+        .lines()
+        .filter(|line| line.contains("NETLINK"))
+        .count();
     let shown = answers(&fs::read_to_string(&log)?);
     ensure!(sent > 10, "only {sent} requests seen");
-    ensure!(shown >= sent, "{sent} requests were sent, {shown} answers are in the log");
+    ensure!(
+        shown >= sent,
+        "{sent} requests were sent, {shown} answers are in the log"
+    );
     answer_of(&call, "DEL", &scene.moving())?.success()?;
     let text = logged("info")?;
-    ensure!(answers(&text) == 0, "requests in the log of level info:\n{text}");
+    ensure!(
+        answers(&text) == 0,
+        "requests in the log of level info:\n{text}"
+    );
     Ok(())
 }
 
@@ -97,20 +120,28 @@ fn refused_request() -> Result<()> {
     unchanged(&before, || scene.host_state(), "after the refusal")?;
     let text = fs::read_to_string(&log)?;
     well_formed(&text)?;
-    ensure!(!message.is_empty() && text.to_lowercase().contains("net1"), "{text}");
+    ensure!(
+        !message.is_empty() && text.to_lowercase().contains("net1"),
+        "{text}"
+    );
     Ok(())
 }
 
 fn at_once() -> Result<()> {
     let (scene, log) = with_log("debug")?;
     let before = scene.host_state()?;
-    let pods = (0..8).map(|_| scene.another_pod()).collect::<Result<Vec<_>>>()?;
+    let pods = (0..8)
+        .map(|_| scene.another_pod())
+        .collect::<Result<Vec<_>>>()?;
     let document = scene.child().to_string();
     for command in ["ADD", "DEL"] {
         let mut running = Vec::new();
         for (index, pod) in pods.iter().enumerate() {
             let call = scene.call_of(pod, &format!("c{index}"), "net1");
-            running.push(Running::start(&mut call.command(command), document.as_bytes())?);
+            running.push(Running::start(
+                &mut call.command(command),
+                document.as_bytes(),
+            )?);
         }
         for one in running {
             one.answer()?.success()?;
@@ -133,9 +164,14 @@ fn odd_file(make: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
     let expected = other.exists().then_some("theirs\n".to_owned());
     let before = scene.host_state()?;
     for network in [scene.child(), scene.moving()] {
-        answer_of(&scene.call(), "ADD", &network)?.success().context("ADD")?;
+        answer_of(&scene.call(), "ADD", &network)?
+            .success()
+            .context("ADD")?;
         scene.del_returns(&network, &before)?;
-        ensure!(fs::read_to_string(&other).ok() == expected, "another file was written to");
+        ensure!(
+            fs::read_to_string(&other).ok() == expected,
+            "another file was written to"
+        );
     }
     Ok(())
 }
@@ -145,7 +181,9 @@ fn odd_path(path: &str) -> Result<()> {
     let log = scene.host.directory().join(path);
     scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
     let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success().context("ADD")?;
+    answer_of(&scene.call(), "ADD", &scene.child())?
+        .success()
+        .context("ADD")?;
     scene.del_returns(&scene.child(), &before)
 }
 
@@ -178,7 +216,8 @@ fn mode() -> Result<()> {
 fn failed(log: &Path, level: &str) -> Result<Vec<String>> {
     let text = fs::read_to_string(log).unwrap_or_default();
     well_formed(&text)?;
-    let says = |line: &&str| line.contains(&format!("Z {level} ")) && line.contains("failed with code ");
+    let says =
+        |line: &&str| line.contains(&format!("Z {level} ")) && line.contains("failed with code ");
     Ok(text.lines().filter(says).map(str::to_owned).collect())
 }
 
@@ -186,14 +225,23 @@ fn failures() -> Result<()> {
     let (scene, log) = with_log("error")?;
     let denied = scene.network(&json!({"attach": "move", "device": "lo"}));
     let wrong = scene.network(&json!({"attach": "bridge"}));
-    for (command, network, code) in [("ADD", &denied, 101), ("ADD", &wrong, 7), ("CHECK", &scene.child(), 7)] {
+    for (command, network, code) in [
+        ("ADD", &denied, 101),
+        ("ADD", &wrong, 7),
+        ("CHECK", &scene.child(), 7),
+    ] {
         let (said, _) = answer_of(&scene.call(), command, network)?.refusal()?;
         ensure!(said == code, "{command} {network}: {said}");
         let lines = failed(&log, "error")?;
         let of_call = |line: &&String| {
-            line.contains(&format!("] {command} rail0 net1 of container c1: failed with code {code}: "))
+            line.contains(&format!(
+                "] {command} rail0 net1 of container c1: failed with code {code}: "
+            ))
         };
-        ensure!(lines.iter().filter(of_call).count() == 1, "{command} {code}: {lines:?}");
+        ensure!(
+            lines.iter().filter(of_call).count() == 1,
+            "{command} {code}: {lines:?}"
+        );
     }
     // A call that did what it was to do is none.
     let known = fs::read(&log)?;
@@ -207,13 +255,17 @@ fn passing_failures() -> Result<()> {
     let (scene, log) = with_log("warn")?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     let other = scene.another_pod()?;
-    let (code, _) = answer_of(&scene.call_of(&other, "c2", "net1"), "ADD", &scene.moving())?.refusal()?;
+    let (code, _) =
+        answer_of(&scene.call_of(&other, "c2", "net1"), "ADD", &scene.moving())?.refusal()?;
     ensure!(code == 11, "{code}");
     let absent = scene.network(&json!({"attach": "macvlan", "master": "nic9"}));
     let (code, _) = answer_of(&scene.call(), "STATUS", &absent)?.refusal()?;
     ensure!(code == 50, "{code}");
     let lines = failed(&log, "warn")?;
-    ensure!(lines.len() == 2 && lines[0].contains("code 11") && lines[1].contains("code 50"), "{lines:?}");
+    ensure!(
+        lines.len() == 2 && lines[0].contains("code 11") && lines[1].contains("code 50"),
+        "{lines:?}"
+    );
     ensure!(failed(&log, "error")?.is_empty());
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     Ok(())
@@ -221,11 +273,17 @@ fn passing_failures() -> Result<()> {
 
 fn wrong_policy() -> Result<()> {
     let (scene, log) = with_log("warn")?;
-    scene.policy(&json!({"nonRdma": "perhaps"}), &json!({"log": {"file": log, "level": "warn"}}))?;
+    scene.policy(
+        &json!({"nonRdma": "perhaps"}),
+        &json!({"log": {"file": log, "level": "warn"}}),
+    )?;
     let (code, _) = answer_of(&scene.call(), "ADD", &scene.child())?.refusal()?;
     ensure!(code == 101, "{code}");
     let lines = failed(&log, "error")?;
-    ensure!(lines.len() == 1 && lines[0].contains("nonRdma"), "{lines:?}");
+    ensure!(
+        lines.len() == 1 && lines[0].contains("nonRdma"),
+        "{lines:?}"
+    );
     Ok(())
 }
 
@@ -234,12 +292,20 @@ fn failure_of_ipam() -> Result<()> {
     let network = scene.network(&json!({"ipam": {"type": "rdma-ipam", "range": "nonsense"}}));
     let mut command = scene.call().command("ADD");
     let mut ipam = std::process::Command::new(e2e::bin_under_test::product("rdma-ipam")?);
-    ipam.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    ipam.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
     command = ipam;
     let answer = e2e::scene::bounded(&mut command, network.to_string().as_bytes())?;
     let (code, _) = answer.refusal()?;
     ensure!(code == 7, "{code}");
     let lines = failed(&log, "error")?;
-    ensure!(lines.len() == 1 && lines[0].contains(" rdma-ipam["), "{lines:?} {}", answer.stderr);
+    ensure!(
+        lines.len() == 1 && lines[0].contains(" rdma-ipam["),
+        "{lines:?} {}",
+        answer.stderr
+    );
     Ok(())
 }

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
 use e2e::raw_netlink::nftables::ingress_chain;
-use e2e::scene::{PCI, Scene, TRY_AGAIN, DENIED, answer_of, mac_of, refusal};
+use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
 
@@ -228,7 +228,12 @@ impl Nameless {
             if now != own && name.starts_with(b"sleep") {
                 return Ok(nameless);
             }
-            ensure!(started.elapsed().as_secs() < 10, "{} is still in {}", now.display(), outer.display());
+            ensure!(
+                started.elapsed().as_secs() < 10,
+                "{} is still in {}",
+                now.display(),
+                outer.display()
+            );
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
@@ -239,13 +244,17 @@ impl Nameless {
 
     fn links(&self) -> Result<String> {
         let pid = self.pid().to_string();
-        e2e::netns::run(std::process::Command::new("nsenter").args(["-t", &pid, "-n", "ip", "-o", "link"]))
+        e2e::netns::run(
+            std::process::Command::new("nsenter").args(["-t", &pid, "-n", "ip", "-o", "link"]),
+        )
     }
 
     fn ip(&self, arguments: &str) -> Result<()> {
         let pid = self.pid().to_string();
         let mut command = std::process::Command::new("nsenter");
-        command.args(["-t", &pid, "-n", "ip"]).args(arguments.split(' '));
+        command
+            .args(["-t", &pid, "-n", "ip"])
+            .args(arguments.split(' '));
         e2e::netns::run(&mut command).map(drop)
     }
 }
@@ -271,21 +280,41 @@ fn in_a_process(kind: &str) -> Result<()> {
 /// A kernel before 6.16 ends a chain whose netdev leaves, and the host is without its firewall.
 fn firewall() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.host.netns.enter(|| ingress_chain("of-peer", "peer0"))?;
+    scene
+        .host
+        .netns
+        .enter(|| ingress_chain("of-peer", "peer0"))?;
     scene.returns(&scene.moving(), &[])?;
     scene.host.netns.enter(|| ingress_chain("of-nic", "nic0"))?;
-    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "nftables chain of-nic in"])
+    scene.refuses(
+        &scene.moving(),
+        &[TRY_AGAIN, DENIED],
+        &["nic0", "nftables chain of-nic in"],
+    )
 }
 
 fn received_address() -> Result<()> {
     let scene = Scene::furnished()?;
     let fdb = |verb: &str| {
         let mut bridge = std::process::Command::new("bridge");
-        bridge.args(["-netns", scene.host.netns.name(), "fdb", verb, "02:00:00:00:77:77", "dev", "nic0", "self"]);
+        bridge.args([
+            "-netns",
+            scene.host.netns.name(),
+            "fdb",
+            verb,
+            "02:00:00:00:77:77",
+            "dev",
+            "nic0",
+            "self",
+        ]);
         e2e::netns::run(&mut bridge).map(drop)
     };
     fdb("add")?;
-    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "02:00:00:00:77:77"])?;
+    scene.refuses(
+        &scene.moving(),
+        &[TRY_AGAIN, DENIED],
+        &["nic0", "02:00:00:00:77:77"],
+    )?;
     fdb("del")?;
     scene.returns(&scene.moving(), &[])
 }
@@ -300,7 +329,10 @@ fn hidden_child() -> Result<()> {
     scene.in_pod(&[&format!("link set hidden netns {}", nameless.pid())])?;
     nameless.ip("link set hidden up")?;
     scene.del_returns(&scene.moving(), &before)?;
-    ensure!(!nameless.links()?.contains("hidden"), "the pod is still on the host's wire");
+    ensure!(
+        !nameless.links()?.contains("hidden"),
+        "the pod is still on the host's wire"
+    );
     Ok(())
 }
 
@@ -331,14 +363,34 @@ fn with_vfs() -> Result<Scene> {
     let scene = Scene::with_hardware()?;
     scene.host.add_nic("vf0", "vfpeer0")?;
     let tree = scene.tree()?;
-    tree.pci(&PciSpec { total_vfs: 8, ..PciSpec::MLX5 });
+    tree.pci(&PciSpec {
+        total_vfs: 8,
+        ..PciSpec::MLX5
+    });
     for index in 0..2 {
         let address = format!("0000:3b:00.{}", index + 2);
-        tree.vf(PCI, index, &PciSpec { address: &address, device: 0x101e, ..PciSpec::MLX5 });
+        tree.vf(
+            PCI,
+            index,
+            &PciSpec {
+                address: &address,
+                device: 0x101e,
+                ..PciSpec::MLX5
+            },
+        );
     }
     let mac = mac_of(&scene.host.netns, "vf0")?;
-    tree.netdev(&NetdevSpec { name: "vf0", mac: &mac, on: On::Pci("0000:3b:00.2"), ..NetdevSpec::default() });
-    tree.rdma(&RdmaSpec { name: "mlx5_2", on: On::Pci("0000:3b:00.2"), ..RdmaSpec::default() });
+    tree.netdev(&NetdevSpec {
+        name: "vf0",
+        mac: &mac,
+        on: On::Pci("0000:3b:00.2"),
+        ..NetdevSpec::default()
+    });
+    tree.rdma(&RdmaSpec {
+        name: "mlx5_2",
+        on: On::Pci("0000:3b:00.2"),
+        ..RdmaSpec::default()
+    });
     Ok(scene)
 }
 
@@ -356,7 +408,10 @@ fn pf_with_vfs() -> Result<()> {
 
 fn vf_of_pf() -> Result<()> {
     let scene = with_vfs()?;
-    for keys in [json!({"attach": "move", "device": "vf0"}), json!({"deviceID": "0000:3b:00.2"})] {
+    for keys in [
+        json!({"attach": "move", "device": "vf0"}),
+        json!({"deviceID": "0000:3b:00.2"}),
+    ] {
         scene.returns(&scene.network(&keys), &["link set net1 mtu 400"])?;
     }
     Ok(())
@@ -364,7 +419,10 @@ fn vf_of_pf() -> Result<()> {
 
 fn pf_without_vfs() -> Result<()> {
     let scene = Scene::with_hardware()?;
-    scene.tree()?.pci(&PciSpec { total_vfs: 8, ..PciSpec::MLX5 });
+    scene.tree()?.pci(&PciSpec {
+        total_vfs: 8,
+        ..PciSpec::MLX5
+    });
     scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])
 }
 
@@ -377,7 +435,11 @@ fn had(host: &[&str], words: &[&str]) -> Result<()> {
     let before = scene.host_state()?;
     let answer = answer_of(&scene.call(), "ADD", &scene.moving())?;
     if answer.status.success() {
-        scene.in_pod(&["addr flush dev net1", "link set net1 down", "link set net1 up"])?;
+        scene.in_pod(&[
+            "addr flush dev net1",
+            "link set net1 down",
+            "link set net1 up",
+        ])?;
     } else {
         refusal(&answer, &[TRY_AGAIN, DENIED], &["nic0"])?;
     }
@@ -399,15 +461,19 @@ fn multipath() -> Result<()> {
 
 fn order_of_ipv6() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.on_host(&["addr add fd09::3/64 dev nic0 nodad", "addr add fd09::2/64 dev nic0 nodad"])?;
+    scene.on_host(&[
+        "addr add fd09::3/64 dev nic0 nodad",
+        "addr add fd09::2/64 dev nic0 nodad",
+    ])?;
     let shown = || scene.host.netns.ip("-6 -o addr show dev nic0 scope global");
     let before = shown()?;
     scene.returns(&scene.moving(), &[])?;
     let after = shown()?;
     ensure!(
-        before.lines().map(|line| line.split_whitespace().nth(3)).eq(after
+        before
             .lines()
-            .map(|line| line.split_whitespace().nth(3))),
+            .map(|line| line.split_whitespace().nth(3))
+            .eq(after.lines().map(|line| line.split_whitespace().nth(3))),
         "the order was\n{before}\nand is\n{after}"
     );
     Ok(())

@@ -281,24 +281,6 @@ fn a_document_that_explodes_is_refused() {
     assert!(parse(&text).is_err());
 }
 
-#[test]
-fn durations_are_a_number_and_a_unit() {
-    for (text, expected) in [
-        ("500ms", Some(Duration::from_millis(500))),
-        ("2m", Some(Duration::from_secs(120))),
-        ("1h", Some(Duration::from_secs(3600))),
-        ("0", Some(Duration::ZERO)),
-        ("5", None),
-        ("", None),
-        ("s", None),
-        ("-1s", None),
-        ("1d", None),
-        ("99999999999999999999s", None),
-    ] {
-        assert_eq!(duration(text), expected, "{text:?}");
-    }
-}
-
 proptest::proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(text in "\\PC{0,80}", lines in "[ -~\n]{0,80}") {

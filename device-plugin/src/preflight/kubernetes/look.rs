@@ -5,10 +5,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use hca::LinkLayer;
-use ipam::node::Node;
-use ipam::policy::{Policy, Store as StorePolicy};
 use ipam::store::Store;
 use nix::unistd::{AccessFlags, access};
+use node::identity::NodeIdentity;
+use node::policy::{Policy, Store as StorePolicy};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -294,7 +294,7 @@ fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
         *directory = mounted(root, directory);
     }
     policy.state_dir = mounted(root, &policy.state_dir);
-    let node = Node::look(&context.settings.root, &policy.node_name(None));
+    let node = NodeIdentity::read(&context.settings.root, &policy.node_name(None));
     let open = |name: &String| -> Opened {
         let node = node.as_ref().map_err(|error| {
             (

@@ -1,9 +1,9 @@
 //! Claims that meet, in one process: as many views of the store as there are nodes.
 
 use super::*;
-use crate::node::Node;
-use crate::policy::{Policy, Profile, Store as StorePolicy};
 use crate::range::Spec;
+use node::identity::NodeIdentity;
+use node::policy::{Policy, Profile, Store as StorePolicy};
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -48,7 +48,7 @@ fn policy(place: &Path) -> Policy {
 }
 
 fn open(place: &Path, node: &str) -> Store {
-    let node = Node::look(Path::new("/"), node).unwrap();
+    let node = NodeIdentity::read(Path::new("/"), node).unwrap();
     Store::open(&policy(place), "default", node, Path::new("/")).unwrap()
 }
 

@@ -1,6 +1,6 @@
-//! Who this machine is: node name, machine ID, boot ID.
+//! Which machine this is: node name, machine ID, boot ID.
 //!
-//! Only looks. A boot ID is unique to one boot of one machine; a machine ID to
+//! Only reads. A boot ID is unique to one boot of one machine; a machine ID to
 //! one installation. Leases carry both, so that a lease of an earlier boot is
 //! known to be over, and is not confused with one of another machine that
 //! happens to have the same name.
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// This machine, as leases name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeIdentity {
     /// The node's name.
     pub name: String,
     /// `/etc/machine-id`; empty where there is none.
@@ -21,7 +21,7 @@ pub struct Node {
 
 /// The boot ID could not be read, or the name cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum NodeError {
+pub enum IdentityError {
     /// Without a boot ID nobody could tell when a lease is over.
     #[error("read boot ID {}: {source}", path.display())]
     Boot {
@@ -35,18 +35,18 @@ pub enum NodeError {
     Name(String),
 }
 
-impl Node {
-    /// Looks below `root` (`/` on a live host).
+impl NodeIdentity {
+    /// Reads below `root` (`/` on a live host).
     ///
     /// # Errors
-    /// [`NodeError`]: no boot ID, or a name that cannot be used.
-    pub fn look(root: &Path, name: &str) -> Result<Self, NodeError> {
-        if !crate::lease::is_name(name) {
-            return Err(NodeError::Name(name.to_owned()));
+    /// [`IdentityError`]: no boot ID, or a name that cannot be used.
+    pub fn read(root: &Path, name: &str) -> Result<Self, IdentityError> {
+        if !is_name(name) {
+            return Err(IdentityError::Name(name.to_owned()));
         }
-        let path = root.join("proc/sys/kernel/random/boot_id");
-        let boot =
-            std::fs::read_to_string(&path).map_err(|source| NodeError::Boot { path, source })?;
+        let path = root.join("proc").join(BOOT_ID);
+        let boot = std::fs::read_to_string(&path)
+            .map_err(|source| IdentityError::Boot { path, source })?;
         let machine = std::fs::read_to_string(root.join("etc/machine-id")).unwrap_or_default();
         Ok(Self {
             name: name.to_owned(),
@@ -69,6 +69,28 @@ impl Node {
     }
 }
 
+/// The boot ID, which changes with each boot; empty where the kernel does not tell. `proc` is the
+/// mount of procfs.
+#[must_use]
+pub fn boot_id(proc: &Path) -> String {
+    std::fs::read_to_string(proc.join(BOOT_ID)).map_or_else(|_| String::new(), |id| word(&id))
+}
+
+/// Below the mount of procfs (`drivers/char/random.c`).
+const BOOT_ID: &str = "sys/kernel/random/boot_id";
+
+/// Whether a text can be one component of a path in the store: letters, digits
+/// and `-`, `_`, `.`, not beginning with a dot, at most 253 bytes.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    text.len() <= 253
+        && bytes
+            .next()
+            .is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
 fn word(text: &str) -> String {
     text.trim()
         .chars()
@@ -85,19 +107,19 @@ mod tests {
     fn a_machine_is_read_from_its_tree() {
         let root = tempfile::tempdir().unwrap();
         assert!(matches!(
-            Node::look(root.path(), "n"),
-            Err(NodeError::Boot { .. })
+            NodeIdentity::read(root.path(), "n"),
+            Err(IdentityError::Boot { .. })
         ));
         let random = root.path().join("proc/sys/kernel/random");
         std::fs::create_dir_all(&random).unwrap();
         std::fs::write(random.join("boot_id"), "0b00-7\n").unwrap();
         std::fs::write(root.path().join("proc/stat"), "cpu 1 2\nbtime 1763600000\n").unwrap();
-        let node = Node::look(root.path(), "n").unwrap();
+        let node = NodeIdentity::read(root.path(), "n").unwrap();
         assert_eq!((node.boot.as_str(), node.machine.as_str()), ("0b00-7", ""));
         assert_eq!(node.booted(), Some(1_763_600_000));
         assert!(matches!(
-            Node::look(root.path(), "a/b"),
-            Err(NodeError::Name(_))
+            NodeIdentity::read(root.path(), "a/b"),
+            Err(IdentityError::Name(_))
         ));
     }
 }

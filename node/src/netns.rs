@@ -3,7 +3,7 @@
 //! Only looks, and says "unknown" wherever it cannot be sure: a directory that
 //! is not mounted into a container looks like namespaces that are gone.
 
-use crate::store::probe::magic;
+use crate::file::file_system_magic;
 use nix::errno::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -99,7 +99,7 @@ fn is_mounted(proc: &Path, inode: u64) -> std::io::Result<bool> {
 }
 
 fn is_namespace(path: &Path) -> bool {
-    nix::sys::statfs::statfs(path).is_ok_and(|fs| magic(&fs) == NSFS)
+    nix::sys::statfs::statfs(path).is_ok_and(|fs| file_system_magic(&fs) == NSFS)
 }
 
 #[cfg(test)]

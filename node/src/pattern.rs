@@ -192,6 +192,9 @@ mod tests {
             ("e[!n]p", "exp"),
             ("a*b*c", "aXbXbc"),
             ("[a-]x", "-x"),
+            ("ens*f?*", "ens1f0np0"),
+            ("a**b", "ab"),
+            ("0000:3b:00.*", "0000:3b:00.1"),
         ] {
             assert!(glob(pattern, text), "{pattern} {text}");
         }
@@ -202,6 +205,8 @@ mod tests {
             ("[!a]", "a"),
             ("a*b*c", "acb"),
             ("?", ""),
+            ("ens*f?", "ens1f0np0"),
+            ("", "x"),
         ] {
             assert!(!glob(pattern, text), "{pattern} {text}");
         }

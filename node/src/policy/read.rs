@@ -1,7 +1,7 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
 use super::{Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store};
-use crate::keys;
+use crate::{duration, pattern::Pattern, spelling};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ impl Reader<'_> {
             let directory = self.directory(&format!("{at}.directory"), directory)?;
             let id = match object.get("id") {
                 None => None,
-                Some(Value::String(id)) if crate::lease::is_name(id) => Some(id.clone()),
+                Some(Value::String(id)) if crate::identity::is_name(id) => Some(id.clone()),
                 Some(other) => {
                     let rule = "must be a store's identity, as rdma-ipam pools shows it";
                     return Err(self.wrong(&format!("{at}.id"), other, rule));
@@ -146,7 +146,7 @@ impl Reader<'_> {
             let rule = "must be a duration of at most a day, as in \"30s\", \"2m\" or \"0\"";
             ipam.cooldown = value
                 .as_str()
-                .and_then(duration)
+                .and_then(duration::parse)
                 .filter(|d| *d <= Duration::from_secs(86_400))
                 .ok_or_else(|| self.wrong("ipam.cooldown", value, rule))?;
         }
@@ -209,31 +209,39 @@ impl Reader<'_> {
         let at = format!("allow.netdevs[{index}]");
         let object = self.map(&at, value)?;
         self.known(&at, object, &SELECTOR_KEYS)?;
-        let words = |key: &str| -> Result<Vec<String>, PolicyError> {
+        let words = |key: &str, hex: bool| -> Result<Vec<Pattern>, PolicyError> {
             let rule = "must be a list of strings that are not empty";
             let wrong = |value: &Value| self.wrong(&format!("{at}.{key}"), value, rule);
             let Some(value) = object.get(key) else {
                 return Ok(Vec::new());
             };
             let list = value.as_array().filter(|list| !list.is_empty());
-            let word = |v: &Value| v.as_str().filter(|w| !w.is_empty()).map(str::to_owned);
+            let pattern = |v: &Value| {
+                let word = v
+                    .as_str()
+                    .filter(|w| !w.is_empty())
+                    .ok_or_else(|| wrong(v))?;
+                let parsed = if hex {
+                    Pattern::parse(&word.trim_start_matches("0x").to_ascii_lowercase())
+                } else {
+                    Pattern::parse(word)
+                };
+                let rule = "must be words, or patterns of \"*\", \"?\" and sets such as \"[0-3]\"";
+                parsed.map_err(|_| self.wrong(&format!("{at}.{key}"), v, rule))
+            };
             list.ok_or_else(|| wrong(value))?
                 .iter()
-                .map(|v| word(v).ok_or_else(|| wrong(v)))
+                .map(pattern)
                 .collect()
         };
-        let hex = |key: &str| -> Result<Vec<String>, PolicyError> {
-            let fold = |word: &String| word.trim_start_matches("0x").to_ascii_lowercase();
-            words(key).map(|list| list.iter().map(fold).collect())
-        };
         let selector = Selector {
-            if_names: words("ifNames")?,
-            pci_addresses: words("pciAddresses")?,
-            vendors: hex("vendors")?,
-            device_ids: hex("deviceIDs")?,
-            drivers: words("drivers")?,
-            link_types: words("linkTypes")?,
-            rdma_devices: words("rdmaDevices")?,
+            if_names: words("ifNames", false)?,
+            pci_addresses: words("pciAddresses", false)?,
+            vendors: words("vendors", true)?,
+            device_ids: words("deviceIDs", true)?,
+            drivers: words("drivers", false)?,
+            link_types: words("linkTypes", false)?,
+            rdma_devices: words("rdmaDevices", false)?,
         };
         if selector == Selector::default() {
             return Err(self.wrong(&at, value, "a selector must ask for something"));
@@ -291,7 +299,7 @@ impl Reader<'_> {
         known: &[&'static str],
     ) -> Result<(), PolicyError> {
         let dot = if at.is_empty() { "" } else { "." };
-        match keys::unknown(object, known).into_iter().next() {
+        match spelling::unknown(object, known).into_iter().next() {
             None => Ok(()),
             Some((key, nearest)) => Err(PolicyError::UnknownKey {
                 path: self.path.to_owned(),
@@ -312,23 +320,6 @@ impl Reader<'_> {
             value,
             rule,
         }
-    }
-}
-
-/// `0`, or a whole number with `ms`, `s`, `m` or `h`.
-fn duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        "m" => number.checked_mul(60).map(Duration::from_secs),
-        "h" => number.checked_mul(3600).map(Duration::from_secs),
-        _ => None,
     }
 }
 
@@ -447,6 +438,10 @@ mod tests {
             ),
             (r#"{"allow": {"netdevs": [{}]}}"#, "must ask for something"),
             (r#"{"allow": {"netdevs": [{"ifNames": []}]}}"#, "not empty"),
+            (
+                r#"{"allow": {"netdevs": [{"ifNames": ["eth[9-0]"]}]}}"#,
+                "patterns",
+            ),
             (r#"{"log": {"level": "loud"}}"#, "log.level"),
             (r#"{"log": {"file": "x"}}"#, "absolute"),
             ("[]", "expected a map"),
@@ -472,14 +467,5 @@ mod tests {
         );
         assert_eq!(policy.ipam, Policy::default().ipam);
         assert_eq!(salvage(Path::new("p"), b"garbage"), Policy::default());
-    }
-
-    #[test]
-    fn durations() {
-        assert_eq!(duration("250ms"), Some(Duration::from_millis(250)));
-        assert_eq!(duration("1h"), Some(Duration::from_secs(3600)));
-        for wrong in ["", "s", "-1s", "1d", "1.5s", "1 s", "99999999999999999999s"] {
-            assert_eq!(duration(wrong), None, "{wrong}");
-        }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 /// Keys of `object` that are not in `known`, each with the known key that was
 /// probably meant.
-pub(crate) fn unknown<'a>(
+pub fn unknown<'a>(
     object: &'a Map<String, Value>,
     known: &[&'static str],
 ) -> Vec<(&'a str, Option<&'static str>)> {
@@ -24,42 +24,21 @@ pub(crate) fn unknown<'a>(
 #[must_use]
 pub fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
     let folded = fold(word);
-    let limit = folded.len() / 3;
+    let limit = folded.chars().count() / 3;
     known
         .iter()
-        .map(|candidate| (distance(&folded, &fold(candidate)), *candidate))
+        .map(|candidate| (strsim::osa_distance(&folded, &fold(candidate)), *candidate))
         .filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }
 
-fn fold(word: &str) -> Vec<char> {
+fn fold(word: &str) -> String {
     word.chars()
         .take(64)
         .filter(|c| !matches!(c, '_' | '-' | '.'))
         .flat_map(char::to_lowercase)
         .collect()
-}
-
-/// Damerau's distance with adjacent transpositions (optimal string alignment).
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, y) in b.iter().enumerate() {
-            let at = |row: &[usize], k: usize| row.get(k).copied().unwrap_or(usize::MAX / 2);
-            let mut best = (at(&last, j) + usize::from(x != y))
-                .min(at(&last, j + 1) + 1)
-                .min(at(&row, j) + 1);
-            if i > 0 && j > 0 && a.get(i - 1) == Some(y) && b.get(j - 1) == Some(x) {
-                best = best.min(at(&before, j - 1) + 1);
-            }
-            row.push(best);
-        }
-        before = std::mem::replace(&mut last, row);
-    }
-    last.last().copied().unwrap_or(a.len())
 }
 
 #[cfg(test)]

@@ -1,0 +1,82 @@
+//! Files that others read at any moment: a reader sees the old content or the new one, never half
+//! of either, and a loss of power leaves one of both.
+//!
+//! A process can die between any two system calls: until the rename the file is as it was. What a
+//! killed writer leaves is `.NAME.PID.new`; who lists the directory passes over names that begin
+//! with a dot.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::sys::statfs::Statfs;
+
+/// Replaces a file, or creates it with mode 0644 less the umask. Its directory must exist.
+///
+/// # Errors
+/// What the kernel said; the file is as it was.
+pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
+    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let beside = directory.join(format!(".{}.{}.new", name.display(), std::process::id()));
+    // One of the same name is what a killed process of an earlier boot left.
+    match fs::remove_file(&beside) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(&beside)?;
+        file.write_all(content.as_ref())?;
+        file.sync_data()?;
+        fs::rename(&beside, path)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })?;
+    let directory = if directory.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        directory
+    };
+    File::open(directory)?.sync_all()
+}
+
+/// The file system's number (`include/uapi/linux/magic.h`): 32 bits, in a field whose width and
+/// sign are the C library's.
+#[must_use]
+pub fn file_system_magic(statfs: &Statfs) -> u32 {
+    u32::try_from(i128::from(statfs.filesystem_type().0) & 0xFFFF_FFFF).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        replace(&path, "1").unwrap();
+        replace(&path, "2").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "2");
+        fs::create_dir_all(dir.path().join("b/full")).unwrap();
+        replace(&dir.path().join("b"), "3").unwrap_err();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_no_hindrance() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = dir.path().join(format!(".a.{}.new", std::process::id()));
+        std::os::unix::fs::symlink("/nowhere/at/all", &left).unwrap();
+        replace(&dir.path().join("a"), "whole").unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "whole");
+        assert!(fs::symlink_metadata(left).is_err());
+    }
+}

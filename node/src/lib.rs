@@ -1,0 +1,21 @@
+//! What every program on a node shares.
+//!
+//! - [`policy`]: what root lets network configurations do on this node
+//! - [`pattern`]: the words and globs of selectors
+//! - [`identity`]: which machine this is, and which boot of it
+//! - [`netns`]: whether a pod's network namespace is still there
+//! - [`file`](mod@file): files that readers see whole, and that survive a loss of power
+//! - [`log`]: the log of the CNI programs
+//! - [`duration`], [`spelling`], [`table`]: values, misspelt keys and columns for people
+
+#![forbid(unsafe_code)]
+
+pub mod duration;
+pub mod file;
+pub mod identity;
+pub mod log;
+pub mod netns;
+pub mod pattern;
+pub mod policy;
+pub mod spelling;
+pub mod table;
