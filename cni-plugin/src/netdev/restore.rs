@@ -6,15 +6,18 @@
 //! warning, never a reason to leave it behind.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
+    collections::BTreeMap,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use netlink_packet_core::Emitable;
-use netlink_packet_route::{AddressFamily, address::AddressMessage, link::LinkFlags};
+use netlink_packet_route::{
+    AddressFamily,
+    address::AddressMessage,
+    link::{InfoKind, LinkFlags},
+};
 
 use super::{
     identity::{Ambiguous, Place},
@@ -210,19 +213,16 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
     }
 }
 
-/// Deletes what the pod built upon a netdev and put into namespaces of its own, as far as the netdev
-/// receives for it. They are found by the processes in them. Returns what could not be, as text.
+/// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
+/// processes in them. Returns what could not be, as text.
 fn remove_children_elsewhere(
     ground: &Ground<'_>,
     inside: &mut Socket,
     pod: &Namespace,
     below: &Link,
 ) -> kernel::Result<Vec<String>> {
-    if below.is_infiniband() || neighbour::list_unicast(inside, below.index)?.is_empty() {
-        return Ok(Vec::new());
-    }
     let mut warnings = Vec::new();
-    for other in namespaces_of_processes(ground.proc) {
+    for other in Namespace::of_processes(ground.proc) {
         if [pod.id(), ground.home.id()].contains(&other.id()) {
             continue;
         }
@@ -230,16 +230,21 @@ fn remove_children_elsewhere(
         let Ok(mut socket) = other.socket(ground.home) else {
             continue;
         };
-        let number = link::known_number(&mut socket, pod).ok().flatten();
+        // One that has no number for the pod's has no link that stands on one of it.
+        let Ok(Some(number)) = link::known_number(&mut socket, pod) else {
+            continue;
+        };
         for child in link::list(&mut socket).unwrap_or_default() {
-            let stands_on = child.parent == Some(below.index) && child.parent_netns == number;
-            if stands_on && number.is_some() {
+            let is_peer = matches!(child.kind, Some(InfoKind::Veth));
+            if child.parent == Some(below.index) && child.parent_netns == Some(number) && !is_peer {
                 let deleted = link::delete(&mut socket, &child);
                 warnings.extend(deleted.err().map(|e| e.to_string()));
             }
         }
     }
-    if let Some(address) = neighbour::list_unicast(inside, below.index)?.first() {
+    if !below.is_infiniband()
+        && let Some(address) = neighbour::list_unicast(inside, below.index)?.first()
+    {
         warnings.push(format!(
             "{} received for the address {} in the pod: a child of it may be in a network namespace \
              without a process, until that ends",
@@ -248,26 +253,6 @@ fn remove_children_elsewhere(
         ));
     }
     Ok(warnings)
-}
-
-/// The network namespaces in which processes are, each once. Of a process that ends nothing is read.
-fn namespaces_of_processes(proc: &Path) -> Vec<Namespace> {
-    let mut read = BTreeSet::new();
-    let mut found = Vec::new();
-    for entry in fs::read_dir(proc).into_iter().flatten().flatten() {
-        let is_process = entry
-            .file_name()
-            .as_encoded_bytes()
-            .iter()
-            .all(u8::is_ascii_digit);
-        if is_process
-            && let Ok(Some(namespace)) = Namespace::open(&entry.path().join("ns/net"))
-            && read.insert((namespace.id().device, namespace.id().inode))
-        {
-            found.push(namespace);
-        }
-    }
-    found
 }
 
 fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {

@@ -58,9 +58,16 @@ cases! {
         in_a_process("macvlan mode bridge");
     an_ipvlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Ipvlan =>
         in_a_process("ipvlan mode l2");
+    a_vlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Vlan =>
+        in_a_process("vlan id 66");
+    a_child_in_a_namespace_that_nobody_sees_holds_its_nic: Macvlan => unseen_child();
     a_firewall_on_a_nic_holds_it => firewall();
     an_address_that_a_nic_receives_for_holds_it => received_address();
-    a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan => hidden_child();
+    a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan =>
+        hidden_child("macvlan mode bridge");
+    an_ipvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Ipvlan =>
+        hidden_child("ipvlan mode l2");
+    a_vlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Vlan => hidden_child("vlan id 66");
     a_pf_with_vfs_is_not_moved => pf_with_vfs();
     a_vf_of_such_a_pf_is_moved => vf_of_pf();
     a_pf_without_vfs_is_moved => pf_without_vfs();
@@ -272,8 +279,22 @@ fn in_a_process(kind: &str) -> Result<()> {
     scene.on_host(&[&format!("link add theirs link nic0 type {kind}")])?;
     scene.on_host(&[&format!("link set theirs netns {}", nameless.pid())])?;
     nameless.ip("link set theirs up")?;
-    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "address"])?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "theirs"])?;
     ensure!(nameless.links()?.contains("theirs"), "the child is gone");
+    Ok(())
+}
+
+/// The namespace is bound to a file that no runtime has made, and no process is in it.
+fn unseen_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let nameless = Nameless::start(scene.host.netns.name())?;
+    scene.on_host(&["link add theirs link nic0 type macvlan mode bridge"])?;
+    scene.on_host(&[&format!("link set theirs netns {}", nameless.pid())])?;
+    nameless.ip("link set theirs up")?;
+    let held = std::fs::File::open(format!("/proc/{}/ns/net", nameless.pid()))?;
+    drop(nameless);
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "address"])?;
+    drop(held);
     Ok(())
 }
 
@@ -320,12 +341,12 @@ fn received_address() -> Result<()> {
 }
 
 /// Otherwise it would receive what the host, or the next pod, receives, for as long as the pod lives.
-fn hidden_child() -> Result<()> {
+fn hidden_child(kind: &str) -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     let nameless = Nameless::start(scene.pod.name())?;
-    scene.in_pod(&["link add hidden link net1 type macvlan mode bridge"])?;
+    scene.in_pod(&[&format!("link add hidden link net1 type {kind}")])?;
     scene.in_pod(&[&format!("link set hidden netns {}", nameless.pid())])?;
     nameless.ip("link set hidden up")?;
     scene.del_returns(&scene.moving(), &before)?;
