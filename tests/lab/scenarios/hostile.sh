@@ -27,8 +27,10 @@ del() { cni rdma-netdev DEL "$1" "$1" net1 "$(config "$2")"; }
 move='{"attach": "move", "device": "eth1"}'
 by_unit='{"deviceID": "0000:02:00.0", "pciBusID": "0000:02:00.0"}'
 allowed='{"allow": {"unallocated": true}}'
-# All that a pod could change, byte for byte; counters and lifetimes left out.
-whole_state() {
+# All that a pod could change, byte for byte; counters and lifetimes left out. Sorted: neighbours are
+# listed in the order of a hash that is chosen anew as their table grows.
+whole_state() { parts_of_state | sort; }
+parts_of_state() {
 	host_state
 	ip -d -o link show | sed 's/ parentbus.*//; s/altname/\n&/g'
 	# Handle 0 is the kernel's own choice, made anew when a link is set up.
