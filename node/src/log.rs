@@ -25,6 +25,9 @@ const MAX_SUBJECT_BYTES: usize = 512;
 /// The most bytes of a text; with time, program and subject a line stays below 9 KiB.
 const MAX_TEXT_BYTES: usize = 8 << 10;
 
+/// The most bytes of what a failed call ended with.
+const MAX_FAILURE_BYTES: usize = 2 << 10;
+
 /// Where the events of one program go, and what they are about.
 #[derive(Debug, Clone)]
 pub struct Log {
@@ -91,7 +94,9 @@ impl Log {
     /// a warning where the runtime tries again (code 11), and for STATUS, which it asks every few
     /// seconds.
     pub fn failure(&self, command: Command, error: &Error) {
-        let text = format_args!("failed with code {}: {error}", error.code.number());
+        // A network's words are in it.
+        let said = bounded(&error.to_string(), MAX_FAILURE_BYTES);
+        let text = format_args!("failed with code {}: {said}", error.code.number());
         match (command, error.code) {
             (Command::Status, _) | (_, Code::TryAgain) => self.warn(text),
             _ => self.error(text),

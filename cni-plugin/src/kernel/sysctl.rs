@@ -137,7 +137,7 @@ mod tests {
         write(proc, "ipv4/conf", "eth1", "forwarding", "1").unwrap();
         let forwarding =
             |name| fs::read_to_string(proc.join("sys/net/ipv4/conf").join(name).join("forwarding"));
-        assert_eq!(forwarding("eth1").unwrap(), "1");
+        assert_eq!(forwarding("eth1").unwrap(), "1\n");
         assert_eq!(forwarding("all").unwrap(), "0\n");
         assert_eq!(forwarding("default").unwrap(), "0\n");
     }
