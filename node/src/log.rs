@@ -26,7 +26,7 @@ const MAX_SUBJECT_BYTES: usize = 512;
 const MAX_TEXT_BYTES: usize = 8 << 10;
 
 /// The most bytes of what a failed call ended with.
-const MAX_FAILURE_BYTES: usize = 2 << 10;
+const MAX_FAILURE_BYTES: usize = 1 << 10;
 
 /// Where the events of one program go, and what they are about.
 #[derive(Debug, Clone)]
