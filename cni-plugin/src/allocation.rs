@@ -11,6 +11,8 @@ use cni_wire::{Args, Code, Error};
 use hca::{HcaId, UnitId};
 use node_wire::{ClientError, FailureKind, Pod, client};
 
+use crate::log::Log;
+
 /// How long the daemon may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -39,12 +41,19 @@ impl Allocated {
 
 /// Asks which HCAs the request's pod has.
 ///
+/// A daemon that cannot tell the pod from another of its name says so: that is logged where the
+/// runtime gave the UID by which it should have been told.
+///
 /// # Errors
 /// Code 4 when the runtime does not say which pod this is; code 11 when the daemon does not answer,
 /// so that the runtime tries again; code 101 when the kubelet knows another pod of this name.
-pub fn ask(socket: &Path, args: &Args) -> Result<Allocated, Error> {
+pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Allocated, Error> {
+    let given = |key: &str| {
+        let value = args.get(key).filter(|value| !value.is_empty());
+        value.map(str::to_owned)
+    };
     let required = |key: &str| {
-        args.get(key).map(str::to_owned).ok_or_else(|| {
+        given(key).ok_or_else(|| {
             Error::new(
                 Code::InvalidEnvironment,
                 format!("CNI_ARGS has no {key}: the kubelet cannot be asked what the pod has"),
@@ -58,9 +67,18 @@ pub fn ask(socket: &Path, args: &Args) -> Result<Allocated, Error> {
     let pod = Pod {
         namespace: required("K8S_POD_NAMESPACE")?,
         name: required("K8S_POD_NAME")?,
-        uid: args.get("K8S_POD_UID").map(str::to_owned),
+        uid: given("K8S_POD_UID"),
     };
     let held = client::pod_units(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
+    if pod.uid.is_some() && !held.uid_checked {
+        let note = held
+            .uid_note
+            .as_deref()
+            .unwrap_or("the daemon does not say why");
+        log.warn(format_args!(
+            "the units of pod {pod} are those of a pod of this name; its UID was not checked: {note}"
+        ));
+    }
     let units = held.allocations.iter().flat_map(|one| &one.units);
     Ok(Allocated::of(
         format!("{}/{}", pod.namespace, pod.name),
@@ -108,11 +126,18 @@ mod tests {
     #[test]
     fn a_call_without_a_pod_is_told_from_a_daemon_that_is_away() {
         let socket = Path::new("/nonexistent/node.sock");
-        let none = ask(socket, &Args::parse("").unwrap()).unwrap_err();
-        assert_eq!(none.code, Code::InvalidEnvironment);
-        assert!(none.details.contains("allow.unallocated"), "{none}");
+        let log = Log::new(&node::policy::Log::default(), "test", "");
+        for args in [
+            "",
+            "K8S_POD_NAMESPACE=ml",
+            "K8S_POD_NAMESPACE=ml;K8S_POD_NAME=",
+        ] {
+            let none = ask(socket, &Args::parse(args).unwrap(), &log).unwrap_err();
+            assert_eq!(none.code, Code::InvalidEnvironment, "{args}");
+            assert!(none.details.contains("allow.unallocated"), "{none}");
+        }
         let args = Args::parse("K8S_POD_NAMESPACE=ml;K8S_POD_NAME=a").unwrap();
-        let away = ask(socket, &args).unwrap_err();
+        let away = ask(socket, &args, &log).unwrap_err();
         assert_eq!(away.code, Code::TryAgain);
         assert!(away.msg.contains("pod ml/a"), "{away}");
     }

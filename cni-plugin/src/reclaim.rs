@@ -32,7 +32,9 @@ pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'stat
     if record.awaits_name && record.boot == boot {
         return Some("its NIC is back and waits for its name");
     }
-    if now.saturating_sub(record.created) < MIN_AGE_SECONDS {
+    // One from the future was written by a clock that was set back since, which says nothing of its
+    // age: its ADD holds the attachment's lock for as long as it runs.
+    if (0..MIN_AGE_SECONDS).contains(&now.wrapping_sub(record.created)) {
         return None;
     }
     // Without a boot ID nothing can be said of another boot.
@@ -132,6 +134,11 @@ mod tests {
             // Young.
             (record(950, "this", &gone), None),
             (record(950, "other", &gone), None),
+            // Written by a clock that was ahead.
+            (
+                record(2000, "this", &gone),
+                Some("its network namespace is gone"),
+            ),
             // Not to be told: another directory, another process, a file that is no namespace.
             (record(0, "this", "/nonexistent/directory/netns"), None),
             (record(0, "this", "/proc/4711/ns/net"), None),

@@ -380,10 +380,9 @@ impl From<hca::Error> for Missing {
 
 /// What sysfs could not say.
 pub(crate) fn unreadable(error: &hca::Error) -> Error {
-    let code = if error.is_missing() {
-        Code::InvalidConfig
-    } else {
-        Code::Io
+    let code = match error {
+        hca::Error::Missing { .. } | hca::Error::BadName { .. } => Code::InvalidConfig,
+        _ => Code::Io,
     };
     Error::new(code, error.to_string())
 }

@@ -191,6 +191,7 @@ fn is_component(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!(components.next(), Some(Component::Normal(c)) if c == name)
         && components.next().is_none()
+        && !name.contains('\0')
 }
 
 /// True for errors by which sysfs says "this object has no such attribute (any more)".
@@ -351,7 +352,7 @@ mod tests {
     #[test]
     fn a_name_with_a_path_in_it_is_refused() {
         let host = Host::at("/nonexistent");
-        for name in ["", ".", "..", "../net", "a/b", "/etc", "a/", "./a"] {
+        for name in ["", ".", "..", "../net", "a/b", "/etc", "a/", "./a", "a\0"] {
             let error = host.class_entry("netdev", "net", name).unwrap_err();
             assert!(matches!(error, Error::BadName { .. }), "{name:?}: {error}");
         }

@@ -89,7 +89,7 @@ impl Plugin {
         match &answer {
             Ok(None) => log.debug(format_args!("ok, {micros} µs")),
             Ok(Some(document)) => log.debug(format_args!("{document}, {micros} µs")),
-            Err(error) => log.debug(format_args!("{error}, {micros} µs")),
+            Err(error) => log.failure(request.command(), error),
         }
         answer
     }

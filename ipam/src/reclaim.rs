@@ -237,12 +237,23 @@ impl Run<'_> {
     fn ripe(&mut self, lease: &Lease, path: &Path) -> bool {
         let key = format!("{}#{}", path.display(), lease.created);
         let now = self.options.now.as_second();
-        let first = self.before.seen.get(&key).copied().unwrap_or(now);
+        let first = first_seen(self.before.seen.get(&key).copied(), now);
         self.after.seen.insert(key, first);
-        let gap = i64::try_from(MIN_GAP.as_secs()).unwrap_or(i64::MAX);
-        let age = i64::try_from(MIN_AGE.as_secs()).unwrap_or(i64::MAX);
-        now - first >= gap && now - lease.created.as_second() >= age
+        is_ripe(first, lease.created.as_second(), now)
     }
+}
+
+/// When a lease that is over was first seen so. A time to come was written by a clock that was set
+/// back since, and says nothing. Pure.
+fn first_seen(noted: Option<i64>, now: i64) -> i64 {
+    noted.filter(|first| *first <= now).unwrap_or(now)
+}
+
+/// Whether a lease that is over is old enough, and was seen so long enough ago; all in seconds. One
+/// from the future was leased before the clock was set back. Pure.
+fn is_ripe(first: i64, created: i64, now: i64) -> bool {
+    let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    now - first >= seconds(MIN_GAP) && !(0..seconds(MIN_AGE)).contains(&(now - created))
 }
 
 /// Whether a lease is over, by what this node can know. Pure but for `netns`.
@@ -336,6 +347,20 @@ mod tests {
                 "{of:?} {netns:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_keeps_no_lease() {
+        assert!(is_ripe(1000, 900, 1005));
+        assert!(!is_ripe(1000, 900, 1004));
+        assert!(!is_ripe(1000, 950, 1005), "young");
+        assert!(
+            is_ripe(1000, 9000, 1005),
+            "leased before the clock was set back"
+        );
+        assert_eq!(first_seen(Some(1000), 1005), 1000);
+        assert_eq!(first_seen(Some(9000), 1005), 1005);
+        assert_eq!(first_seen(None, 1005), 1005);
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //! or fill the disk.
 
 use crate::policy::{self, LogLevel};
-use cni_wire::Request;
 use cni_wire::text::{bounded, printable};
+use cni_wire::{Code, Command, Error, Request};
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,6 +24,9 @@ use std::sync::{Arc, OnceLock};
 const MAX_SUBJECT_BYTES: usize = 512;
 /// The most bytes of a text; with time, program and subject a line stays below 9 KiB.
 const MAX_TEXT_BYTES: usize = 8 << 10;
+
+/// The most bytes of what a failed call ended with.
+const MAX_FAILURE_BYTES: usize = 1 << 10;
 
 /// Where the events of one program go, and what they are about.
 #[derive(Debug, Clone)]
@@ -80,6 +83,24 @@ impl Log {
     #[must_use]
     pub fn writes(&self, level: LogLevel) -> bool {
         level <= self.level
+    }
+
+    /// A call that did not do what it was to do.
+    pub fn error(&self, text: impl Display) {
+        self.write(LogLevel::Error, "error", &text);
+    }
+
+    /// The error that a call of the runtime ends with, so that an operator finds it on the node. As
+    /// a warning where the runtime tries again (code 11), and for STATUS, which it asks every few
+    /// seconds.
+    pub fn failure(&self, command: Command, error: &Error) {
+        // A network's words are in it.
+        let said = bounded(&error.to_string(), MAX_FAILURE_BYTES);
+        let text = format_args!("failed with code {}: {said}", error.code.number());
+        match (command, error.code) {
+            (Command::Status, _) | (_, Code::TryAgain) => self.warn(text),
+            _ => self.error(text),
+        }
     }
 
     /// What an administrator should look at.

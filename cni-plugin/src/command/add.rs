@@ -33,6 +33,7 @@ use crate::{
     kernel::{
         Namespace, Socket,
         link::{self, By},
+        sysctl,
     },
     netdev::restore,
     node::{Node, now},
@@ -55,6 +56,7 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first failure; nothing is left then.
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let id = request.attachment()?;
+    name_is_of_an_interface(id)?;
     let key = key_of(request, id)?;
     if request.config.raw().len() > MAX_CONFIG_BYTES {
         return Err(Error::new(
@@ -105,7 +107,6 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let moves_rdma = moves_rdma(&node, &config, &resolved)?;
     allow(&node, request, &config, &resolved, moves_rdma)?;
     plan::check(&resolved, &config, request.config.ipam_type()?)?;
-    check_rivals(&mut node, &resolved)?;
 
     match resolved {
         Resolved::RdmaOnly(target) => {
@@ -172,34 +173,8 @@ fn allow(
         moves_rdma,
     };
     authorize(resolved, asked, rules, || {
-        allocation::ask(&node.daemon_socket(), &request.env.args)
+        allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)
     })
-}
-
-/// Refuses a macvlan where there are ipvlans and the other way about.
-///
-/// # Errors
-/// Code 7 naming the child that is there.
-fn check_rivals(node: &mut Node, resolved: &Resolved) -> Result<(), Error> {
-    let Resolved::Child {
-        kind: ChildKind::Macvlan | ChildKind::Ipvlan,
-        parent: resolve::Parent::OfHost(host),
-    } = resolved
-    else {
-        return Ok(());
-    };
-    let (attach, netdev) = (resolved.attach().as_str(), &host.link.name);
-    match resolve::rivals(node, &host.link)? {
-        Some((kind, whose)) if kind != attach => Err(Error::new(
-            Code::InvalidConfig,
-            format!(
-                "attach {attach} on {netdev} is refused: it carries {kind} children ({whose}), and \
-                 a netdev carries children of one of these kinds"
-            ),
-        )
-        .with_details(format!("set attach to {kind}, or name another netdev"))),
-        _ => Ok(()),
-    }
 }
 
 /// Undoes what an ADD that died left under the same name. One that lives is an error.
@@ -303,6 +278,22 @@ fn key_of(request: &Request, id: &AttachmentId) -> Result<Key, Error> {
         )
         .with_details("network name, container ID and interface together have at most 248 bytes")
     })
+}
+
+/// Refuses names under which the kernel keeps the settings of all interfaces of the pod.
+fn name_is_of_an_interface(id: &AttachmentId) -> Result<(), Error> {
+    let name = id.ifname.as_str();
+    if !sysctl::OF_NO_INTERFACE.contains(&name) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::InvalidEnvironment,
+        format!(
+            "CNI_IFNAME {name} is no name for an interface: /proc/sys/net has settings of all \
+                 interfaces under it"
+        ),
+    )
+    .with_details("ask for another interface name"))
 }
 
 fn name_is_free(inside: &mut Socket, id: &AttachmentId, pod: &Namespace) -> Result<(), Error> {

@@ -11,19 +11,29 @@ pub mod status;
 use std::path::Path;
 
 use cni_wire::{Code, Command, Error, Request};
+use node::policy::Policy;
 use serde_json::Value;
 
 use crate::{
     kernel::Namespace,
+    log::{Log, PROGRAM},
     node::{Node, Places},
 };
 
-/// Serves one call.
+/// Serves one call. What it fails with is logged: the runtime may show it to the pod's user alone.
 ///
 /// # Errors
 /// The command's.
 pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
     let subject = node::log::subject(request);
+    serve(places, request, subject.clone()).inspect_err(|error| {
+        // What can be read of a wrong policy says where the log is.
+        let (policy, _) = Policy::load_for_release(&places.policy);
+        Log::new(&policy.log, PROGRAM, &subject).failure(request.command(), error);
+    })
+}
+
+fn serve(places: &Places, request: &Request, subject: String) -> Result<Option<Value>, Error> {
     match request.command() {
         Command::Add => {
             let node = Node::open(places, subject)?;

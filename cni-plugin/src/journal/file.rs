@@ -93,10 +93,15 @@ pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::file("make", path, e))
 }
 
-/// Opens the file at `path` for writing, made where it is missing, with its directory.
+/// Opens the file at `path` for writing, made where it is missing, with its directory. On a file
+/// system that takes no writes any more one that is there can still be locked, so that a DEL
+/// returns what it can.
 pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
     let attempt = || open(path, OpenOptions::new().create(true).append(true));
     let opened = match attempt() {
+        Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            open(path, OpenOptions::new().read(true))
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             make_directory(path.parent().unwrap_or(Path::new("/")))?;
             attempt()

@@ -6,6 +6,7 @@
 //! - [`netns`]: opening and entering network namespaces;
 //! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`], [`nexthop`], [`qdisc`]: the objects
 //!   of rtnetlink;
+//! - [`nftables`]: chains and flow tables on a netdev, over netfilter's netlink;
 //! - [`ethtool`]: settings of drivers, over generic netlink;
 //! - [`ioctl`], [`bpf`], [`multicast`]: what of a netdev has no netlink message;
 //! - [`clock`]: the boot's clock;
@@ -32,6 +33,7 @@ pub mod name;
 pub mod neighbour;
 pub mod netns;
 pub mod nexthop;
+pub mod nftables;
 pub mod qdisc;
 pub mod rdma;
 pub mod release;

@@ -1,8 +1,10 @@
-//! Permanent neighbours, and proxies: addresses answered for on behalf of others.
+//! Permanent neighbours, proxies (addresses answered for on behalf of others), and the addresses of the
+//! link layer that a link receives.
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
-use netlink_packet_route::neighbour::{
-    NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+use netlink_packet_route::{
+    AddressFamily,
+    neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
 };
 
 use super::{Result, Socket, socket};
@@ -41,6 +43,38 @@ pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessa
             && neighbour.header.flags.contains(NeighbourFlags::Proxy);
         Ok(kept.then_some(neighbour))
     })
+}
+
+/// The unicast addresses that a link receives beside its own (`ndo_dflt_fdb_dump()`): those of
+/// macvlans and ipvlans on it that are up, in whatever namespace, and those that somebody added.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_unicast(socket: &mut Socket, link: u32) -> Result<Vec<Vec<u8>>> {
+    let mut filter = NeighbourMessage::default();
+    filter.header.family = AddressFamily::Bridge;
+    filter.attributes.push(NeighbourAttribute::IfIndex(link));
+    socket.dump(
+        "list addresses received",
+        RTM_GETNEIGH,
+        &filter,
+        |payload| {
+            let entry = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
+            let of_link =
+                entry.header.ifindex == link && entry.header.flags.contains(NeighbourFlags::Own);
+            let address = entry
+                .attributes
+                .into_iter()
+                .find_map(|attribute| match attribute {
+                    NeighbourAttribute::LinkLayerAddress(address) => Some(address),
+                    _ => None,
+                });
+            // IEEE 802: the lowest bit of the first byte makes it an address of several.
+            let is_unicast =
+                |address: &Vec<u8>| address.first().is_some_and(|first| first & 1 == 0);
+            Ok(address.filter(|address| of_link && is_unicast(address)))
+        },
+    )
 }
 
 /// Adds a neighbour, or corrects the one that is there.

@@ -1,7 +1,8 @@
 //! Opening and entering network namespaces.
 
 use std::{
-    fs::{File, OpenOptions},
+    collections::BTreeSet,
+    fs::{self, File, OpenOptions},
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
@@ -51,6 +52,28 @@ fn is_network_namespace(file: &File) -> bool {
 }
 
 impl Namespace {
+    /// The namespaces in which processes are, each once. What of a process cannot be read is passed
+    /// over: it may have ended.
+    pub fn of_processes(proc: &Path) -> Vec<Self> {
+        let mut seen = BTreeSet::new();
+        let mut found = Vec::new();
+        for entry in fs::read_dir(proc).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+                continue;
+            }
+            let path = entry.path().join("ns/net");
+            // `net:[4026531840]`: most processes share theirs with others.
+            if let Ok(number) = fs::read_link(&path)
+                && seen.insert(number)
+                && let Ok(Some(namespace)) = Self::open(&path)
+            {
+                found.push(namespace);
+            }
+        }
+        found
+    }
+
     /// The namespace the calling thread is in.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
 };
-use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
+use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE};
 
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
@@ -217,6 +217,17 @@ impl Socket {
     /// The system call that failed.
     pub fn open_generic() -> Result<Self> {
         Self::of_protocol(NETLINK_GENERIC, "generic")
+    }
+
+    /// Opens a socket for netfilter in the namespace the thread is in; none on a kernel without it.
+    ///
+    /// # Errors
+    /// The system call that failed.
+    pub fn open_netfilter() -> Result<Option<Self>> {
+        match Self::of_protocol(NETLINK_NETFILTER, "netfilter") {
+            Err(e) if e.is(libc::EPROTONOSUPPORT) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     fn of_protocol(protocol: isize, name: &str) -> Result<Self> {

@@ -17,8 +17,30 @@ use super::{Error, Name, Result};
 /// The directories that have one for each interface.
 pub const GROUPS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
-fn file(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> PathBuf {
-    proc.join("sys/net").join(group).join(interface).join(key)
+/// The directories beside those of interfaces: the settings of all, and of those to come. The kernel
+/// refuses such a name for an interface with IPv6 (`sysctl_dev_name_is_allowed()`), but a pod can
+/// give it to one whose MTU is too small for that: its settings have no directory then.
+pub const OF_NO_INTERFACE: [&str; 2] = ["all", "default"];
+
+/// The directory of an interface's settings.
+///
+/// # Errors
+/// Its name is that of a directory which is of no interface.
+fn directory(proc: &Path, group: &str, interface: impl AsRef<Path>) -> io::Result<PathBuf> {
+    let interface = interface.as_ref();
+    if OF_NO_INTERFACE
+        .iter()
+        .any(|name| interface == Path::new(name))
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "interface {} has no settings of its own: the directory of this name is of others",
+                interface.display()
+            ),
+        ));
+    }
+    Ok(proc.join("sys/net").join(group).join(interface))
 }
 
 /// Writes a setting.
@@ -33,12 +55,12 @@ pub fn write(
     key: &str,
     value: &str,
 ) -> Result<()> {
-    let path = file(proc, group, interface, key);
-    OpenOptions::new()
-        .write(true)
-        .open(&path)
+    let interface = interface.as_ref();
+    let what = format_args!("write {value} to {group}/{}/{key}", interface.display());
+    directory(proc, group, interface)
+        .and_then(|directory| OpenOptions::new().write(true).open(directory.join(key)))
         .and_then(|mut file| file.write_all(value.as_bytes()))
-        .map_err(|e| Error::call(format_args!("write {value} to {}", path.display()), e))
+        .map_err(|e| Error::call(what, e))
 }
 
 /// Writes a setting that the kernel may not have.
@@ -60,9 +82,9 @@ pub fn write_if_there(
 
 /// Reads a setting; none when the kernel does not have it or does not tell.
 pub fn read(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> Option<String> {
-    fs::read_to_string(file(proc, group, interface, key))
-        .ok()
-        .map(|text| text.trim().to_owned())
+    let file = directory(proc, group, interface).ok()?.join(key);
+    let text = fs::read_to_string(file).ok()?;
+    Some(text.trim().to_owned())
 }
 
 /// All settings of an interface that can be read, as `group/key` and value.
@@ -72,7 +94,9 @@ pub fn read(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) ->
 pub fn read_all(proc: &Path, interface: &Name) -> Result<BTreeMap<String, String>> {
     let mut settings = BTreeMap::new();
     for group in GROUPS {
-        let directory = proc.join("sys/net").join(group).join(interface);
+        let Ok(directory) = directory(proc, group, interface) else {
+            continue;
+        };
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -89,4 +113,32 @@ pub fn read_all(proc: &Path, interface: &Name) -> Result<BTreeMap<String, String
         }
     }
     Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_all_interfaces_are_not_those_of_one_with_that_name() {
+        let root = tempfile::tempdir().unwrap();
+        let proc = root.path();
+        for name in ["all", "default", "eth1"] {
+            let directory = proc.join("sys/net/ipv4/conf").join(name);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("forwarding"), "0\n").unwrap();
+        }
+        for name in OF_NO_INTERFACE {
+            write(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
+            write_if_there(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
+            assert_eq!(read(proc, "ipv4/conf", name, "forwarding"), None);
+            assert!(read_all(proc, &Name::from(name)).unwrap().is_empty());
+        }
+        write(proc, "ipv4/conf", "eth1", "forwarding", "1").unwrap();
+        let forwarding =
+            |name| fs::read_to_string(proc.join("sys/net/ipv4/conf").join(name).join("forwarding"));
+        assert_eq!(forwarding("eth1").unwrap(), "1\n");
+        assert_eq!(forwarding("all").unwrap(), "0\n");
+        assert_eq!(forwarding("default").unwrap(), "0\n");
+    }
 }

@@ -3,8 +3,10 @@
 
 use std::fmt;
 
+use hca::MacAddress;
+
 use super::snapshot::Snapshot;
-use crate::kernel::{self, Socket, bpf, link::Link, qdisc};
+use crate::kernel::{self, Socket, bpf, link::Link, neighbour, nftables, qdisc};
 
 /// Something of the host's on a netdev, and what an administrator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +72,29 @@ pub fn obstacles(
             remedy: format!(
                 "end what attached it (bpftool net show dev {name}), or take {name} out of its \
                  configuration"
+            ),
+        });
+    }
+    for hooked in nftables::on(name)? {
+        found.push(Obstacle {
+            what: format!("{name} has the {hooked}, which a move would remove it from"),
+            remedy: format!("take {name} out of the firewall's configuration of this host"),
+        });
+    }
+    // IPoIB has its own.
+    if !link.is_infiniband()
+        && let Some(address) = neighbour::list_unicast(socket, link.index)?.first()
+    {
+        let address = MacAddress::new(address.as_slice());
+        found.push(Obstacle {
+            what: format!(
+                "{name} receives for the address {address}, too: a child of it is in a network \
+                 namespace that is not seen from here, or somebody added the address, which a move \
+                 would remove"
+            ),
+            remedy: format!(
+                "end the pod that has the child; or remove the address: bridge fdb del {address} \
+                 dev {name} self"
             ),
         });
     }

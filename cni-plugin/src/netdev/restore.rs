@@ -13,7 +13,11 @@ use std::{
 };
 
 use netlink_packet_core::Emitable;
-use netlink_packet_route::{AddressFamily, address::AddressMessage, link::LinkFlags};
+use netlink_packet_route::{
+    AddressFamily,
+    address::AddressMessage,
+    link::{InfoKind, LinkFlags},
+};
 
 use super::{
     identity::{Ambiguous, Place},
@@ -38,6 +42,9 @@ pub const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
 const ATTEMPTS: u32 = 8;
+
+/// What the names of netdevs begin with whose own is taken. With seven digits it has 15 bytes.
+const TEMPORARY: &str = "rdma-dev";
 
 /// `IF_OPER_TESTING`, `IF_OPER_DORMANT`, `IF_OPER_UP` (`include/uapi/linux/if.h`)
 const OPER_TESTING: u8 = 4;
@@ -124,6 +131,10 @@ pub fn return_netdev(
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
+                let elsewhere = remove_children_elsewhere(ground, &mut inside, pod, link);
+                report
+                    .warnings
+                    .extend(elsewhere.unwrap_or_else(|e| vec![e.to_string()]));
                 let name = move_to_host(ground, taken, &mut inside, link.clone(), &mut report)?;
                 arrived = link::get(ground.socket, By::Name(name.as_bytes()))?;
             }
@@ -202,6 +213,48 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
     }
 }
 
+/// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
+/// processes in them. Returns what could not be, as text.
+fn remove_children_elsewhere(
+    ground: &Ground<'_>,
+    inside: &mut Socket,
+    pod: &Namespace,
+    below: &Link,
+) -> kernel::Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    for other in Namespace::of_processes(ground.proc) {
+        if [pod.id(), ground.home.id()].contains(&other.id()) {
+            continue;
+        }
+        // It may have ended meanwhile.
+        let Ok(mut socket) = other.socket(ground.home) else {
+            continue;
+        };
+        // One that has no number for the pod's has no link that stands on one of it.
+        let Ok(Some(number)) = link::known_number(&mut socket, pod) else {
+            continue;
+        };
+        for child in link::list(&mut socket).unwrap_or_default() {
+            let is_peer = matches!(child.kind, Some(InfoKind::Veth));
+            if child.parent == Some(below.index) && child.parent_netns == Some(number) && !is_peer {
+                let deleted = link::delete(&mut socket, &child);
+                warnings.extend(deleted.err().map(|e| e.to_string()));
+            }
+        }
+    }
+    if !below.is_infiniband()
+        && let Some(address) = neighbour::list_unicast(inside, below.index)?.first()
+    {
+        warnings.push(format!(
+            "{} received for the address {} in the pod: a child of it may be in a network namespace \
+             without a process, until that ends",
+            below.name,
+            hca::MacAddress::new(address.as_slice())
+        ));
+    }
+    Ok(warnings)
+}
+
 fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
     Ok(link::get(ground.socket, By::Name(name.as_bytes()))?.is_some())
 }
@@ -260,7 +313,7 @@ fn move_to_host(
 fn temporary_name(ground: &mut Ground<'_>, link: &Link, attempt: u32) -> kernel::Result<Name> {
     let mut number = link.index.wrapping_add(attempt);
     loop {
-        let name = Name::from(format!("rdma-dev{}", number % 10_000_000).as_str());
+        let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
         if !is_taken(ground, &name)? {
             return Ok(name);
         }
@@ -365,7 +418,8 @@ fn restore(
     Ok(())
 }
 
-/// Gives a netdev its name, where no other netdev has it.
+/// Gives a netdev its name; where another netdev has that, one that says nothing. A name that the pod
+/// chose does not stay: a network may mean another netdev by it, which is away.
 fn rename(
     ground: &mut Ground<'_>,
     link: &mut Link,
@@ -373,18 +427,31 @@ fn rename(
     report: &mut Returned,
 ) -> kernel::Result<()> {
     let holder = link::get(ground.socket, By::Name(taken.name.as_bytes()))?;
-    if holder.is_some_and(|holder| holder.index != link.index) {
-        report.warnings.push(format!(
-            "{} is the name of another netdev now; it has the name {} until that is gone",
-            taken.name, link.name
-        ));
-        report.goes_by = Some(link.name.clone());
+    if holder.is_none_or(|holder| holder.index == link.index)
+        && set_name(ground, link, taken.name.clone())?
+    {
         return Ok(());
     }
+    let mut attempt = 0;
+    while !link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) && attempt < ATTEMPTS {
+        let name = temporary_name(ground, link, attempt)?;
+        set_name(ground, link, name)?;
+        attempt += 1;
+    }
+    report.warnings.push(format!(
+        "{} is the name of another netdev now; it has the name {} until that is gone",
+        taken.name, link.name
+    ));
+    report.goes_by = Some(link.name.clone());
+    Ok(())
+}
+
+/// Renames a netdev. False when another one has the name by now.
+fn set_name(ground: &mut Ground<'_>, link: &mut Link, name: Name) -> kernel::Result<bool> {
     // Its own alternative name may be the one it is to have.
-    if link.altnames.contains(&taken.name) {
-        link::remove_altname(ground.socket, link, &taken.name)?;
-        link.altnames.retain(|altname| *altname != taken.name);
+    if link.altnames.contains(&name) {
+        link::remove_altname(ground.socket, link, &name)?;
+        link.altnames.retain(|altname| *altname != name);
     }
     // Two requests: the kernel renames before it changes flags (`do_setlink()`), and before 6.2 it
     // renames no link that is up.
@@ -392,20 +459,17 @@ fn rename(
         let what = format!("set {} down", link.name);
         link::change(ground.socket, what, link.index, &Change::down())?;
     }
-    let what = format!("rename {} to {}", link.name, taken.name);
+    let what = format!("rename {} to {name}", link.name);
     let change = Change {
-        name: Some(taken.name.as_bytes()),
+        name: Some(name.as_bytes()),
         ..Change::default()
     };
     match link::change(ground.socket, what, link.index, &change) {
-        Ok(()) => link.name = taken.name.clone(),
-        Err(e) if e.is(libc::EEXIST) => {
-            report.warnings.push(e.to_string());
-            report.goes_by = Some(link.name.clone());
-        }
+        Ok(()) => link.name = name,
+        Err(e) if e.is(libc::EEXIST) => return Ok(false),
         Err(e) => return Err(e),
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Detaches BPF programs: a netdev with any of the host's is not moved, so they are the pod's. Before

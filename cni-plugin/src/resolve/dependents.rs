@@ -3,11 +3,12 @@
 //! A child of another pod would receive the frames of the pod that the netdev went to, and links of
 //! the host (a VXLAN, a VLAN) would leave the node with it. Children in pods' namespaces are no
 //! business of the host's netlink, so they are known from the journal where this plugin made them,
-//! and otherwise by reading the namespaces that lie where the runtime keeps the pod's own.
+//! and otherwise by reading the namespaces that lie where the runtime keeps the pod's own, and those
+//! of processes.
 
 use std::{
     collections::BTreeSet,
-    fmt, fs,
+    fmt, fs, iter,
     path::{Path, PathBuf},
 };
 
@@ -159,7 +160,8 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
 /// Where runtimes keep network namespaces, beside the directory of the pod's own.
 const NETNS_DIRECTORY: &str = "/run/netns";
 
-/// A link on the netdev in one of the namespaces that lie where the pod's does.
+/// A link on the netdev in one of the namespaces that lie where the pod's does, or in which there are
+/// processes.
 fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Dependent> {
     let host = node.netns.namespace.id();
     let mut read = BTreeSet::from([(host.device, host.inode)]);
@@ -167,19 +169,18 @@ fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Depen
         .path()
         .parent()
         .filter(|directory| !directory.starts_with("/proc"));
-    for directory in beside.into_iter().chain([Path::new(NETNS_DIRECTORY)]) {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let Ok(Some(other)) = Namespace::open(&path) else {
-                continue;
-            };
-            let id = other.id();
-            if !read.insert((id.device, id.inode)) {
-                continue;
-            }
-            if let Some(link) = link_in(node, &other, index) {
-                return Some(described(&link, Some(&path)));
-            }
+    let directories = beside.into_iter().chain([Path::new(NETNS_DIRECTORY)]);
+    let named = directories
+        .flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten())
+        .filter_map(|entry| Namespace::open(&entry.path()).ok().flatten());
+    let of_processes = iter::once(()).flat_map(|()| Namespace::of_processes(&node.roots.proc));
+    for other in named.chain(of_processes) {
+        let id = other.id();
+        if !read.insert((id.device, id.inode)) {
+            continue;
+        }
+        if let Some(link) = link_in(node, &other, index) {
+            return Some(described(&link, Some(other.path())));
         }
     }
     None
@@ -198,9 +199,7 @@ fn link_in(node: &Node, other: &Namespace, index: u32) -> Option<Link> {
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
 /// them is; none where it has none that is known.
 ///
-/// Both want the only handler of received frames that a netdev has (`netdev_rx_handler_register()`),
-/// so a netdev carries one kind. Children in pods are known from the journal, those on the host from
-/// sysfs; of those that are neither, the kernel's EBUSY tells.
+/// Children in pods are known from the journal, those on the host from sysfs.
 ///
 /// # Errors
 /// The journal cannot be listed, the kernel does not answer.

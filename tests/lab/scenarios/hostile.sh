@@ -27,8 +27,10 @@ del() { cni rdma-netdev DEL "$1" "$1" net1 "$(config "$2")"; }
 move='{"attach": "move", "device": "eth1"}'
 by_unit='{"deviceID": "0000:02:00.0", "pciBusID": "0000:02:00.0"}'
 allowed='{"allow": {"unallocated": true}}'
-# All that a pod could change, byte for byte; counters and lifetimes left out.
-whole_state() {
+# All that a pod could change, byte for byte; counters and lifetimes left out. Sorted: neighbours are
+# listed in the order of a hash that is chosen anew as their table grows.
+whole_state() { parts_of_state | sort; }
+parts_of_state() {
 	host_state
 	ip -d -o link show | sed 's/ parentbus.*//; s/altname/\n&/g'
 	# Handle 0 is the kernel's own choice, made anew when a link is set up.
@@ -202,12 +204,152 @@ unchanged "a namespace below the pod's: all is as before"
 
 returned "by an altname of more than 15 bytes" '{"attach": "move", "device": "rail-1-of-this-node-with-a-long-name"}' \
 	'ip link set net1 down; ip link set net1 name mine; ip link set mine up'
+# taken FACT COMMAND…: the commands inside the pod, then its name on the host is another netdev's while
+# it returns: it waits under a name that says nothing, up and with its addresses, until that is gone.
+taken() {
+	local fact=$1 command
+	shift
+	pod a
+	check "$fact: it goes into the pod" add a "$move"
+	for command in "$@"; do
+		ip netns exec a bash -c "$command"
+	done
+	if [ $# -gt 0 ]; then
+		ip netns delete a
+		wait_for 30 eval '[ "$(ls -d /sys/class/net/*/device | wc -l)" = 4 ]'
+	fi
+	ip link add eth1 type veth peer name other
+	check "$fact: DEL with the name taken" del a "$move"
+	contains "$fact: it is back, up and under a temporary name" '[0-9]+: rdma-dev[0-9]+: <[^>]*\bUP\b' "$(ip -o link)"
+	contains "$fact: it has its address" 'inet 10.61.0.1/24' "$(ip -o addr)"
+	equal "$fact: no setting of all interfaces is another" "$general_before" "$(general_settings)"
+	ip link delete eth1
+	check "$fact: reclaim, with the name free again" rdma-netdev reclaim
+	[ $# -gt 0 ] || ip netns delete a
+	wait_for 20 settled eth1
+	as_before "$fact: the name is repaired, though the NIC was up" "$taken_before" in_any_order
+}
+# The kernel fills a GID table from a queue, after the addresses are there: the order is its own.
+in_any_order() { whole_state | sed 's/ gid [0-9]* / gid /' | sort; }
+taken_before=$(in_any_order)
+general_settings() { grep -rs . /proc/sys/net/ipv[46]/conf/{all,default} /proc/sys/net/ipv[46]/neigh/default | sort || true; }
+general_before=$(general_settings)
+taken "a name that is taken meanwhile"
+taken "a name that is taken when the pod died" 'ip link set net1 down; ip link set net1 name uplink'
+
+# --- two VLANs of one NIC, with one address ------------------------------------------------------
+
+# Links in order of their names: one that returns may have another index.
+by_name() { whole_state | sed 's/^[0-9]*: //' | sort; }
+if with_module "two VLANs of one NIC" 8021q; then
+	for id in 7 8; do
+		ip link add link eth3 name "v$id" type vlan id "$id"
+		ip addr add "10.9.$id.1/24" dev "v$id"
+		ip link set "v$id" alias "vlan $id" up
+		wait_for 20 eval 'ip -6 addr show dev "v$id" | grep -q fe80'
+		wait_for 20 settled "v$id"
+	done
+	with_vlans=$(by_name)
+	pod a
+	refuses "a VLAN is not given by default" 'v7' add a '{"attach": "move", "device": "v7"}'
+	check "a VLAN that is not given: the DEL that follows" del a '{"attach": "move", "device": "v7"}'
+	ip netns delete a
+	as_before "a VLAN that is not given: all is as before" "$with_vlans" by_name
+	node_policy '{"allow": {"unallocated": true, "virtual": true, "nonRdma": true}}'
+	pod a
+	refuses "the NIC below two VLANs is not given" 'vlan v[78] stands on it' add a '{"attach": "move", "device": "eth3"}'
+	check "the NIC below two VLANs: the DEL that follows" del a '{"attach": "move", "device": "eth3"}'
+	ip netns delete a
+	as_before "the NIC below two VLANs: all is as before" "$with_vlans" by_name
+	for id in 7 8; do
+		vlan='{"attach": "move", "device": "v'$id'"}'
+		pod a
+		check "VLAN $id goes into the pod" add a "$vlan"
+		contains "it is VLAN $id" "vlan protocol 802.1Q id $id" "$(ip -n a -d link show net1)"
+		# The pod makes it look like the other one.
+		ip -n a link set net1 down
+		ip -n a link set net1 name "v$((15 - id))" alias "vlan $((15 - id))"
+		check "VLAN $id: DEL" del a "$vlan"
+		ip netns delete a
+		wait_for 20 settled "v$id"
+		as_before "VLAN $id is back, and not the other one" "$with_vlans" by_name
+	done
+	ip link delete v7
+	ip link delete v8
+	node_policy "$allowed"
+	unchanged "without the VLANs all is as before"
+fi
+
+# --- a child in a namespace that has no name -------------------------------------------------------
+
+if with_module "an ipvlan in a namespace without a name" ipvlan; then
+	unshare -n sleep 1000 &
+	nameless=$!
+	wait_for 10 eval '[ "$(readlink /proc/$nameless/ns/net)" != "$(readlink /proc/self/ns/net)" ]'
+	ip link add child0 link eth1 type ipvlan mode l2
+	ip link set child0 netns "$nameless"
+	nsenter -t "$nameless" -n ip link set child0 up
+	pod a
+	refuses "an ipvlan in a namespace without a name holds its NIC" 'ipvlan child0 stands on it' add a "$move"
+	check "an ipvlan in a namespace without a name: the DEL that follows" del a "$move"
+	ip netns delete a
+	kill "$nameless"
+	wait "$nameless" || true
+	unchanged "an ipvlan in a namespace without a name: all is as before"
+fi
+if with_module "a macvlan beside an ipvlan of ours" ipvlan; then
+	pod a
+	pod b
+	check "an ipvlan of ours" add a '{"attach": "ipvlan", "master": "eth1"}'
+	refuses "a macvlan beside an ipvlan of ours is refused by its owner's name" 'ipvlan children .*container a' \
+		add b '{"attach": "macvlan", "master": "eth1"}'
+	check "a macvlan beside an ipvlan of ours: the DEL that follows" del b '{"attach": "macvlan", "master": "eth1"}'
+	check "the ipvlan goes" del a '{"attach": "ipvlan", "master": "eth1"}'
+	ip netns delete a
+	ip netns delete b
+	unchanged "a macvlan beside an ipvlan of ours: all is as before"
+fi
+
+# --- exclusive mode --------------------------------------------------------------------------------
+
+wait_for 30 rdma system set netns exclusive
+hcas() { rdma link show | sed -n 's/^link \([^/]*\).*/\1/p' | sort | paste -sd' '; }
+returned "exclusive mode: the pod renames the RDMA device" "$by_unit" \
+	'rdma dev set mlx5_1 name mine; ip link set net1 down; ip link set net1 name m'
+equal "exclusive mode: the host has both HCAs under their names" "mlx5_1 mlx5_2" "$(hcas)"
 pod a
-check "a NIC whose name is taken meanwhile" add a "$move"
-ip link add eth1 type veth peer name other
-check "DEL with the name taken" del a "$move"
-contains "it is back with its address" 'inet 10.61.0.1/24' "$(ip -o addr)"
-ip link delete eth1
-check "reclaim, with the name free again" rdma-netdev reclaim
+check "exclusive mode: a NIC whose pod has a namespace of its own" add a "$by_unit"
+ip netns add inner
+device=$(ip netns exec a rdma dev show | sed -n 's/^[0-9]*: \([^:]*\):.*/\1/p')
+ip netns exec a rdma dev set "$device" netns inner
+ip netns exec inner rdma dev set "$device" name hidden
+if del a "$by_unit" 2>"$LAB_OUT/hidden"; then
+	fail "exclusive mode: DEL says that the device is away"
+else
+	contains "exclusive mode: DEL says that the device is away" 'mlx5_1' "$(cat "$LAB_OUT/hidden")"
+fi
+contains "exclusive mode: it is still in the list" '"a"' "$(rdma-netdev list --json)"
+ip netns delete inner
+wait_for 30 eval '[ "$(hcas | wc -w)" = 2 ]'
+check "exclusive mode: DEL when that namespace is gone, too" del a "$by_unit"
 ip netns delete a
-unchanged "the name is repaired, though the NIC was up"
+equal "exclusive mode: it is back under its name" "mlx5_1 mlx5_2" "$(hcas)"
+unchanged "exclusive mode: renamed in a namespace below the pod's, all is as before"
+pod a
+check "exclusive mode: a pod has it" add a "$move"
+pod b
+refuses "exclusive mode: another pod cannot have it" 'eth1|mlx5_1' add b "$by_unit"
+check "exclusive mode: the DEL of the other" del b "$by_unit"
+equal "exclusive mode: the other pod has none" "" "$(ip netns exec b rdma link show)"
+check "exclusive mode: DEL" del a "$move"
+ip netns delete a
+ip netns delete b
+unchanged "exclusive mode: all is as before"
+wait_for 30 rdma system set netns shared
+
+# --- the name of the settings of all interfaces ------------------------------------------------------
+
+# Last: its addresses' GIDs may be in another order after it.
+node_policy "$allowed"
+# The kernel takes this name only while the MTU is too small for IPv6.
+taken "the name of the settings of all interfaces" 'ip link set net1 down; ip link set net1 mtu 1000; ip link set net1 name all'

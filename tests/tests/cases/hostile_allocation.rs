@@ -44,6 +44,7 @@ cases! {
     another_pods_unit_does_not_serve => another_pod();
     a_namesake_with_another_uid_is_denied => namesake(Some("other"));
     the_pod_itself_is_served_by_its_uid => namesake(Some("u1"));
+    a_uid_that_the_daemon_could_not_check_is_a_warning => unchecked_uid();
     a_pod_that_the_kubelet_does_not_know_is_for_later => unknown_pod();
     a_call_that_names_no_pod_is_refused => no_pod();
     a_daemon_that_is_slow_is_for_later => slow();
@@ -229,6 +230,38 @@ fn namesake(uid: Option<&str>) -> Result<()> {
         return scene.del_returns(&network, &before);
     }
     scene.refuses_call(&call, &network, &[DENIED], &["ml/a"])
+}
+
+fn unchecked_uid() -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
+    let network = scene.network(&json!({"deviceID": PCI}));
+    let before = scene.host_state()?;
+    let warned = |arguments: &str| -> Result<bool> {
+        let mut call = scene.call();
+        call.args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME=a{arguments}");
+        let answer = answer_of(&call, "ADD", &network)?;
+        answer.success()?;
+        scene.del_returns(&network, &before)?;
+        let of_uid = |line: &&str| {
+            line.contains(" warn rdma-netdev[") && line.contains("UID was not checked")
+        };
+        Ok(answer
+            .stderr
+            .lines()
+            .filter(of_uid)
+            .any(|line| line.contains("ml/a")))
+    };
+    ensure!(!warned(";K8S_POD_UID=u1")?, "it was checked");
+    socket.behave(Behaviour::AnswerUnchecked);
+    ensure!(warned(";K8S_POD_UID=u1")?, "no warning");
+    for none in ["", ";K8S_POD_UID="] {
+        ensure!(!warned(none)?, "the runtime gave no UID");
+    }
+    Ok(())
 }
 
 fn unknown_pod() -> Result<()> {

@@ -15,6 +15,7 @@ use nix::unistd::mkfifo;
 use serde_json::{Value, json};
 
 cases! {
+    a_child_reads_no_record_of_another_attachment: Macvlan => unread_records();
     an_empty_record_stops_nothing: Macvlan => damaged(|path, _| Ok(fs::write(path, "")?));
     a_truncated_record_stops_nothing: Macvlan => damaged(|path, _| {
         let bytes = fs::read(path)?;
@@ -213,4 +214,29 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
         "a host link is gone"
     );
     Ok(())
+}
+
+/// What an ADD of a child costs does not grow with the number of pods on the node.
+fn unread_records() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let attachments = scene.host.state().join("attachments");
+    let theirs: Vec<_> = (0..20)
+        .map(|pod| attachments.join(format!("rail0@other{pod}@net1")))
+        .collect();
+    for record in &theirs {
+        fs::write(record, "no record at all")?;
+    }
+    let other = scene.another_pod()?;
+    let call = scene.call_of(&other, "c2", "net1");
+    // Each record that is read and cannot be used is a warning.
+    let answer = answer_of(&call, "ADD", &scene.child())?;
+    answer.success()?;
+    ensure!(!answer.stderr.contains("@other"), "{}", answer.stderr);
+    answer_of(&call, "DEL", &scene.child())?.success()?;
+    for record in &theirs {
+        fs::remove_file(record)?;
+    }
+    scene.del_returns(&scene.child(), &before)
 }

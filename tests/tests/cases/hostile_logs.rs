@@ -31,6 +31,10 @@ cases! {
     a_log_file_below_a_file_stops_nothing: Macvlan => odd_path("policy.json/cni.log");
     passwords_of_a_network_are_not_logged: Macvlan => secrets();
     a_log_file_is_for_root_alone: Macvlan => mode();
+    calls_that_fail_are_errors: Macvlan => failures();
+    failures_that_pass_are_warnings: Macvlan => passing_failures();
+    a_wrong_policy_is_an_error_in_the_log: Macvlan => wrong_policy();
+    a_failure_of_our_ipam_is_an_error => failure_of_ipam();
 }
 
 fn with_log(level: &str) -> Result<(Scene, PathBuf)> {
@@ -205,5 +209,103 @@ fn mode() -> Result<()> {
     let mode = fs::metadata(&log)?.mode();
     ensure!(mode & 0o022 == 0, "others may write the log: {mode:o}");
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    Ok(())
+}
+
+/// The lines of a level that say that a call failed.
+fn failed(log: &Path, level: &str) -> Result<Vec<String>> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    well_formed(&text)?;
+    let says =
+        |line: &&str| line.contains(&format!("Z {level} ")) && line.contains("failed with code ");
+    Ok(text.lines().filter(says).map(str::to_owned).collect())
+}
+
+fn failures() -> Result<()> {
+    let (scene, log) = with_log("error")?;
+    let denied = scene.network(&json!({"attach": "move", "device": "lo"}));
+    let wrong = scene.network(&json!({"attach": "bridge"}));
+    for (command, network, code) in [
+        ("ADD", &denied, 101),
+        ("ADD", &wrong, 7),
+        ("CHECK", &scene.child(), 7),
+    ] {
+        let (said, _) = answer_of(&scene.call(), command, network)?.refusal()?;
+        ensure!(said == code, "{command} {network}: {said}");
+        let lines = failed(&log, "error")?;
+        let of_call = |line: &&String| {
+            line.contains(&format!(
+                "] {command} rail0 net1 of container c1: failed with code {code}: "
+            ))
+        };
+        ensure!(
+            lines.iter().filter(of_call).count() == 1,
+            "{command} {code}: {lines:?}"
+        );
+    }
+    // A call that did what it was to do is none.
+    let known = fs::read(&log)?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    ensure!(fs::read(&log)? == known, "{}", fs::read_to_string(&log)?);
+    Ok(())
+}
+
+fn passing_failures() -> Result<()> {
+    let (scene, log) = with_log("warn")?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let other = scene.another_pod()?;
+    let (code, _) =
+        answer_of(&scene.call_of(&other, "c2", "net1"), "ADD", &scene.moving())?.refusal()?;
+    ensure!(code == 11, "{code}");
+    let absent = scene.network(&json!({"attach": "macvlan", "master": "nic9"}));
+    let (code, _) = answer_of(&scene.call(), "STATUS", &absent)?.refusal()?;
+    ensure!(code == 50, "{code}");
+    let lines = failed(&log, "warn")?;
+    ensure!(
+        lines.len() == 2 && lines[0].contains("code 11") && lines[1].contains("code 50"),
+        "{lines:?}"
+    );
+    ensure!(failed(&log, "error")?.is_empty());
+    answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
+    Ok(())
+}
+
+fn wrong_policy() -> Result<()> {
+    let (scene, log) = with_log("warn")?;
+    scene.policy(
+        &json!({"nonRdma": "perhaps"}),
+        &json!({"log": {"file": log, "level": "warn"}}),
+    )?;
+    let (code, _) = answer_of(&scene.call(), "ADD", &scene.child())?.refusal()?;
+    ensure!(code == 101, "{code}");
+    let lines = failed(&log, "error")?;
+    ensure!(
+        lines.len() == 1 && lines[0].contains("nonRdma"),
+        "{lines:?}"
+    );
+    Ok(())
+}
+
+fn failure_of_ipam() -> Result<()> {
+    let (scene, log) = with_log("warn")?;
+    let network = scene.network(&json!({"ipam": {"type": "rdma-ipam", "range": "nonsense"}}));
+    let mut command = scene.call().command("ADD");
+    let mut ipam = std::process::Command::new(e2e::bin_under_test::product("rdma-ipam")?);
+    ipam.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    command = ipam;
+    let answer = e2e::scene::bounded(&mut command, network.to_string().as_bytes())?;
+    let (code, _) = answer.refusal()?;
+    ensure!(code == 7, "{code}");
+    let lines = failed(&log, "error")?;
+    ensure!(
+        lines.len() == 1 && lines[0].contains(" rdma-ipam["),
+        "{lines:?} {}",
+        answer.stderr
+    );
     Ok(())
 }

@@ -4,6 +4,7 @@
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
+use e2e::raw_netlink::nftables::ingress_chain;
 use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
@@ -53,6 +54,20 @@ cases! {
     );
     children_of_a_nic_do_not_hold_other_nics: Macvlan => others_are_free();
     a_nic_is_free_when_its_last_child_is_gone: Macvlan => last_child();
+    a_macvlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Macvlan =>
+        in_a_process("macvlan mode bridge");
+    an_ipvlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Ipvlan =>
+        in_a_process("ipvlan mode l2");
+    a_vlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Vlan =>
+        in_a_process("vlan id 66");
+    a_child_in_a_namespace_that_nobody_sees_holds_its_nic: Macvlan => unseen_child();
+    a_firewall_on_a_nic_holds_it => firewall();
+    an_address_that_a_nic_receives_for_holds_it => received_address();
+    a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan =>
+        hidden_child("macvlan mode bridge");
+    an_ipvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Ipvlan =>
+        hidden_child("ipvlan mode l2");
+    a_vlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Vlan => hidden_child("vlan id 66");
     a_pf_with_vfs_is_not_moved => pf_with_vfs();
     a_vf_of_such_a_pf_is_moved => vf_of_pf();
     a_pf_without_vfs_is_moved => pf_without_vfs();
@@ -199,6 +214,147 @@ fn in_another_pod(make: &str, name: &str) -> Result<()> {
     let inside = state(&other)?;
     scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0"])?;
     unchanged(&inside, || state(&other), "in the other pod")
+}
+
+/// A process in a network namespace that has no name, until it is dropped.
+struct Nameless(std::process::Child);
+
+impl Nameless {
+    /// In a namespace of its own; the process is a child of one in `netns`.
+    fn start(netns: &str) -> Result<Self> {
+        let mut command = std::process::Command::new("ip");
+        command.args(["netns", "exec", netns, "unshare", "-n", "sleep", "60"]);
+        let nameless = Self(command.spawn()?);
+        let own = std::fs::read_link("/proc/self/ns/net")?;
+        let outer = std::fs::read_link(format!("/proc/{}/ns/net", nameless.0.id()))?;
+        // It is in the pod's namespace first.
+        let started = std::time::Instant::now();
+        loop {
+            let now = std::fs::read_link(format!("/proc/{}/ns/net", nameless.0.id()))?;
+            let name = std::fs::read(format!("/proc/{}/comm", nameless.0.id()))?;
+            if now != own && name.starts_with(b"sleep") {
+                return Ok(nameless);
+            }
+            ensure!(
+                started.elapsed().as_secs() < 10,
+                "{} is still in {}",
+                now.display(),
+                outer.display()
+            );
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn links(&self) -> Result<String> {
+        let pid = self.pid().to_string();
+        e2e::netns::run(
+            std::process::Command::new("nsenter").args(["-t", &pid, "-n", "ip", "-o", "link"]),
+        )
+    }
+
+    fn ip(&self, arguments: &str) -> Result<()> {
+        let pid = self.pid().to_string();
+        let mut command = std::process::Command::new("nsenter");
+        command
+            .args(["-t", &pid, "-n", "ip"])
+            .args(arguments.split(' '));
+        e2e::netns::run(&mut command).map(drop)
+    }
+}
+
+impl Drop for Nameless {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn in_a_process(kind: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let nameless = Nameless::start(scene.host.netns.name())?;
+    scene.on_host(&[&format!("link add theirs link nic0 type {kind}")])?;
+    scene.on_host(&[&format!("link set theirs netns {}", nameless.pid())])?;
+    nameless.ip("link set theirs up")?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "theirs"])?;
+    ensure!(nameless.links()?.contains("theirs"), "the child is gone");
+    Ok(())
+}
+
+/// The namespace is bound to a file that no runtime has made, and no process is in it.
+fn unseen_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let nameless = Nameless::start(scene.host.netns.name())?;
+    scene.on_host(&["link add theirs link nic0 type macvlan mode bridge"])?;
+    scene.on_host(&[&format!("link set theirs netns {}", nameless.pid())])?;
+    nameless.ip("link set theirs up")?;
+    let held = std::fs::File::open(format!("/proc/{}/ns/net", nameless.pid()))?;
+    drop(nameless);
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "address"])?;
+    drop(held);
+    Ok(())
+}
+
+/// A kernel before 6.16 ends a chain whose netdev leaves, and the host is without its firewall.
+fn firewall() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene
+        .host
+        .netns
+        .enter(|| ingress_chain("of-peer", "peer0"))?;
+    scene.returns(&scene.moving(), &[])?;
+    scene.host.netns.enter(|| ingress_chain("of-nic", "nic0"))?;
+    scene.refuses(
+        &scene.moving(),
+        &[TRY_AGAIN, DENIED],
+        &["nic0", "nftables chain of-nic in"],
+    )
+}
+
+fn received_address() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let fdb = |verb: &str| {
+        let mut bridge = std::process::Command::new("bridge");
+        bridge.args([
+            "-netns",
+            scene.host.netns.name(),
+            "fdb",
+            verb,
+            "02:00:00:00:77:77",
+            "dev",
+            "nic0",
+            "self",
+        ]);
+        e2e::netns::run(&mut bridge).map(drop)
+    };
+    fdb("add")?;
+    scene.refuses(
+        &scene.moving(),
+        &[TRY_AGAIN, DENIED],
+        &["nic0", "02:00:00:00:77:77"],
+    )?;
+    fdb("del")?;
+    scene.returns(&scene.moving(), &[])
+}
+
+/// Otherwise it would receive what the host, or the next pod, receives, for as long as the pod lives.
+fn hidden_child(kind: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let nameless = Nameless::start(scene.pod.name())?;
+    scene.in_pod(&[&format!("link add hidden link net1 type {kind}")])?;
+    scene.in_pod(&[&format!("link set hidden netns {}", nameless.pid())])?;
+    nameless.ip("link set hidden up")?;
+    scene.del_returns(&scene.moving(), &before)?;
+    ensure!(
+        !nameless.links()?.contains("hidden"),
+        "the pod is still on the host's wire"
+    );
+    Ok(())
 }
 
 fn on_the_host(make: &[&str], word: &str) -> Result<()> {

@@ -36,6 +36,7 @@ mod hostile_calls;
 mod hostile_config;
 mod hostile_del;
 mod hostile_files;
+mod hostile_hosts;
 mod hostile_identity;
 mod hostile_ipam;
 mod hostile_journal;
@@ -91,6 +92,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         hostile_config::CASES,
         hostile_del::CASES,
         hostile_files::CASES,
+        hostile_hosts::CASES,
         hostile_identity::CASES,
         hostile_ipam::CASES,
         hostile_journal::CASES,

@@ -30,7 +30,7 @@ use crate::{
     rdma::{self, Wish},
     recover::Recovered,
     report::{self, Reported},
-    resolve::{HostLink, Resolved},
+    resolve::{self, ChildKind, HostLink, Parent, Resolved},
 };
 
 /// What an ADD works with once everything is resolved and allowed.
@@ -235,13 +235,13 @@ impl Attachment<'_> {
     /// The families of which the pod's other RDMA interfaces have addresses.
     fn families_of_others(&mut self) -> Result<Vec<AddressFamily>, Error> {
         let mut families = Vec::new();
-        for (_, other) in self.node.records()? {
-            if other.container_id != self.id.container_id.as_str()
-                || other.ifname == self.id.ifname.as_str()
-            {
+        // Container and interface stand in the names of the records.
+        for (_, _, other) in self.node.journal.list()? {
+            if other.container_id != self.id.container_id || other.ifname == self.id.ifname {
                 continue;
             }
-            let Some(link) = link::get(self.inside, By::Name(other.ifname.as_bytes()))? else {
+            let name = other.ifname.as_str();
+            let Some(link) = link::get(self.inside, By::Name(name.as_bytes()))? else {
                 continue;
             };
             families.extend(
@@ -267,7 +267,8 @@ impl Attachment<'_> {
             journal.take(&moved.identity, key, &self.node.boot)?;
         }
         rdma::move_in(self.node, self.pod, &record.rdma)?;
-        let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)?;
+        let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)
+            .map_err(|refused| self.explain(refused))?;
         // Written before the pod runs, which could make links like it.
         let moved = record.moved.as_mut();
         if moved.is_some_and(|moved| moved.moved_as(&link)) {
@@ -309,6 +310,32 @@ impl Attachment<'_> {
         self.report(plan, &made)?;
         made.interfaces = vec![self.interface(&link, plan)];
         Ok(made)
+    }
+
+    /// Names the children that keep the kernel from making one of another kind. Both kinds want the
+    /// only handler of received frames that a netdev has (`netdev_rx_handler_register()`). Whose
+    /// they are stands in the journal, all of which is read for that: only after a refusal.
+    fn explain(&mut self, refused: Error) -> Error {
+        let Resolved::Child {
+            kind: ChildKind::Macvlan | ChildKind::Ipvlan,
+            parent: Parent::OfHost(host),
+        } = self.resolved
+        else {
+            return refused;
+        };
+        let (attach, netdev) = (self.resolved.attach().as_str(), &host.link.name);
+        match resolve::rivals(self.node, &host.link) {
+            Ok(Some((kind, whose))) if kind != attach => Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "attach {attach} on {netdev} is refused: it carries {kind} children ({whose}), \
+                     and a netdev carries children of one of these kinds"
+                ),
+            )
+            .with_details(format!("set attach to {kind}, or name another netdev"))
+            .with_details(refused.to_string()),
+            _ => refused,
+        }
     }
 
     /// Waits for the addresses' GIDs, and completes the device information file.
