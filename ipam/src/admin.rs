@@ -6,6 +6,7 @@
 mod explain;
 mod fsck;
 mod import;
+mod init;
 mod list;
 mod pools;
 mod reclaim;
@@ -55,6 +56,8 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make the store's directory a store, with the id that the policy names for it
+    Init(init::Init),
     /// Leases, by address
     List(list::List),
     /// Everything known about an address, a pod or a container
@@ -90,6 +93,7 @@ pub(crate) fn run() -> ExitCode {
     let cli = Cli::parse();
     let global = &cli.global;
     let ran = match cli.command {
+        Command::Init(command) => command.run(global),
         Command::List(command) => command.run(global),
         Command::Show(command) => command.run(global),
         Command::Pools(command) => command.run(global),

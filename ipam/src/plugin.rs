@@ -242,6 +242,17 @@ impl Plugin {
             .map_err(|e| to_error(&e, format_args!("open store {name:?}")))
     }
 
+    /// Makes a directory of the policy a store, if it is none yet.
+    ///
+    /// # Errors
+    /// The policy's or the store's fault.
+    pub fn init(&self, name: &str) -> Result<Store, Error> {
+        self.trusted_policy()?;
+        let node = self.look()?;
+        Store::init(&self.policy, name, node, &self.root)
+            .map_err(|e| to_error(&e, format_args!("make store {name:?}")))
+    }
+
     /// Opens a store of the policy if it is there.
     ///
     /// # Errors

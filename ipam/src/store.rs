@@ -88,7 +88,7 @@ use format::Format;
 use memory::Memory;
 use nix::errno::Errno;
 use node::identity::{IdentityError, NodeIdentity};
-use node::policy::{Policy, Store as StorePolicy};
+use node::policy::{DEFAULT_STORE_DIRECTORY, Policy, Store as StorePolicy};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -143,6 +143,33 @@ pub enum StoreError {
         expected: String,
         /// Identity and file system as met.
         found: String,
+    },
+    /// A store that the policy calls shared is on a file system of this machine.
+    #[error(
+        "{}: the policy says that the store is shared, but {found} is a file system of this machine alone: the share is not mounted",
+        directory.display()
+    )]
+    NotShared {
+        /// The directory.
+        directory: PathBuf,
+        /// The kind of file system.
+        found: String,
+    },
+    /// This node used a store, but what it noted of it cannot be read.
+    #[error("{}: this node's note of which store it uses cannot be read: {why}", path.display())]
+    Forgotten {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// What this node must remember of a store could not be kept.
+    #[error("note in {} which store this node uses: {source}", path.display())]
+    Remember {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
     },
     /// The directory must not be used as it is.
     #[error("store {}: {why}", path.display())]
@@ -232,6 +259,11 @@ impl StoreError {
             Self::Identity { .. } => {
                 "mount the share; if the store was replaced on purpose, run rdma-ipam fsck --adopt"
             }
+            Self::NotShared { .. } => "mount the share on this node",
+            Self::Forgotten { .. } => {
+                "make sure that the share is mounted, then run rdma-ipam fsck --adopt"
+            }
+            Self::Remember { .. } => "make the policy's stateDir writable for root on this node",
             Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } => "ask for another address, or for none",
@@ -252,7 +284,9 @@ fn remedy_of(error: &DirError) -> &'static str {
         Errno::EROFS | Errno::EACCES | Errno::EPERM => {
             "make the store writable for root on this node"
         }
-        Errno::ENOENT => "make the store's directory, or correct the policy's stores",
+        Errno::ENOENT => {
+            "mount the share; if there is none, make the directory, or correct the policy's stores"
+        }
         Errno::ESTALE | Errno::ETIMEDOUT => {
             "see whether the file server is there; the runtime tries again"
         }
@@ -262,8 +296,9 @@ fn remedy_of(error: &DirError) -> &'static str {
 
 impl Store {
     /// Opens a store of the policy and makes sure that it is the one this node
-    /// knows, on a file system that was probed in this boot. A new directory is
-    /// made a store. `root` is the prefix of `/proc`.
+    /// knows, on a file system that was probed in this boot. An empty directory is
+    /// made a store, unless the policy or this node knows another one there.
+    /// `root` is the prefix of `/proc`.
     ///
     /// # Errors
     /// [`StoreError`]: not in the policy, not reachable, not a store, another one.
@@ -273,25 +308,24 @@ impl Store {
         node: NodeIdentity,
         root: &Path,
     ) -> Result<Self, StoreError> {
-        let (directory, pinned) = place(policy, name)?;
-        if !directory.exists() {
-            make(directory)?;
-        }
-        let dir = Dir::open_path(directory)?;
+        let place = Place::of(policy, name)?;
+        place.make_if_built_in()?;
+        let dir = Dir::open_path(place.directory)?;
         trust(&dir)?;
         let path = memory::path(&policy.state_dir, name);
-        let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
+        let remembered = place.remembered(&path, place.id.is_some())?;
         let file_system = match &remembered {
             Some(memory) if memory.knows(&node) => probe::known(&dir, &memory.filesystem)?,
             _ => probe::file_system(&dir, root)?,
         };
-        let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
+        place.check_shared(&file_system)?;
+        let expected = place.expected(remembered.as_ref());
         let format = match Format::read(&dir)? {
             Some(format) => format,
             None => {
                 memory::check(&dir, expected, "no store", &file_system.name)?;
                 probe::try_out(&dir)?;
-                Format::establish(&dir, file_system.shared)?
+                Format::establish(&dir, None, file_system.shared)?
             }
         };
         memory::check(&dir, expected, &format.id, &file_system.name)?;
@@ -300,9 +334,17 @@ impl Store {
         if !memory.knows(&node) || memory.id != format.id {
             probe::try_out(&dir)?;
             warnings.extend(file_system.warning.clone());
-            memory.note(directory, &format.id, &file_system.name, &node);
-            if let Err(error) = memory.write(&path) {
-                warnings.push(format!("remember the store in {}: {error}", path.display()));
+            memory.note(place.directory, &format.id, &file_system.name, &node);
+            match memory.write(&path) {
+                Ok(()) => {}
+                // Without it nothing would tell this store from a directory in which
+                // the share is not mounted.
+                Err(source) if file_system.shared => {
+                    return Err(StoreError::Remember { path, source });
+                }
+                Err(error) => {
+                    warnings.push(format!("remember the store in {}: {error}", path.display()));
+                }
             }
         }
         Ok(Self::with(
@@ -325,22 +367,34 @@ impl Store {
         name: &str,
         node: NodeIdentity,
     ) -> Result<Option<Self>, StoreError> {
-        let (directory, pinned) = place(policy, name)?;
+        let place = Place::of(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
-        let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
-        let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
-        let dir = match Dir::open_path(directory) {
-            Err(error) if error.source == Errno::ENOENT && expected.is_none() => return Ok(None),
+        // A store that is there is used whatever this node noted: freeing by inode
+        // cannot free what is another's. One that is not may have been forgotten.
+        let remembered = place.remembered(&path, true)?;
+        let missing = || place.remembered(&path, false).map(|_| None);
+        let expected = place.expected(remembered.as_ref());
+        let dir = match Dir::open_path(place.directory) {
+            Err(error) if error.source == Errno::ENOENT && remembered.is_none() => {
+                return missing();
+            }
             other => other?,
         };
         trust(&dir)?;
+        let memory = remembered.clone().unwrap_or_default();
+        let file_system = probe::known(&dir, &memory.filesystem)?;
+        if let Err(error) = place.check_shared(&file_system) {
+            // A node that never had the share has nothing in it.
+            return match remembered {
+                None => missing(),
+                Some(_) => Err(error),
+            };
+        }
         let Some(format) = Format::read(&dir)? else {
             memory::check(&dir, expected, "no store", "its file system")?;
-            return Ok(None);
+            return missing();
         };
         memory::check(&dir, expected, &format.id, "its file system")?;
-        let memory = remembered.unwrap_or_default();
-        let file_system = probe::known(&dir, &memory.filesystem)?;
         Ok(Some(Self::with(
             policy,
             dir,
@@ -350,6 +404,35 @@ impl Store {
             memory,
             Vec::new(),
         )))
+    }
+
+    /// Makes the policy's directory a store, by the identity that the policy names
+    /// or a new one. The one way to make a store whose `id` the policy names.
+    ///
+    /// # Errors
+    /// [`StoreError`]; a directory that is missing is not made.
+    pub fn init(
+        policy: &Policy,
+        name: &str,
+        node: NodeIdentity,
+        root: &Path,
+    ) -> Result<Self, StoreError> {
+        let place = Place::of(policy, name)?;
+        place.make_if_built_in()?;
+        let dir = Dir::open_path(place.directory)?;
+        trust(&dir)?;
+        let file_system = probe::file_system(&dir, root)?;
+        place.check_shared(&file_system)?;
+        let path = memory::path(&policy.state_dir, name);
+        let remembered = place.remembered(&path, place.id.is_some())?;
+        if Format::read(&dir)?.is_none() {
+            let known = remembered.map(|memory| memory.id);
+            let other = known.filter(|known| place.id.is_none_or(|id| id != known));
+            memory::check(&dir, other.as_deref(), "no store", &file_system.name)?;
+            probe::try_out(&dir)?;
+            Format::establish(&dir, place.id, file_system.shared)?;
+        }
+        Self::open(policy, name, node, root)
     }
 
     fn with(
@@ -385,7 +468,7 @@ impl Store {
     /// # Errors
     /// When there is no such store, or the memory cannot be removed.
     pub fn forget(policy: &Policy, name: &str) -> Result<(), StoreError> {
-        place(policy, name)?;
+        Place::of(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -450,10 +533,63 @@ impl Store {
     }
 }
 
-fn place<'p>(policy: &'p Policy, name: &str) -> Result<(&'p Path, Option<&'p str>), StoreError> {
-    match policy.stores.get(name) {
-        Some(StorePolicy::File { directory, id }) => Ok((directory, id.as_deref())),
-        None => Err(StoreError::unknown(policy, name)),
+/// Where the policy says that a store is.
+struct Place<'p> {
+    directory: &'p Path,
+    id: Option<&'p str>,
+    shared: bool,
+}
+
+impl<'p> Place<'p> {
+    fn of(policy: &'p Policy, name: &str) -> Result<Self, StoreError> {
+        match policy.stores.get(name) {
+            Some(StorePolicy::File {
+                directory,
+                id,
+                shared,
+            }) => Ok(Self {
+                directory,
+                id: id.as_deref(),
+                shared: *shared,
+            }),
+            None => Err(StoreError::unknown(policy, name)),
+        }
+    }
+
+    /// Makes the directory that is nobody's mount point.
+    fn make_if_built_in(&self) -> Result<(), DirError> {
+        let built_in = self.directory == Path::new(DEFAULT_STORE_DIRECTORY);
+        match built_in && !self.directory.exists() {
+            true => make(self.directory),
+            false => Ok(()),
+        }
+    }
+
+    /// What this node noted of the store in this directory. With `lenient`, a note
+    /// that cannot be read is none.
+    fn remembered(&self, path: &Path, lenient: bool) -> Result<Option<Memory>, StoreError> {
+        match Memory::read(path) {
+            Ok(memory) => Ok(memory.filter(|memory| memory.directory == self.directory)),
+            Err(_) if lenient => Ok(None),
+            Err(why) => Err(StoreError::Forgotten {
+                path: path.to_owned(),
+                why,
+            }),
+        }
+    }
+
+    fn expected<'m>(&'m self, remembered: Option<&'m Memory>) -> Option<&'m str> {
+        self.id.or(remembered.map(|memory| memory.id.as_str()))
+    }
+
+    fn check_shared(&self, file_system: &probe::FileSystem) -> Result<(), StoreError> {
+        if self.shared && !file_system.shared {
+            return Err(StoreError::NotShared {
+                directory: self.directory.to_owned(),
+                found: file_system.name.clone(),
+            });
+        }
+        Ok(())
     }
 }
 

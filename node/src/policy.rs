@@ -31,6 +31,9 @@ use std::time::Duration;
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
+/// Directory of the store `default` where the policy names none. It is the only one that is
+/// created when it is missing: one that the policy names may be a share that is not mounted.
+pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
 /// A policy is a page of text; more is a mistake.
 const SIZE_LIMIT: u64 = 1 << 20;
 
@@ -61,6 +64,10 @@ pub enum Store {
         /// `id`: the store's identity. When it is named, no other store is used
         /// and none is made: a share that is not mounted cannot be mistaken.
         id: Option<String>,
+        /// `shared`: other nodes use the directory, too. A file system that only
+        /// this machine has is refused there: it is what lies below the mount point
+        /// of a share that is not mounted.
+        shared: bool,
     },
 }
 
@@ -152,7 +159,7 @@ pub enum LogLevel {
 
 impl Default for Policy {
     fn default() -> Self {
-        let directory = PathBuf::from("/var/lib/rdma-ipam");
+        let directory = PathBuf::from(DEFAULT_STORE_DIRECTORY);
         Self {
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
@@ -161,6 +168,7 @@ impl Default for Policy {
                 Store::File {
                     directory,
                     id: None,
+                    shared: false,
                 },
             )]),
             ipam: Ipam {

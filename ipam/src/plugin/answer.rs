@@ -29,6 +29,9 @@ fn code(error: &StoreError) -> Code {
         StoreError::SliceSize { .. } => Code::InvalidConfig,
         StoreError::Format { .. }
         | StoreError::Identity { .. }
+        | StoreError::NotShared { .. }
+        | StoreError::Forgotten { .. }
+        | StoreError::Remember { .. }
         | StoreError::Unfit { .. }
         | StoreError::Foreign { .. }
         | StoreError::Node(_) => Code::State,

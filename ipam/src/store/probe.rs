@@ -78,10 +78,10 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
 /// the mounts, of which a node may have thousands.
 pub(crate) fn known(dir: &Dir, name: &str) -> Result<FileSystem, StoreError> {
     let magic = file_system_magic(&dir.file_system()?);
-    let shared = !LOCAL.iter().any(|(known, _)| *known == magic);
+    let local = LOCAL.iter().find(|(known, _)| *known == magic);
     Ok(FileSystem {
-        name: name.to_owned(),
-        shared,
+        name: local.map_or(name, |(_, local)| local).to_owned(),
+        shared: local.is_none(),
         warning: None,
     })
 }

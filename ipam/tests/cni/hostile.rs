@@ -217,6 +217,121 @@ fn a_pinned_store_is_never_made() {
     assert!(!place.store().join("FORMAT").exists());
 }
 
+/// The store of the place's policy, with more keys.
+fn name_store(place: &Place, more: serde_json::Value) {
+    let mut store = json!({"type": "file", "directory": place.store()});
+    store
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    let policy = json!({"stateDir": place.state(), "stores": {"default": store}});
+    std::fs::write(place.policy(), policy.to_string()).unwrap();
+}
+
+#[test]
+fn a_directory_that_the_policy_names_is_never_created() {
+    let place = Place::new();
+    std::fs::remove_dir(place.store()).unwrap();
+    let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && text.contains("mount the share"),
+        "{code} {text}"
+    );
+    assert_eq!(
+        place
+            .call("STATUS", &c("a"), &range("10.0.0.0/24"))
+            .error()
+            .0,
+        50
+    );
+    assert_eq!(place.admin(&["init"]).status, Some(1));
+    assert!(!place.store().exists());
+    assert!(
+        place.del(&c("a"), &range("10.0.0.0/24")).ok(),
+        "nothing was ever leased"
+    );
+    std::fs::create_dir(place.store()).unwrap();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    std::fs::remove_dir_all(place.store()).unwrap();
+    assert!(
+        !place.del(&c("a"), &range("10.0.0.0/24")).ok(),
+        "its lease is elsewhere"
+    );
+}
+
+#[test]
+fn a_shared_store_is_not_made_or_used_on_a_file_system_of_this_machine() {
+    let place = Place::new();
+    name_store(&place, json!({"shared": true}));
+    let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && text.contains("this machine alone"),
+        "{code} {text}"
+    );
+    assert_eq!(place.admin(&["init"]).status, Some(1));
+    assert_eq!(place.files("").len(), 0);
+    assert!(
+        place.del(&c("a"), &range("10.0.0.0/24")).ok(),
+        "nothing was ever leased"
+    );
+    // Nor one that was made there before the policy said so.
+    name_store(&place, json!({}));
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    name_store(&place, json!({"shared": true}));
+    assert_eq!(place.add(&c("b"), &range("10.0.0.0/24")).error().0, 105);
+    assert!(!place.del(&c("a"), &range("10.0.0.0/24")).ok());
+}
+
+#[test]
+fn a_pinned_store_is_made_by_init_alone() {
+    let place = Place::new();
+    name_store(&place, json!({"id": "rail-leases"}));
+    assert_eq!(place.add(&c("a"), &range("10.0.0.0/24")).error().0, 105);
+    let made = place.admin(&["init", "--json"]);
+    assert_eq!(
+        (made.status, &made.document["id"]),
+        (Some(0), &json!("rail-leases")),
+        "{made:?}"
+    );
+    assert!(place.admin(&["init"]).ok(), "again");
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    name_store(&place, json!({"id": "another"}));
+    assert_eq!(
+        place.admin(&["init"]).status,
+        Some(1),
+        "it is another store"
+    );
+}
+
+#[test]
+fn an_emptied_note_of_the_store_is_no_licence_to_make_another() {
+    let (place, _) = used();
+    std::fs::write(place.state().join("stores/default"), "").unwrap();
+    let away = place.path().join("away");
+    std::fs::rename(place.store(), &away).unwrap();
+    std::fs::create_dir(place.store()).unwrap();
+    for answer in [
+        place.add(&c("b"), &range("10.0.0.0/24")),
+        place.del(&c("a"), &range("10.0.0.0/24")),
+    ] {
+        let (code, text) = answer.error();
+        assert!(
+            code == 105 && text.contains("fsck --adopt"),
+            "{code} {text}"
+        );
+    }
+    assert_eq!(std::fs::read_dir(place.store()).unwrap().count(), 0);
+    std::fs::remove_dir(place.store()).unwrap();
+    std::fs::rename(&away, place.store()).unwrap();
+    assert!(
+        place.del(&c("a"), &range("10.0.0.0/24")).ok(),
+        "its lease is there"
+    );
+    assert_eq!(place.add(&c("b"), &range("10.0.0.0/24")).error().0, 105);
+    assert!(place.admin(&["fsck", "--adopt"]).ok());
+    place.add(&c("b"), &range("10.0.0.0/24")).address();
+}
+
 #[test]
 fn a_newer_store_is_refused_untouched() {
     let (place, _) = used();
@@ -239,7 +354,6 @@ fn a_newer_store_is_refused_untouched() {
 #[test]
 fn a_directory_that_is_no_store_is_not_taken_over() {
     let place = Place::new();
-    std::fs::create_dir(place.store()).unwrap();
     std::fs::write(place.store().join("10.0.0.5"), "container").unwrap();
     let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
     assert!(
@@ -252,7 +366,6 @@ fn a_directory_that_is_no_store_is_not_taken_over() {
 #[test]
 fn a_store_others_can_write_is_refused() {
     let place = Place::new();
-    std::fs::create_dir(place.store()).unwrap();
     std::fs::set_permissions(place.store(), PermissionsExt::from_mode(0o777)).unwrap();
     let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
     assert!(code == 105 && text.contains("writable"), "{code} {text}");
@@ -261,6 +374,7 @@ fn a_store_others_can_write_is_refused() {
 #[test]
 fn a_store_that_cannot_be_made_or_written_is_named() {
     let place = Place::new();
+    std::fs::remove_dir(place.store()).unwrap();
     std::fs::write(place.store(), "a file").unwrap();
     let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
     assert!(code == 105 && text.contains("store"), "{code} {text}");

@@ -93,6 +93,7 @@ impl Place {
             dir: tempfile::tempdir().unwrap(),
             policy: std::cell::RefCell::default(),
         };
+        std::fs::create_dir(place.store()).unwrap();
         place.set_policy(policy);
         place
     }

@@ -106,7 +106,7 @@ impl Reader<'_> {
         for (name, value) in self.map("stores", value)? {
             let at = format!("stores.{name}");
             let object = self.map(&at, value)?;
-            self.known(&at, object, &["type", "directory", "id"])?;
+            self.known(&at, object, &["type", "directory", "id", "shared"])?;
             match object.get("type") {
                 Some(kind) if kind == "file" => {}
                 other => {
@@ -124,7 +124,23 @@ impl Reader<'_> {
                     return Err(self.wrong(&format!("{at}.id"), other, rule));
                 }
             };
-            stores.insert(name.clone(), Store::File { directory, id });
+            let shared = match object.get("shared") {
+                None => false,
+                Some(Value::Bool(shared)) => *shared,
+                Some(other) => {
+                    return Err(self.wrong(
+                        &format!("{at}.shared"),
+                        other,
+                        "must be true or false",
+                    ));
+                }
+            };
+            let store = Store::File {
+                directory,
+                id,
+                shared,
+            };
+            stores.insert(name.clone(), store);
         }
         Ok(stores)
     }
@@ -336,7 +352,7 @@ mod tests {
         let policy = parse(
             r#"{
               "version": 1, "node": "gpu-7", "stateDir": "/srv/state",
-              "stores": {"shared": {"type": "file", "directory": "/mnt/leases"}},
+              "stores": {"shared": {"type": "file", "directory": "/mnt/leases", "shared": true}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
                         "unallocated": true, "ipam": ["rdma-ipam", "host-local"],
@@ -349,6 +365,12 @@ mod tests {
         assert_eq!(policy.state_dir, Path::new("/srv/state"));
         let names: Vec<_> = policy.stores.keys().map(String::as_str).collect();
         assert_eq!(names, ["default", "shared"]);
+        let shared = Store::File {
+            directory: "/mnt/leases".into(),
+            id: None,
+            shared: true,
+        };
+        assert_eq!(policy.stores["shared"], shared);
         assert_eq!(policy.ipam.profile, Some(Profile::Compatible));
         assert_eq!(policy.ipam.cooldown, Duration::from_secs(120));
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
@@ -415,6 +437,10 @@ mod tests {
                 r#"{"stores": {"a": {"type": "file"}}}"#,
                 "stores.a.directory",
             ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directory": "/b", "shared": "yes"}}}"#,
+                "stores.a.shared: must be true or false",
+            ),
             (r#"{"stores": []}"#, "must be an object"),
             (r#"{"ipam": {"cooldown": "30"}}"#, "duration"),
             (r#"{"ipam": {"cooldown": 30}}"#, "duration"),
@@ -462,7 +488,8 @@ mod tests {
             policy.stores.get("default"),
             Some(&Store::File {
                 directory: "/mnt".into(),
-                id: None
+                id: None,
+                shared: false,
             })
         );
         assert_eq!(policy.ipam, Policy::default().ipam);

@@ -38,7 +38,9 @@ fn policy(place: &Path) -> Policy {
     let store = StorePolicy::File {
         directory: place.join("store"),
         id: None,
+        shared: false,
     };
+    std::fs::create_dir_all(place.join("store")).unwrap();
     let mut policy = Policy {
         state_dir: place.join("state"),
         ..Policy::default()
