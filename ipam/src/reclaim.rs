@@ -132,7 +132,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     Ok(run.report)
 }
 
-/// Frees this node's leases of one network that the runtime does not list.
+/// Frees this machine's leases of one network that the runtime does not list.
 ///
 /// # Errors
 /// When the store cannot be gone through. What could not be freed is in the report.
@@ -148,7 +148,7 @@ pub fn collect(
                 .lease()
                 .filter(|lease| lease.holder.network == network)
             {
-                if listed(&lease.holder) {
+                if !is_of_this_machine(&lease.holder, store.node()) || listed(&lease.holder) {
                     report.kept += 1;
                 } else {
                     report.free(store, &owned, Over::Unlisted);
@@ -159,6 +159,13 @@ pub fn collect(
         report.findings.extend(findings);
     }
     Ok(report)
+}
+
+/// Whether an attachment is provably of this machine. Its node's name proves
+/// nothing: two hosts may have been `localhost` before each got its own name.
+fn is_of_this_machine(holder: &Holder, node: &NodeIdentity) -> bool {
+    let same_machine = !node.machine.is_empty() && holder.machine == node.machine;
+    (!holder.boot.is_empty() && holder.boot == node.boot) || same_machine
 }
 
 impl Report {
@@ -336,6 +343,24 @@ mod tests {
                 "{of:?} {netns:?}"
             );
         }
+    }
+
+    #[test]
+    fn garbage_collection_is_for_leases_of_this_machine_alone() {
+        for (of, ours) in [
+            (holder("n1", "m1", "now"), true),
+            (holder("n1", "m1", "before"), true),
+            (holder("old-name", "m1", "now"), true),
+            (holder("n1", "m2", "now"), true),
+            (holder("n1", "m2", "before"), false),
+            (holder("n1", "", "before"), false),
+            (holder("n1", "", ""), false),
+        ] {
+            assert_eq!(is_of_this_machine(&of, &node()), ours, "{of:?}");
+        }
+        let mut nameless = node();
+        nameless.machine.clear();
+        assert!(!is_of_this_machine(&holder("n1", "", "before"), &nameless));
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Store {
     }
 
     /// Whether a seat of the twin class at the same address is of the same range.
-    fn taken_by_twin(
+    pub(super) fn taken_by_twin(
         &self,
         listing: &[String],
         seat: &Seat,

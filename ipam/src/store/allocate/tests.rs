@@ -339,6 +339,48 @@ fn a_claim_whose_contender_stays_is_given_up() {
     assert!(held("second"));
 }
 
+/// One ADD has an address of a range where it overlaps others; another, where it
+/// does not, had linked its claim of the same address and was killed.
+#[test]
+fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
+    for killed_overlaps in [true, false] {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let address: IpAddr = "10.0.0.9".parse().unwrap();
+        let (keeps, killed) = (holder("keeps"), holder("killed"));
+        let first = Want {
+            overlapping: !killed_overlaps,
+            ..want(&range, &keeps)
+        };
+        store.allocate_this(&first, address).unwrap();
+        let second = Want {
+            overlapping: killed_overlaps,
+            ..want(&range, &killed)
+        };
+        let candidate = Candidate {
+            address: bits(address),
+            generation: 1,
+            twin: None,
+        };
+        let lease = second.lease(candidate, false);
+        store.intend(&lease, 0).unwrap();
+        let (bucket, record) = name::owner("killed", "net1", 0);
+        let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+        let shard = store.shard_of(&lease).unwrap().unwrap();
+        assert!(
+            owners
+                .link(&record, &shard, &name::Seat::of(&lease).name())
+                .unwrap()
+        );
+        let owned = store.owned("killed", "net1").unwrap();
+        assert!(!store.is_held(&owned[0]).unwrap(), "two hold {address}");
+        let owned = store.owned("keeps", "net1").unwrap();
+        assert!(store.is_held(&owned[0]).unwrap());
+        assert_eq!(shard.names().unwrap().len(), 1);
+    }
+}
+
 #[test]
 fn fsck_tells_of_claims_that_met_and_takes_none_away() {
     let place = tempfile::tempdir().unwrap();
