@@ -62,13 +62,13 @@ mod allocate;
 mod claim;
 mod dir;
 mod format;
-mod former;
 mod fsck;
 mod hint;
 mod memory;
 mod name;
 mod owner;
 mod pools;
+mod previous;
 pub(crate) mod probe;
 mod release;
 mod scan;
@@ -77,10 +77,10 @@ mod slices;
 
 pub use allocate::{Survey, Want};
 pub use dir::DirError;
-pub use former::Former;
 pub use fsck::Checkup;
 pub use owner::Owned;
 pub use pools::Pool;
+pub use previous::PreviousLease;
 pub use scan::{Entry, Finding};
 
 use dir::Dir;
@@ -105,8 +105,8 @@ pub struct Store {
     id: String,
     file_system: probe::FileSystem,
     node: NodeIdentity,
-    /// Other names of this machine in this boot.
-    former_names: Vec<String>,
+    /// Previous names of this machine in this boot.
+    previous_names: Vec<String>,
     cooldown: Duration,
     /// What the administrator should hear although it works.
     warnings: Vec<String>,
@@ -444,12 +444,13 @@ impl Store {
         memory: Memory,
         warnings: Vec<String>,
     ) -> Self {
-        let mut former_names = if memory.boot == node.boot {
+        let mut previous_names = if memory.boot == node.boot {
             memory.nodes
         } else {
             Vec::new()
         };
-        former_names.retain(|former| *former != node.name && node::identity::is_name(former));
+        previous_names
+            .retain(|previous| *previous != node.name && node::identity::is_name(previous));
         let cooldown = policy.ipam.cooldown;
         Self {
             root,
@@ -457,7 +458,7 @@ impl Store {
             id: format.id,
             file_system,
             node,
-            former_names,
+            previous_names,
             cooldown,
             warnings,
         }

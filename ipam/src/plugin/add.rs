@@ -6,6 +6,7 @@ use crate::lease::{Holder, Lease};
 use crate::range::{IpAddrWithLength, Range};
 use crate::store::{Owned, Store, StoreError, Want};
 use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request};
+use node::netns::Netns;
 use node::policy::Profile;
 use std::net::IpAddr;
 
@@ -239,12 +240,12 @@ fn lease_one(
     if let Some(address) = asked {
         return store.allocate_this(want, address);
     }
-    if let Some(former) = store.former_lease(want)?
-        && may_take_over(profile, former.lease(), want.holder, former.netns_is_gone())
-        && (profile == Profile::Compatible || want.range.window_contains(former.lease().address))
+    if let Some(previous) = store.previous_lease(want)?
+        && may_take_over(profile, previous.lease(), want.holder, previous.netns())
+        && (profile == Profile::Compatible || want.range.window_contains(previous.lease().address))
     {
-        let address = former.lease().address;
-        store.end(&former)?;
+        let address = previous.lease().address;
+        store.end(&previous)?;
         match store.allocate_this(want, address) {
             Err(StoreError::Held { .. }) => {}
             other => return other,
@@ -253,22 +254,26 @@ fn lease_one(
     store.allocate(want)
 }
 
-/// Whether a new sandbox may take over the address of a pod's former one.
+/// Whether a new sandbox may take over the address of a pod's previous one.
 ///
-/// By name alone a pod could get the address of its namesake that is still alive
-/// on another node. So, strictly, it must be the same pod (UID), or the former
-/// sandbox must be known to be gone; without UIDs the node's runtime is trusted
-/// to have one sandbox of a pod at a time.
-fn may_take_over(profile: Profile, former: &Lease, now: &Holder, netns_gone: bool) -> bool {
-    if profile == Profile::Compatible {
-        return true;
+/// A sandbox whose namespace is there keeps its address. By name alone a pod could
+/// get the address of its namesake that is still alive on another node. So it must
+/// be the same pod (UID), or the previous sandbox must be known to be gone. Without
+/// UIDs the runtime of one node has one sandbox of a pod at a time; whereabouts,
+/// whose records have no UID, goes by the name wherever the pod is.
+fn may_take_over(profile: Profile, previous: &Lease, now: &Holder, netns: &Netns) -> bool {
+    if *netns == Netns::Present {
+        return false;
     }
-    let same_node = former.holder.node == now.node;
+    let gone = *netns == Netns::Gone;
+    let same_node = previous.holder.node == now.node;
     let uid = |holder: &Holder| holder.pod.as_ref().and_then(|pod| pod.uid.clone());
-    match (uid(&former.holder), uid(now)) {
-        (Some(before), Some(now)) if before == now => same_node || netns_gone,
-        (Some(_), Some(_)) => same_node && netns_gone,
-        _ => same_node,
+    match (uid(&previous.holder), uid(now)) {
+        (Some(before), Some(now)) if before == now => {
+            same_node || gone || profile == Profile::Compatible
+        }
+        (Some(_), Some(_)) => same_node && gone,
+        _ => same_node || profile == Profile::Compatible,
     }
 }
 
@@ -288,7 +293,7 @@ mod tests {
     use super::*;
     use crate::lease::Pod;
 
-    fn former(node: &str, uid: Option<&str>) -> Lease {
+    fn previous(node: &str, uid: Option<&str>) -> Lease {
         let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
         lease.holder.node = node.into();
         lease.holder.pod = Some(Pod {
@@ -301,23 +306,49 @@ mod tests {
 
     #[test]
     fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
-        let here = former("n1", Some("u1")).holder;
-        let anonymous = former("n1", None).holder;
-        for (before, now, gone, strict) in [
-            (former("n1", Some("u1")), &here, false, true),
-            (former("n1", Some("u2")), &here, false, false),
-            (former("n1", Some("u2")), &here, true, true),
-            (former("n2", Some("u1")), &here, false, false),
-            (former("n2", Some("u2")), &here, false, false),
-            (former("n1", None), &anonymous, false, true),
-            (former("n2", None), &anonymous, false, false),
+        let here = previous("n1", Some("u1")).holder;
+        let anonymous = previous("n1", None).holder;
+        let unknown = Netns::Unknown("");
+        for (before, now, netns, strict, compatible) in [
+            (previous("n1", Some("u1")), &here, &unknown, true, true),
+            (previous("n1", Some("u1")), &here, &Netns::Gone, true, true),
+            (
+                previous("n1", Some("u1")),
+                &here,
+                &Netns::Present,
+                false,
+                false,
+            ),
+            (previous("n1", Some("u2")), &here, &unknown, false, false),
+            (previous("n1", Some("u2")), &here, &Netns::Gone, true, true),
+            (
+                previous("n1", Some("u2")),
+                &here,
+                &Netns::Present,
+                false,
+                false,
+            ),
+            (previous("n2", Some("u1")), &here, &unknown, false, true),
+            (previous("n2", Some("u2")), &here, &unknown, false, false),
+            (previous("n1", None), &anonymous, &unknown, true, true),
+            (
+                previous("n1", None),
+                &anonymous,
+                &Netns::Present,
+                false,
+                false,
+            ),
+            (previous("n2", None), &anonymous, &unknown, false, true),
         ] {
-            assert_eq!(
-                may_take_over(Profile::Strict, &before, now, gone),
-                strict,
-                "{before:?}"
-            );
-            assert!(may_take_over(Profile::Compatible, &before, now, gone));
+            for (profile, expected) in
+                [(Profile::Strict, strict), (Profile::Compatible, compatible)]
+            {
+                assert_eq!(
+                    may_take_over(profile, &before, now, netns),
+                    expected,
+                    "{profile:?} {netns:?} {before:?}"
+                );
+            }
         }
     }
 }

@@ -81,9 +81,9 @@ impl Store {
     /// When the store cannot be read.
     pub fn owned(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
         let mut found = self.owned_at(&self.node.name, container, interface)?;
-        for former in &self.former_names {
+        for previous in &self.previous_names {
             if found.is_empty() {
-                found = self.owned_at(former, container, interface)?;
+                found = self.owned_at(previous, container, interface)?;
             }
         }
         if found.is_empty() {
@@ -133,7 +133,9 @@ impl Store {
         for _ in 0..LOOKS {
             let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
             let standing = Standing::of(&seat, listing.iter().map(String::as_str));
-            if standing != Standing::Contested {
+            if standing != Standing::Contested
+                && !self.taken_by_twin(&listing, &seat, lease, &shard)?
+            {
                 return Ok(true);
             }
             std::thread::sleep(BETWEEN_LOOKS);

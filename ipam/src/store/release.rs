@@ -70,7 +70,7 @@ impl Store {
     /// This machine's names in this boot.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.node.name)
-            .chain(&self.former_names)
+            .chain(&self.previous_names)
             .map(String::as_str)
     }
 

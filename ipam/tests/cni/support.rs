@@ -233,6 +233,21 @@ impl Place {
     }
 }
 
+/// Changes keys of a container's record in place.
+pub(crate) fn edit_lease(place: &Place, container: &str, keys: Value) {
+    let records = place.records();
+    let mut of_container = records
+        .iter()
+        .filter(|r| r.to_str().unwrap().contains(&format!("/{container}:")));
+    let record = of_container.next().unwrap();
+    let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    lease
+        .as_object_mut()
+        .unwrap()
+        .extend(keys.as_object().unwrap().clone());
+    std::fs::write(record, lease.to_string()).unwrap();
+}
+
 /// Runs a command with something on its standard input.
 pub(crate) fn feed(mut command: Command, stdin: &[u8]) -> Output {
     let mut child = command.spawn().unwrap();

@@ -1,6 +1,6 @@
 //! What each verb does, and what wrong input gets.
 
-use crate::support::{Answer, Attachment, BINARY, Place, feed, network, range};
+use crate::support::{Answer, Attachment, BINARY, Place, edit_lease, feed, network, range};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
@@ -366,6 +366,61 @@ fn gc_frees_what_is_not_listed_of_this_node_and_network() {
     assert_eq!(place.held(), ["10.0.0.2", "10.0.0.4", "10.0.0.5"]);
     gc["cniVersion"] = json!("1.0.0");
     assert_eq!(place.call("GC", &c("x"), &gc).error().0, 1);
+}
+
+/// Two hosts that both were `localhost` before each got its name.
+#[test]
+fn gc_keeps_what_another_machine_of_the_same_name_holds() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["ours", "theirs"] {
+        place.add(&c(name), &config).address();
+    }
+    edit_lease(
+        &place,
+        "theirs",
+        json!({"machine": "another", "boot": "its-own"}),
+    );
+    let mut gc = config.clone();
+    gc["cni.dev/valid-attachments"] = json!([]);
+    assert!(place.call("GC", &c("x"), &gc).ok());
+    assert_eq!(place.held(), ["10.0.0.2"]);
+}
+
+#[test]
+fn a_sandbox_whose_namespace_is_there_keeps_its_address() {
+    let place = Place::new();
+    for kind in ["rdma-ipam", "whereabouts"] {
+        let config = network(kind, json!({"range": "10.0.0.0/24"}));
+        let pod = format!("ml/{kind}");
+        let path = place.path().join(kind);
+        std::fs::write(&path, "").unwrap();
+        let next = |name: &str, uid: &str| {
+            c(&format!("{name}-{kind}"))
+                .pod(&pod)
+                .args(&format!("K8S_POD_UID={uid}"))
+        };
+        let first = place
+            .add(&next("one", "u1").netns(&path), &config)
+            .address();
+        let second = place
+            .add(&next("two", "u1").netns(&path), &config)
+            .address();
+        assert_ne!(first, second, "{kind}: the sandbox lives");
+        // Gone, but of another pod that only has the name: it is known to be gone.
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(place.add(&next("three", "u2"), &config).address(), second);
+        edit_lease(
+            &place,
+            &format!("three-{kind}"),
+            json!({"boot": "x", "node": "n2"}),
+        );
+        assert_ne!(
+            place.add(&next("four", "u3"), &config).address(),
+            second,
+            "{kind}"
+        );
+    }
 }
 
 #[test]
