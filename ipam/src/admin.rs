@@ -176,6 +176,11 @@ fn confirmed(yes: bool, question: &str) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
+/// A duration of an argument.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    node::duration::parse(text).ok_or_else(|| "is no duration, as in 30s, 2m or 0".to_owned())
+}
+
 /// What a path is called in output.
 fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()

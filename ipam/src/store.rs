@@ -77,7 +77,7 @@ mod slices;
 
 pub use allocate::{Survey, Want};
 pub use dir::DirError;
-pub use fsck::Checkup;
+pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};
 pub use owner::Owned;
 pub use pools::Pool;
 pub use previous::PreviousLease;

@@ -19,7 +19,7 @@ use std::time::Duration;
 const LOOKS: usize = 10;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// How many directories stay open.
-const MOST_OPEN: usize = 64;
+const MOST_OPEN: usize = 384;
 
 /// A record under its owner's name.
 #[derive(Debug)]

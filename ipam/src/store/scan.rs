@@ -46,9 +46,37 @@ pub struct Finding {
     pub what: String,
 }
 
+/// The names of one shard.
+pub(super) struct ShardListing {
+    pub(super) network_name: Option<String>,
+    pub(super) dir: Rc<Dir>,
+    /// Those that are of an address of the shard, sorted.
+    pub(super) seats: Vec<(String, Seat)>,
+}
+
+impl ShardListing {
+    pub(super) fn entry(&self, name: &str, seat: Seat, records: bool) -> Result<Entry, StoreError> {
+        let (record, meta) = match records {
+            true => record(&self.dir, name, &seat)?,
+            false => (Err(String::new()), None),
+        };
+        Ok(Entry {
+            network_name: self.network_name.clone(),
+            address: seat.address,
+            generation: seat.generation,
+            freed: seat.freed,
+            path: self.dir.path().join(name),
+            record,
+            dir: Rc::clone(&self.dir),
+            seat,
+            meta,
+        })
+    }
+}
+
 impl Store {
-    /// Calls `each` with every seat, in no order; with `records` their files are
-    /// read too. Answers what could not be made sense of.
+    /// Calls `each` with every name of an address, freed ones too, in no order;
+    /// with `records` their files are read too. Answers what is none.
     ///
     /// # Errors
     /// When a directory of the store cannot be read.
@@ -56,6 +84,60 @@ impl Store {
         &self,
         records: bool,
         mut each: impl FnMut(Entry) -> Result<(), StoreError>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        self.shards(|shard| {
+            for (name, seat) in &shard.seats {
+                each(shard.entry(name, *seat, records)?)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The names of one address in all spaces, read by their place.
+    ///
+    /// # Errors
+    /// When a directory of the store cannot be read.
+    pub fn seats_at(&self, address: IpAddr) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = Vec::new();
+        let Some(leases) = self.open_below(&["leases"])? else {
+            return Ok(entries);
+        };
+        let v4 = address.is_ipv4();
+        let number = name::shard_number(crate::range::bits(address));
+        for space in sorted(leases.names()?) {
+            let Some(network_name) = name::network_name(&space) else {
+                continue;
+            };
+            let mut findings = Vec::new();
+            let Some(shards) = enter(&leases, &space, &mut findings)? else {
+                continue;
+            };
+            let Some(dir) = enter(&shards, &name::shard(v4, number), &mut findings)? else {
+                continue;
+            };
+            let text = address.to_string();
+            let names = sorted(dir.names_that(|name| name::is_seat_of(&text, name))?);
+            let seats = names
+                .into_iter()
+                .filter_map(|name| Some((Seat::parse(&name)?, name)))
+                .map(|(seat, name)| (name, seat))
+                .collect();
+            let listing = ShardListing {
+                network_name,
+                dir: Rc::new(dir),
+                seats,
+            };
+            for (name, seat) in &listing.seats {
+                entries.push(listing.entry(name, *seat, true)?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Calls `each` with the names of one shard after the other.
+    pub(super) fn shards(
+        &self,
+        mut each: impl FnMut(ShardListing) -> Result<(), StoreError>,
     ) -> Result<Vec<Finding>, StoreError> {
         let mut findings = Vec::new();
         let Some(leases) = self.open_below(&["leases"])? else {
@@ -85,33 +167,21 @@ impl Store {
                 let Some(dir) = enter(&shards, &shard, &mut findings)? else {
                     continue;
                 };
-                let dir = Rc::new(dir);
+                let mut seats = Vec::new();
                 for name in sorted(dir.names()?) {
-                    let path = dir.path().join(&name);
-                    let seat = Seat::parse(&name).filter(|seat| belongs(seat, v4, number));
-                    let Some(seat) = seat else {
-                        findings.push(Finding {
-                            path,
+                    match Seat::parse(&name).filter(|seat| belongs(seat, v4, number)) {
+                        Some(seat) => seats.push((name, seat)),
+                        None => findings.push(Finding {
+                            path: dir.path().join(&name),
                             what: "not an address of this shard".into(),
-                        });
-                        continue;
-                    };
-                    let (record, meta) = match records {
-                        true => record(&dir, &name, &seat)?,
-                        false => (Err(String::new()), None),
-                    };
-                    each(Entry {
-                        network_name: network_name.clone(),
-                        address: seat.address,
-                        generation: seat.generation,
-                        freed: seat.freed,
-                        path,
-                        record,
-                        dir: Rc::clone(&dir),
-                        seat,
-                        meta,
-                    })?;
+                        }),
+                    }
                 }
+                each(ShardListing {
+                    network_name: network_name.clone(),
+                    dir: Rc::new(dir),
+                    seats,
+                })?;
             }
         }
         Ok(findings)

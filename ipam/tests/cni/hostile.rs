@@ -67,8 +67,16 @@ fn nothing_in_a_seat_is_taken_for_free() {
         assert!(text.contains(name), "{name} is not reported: {text}");
     }
     assert_eq!(report.document["sound"], 2);
+    // A lease of a node whose root the file server takes for another user.
+    let squashed = shard.join("10.0.0.12@1");
+    std::fs::copy(shard.join("10.0.0.1@1"), &squashed).unwrap();
+    std::os::unix::fs::chown(&squashed, Some(65534), None).unwrap();
     // What is no record is put aside; what might be a lease stays taken.
-    place.admin(&["fsck", "--repair"]);
+    let report = place.admin(&["fsck", "--repair"]).document.to_string();
+    assert!(report.contains("no_root_squash"), "{report}");
+    assert!(squashed.exists() && shard.join("10.0.0.8@1").exists());
+    place.admin(&["fsck", "--repair", "--min-age", "0"]);
+    assert!(squashed.exists(), "somebody lost his address");
     assert_eq!(
         place.add(&c("d"), &range("10.0.0.0/24")).address(),
         "10.0.0.2/24"

@@ -385,21 +385,15 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
 fn fsck_tells_of_claims_that_met_and_takes_none_away() {
     let place = tempfile::tempdir().unwrap();
     let (store, [first, _]) = contested(place.path());
-    let notes = || {
-        let checkup = store.fsck(true).unwrap();
+    let notes = |min_age| {
+        let checkup = store.fsck(true, Duration::from_secs(min_age)).unwrap();
         let findings = checkup.findings.into_iter();
-        findings.map(|found| found.what).collect::<Vec<_>>()
+        findings
+            .map(|problem| problem.finding.what)
+            .collect::<Vec<_>>()
     };
-    assert_eq!(notes(), [""; 0], "young ones may be on their way");
-    for seat in ["10.0.0.9@1", "10.0.0.9@2"] {
-        let path = place
-            .path()
-            .join("store/leases/default/10.0.0.0-24")
-            .join(seat);
-        let file = std::fs::File::open(path).unwrap();
-        file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    }
-    let told = notes();
+    assert_eq!(notes(60), [""; 0], "young ones may be on their way");
+    let told = notes(0);
     assert_eq!(told.len(), 2, "{told:?}");
     for (told, container) in told.iter().zip(["first", "second"]) {
         assert!(
@@ -409,6 +403,41 @@ fn fsck_tells_of_claims_that_met_and_takes_none_away() {
     }
     let shard = store.shard_of(&first).unwrap().unwrap();
     assert_eq!(shard.names().unwrap().len(), 2);
+}
+
+/// fsck has read a record that holds nothing; then its ADD goes on.
+#[test]
+fn fsck_removes_no_record_whose_add_went_on() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(told.findings, [], "it may be on its way");
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(store.claim(&intent, &lease, &shard).unwrap());
+    let told = store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((told.sound, told.findings.len()), (1, 0));
+    // Without its place in the shard for longer, the record goes and nothing else.
+    let (seat, aside) = (name::Seat::of(&lease).name(), "10.0.0.2@1");
+    assert!(shard.rename(&seat, aside).unwrap());
+    let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(told.repaired(), 0, "{told:?}");
+    assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
+    let told = store.fsck(true, Duration::ZERO).unwrap();
+    assert!(told.repaired() > 0, "{told:?}");
+    assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
+    assert_eq!(shard.names().unwrap(), [aside]);
 }
 
 #[test]
