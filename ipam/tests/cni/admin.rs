@@ -342,6 +342,84 @@ fn release_frees_by_hand_and_asks_first() {
 }
 
 #[test]
+fn release_of_an_address_is_for_one_network_name() {
+    let place = Place::new();
+    let blue = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "network_name": "blue"}),
+    );
+    let apart = network(
+        "rdma-ipam",
+        json!({"range": "10.0.1.0/24", "enable_overlapping_ranges": false}),
+    );
+    place
+        .add(&c("a").pod("ml/a"), &range("10.0.0.0/24"))
+        .address();
+    place.add(&c("b").pod("ml/b"), &blue).address();
+    place.add(&c("d"), &apart).address();
+    place
+        .add(&c("e").args("IP=10.0.1.1"), &range("10.0.0.0/16"))
+        .address();
+    let several = place.admin(&["release", "10.0.0.1", "--yes"]);
+    assert_eq!(several.status, Some(1));
+    for part in ["ml/a", "ml/b", "blue", "--network-name"] {
+        assert!(several.stderr.contains(part), "{part}: {several:?}");
+    }
+    assert_eq!(place.held().len(), 4);
+    let released = place.admin(&["release", "10.0.0.1", "--network-name", "", "--yes"]);
+    assert!(released.ok(), "{released:?}");
+    assert_eq!(
+        place.admin(&["show", "ml/b", "--json"]).document[0]["state"],
+        "held"
+    );
+    assert!(
+        place.admin(&["release", "10.0.0.1", "--yes"]).ok(),
+        "the last one"
+    );
+    assert_eq!(
+        place.admin(&["release", "10.0.1.1", "--yes"]).status,
+        Some(1)
+    );
+    let pool = ["release", "10.0.1.1", "--pool", "10.0.1.0/24", "--yes"];
+    assert!(place.admin(&pool).ok());
+    assert_eq!(place.held(), ["10.0.1.1"]);
+    assert_eq!(place.records().len(), 1);
+}
+
+#[test]
+fn list_is_of_what_was_asked_for() {
+    let place = Place::new();
+    let blue = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "network_name": "blue"}),
+    );
+    place
+        .add(&c("a").pod("ml/a"), &range("10.0.0.0/24"))
+        .address();
+    place.add(&c("b").pod("ml/b"), &blue).address();
+    for (arguments, container) in [
+        (["--network-name", "blue"], "b"),
+        (["--network-name", ""], "a"),
+        (["--pod", "ml/b"], "b"),
+        (["--pod", "a"], "a"),
+    ] {
+        let mut all = vec!["list", "--json"];
+        all.extend(arguments);
+        let listed = place.admin(&all).document;
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{arguments:?}");
+        assert_eq!(listed[0]["container"], container, "{arguments:?}");
+    }
+    let table = place.admin(&["list"]).document;
+    assert!(text(&table).contains("blue"), "{table}");
+    let unknown = place.admin(&["list", "--pool", "10.9.0.0/24"]);
+    assert_eq!(unknown.status, Some(1));
+    assert!(
+        unknown.stderr.contains("no pool 10.9.0.0/24"),
+        "{unknown:?}"
+    );
+}
+
+#[test]
 fn releasing_one_of_two_addresses_keeps_the_other_in_reach_of_del() {
     let place = Place::new();
     let config = network(
