@@ -237,7 +237,7 @@ impl Plugin {
     /// The policy's or the store's fault.
     pub fn open(&self, name: &str) -> Result<Store, Error> {
         self.trusted_policy()?;
-        let node = self.look()?;
+        let node = self.identity()?;
         Store::open(&self.policy, name, node, &self.root)
             .map_err(|e| to_error(&e, format_args!("open store {name:?}")))
     }
@@ -248,7 +248,7 @@ impl Plugin {
     /// The policy's or the store's fault.
     pub fn init(&self, name: &str) -> Result<Store, Error> {
         self.trusted_policy()?;
-        let node = self.look()?;
+        let node = self.identity()?;
         Store::init(&self.policy, name, node, &self.root)
             .map_err(|e| to_error(&e, format_args!("make store {name:?}")))
     }
@@ -258,7 +258,7 @@ impl Plugin {
     /// # Errors
     /// When it may be there, but cannot be reached.
     pub fn open_existing(&self, name: &str) -> Result<Option<Store>, Error> {
-        let node = self.look()?;
+        let node = self.identity()?;
         match Store::open_existing(&self.policy, name, node) {
             // Nothing can have been leased in a store that nobody configured.
             Err(StoreError::Unknown { .. }) => Ok(None),
@@ -313,7 +313,11 @@ impl Plugin {
         }
     }
 
-    fn look(&self) -> Result<NodeIdentity, Error> {
+    /// This machine, as leases name it.
+    ///
+    /// # Errors
+    /// Code 105: no boot ID, or a name that cannot be used.
+    pub fn identity(&self) -> Result<NodeIdentity, Error> {
         NodeIdentity::read(&self.root, &self.node)
             .map_err(|e| to_error(&e.into(), "identify this node"))
     }

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use ipam::import::{self, Planned};
 use ipam::lease::{Holder, Pod};
+use ipam::plugin::Plugin;
 use ipam::range::{Range, Spec};
 use ipam::store::{Store, Want};
 use ipnetwork::IpNetwork;
@@ -43,6 +44,9 @@ enum From {
         /// The interface, for old records that have none
         #[arg(long, default_value = "net1")]
         interface: String,
+        /// A network_name of the networks, where the file has no NodeSlicePool; may be repeated
+        #[arg(long)]
+        network_name: Vec<String>,
         #[command(flatten)]
         how: How,
     },
@@ -58,7 +62,6 @@ struct How {
 impl Import {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let plugin = global.plugin()?;
-        let store = plugin.open(&global.store)?;
         match self.from {
             From::HostLocal {
                 directory,
@@ -79,7 +82,7 @@ impl Import {
                 let network = network
                     .or(name)
                     .context("name the network with --network")?;
-                let node = store.node().clone();
+                let node = plugin.identity()?;
                 let holder = move |planned: &Planned| Holder {
                     network: network.clone(),
                     node: node.name.clone(),
@@ -87,20 +90,24 @@ impl Import {
                     boot: node.boot.clone(),
                     ..anybody(planned, "eth0")
                 };
-                apply(global, &store, &planned, &holder, &how)
+                apply(global, &plugin, &planned, &holder, &how)
             }
             From::Whereabouts {
                 file,
                 network,
                 interface,
+                network_name,
                 how,
             } => {
-                let planned = import::whereabouts(&documents(&file)?)?;
+                let plan = import::whereabouts(&documents(&file)?, &network_name)?;
+                for remark in &plan.remarks {
+                    complain(remark);
+                }
                 let holder = move |planned: &Planned| Holder {
                     network: network.clone(),
                     ..anybody(planned, &interface)
                 };
-                apply(global, &store, &planned, &holder, &how)
+                apply(global, &plugin, &plan.leases, &holder, &how)
             }
         }
     }
@@ -143,7 +150,7 @@ fn documents(file: &Path) -> Result<Vec<Value>> {
 /// Shows the plan; with `--yes` leases all of it or, if one fails, none.
 fn apply(
     global: &Global,
-    store: &Store,
+    plugin: &Plugin,
     planned: &[Planned],
     holder: &impl Fn(&Planned) -> Holder,
     how: &How,
@@ -164,6 +171,7 @@ fn apply(
     }
     let mut done = Vec::new();
     if how.yes {
+        let store = &plugin.open(&global.store)?;
         for (planned, range) in planned.iter().zip(&ranges) {
             match lease(store, planned, range, &holder(planned)) {
                 Ok(true) => done.push(planned),

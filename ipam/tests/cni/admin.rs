@@ -526,6 +526,7 @@ fn import_of_host_local_shows_its_plan_first() {
         place.admin(&arguments)
     };
     let plan = import(&[]);
+    assert_eq!(place.files("").len(), 0, "a dry run made a store");
     assert_eq!(
         (
             plan.document["leases"].as_array().unwrap().len(),
@@ -592,6 +593,19 @@ spec:
     assert!(place.del(&c("taken"), &range("10.0.0.0/24")).ok());
     let plan = place.admin(&["import", "whereabouts", &from]);
     assert!(text(&plan.document).contains("nothing was written"));
+    // A reservation without a pool's record is held, and stops nothing.
+    let half = yaml
+        .replace("10.0.0.5}", "10.0.0.9}")
+        .replace("{podref: ml/train-0", "{podref: ml/other");
+    let beside = place.path().join("half.yaml");
+    std::fs::write(&beside, half).unwrap();
+    let half = place.admin(&["import", "whereabouts", beside.to_str().unwrap(), "--yes"]);
+    assert!(
+        half.ok() && half.stderr.contains("rdma-ipam release 10.0.0.9"),
+        "{half:?}"
+    );
+    assert!(place.held().contains(&"10.0.0.9".to_owned()));
+    assert!(place.admin(&["release", "10.0.0.9", "--yes"]).ok());
     assert!(place.admin(&["import", "whereabouts", &from, "--yes"]).ok());
     assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6", "fd00::8000:0:0:1"]);
     // The container's DEL finds it, from whichever node; so does the pod's next sandbox.
