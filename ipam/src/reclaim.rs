@@ -245,11 +245,25 @@ impl Run<'_> {
         let key = format!("{}#{}", path.display(), lease.created);
         let now = self.options.now.as_second();
         let first = self.before.seen.get(&key).copied().unwrap_or(now);
+        let (first, ripe) = ripe(first, lease.created.as_second(), now);
         self.after.seen.insert(key, first);
-        let gap = i64::try_from(MIN_GAP.as_secs()).unwrap_or(i64::MAX);
-        let age = i64::try_from(MIN_AGE.as_secs()).unwrap_or(i64::MAX);
-        now - first >= gap && now - lease.created.as_second() >= age
+        ripe
     }
+}
+
+/// When a lease was first seen to be over, and whether that and its age are long
+/// enough ago; all in Unix seconds. A clock that was wrong has stamped what it
+/// stamped in the future: that says nothing, and counts from now.
+fn ripe(first: i64, created: i64, now: i64) -> (i64, bool) {
+    let gap = i64::try_from(MIN_GAP.as_secs()).unwrap_or(i64::MAX);
+    let age = i64::try_from(MIN_AGE.as_secs()).unwrap_or(i64::MAX);
+    let first = first.min(now);
+    let seen_for = now - first;
+    let old = match created <= now {
+        true => now - created >= age,
+        false => seen_for >= age,
+    };
+    (first, seen_for >= gap && old)
 }
 
 /// Whether a lease is over, by what this node can know. Pure but for `netns`.
@@ -361,6 +375,29 @@ mod tests {
         let mut nameless = node();
         nameless.machine.clear();
         assert!(!is_of_this_machine(&holder("n1", "", "before"), &nameless));
+    }
+
+    #[test]
+    fn a_lease_is_freed_when_it_is_old_and_was_seen_before() {
+        for (first, created, freed) in [
+            (995, 940, true),
+            (996, 940, false),
+            (995, 941, false),
+            (1000, 0, false),
+            // Stamped by a clock that was ahead: seen for as long as it must be old.
+            (940, 5000, true),
+            (941, 5000, false),
+            (995, 5000, false),
+            (0, 1000, false),
+            (0, 940, true),
+        ] {
+            assert_eq!(
+                ripe(first, created, 1000),
+                (first, freed),
+                "{first} {created}"
+            );
+        }
+        assert_eq!(ripe(9000, 0, 1000), (1000, false), "the clock was set back");
     }
 
     #[test]

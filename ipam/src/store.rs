@@ -18,8 +18,9 @@
 //! 3. Link it to the seat's name. The file system lets one contender have a
 //!    name, whatever each has cached. *Killed here*: a lease that its owner's
 //!    record leads to; DEL frees it, a repeated ADD goes on with step 4.
-//! 4. Count the file's names: fewer than two mean that a DEL overtook this ADD
-//!    and removed the owner's record; withdraw. List the shard once more: if
+//! 4. Read the owner's name again and count the file's names: one that is gone or
+//!    another file, or fewer than two, mean that a DEL overtook this ADD and
+//!    removed the owner's record; withdraw. List the shard once more: if
 //!    the address has any other held name, by whatever number, somebody else
 //!    has it or is about to; withdraw. The same if it has a freed name of this
 //!    number or a higher one: the listing that this ADD chose by was out of
@@ -42,8 +43,9 @@
 //!
 //! # DEL ([`release`])
 //! For each record under the owner's name, last first: if the seat's name is
-//! this very file (inode), rename it to its freed name; remove the pod's hint;
-//! remove the owner's record. Killed anywhere, the record that is left leads
+//! this very file (inode), rename it to its freed name, on a shared file system
+//! durably; remove the pod's hint; remove the owner's record; if an ADD linked the
+//! seat meanwhile, rename it now. Killed anywhere, the record that is left leads
 //! the next DEL through the same steps. Renaming cannot hit another holder: its
 //! number is another, so its name is.
 //!
@@ -190,6 +192,28 @@ pub enum StoreError {
         /// Its holder.
         holder: String,
     },
+    /// A record would be larger than what is read.
+    #[error(
+        "the record of the lease would have {bytes} bytes, {} at most are read: a name, path or device of the attachment is too long",
+        crate::lease::MAX_BYTES
+    )]
+    Oversize {
+        /// How large.
+        bytes: usize,
+    },
+    /// Files made in the store do not belong to the directory's owner.
+    #[error(
+        "{}: files that this node makes belong to user {by}, the directory to {owner}: the file server squashes this node's root",
+        directory.display()
+    )]
+    Squashed {
+        /// The store's directory.
+        directory: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Whose the files are.
+        by: u32,
+    },
     /// No address of the range is free.
     #[error("range {range} is exhausted: {why}")]
     Exhausted {
@@ -267,6 +291,8 @@ impl StoreError {
             Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } => "ask for another address, or for none",
+            Self::Oversize { .. } => "shorten the network's name",
+            Self::Squashed { .. } => "export the directory with no_root_squash to this node",
             Self::Exhausted { .. } => {
                 "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
             }

@@ -234,12 +234,13 @@ fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Re
     if there.iter().filter_map(|owned| owned.lease()).any(same) {
         return Ok(false);
     }
+    let index = store.records_under(&holder.node, &holder.container, &holder.interface)?;
     let want = Want {
         range,
         network_name: planned.network_name.as_deref(),
         overlapping: true,
         holder,
-        index: there.len(),
+        index,
     };
     store.allocate_this(&want, planned.address)?;
     Ok(true)

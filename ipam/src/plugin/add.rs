@@ -145,7 +145,10 @@ fn lease_all<'c>(
         .owned(&holder.container, &holder.interface)
         .and_then(|there| without_remains(store, there))
         .map_err(|error| (error, None))?;
-    let kept = there.len();
+    let kept = store
+        .owned_here(&holder.container, &holder.interface)
+        .map_err(|error| (error, None))?
+        .len();
     let mut next = kept;
     let mut leases = Vec::new();
     for (range, asked) in config.ranges.iter().zip(asked) {
@@ -173,24 +176,28 @@ fn lease_all<'c>(
     Ok(leases)
 }
 
-/// Drops records from the top that hold nothing: an ADD or DEL was killed there.
-fn without_remains(store: &Store, mut there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
-    while let Some(last) = there.last() {
-        if store.is_held(last)? {
-            break;
+/// Drops records from the top of each directory that hold nothing: an ADD or DEL was
+/// killed there.
+fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
+    let mut left: Vec<Owned> = Vec::new();
+    for owned in there.into_iter().rev() {
+        let top = left.last().is_none_or(|above| !owned.is_beside(above));
+        if !top || store.is_held(&owned)? {
+            left.push(owned);
+            continue;
         }
-        store.release_owned(last)?;
-        if store.still_there(last)? {
+        store.release_owned(&owned)?;
+        if store.still_there(&owned)? {
             return Err(StoreError::Foreign {
-                path: last.path(),
-                what: last
+                path: owned.path(),
+                what: owned
                     .fault()
                     .unwrap_or_else(|| "a record that stays".to_owned()),
             });
         }
-        there.pop();
     }
-    Ok(there)
+    left.reverse();
+    Ok(left)
 }
 
 /// A lease of the range that the attachment has already.
@@ -281,7 +288,8 @@ fn may_take_over(profile: Profile, previous: &Lease, now: &Holder, netns: &Netns
 fn give_back(store: &Store, holder: &Holder, kept: usize) {
     // The first error is the one to report. What cannot be given back now leads
     // the runtime's DEL to it.
-    if let Ok(there) = store.owned(&holder.container, &holder.interface) {
+    let own = store.owned_here(&holder.container, &holder.interface);
+    if let Ok(there) = own {
         for owned in there.iter().skip(kept).rev() {
             let _ = store.release_owned(owned);
         }

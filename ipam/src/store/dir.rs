@@ -41,6 +41,8 @@ pub(crate) struct Meta {
 pub(crate) enum Found {
     /// A file of the store's owner, and its content.
     File(Vec<u8>, Meta),
+    /// A file of the store's owner that is larger than any record.
+    TooLarge(Meta),
     /// Something that is not believed; the reason.
     Foreign(&'static str),
 }
@@ -100,6 +102,17 @@ impl Dir {
         })
     }
 
+    /// The user whose files are believed: the one that the store's directory belongs to.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// The user that a file belongs to, when it is another one.
+    pub(crate) fn stranger(&self, file: &File) -> Result<Option<u32>, Errno> {
+        let uid = nix::sys::stat::fstat(file)?.st_uid;
+        Ok((uid != self.owner).then_some(uid))
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -134,14 +147,15 @@ impl Dir {
         }))
     }
 
-    /// A directory in this one, made if need be.
-    pub(crate) fn open_or_make(&self, name: &str) -> Result<Self, DirError> {
+    /// A directory in this one, made if need be; with `durable` its name is synced.
+    pub(crate) fn open_or_make(&self, name: &str, durable: bool) -> Result<Self, DirError> {
         // It may be removed between the two calls by somebody who tidies up.
         for _ in 0..4 {
             if let Some(dir) = self.open(name)? {
                 return Ok(dir);
             }
             match nix::sys::stat::mkdirat(&self.fd, name, Mode::S_IRWXU) {
+                Ok(()) if durable => self.sync()?,
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(source) => return Err(self.failed("make directory", name)(source)),
             }
@@ -191,7 +205,7 @@ impl Dir {
             .read_to_end(&mut content)
             .map_err(|e| self.failed("read", name)(errno(&e)))?;
         if content.len() as u64 > limit {
-            return Ok(Some(Found::Foreign("larger than any record")));
+            return Ok(Some(Found::TooLarge(Meta::from(&stat))));
         }
         Ok(Some(Found::File(content, Meta::from(&stat))))
     }
@@ -425,7 +439,11 @@ mod tests {
         std::fs::write(at("big"), vec![b'x'; 100]).unwrap();
         symlink("/etc", at("dirlink")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-        for name in ["link", "fifo", "dir", "big", "socket"] {
+        assert!(matches!(
+            dir.read("big", 50).unwrap(),
+            Some(Found::TooLarge(_))
+        ));
+        for name in ["link", "fifo", "dir", "socket"] {
             let found = dir.read(name, 50).unwrap();
             assert!(
                 matches!(found, Some(Found::Foreign(_))),

@@ -34,6 +34,7 @@ impl Format {
         let bytes = match root.read(NAME, 4096)? {
             None => return Ok(None),
             Some(Found::File(bytes, _)) => bytes,
+            Some(Found::TooLarge(_)) => return Err(refuse("it is too large".to_owned())),
             Some(Found::Foreign(what)) => return Err(refuse(format!("it is {what}"))),
         };
         #[derive(Deserialize)]

@@ -296,6 +296,8 @@ impl Fsck<'_> {
             Some(Found::File(bytes, meta)) => {
                 meta.names > 1 || Lease::decode(&bytes).is_ok() || !self.settled(Some(meta))
             }
+            // No node writes so much, but none of ours made it.
+            Some(Found::TooLarge(meta)) => meta.names > 1,
             Some(Found::Foreign(_)) | None => false,
         })
     }

@@ -57,6 +57,12 @@ impl Owned {
         }
     }
 
+    /// Whether another record is in the same directory.
+    #[must_use]
+    pub fn is_beside(&self, other: &Self) -> bool {
+        self.dir.path() == other.dir.path()
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -75,21 +81,46 @@ impl Owned {
 }
 
 impl Store {
-    /// The records of an attachment on this node, by number.
+    /// The records of an attachment on this node: those of each directory by number,
+    /// this node's own first.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn owned(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
-        let mut found = self.owned_at(&self.node.name, container, interface)?;
-        for previous in &self.previous_names {
-            if found.is_empty() {
-                found = self.owned_at(previous, container, interface)?;
-            }
-        }
-        if found.is_empty() {
-            found = self.owned_at(name::IMPORTED, container, interface)?;
+        let mut found = Vec::new();
+        for directory in self.directories() {
+            found.extend(self.owned_at(directory, container, interface)?);
         }
         Ok(found)
+    }
+
+    /// The records of an attachment under this node's name: their count is the number
+    /// of the next one.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn owned_here(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
+        self.owned_at(&self.node.name, container, interface)
+    }
+
+    /// How many records an attachment has under a node's name; an empty one stands for
+    /// an import that does not know it.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn records_under(
+        &self,
+        node: &str,
+        container: &str,
+        interface: &str,
+    ) -> Result<usize, StoreError> {
+        Ok(self.owned_at(name::node(node), container, interface)?.len())
+    }
+
+    /// Where records of this machine's attachments may be: under its name, under
+    /// previous ones, and where an import put those whose node it did not know.
+    fn directories(&self) -> impl Iterator<Item = &str> {
+        self.names().chain(std::iter::once(name::IMPORTED))
     }
 
     /// The leases that an attachment holds.
@@ -214,7 +245,9 @@ impl Store {
 
     /// A directory, made if need be.
     pub(super) fn make_below(&self, path: &[&str]) -> Result<Rc<Dir>, StoreError> {
-        let made = self.walk(path, |dir, name| dir.open_or_make(name).map(Some))?;
+        let made = self.walk(path, |dir, name| {
+            dir.open_or_make(name, self.durable()).map(Some)
+        })?;
         // Only an empty path walks to nothing.
         made.ok_or_else(|| self.root.failed("make", "")(nix::errno::Errno::EINVAL).into())
     }
@@ -261,6 +294,9 @@ pub(super) fn read(dir: &Dir, name: &str) -> Result<Option<Content>, StoreError>
     Ok(match dir.read(name, lease::MAX_BYTES)? {
         None => None,
         Some(Found::Foreign(what)) => Some(Content::Foreign(what)),
+        Some(Found::TooLarge(meta)) => {
+            Some(Content::Broken("larger than any record".to_owned(), meta))
+        }
         Some(Found::File(bytes, meta)) => Some(match Lease::decode(&bytes) {
             Ok(lease) => Content::Lease(Box::new(lease), meta),
             Err(error) => Content::Broken(error.to_string(), meta),

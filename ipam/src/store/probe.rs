@@ -185,7 +185,7 @@ fn classify(magic: u32, mount: Option<&Mount>) -> Result<FileSystem, String> {
 /// [`StoreError::Unfit`] naming the one that is not kept, or what could not be tried.
 pub(crate) fn try_out(root: &Dir) -> Result<(), StoreError> {
     let name = format!("{PREFIX}{:016x}", random64());
-    let dir = root.open_or_make(&name)?;
+    let dir = root.open_or_make(&name, false)?;
     let tried = promises(&dir);
     for left in dir.names().unwrap_or_default() {
         // What is left is left for fsck; the answer is the first failure.
@@ -211,7 +211,7 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
     match dir.stat_self() {
         Ok(stat) if Some(stat.st_uid) != owner_of(&file) => {
             return Ok(Some(
-                "files made here do not belong to the directory's owner",
+                "files made here do not belong to the directory's owner: the file server squashes this node's root; export with no_root_squash",
             ));
         }
         Ok(_) => {}

@@ -53,8 +53,7 @@ impl Store {
         match &owned.content {
             Content::Lease(lease, meta) => {
                 let held = self.release_seat(lease, meta)?;
-                self.remove_last(owned, meta)?;
-                Ok(held)
+                Ok(self.remove_released(owned, lease, meta)? || held)
             }
             // Killed between create and write: no seat was ever taken by it.
             Content::Broken(_, meta) if meta.names < 2 => {
@@ -64,6 +63,22 @@ impl Store {
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
             // its seat by other means.
             Content::Broken(..) | Content::Foreign(_) => Ok(false),
+        }
+    }
+
+    /// Removes the record of a seat that was freed or was not there; whether an ADD that
+    /// slept had linked it since, and it was freed now: that ADD read the record before
+    /// it was removed, so it did not withdraw.
+    pub(super) fn remove_released(
+        &self,
+        owned: &Owned,
+        lease: &Lease,
+        meta: &Meta,
+    ) -> Result<bool, StoreError> {
+        self.remove_last(owned, meta)?;
+        match self.holds(lease, meta)? {
+            true => self.release_seat(lease, meta),
+            false => Ok(false),
         }
     }
 
@@ -102,6 +117,10 @@ impl Store {
                     ..seat
                 };
                 held = shard.rename(&name, &freed.name())?;
+                // Or a loss of power might take back this, but not the next step.
+                if self.durable() {
+                    shard.sync()?;
+                }
             }
         }
         // Even when it was not held: a DEL killed half-way may have left this out.

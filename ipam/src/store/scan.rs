@@ -205,10 +205,22 @@ impl Store {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
-            let Some(dir) = enter(&buckets, &bucket, &mut findings)?.map(Rc::new) else {
-                continue;
+            let opened = enter(&buckets, &bucket, &mut findings);
+            let listed = opened.and_then(|dir| match dir {
+                Some(dir) => Ok(Some((dir.names()?, Rc::new(dir)))),
+                None => Ok(None),
+            });
+            let (mut names, dir) = match listed {
+                Ok(Some(listed)) => listed,
+                Ok(None) => continue,
+                Err(error) => {
+                    findings.push(Finding {
+                        path: buckets.path().join(&bucket),
+                        what: error.to_string(),
+                    });
+                    continue;
+                }
             };
-            let mut names = dir.names()?;
             names.sort_by_key(|name| std::cmp::Reverse(index(name)));
             for name in names {
                 if index(&name).is_none() {
@@ -219,8 +231,17 @@ impl Store {
                     });
                     continue;
                 };
-                let Some(content) = read(&dir, &name)? else {
-                    continue;
+                let content = match read(&dir, &name) {
+                    Ok(Some(content)) => content,
+                    Ok(None) => continue,
+                    // One that cannot be read must not stop the rest.
+                    Err(error) => {
+                        findings.push(Finding {
+                            path: dir.path().join(&name),
+                            what: error.to_string(),
+                        });
+                        continue;
+                    }
                 };
                 each(Owned {
                     dir: Rc::clone(&dir),
@@ -258,7 +279,11 @@ fn belongs(seat: &Seat, v4: bool, number: u128) -> bool {
 type Read = (Result<Lease, String>, Option<Meta>);
 
 fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Read, StoreError> {
-    Ok(match read(dir, name)? {
+    let content = match read(dir, name) {
+        Ok(content) => content,
+        Err(error) => return Ok((Err(error.to_string()), None)),
+    };
+    Ok(match content {
         None => (Err("it vanished".to_owned()), None),
         Some(Content::Foreign(what)) => (Err(format!("it is {what}")), None),
         Some(Content::Broken(why, meta)) => (Err(why), Some(meta)),

@@ -192,7 +192,7 @@ fn taken(dir: &Dir, names: &[String]) -> Result<Vec<Taken>, StoreError> {
         let node = match dir.read(name, MAX_BYTES)? {
             None => continue,
             Some(Found::File(text, _)) => String::from_utf8_lossy(&text).trim().to_owned(),
-            Some(Found::Foreign(_)) => String::new(),
+            Some(Found::Foreign(_) | Found::TooLarge(_)) => String::new(),
         };
         all.push(Taken {
             name: name.clone(),

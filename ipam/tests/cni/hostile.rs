@@ -340,6 +340,38 @@ fn an_emptied_note_of_the_store_is_no_licence_to_make_another() {
     place.add(&c("b"), &range("10.0.0.0/24")).address();
 }
 
+/// A file server that takes this node's root for another user, since yesterday.
+#[test]
+fn a_node_that_would_not_believe_its_own_files_gives_no_address() {
+    let (place, _) = used();
+    let store = place.store();
+    let owned = std::process::Command::new("chown")
+        .args(["-R", "65534"])
+        .arg(&store)
+        .status();
+    assert!(owned.unwrap().success());
+    let again = c("a").interface("net2");
+    let (code, text) = place.add(&again, &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && text.contains("squashes") && text.contains("no_root_squash"),
+        "{code} {text}"
+    );
+    assert_eq!(place.records().len(), 1, "a record was left");
+    assert_eq!(place.held(), ["10.0.0.1"]);
+}
+
+#[test]
+fn a_network_name_that_no_record_could_hold_is_refused() {
+    let place = Place::new();
+    let mut config = range("10.0.0.0/24");
+    config["name"] = json!("x".repeat(20_000));
+    for _ in 0..2 {
+        let (code, text) = place.add(&c("a"), &config).error();
+        assert!(code == 7 && text.contains("too long"), "{code} {text}");
+    }
+    assert_eq!((place.held().len(), place.records().len()), (0, 0));
+}
+
 #[test]
 fn a_newer_store_is_refused_untouched() {
     let (place, _) = used();

@@ -1,6 +1,7 @@
 //! Claims that meet, in one process: as many views of the store as there are nodes.
 
 use super::*;
+use crate::lease;
 use crate::range::Spec;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, Profile, Store as StorePolicy};
@@ -464,6 +465,102 @@ fn a_del_that_overtakes_an_add_wins() {
         Err(StoreError::Overtaken { .. })
     ));
     assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+}
+
+/// NFS gives a file that is open another name when it is removed, and counts that one.
+#[test]
+fn a_del_that_overtakes_an_add_wins_where_the_removed_record_keeps_a_name() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(store.link_seat(&intent, &lease, &shard).unwrap());
+    // DEL read the seat before it was there, and removes the record now.
+    let (bucket, record) = name::owner("c1", "net1", 0);
+    let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+    assert!(owners.rename(&record, ".nfs0001").unwrap());
+    assert!(matches!(
+        store.confirm(&intent, &lease, &shard),
+        Err(StoreError::Overtaken { .. })
+    ));
+    assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+}
+
+/// The same the other way round: ADD had read its record before DEL removed it.
+#[test]
+fn a_del_frees_what_an_add_linked_while_it_slept() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    let asleep = store.owned("c1", "net1").unwrap().remove(0);
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let Content::Lease(read, meta) = &asleep.content else {
+        panic!("{asleep:?}")
+    };
+    assert!(!store.release_seat(read, meta).unwrap(), "not linked yet");
+    assert!(store.claim(&intent, &lease, &shard).unwrap());
+    assert!(store.remove_released(&asleep, read, meta).unwrap());
+    let names = shard.names().unwrap();
+    assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
+}
+
+#[test]
+fn a_record_that_could_not_be_read_again_is_not_written() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let mut holder = holder("c1");
+    holder.netns = Some("/".repeat(lease::MAX_BYTES as usize));
+    let refused = store.allocate(&want(&range, &holder));
+    assert!(
+        matches!(refused, Err(StoreError::Oversize { .. })),
+        "{refused:?}"
+    );
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
+    holder.netns = None;
+    store.allocate(&want(&range, &holder)).unwrap();
+}
+
+/// A host that changed its name while it ran has records under both.
+#[test]
+fn an_attachment_is_freed_under_all_names_of_its_node() {
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/24");
+    let [before, after] = ["localhost", "gpu-7"].map(|node| Holder {
+        node: node.into(),
+        ..holder("c1")
+    });
+    open(place.path(), "localhost")
+        .allocate(&want(&range, &before))
+        .unwrap();
+    let store = open(place.path(), "gpu-7");
+    store.allocate(&want(&range, &after)).unwrap();
+    assert_eq!(store.held_by("c1", "net1").unwrap().len(), 2);
+    store.release("c1", "net1", "rail0").unwrap();
+    assert!(store.held_by("c1", "net1").unwrap().is_empty());
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
 }
 
 #[test]
