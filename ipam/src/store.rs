@@ -84,6 +84,7 @@ pub use owner::Owned;
 pub use pools::Pool;
 pub use previous::PreviousLease;
 pub use scan::{Entry, Finding};
+pub use slices::Slice;
 
 use dir::Dir;
 use format::Format;

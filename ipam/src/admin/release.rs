@@ -68,7 +68,7 @@ impl Release {
             }
         }
         let slices = match &self.which.node {
-            Some(node) => store.release_slices(node)?,
+            Some(node) => store.release_slices(node, self.network_name())?,
             None => Vec::new(),
         };
         if global.json {
@@ -109,6 +109,12 @@ impl Release {
             Ok(())
         })?;
         Ok(chosen)
+    }
+
+    /// The network name that was named, if one was: the empty one is none.
+    fn network_name(&self) -> Option<Option<&str>> {
+        let name = self.network_name.as_deref()?;
+        Some(Some(name).filter(|name| !name.is_empty()))
     }
 
     fn in_scope(&self, entry: &Entry) -> bool {

@@ -70,7 +70,7 @@ fn part_of_node(range: &Range, config: &Config, store: &Store) -> Result<Range, 
     let Some(length) = config.slice else {
         return Ok(range.clone());
     };
-    let slice = store.slice(config.network_name.as_deref(), range.subnet(), length)?;
+    let slice = store.slice(config.network_name.as_deref(), range, length)?;
     Ok(range.slice(slice))
 }
 
@@ -83,7 +83,7 @@ pub(super) fn part_to_come(
     let Some(length) = config.slice else {
         return Ok(range.clone());
     };
-    let slice = store.slice_to_come(config.network_name.as_deref(), range.subnet(), length)?;
+    let slice = store.slice_to_come(config.network_name.as_deref(), range, length)?;
     Ok(range.slice(slice))
 }
 
