@@ -109,28 +109,73 @@ impl Plugin {
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
-    /// the configuration but the names of network and store; what is gone already is no error.
+    /// the configuration but the names of network and store; what is gone already is no error. What
+    /// the policy's store does not have is freed in those that this node used before under the
+    /// name.
     ///
     /// # Errors
-    /// Code 105, or 11 where another try may help: the lease is still there.
+    /// Code 105, or 11 where another try may help: the lease is still there. Code 101 when nothing of
+    /// the policy can be read, so that it is not known where leases are.
     pub fn del(&self, request: &Request) -> Result<(), Error> {
-        let Some(store) = self.open_existing(&config::store_name(&request.config))? else {
-            return Ok(());
-        };
         let id = request.attachment()?;
-        let (_, strange) = store
-            .release(
-                id.container_id.as_str(),
-                id.ifname.as_str(),
-                &request.config.name,
-            )
-            .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
-        for record in strange {
-            self.log.about(&subject(request)).warn(format_args!(
-                "free the addresses of {id}: {record}; see rdma-ipam fsck"
-            ));
+        let name = config::store_name(&request.config);
+        let log = self.log.about(&subject(request));
+        let release = |store: &Store| -> Result<bool, Error> {
+            let (freed, strange) = store
+                .release(
+                    id.container_id.as_str(),
+                    id.ifname.as_str(),
+                    &request.config.name,
+                )
+                .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
+            for record in strange {
+                log.warn(format_args!(
+                    "free the addresses of {id}: {record}; see rdma-ipam fsck"
+                ));
+            }
+            Ok(!freed.is_empty())
+        };
+        let current = self.open_existing(&name)?;
+        if let Some(store) = &current
+            && release(store)?
+        {
+            return Ok(());
         }
-        Ok(())
+        let node = self.identity()?;
+        let mut used = current.is_some();
+        let mut unreachable = None;
+        for store in Store::open_remembered(&self.policy, &name, &node) {
+            match store {
+                Ok(store) => {
+                    used = true;
+                    if release(&store)? {
+                        return Ok(());
+                    }
+                }
+                Err(e) => {
+                    log.warn(format_args!(
+                        "free the addresses of {id}: a previous store {name:?}: {e}"
+                    ));
+                    unreachable = unreachable.or(Some(e));
+                }
+            }
+        }
+        // None of those that this node used could be asked.
+        if let Some(e) = unreachable.filter(|_| !used) {
+            return Err(to_error(&e, format_args!("free the addresses of {id}")));
+        }
+        match &self.fault {
+            Some(fault) if !used && self.policy == Policy::default() => Err(Error::new(
+                Code::Policy,
+                format!("free the addresses of {id}: nothing was found to free: {fault}"),
+            )
+            .with_details(fault.remedy())),
+            Some(fault) => {
+                log.warn(format_args!("freed no address of {id}: {fault}"));
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// CHECK: the leases are there and are those of `prevResult`.

@@ -357,8 +357,12 @@ impl Store {
         };
         memory::check(&dir, expected, &format.id, &file_system.name)?;
         let mut warnings = Vec::new();
-        let mut memory = remembered.unwrap_or_default();
-        if !memory.knows(&node) || memory.id != format.id {
+        // One of another directory keeps what is in it: its leases may still be held.
+        let mut memory = match remembered {
+            Some(memory) => memory,
+            None => Memory::read(&path).ok().flatten().unwrap_or_default(),
+        };
+        if !memory.knows(&node) || memory.id != format.id || memory.directory != place.directory {
             probe::try_out(&dir)?;
             warnings.extend(file_system.warning.clone());
             memory.note(place.directory, &format.id, &file_system.name, &node);
@@ -431,6 +435,49 @@ impl Store {
             memory,
             Vec::new(),
         )))
+    }
+
+    /// The stores that this node used under a name of the policy and that the policy
+    /// does not name there now, or at all: each that is there, or why it is not.
+    #[must_use]
+    pub fn open_remembered(
+        policy: &Policy,
+        name: &str,
+        node: &NodeIdentity,
+    ) -> Vec<Result<Self, StoreError>> {
+        let current = Place::of(policy, name).ok().map(|place| place.directory);
+        let Ok(Some(mut memory)) = Memory::read(&memory::path(&policy.state_dir, name)) else {
+            return Vec::new();
+        };
+        let mut stores = std::mem::take(&mut memory.previous);
+        stores.push(memory::Known {
+            id: memory.id.clone(),
+            directory: memory.directory.clone(),
+        });
+        stores.retain(|known| current != Some(known.directory.as_path()));
+        let open = |known: memory::Known| {
+            let dir = Dir::open_path(&known.directory)?;
+            trust(&dir)?;
+            let file_system = probe::known(&dir, &memory.filesystem)?;
+            let found = Format::read(&dir)?;
+            let id = found.as_ref().map_or("no store", |format| &format.id);
+            memory::check(&dir, Some(&known.id), id, &file_system.name)?;
+            let format = found.ok_or_else(|| StoreError::Format {
+                path: known.directory.clone(),
+                why: "it is no store".to_owned(),
+            })?;
+            let (node, memory) = (node.clone(), memory.clone());
+            Ok(Self::with(
+                policy,
+                dir,
+                format,
+                file_system,
+                node,
+                memory,
+                Vec::new(),
+            ))
+        };
+        stores.into_iter().rev().map(open).collect()
     }
 
     /// Makes the policy's directory a store, by the identity that the policy names

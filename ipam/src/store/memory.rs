@@ -32,7 +32,22 @@ pub(crate) struct Memory {
     /// The names of this machine in that boot.
     #[serde(default)]
     pub(crate) nodes: Vec<String>,
+    /// Stores that this name of the policy stood for before, latest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) previous: Vec<Known>,
 }
+
+/// A store that was used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    /// Its identity.
+    pub(crate) id: String,
+    /// Where it was.
+    pub(crate) directory: PathBuf,
+}
+
+/// Previous stores that are remembered.
+const MAX_PREVIOUS: usize = 8;
 
 /// The file for a store of the policy.
 pub(crate) fn path(state_dir: &Path, store: &str) -> PathBuf {
@@ -70,6 +85,18 @@ impl Memory {
         filesystem: &str,
         node: &NodeIdentity,
     ) {
+        if !self.id.is_empty() && (self.id != id || self.directory != directory) {
+            let before = Known {
+                id: std::mem::take(&mut self.id),
+                directory: std::mem::take(&mut self.directory),
+            };
+            self.previous.retain(|known| *known != before);
+            self.previous.push(before);
+            let surplus = self.previous.len().saturating_sub(MAX_PREVIOUS);
+            self.previous.drain(..surplus);
+        }
+        self.previous
+            .retain(|known| known.id != id || known.directory != directory);
         id.clone_into(&mut self.id);
         directory.clone_into(&mut self.directory);
         filesystem.clone_into(&mut self.filesystem);

@@ -391,6 +391,63 @@ fn a_newer_store_is_refused_untouched() {
     assert_eq!(std::fs::read_to_string(&format).unwrap(), text);
 }
 
+/// The administrator renamed a store, or moved it, while pods have its addresses.
+#[test]
+fn del_frees_in_the_stores_that_this_node_used_before() {
+    let policy = |place: &Place, stores: serde_json::Value| {
+        let policy = json!({"stateDir": place.state(), "stores": stores});
+        std::fs::write(place.policy(), policy.to_string()).unwrap();
+    };
+    let config = |store: &str| {
+        crate::support::network("rdma-ipam", json!({"range": "10.0.0.0/24", "store": store}))
+    };
+    let place = Place::new();
+    let of = |directory: &Path| json!({"type": "file", "directory": directory});
+    policy(&place, json!({"rails": of(&place.store())}));
+    for name in ["a", "b", "d"] {
+        place.add(&c(name), &config("rails")).address();
+    }
+    // Renamed: the name is no store's any more.
+    policy(&place, json!({"tracks": of(&place.store())}));
+    assert!(place.del(&c("a"), &config("rails")).ok());
+    assert_eq!(place.held(), ["10.0.0.2", "10.0.0.3"]);
+    // Another directory by the same name, in use already.
+    let other = place.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    policy(&place, json!({"rails": of(&other)}));
+    place.add(&c("e"), &config("rails")).address();
+    assert!(place.del(&c("b"), &config("rails")).ok());
+    assert_eq!(place.held(), ["10.0.0.3"]);
+    // What cannot be reached is no success where it is all that is known.
+    let away = place.path().join("away");
+    std::fs::rename(place.store(), &away).unwrap();
+    assert!(
+        place.del(&c("never"), &config("rails")).ok(),
+        "the store in use has nothing"
+    );
+    std::fs::remove_dir_all(&other).unwrap();
+    policy(&place, json!({}));
+    assert!(!place.del(&c("d"), &config("rails")).ok());
+    std::fs::rename(&away, place.store()).unwrap();
+    assert!(place.del(&c("d"), &config("rails")).ok());
+    assert_eq!(place.held().len(), 0);
+}
+
+#[test]
+fn del_that_cannot_know_where_leases_are_says_so() {
+    let (place, _) = used();
+    let policy = std::fs::read(place.policy()).unwrap();
+    std::fs::write(place.policy(), "garbage").unwrap();
+    let (code, text) = place.del(&c("a"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 101 && text.contains("nothing was found to free"),
+        "{code} {text}"
+    );
+    std::fs::write(place.policy(), policy).unwrap();
+    assert!(place.del(&c("a"), &range("10.0.0.0/24")).ok());
+    assert_eq!(place.held().len(), 0);
+}
+
 #[test]
 fn a_directory_that_is_no_store_is_not_taken_over() {
     let place = Place::new();
