@@ -38,6 +38,7 @@ pub struct Plugin {
     fault: Option<PolicyError>,
     root: PathBuf,
     node: String,
+    cluster_node: bool,
     log: Log,
 }
 
@@ -46,8 +47,10 @@ impl Plugin {
     /// on a live host); `node` the value of `RDMA_NODE_NAME`, if there is one.
     #[must_use]
     pub fn new(policy: Policy, root: &Path, node: Option<&str>) -> Self {
+        let by_the_cluster = node.filter(|name| !name.is_empty());
         let node = policy.node_name(node);
         Self {
+            cluster_node: by_the_cluster == Some(node.as_str()),
             log: Log::new(&policy.log, "rdma-ipam", ""),
             policy,
             fault: None,
@@ -356,6 +359,13 @@ impl Plugin {
                 Err(Error::new(Code::Policy, fault.to_string()).with_details(fault.remedy()))
             }
         }
+    }
+
+    /// Whether this node's name is the one that the cluster gave it (`RDMA_NODE_NAME`):
+    /// no two machines have it at a time.
+    #[must_use]
+    pub fn is_cluster_node(&self) -> bool {
+        self.cluster_node
     }
 
     /// This machine, as leases name it.

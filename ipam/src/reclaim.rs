@@ -4,7 +4,10 @@
 //! A lease is freed on evidence, never for lack of it. The evidence is this
 //! node's own: the lease is of an earlier boot of this very machine, or its
 //! network namespace is gone; seen twice, some seconds apart, of a lease that is
-//! not young. GC brings the runtime's word instead, which needs no second look.
+//! not young. A node that was reinstalled, or whose machine ID changes with each
+//! boot, has no machine ID to go by: where the cluster names its nodes, a lease of
+//! this node's name and another boot that was made well before this boot began is
+//! over, since a cluster has no two nodes of one name. GC brings the runtime's word instead, which needs no second look.
 //! What cannot be told is kept. Leases of other nodes are theirs.
 //!
 //! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
@@ -36,6 +39,8 @@ pub struct Options<'a> {
     pub state_dir: &'a Path,
     /// The store's name in the policy.
     pub store: &'a str,
+    /// Whether the cluster gave this node its name, so that no other machine has it.
+    pub cluster_node: bool,
     /// Only say what would be freed.
     pub dry_run: bool,
     /// The time.
@@ -47,6 +52,9 @@ pub struct Options<'a> {
 pub enum Over {
     /// It is of an earlier boot of this machine.
     Boot,
+    /// It is of a previous machine that was this node, or of this one by another
+    /// machine ID, and older than this boot.
+    PreviousMachine,
     /// Its network namespace is gone.
     Netns,
     /// The runtime does not list it.
@@ -60,8 +68,8 @@ pub struct Report {
     pub freed: Vec<(Lease, Over)>,
     /// Over by the evidence, but seen for the first time or still young.
     pub waiting: Vec<(Lease, Over)>,
-    /// Leases of this node that are not over, or cannot be told to be.
-    pub kept: usize,
+    /// Leases of this node that are not over, or cannot be told to be; and why.
+    pub kept: Vec<(Lease, &'static str)>,
     /// What could not be freed.
     pub failed: Vec<String>,
     /// What is no record; see fsck.
@@ -74,6 +82,7 @@ impl Over {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Boot => "its boot is over",
+            Self::PreviousMachine => "it is of the machine that was this node before",
             Self::Netns => "its network namespace is gone",
             Self::Unlisted => "the runtime does not list it",
         }
@@ -148,8 +157,10 @@ pub fn collect(
                 .lease()
                 .filter(|lease| lease.holder.network == network)
             {
-                if !is_of_this_machine(&lease.holder, store.node()) || listed(&lease.holder) {
-                    report.kept += 1;
+                if !is_of_this_machine(&lease.holder, store.node()) {
+                    report.kept.push((lease.clone(), ANOTHER_MACHINE));
+                } else if listed(&lease.holder) {
+                    report.kept.push((lease.clone(), "the runtime lists it"));
                 } else {
                     report.free(store, &owned, Over::Unlisted);
                 }
@@ -189,9 +200,12 @@ struct Run<'a> {
 impl Run<'_> {
     fn record(&mut self, owned: &Owned) {
         let Some(lease) = owned.lease() else { return };
-        let Some(why) = self.judge(lease) else {
-            self.report.kept += 1;
-            return;
+        let why = match self.judge(lease) {
+            Ok(why) => why,
+            Err(why) => {
+                self.report.kept.push((lease.clone(), why));
+                return;
+            }
         };
         let ripe = self.ripe(lease, &owned.path());
         match (ripe, self.options.dry_run) {
@@ -208,7 +222,7 @@ impl Run<'_> {
             return;
         }
         let over = match &entry.record {
-            Ok(lease) => self.judge(lease).is_some(),
+            Ok(lease) => self.judge(lease).is_ok(),
             // Whose it was is lost, but not that it was before this boot.
             Err(_) => match (entry.modified(), self.store.node().booted()) {
                 (Some(modified), Some(booted)) => modified < booted,
@@ -227,7 +241,8 @@ impl Run<'_> {
         }
     }
 
-    fn judge(&self, lease: &Lease) -> Option<Over> {
+    /// Why a lease is over, or why it is kept.
+    fn judge(&self, lease: &Lease) -> Result<Over, &'static str> {
         let netns = |holder: &Holder| match &holder.netns {
             Some(path) => netns::look(
                 self.options.netns_root,
@@ -237,7 +252,10 @@ impl Run<'_> {
             ),
             None => Netns::Unknown("no namespace is recorded"),
         };
-        over(&lease.holder, self.store.node(), netns)
+        let node = self.store.node();
+        // Without the cluster's word another machine may have this name, too.
+        let booted = node.booted().filter(|_| self.options.cluster_node);
+        over(lease, node, booted, netns)
     }
 
     /// Whether a lease that is over was seen so before and is old enough.
@@ -266,21 +284,43 @@ fn ripe(first: i64, created: i64, now: i64) -> (i64, bool) {
     (first, seen_for >= gap && old)
 }
 
-/// Whether a lease is over, by what this node can know. Pure but for `netns`.
+const ANOTHER_MACHINE: &str = "it is of another machine, or cannot be told to be of this one";
+
+/// How much older than this boot, in seconds, a lease of a previous machine must be:
+/// its clock may have been another.
+const PREVIOUS_MACHINE_MARGIN_SECONDS: i64 = 300;
+
+/// Why a lease is over, by what this node can know, or why it is kept. Pure but for
+/// `netns`. `booted` is when this boot began, in Unix seconds, where the cluster
+/// gave the node its name.
 fn over(
-    holder: &Holder,
+    lease: &Lease,
     node: &NodeIdentity,
+    booted: Option<i64>,
     netns: impl FnOnce(&Holder) -> Netns,
-) -> Option<Over> {
+) -> Result<Over, &'static str> {
+    let holder = &lease.holder;
     if holder.boot == node.boot {
         // A boot ID is unique: the lease was made here, whatever name was used.
-        return (netns(holder) == Netns::Gone).then_some(Over::Netns);
+        return match netns(holder) {
+            Netns::Gone => Ok(Over::Netns),
+            Netns::Present => Err("its network namespace is there"),
+            Netns::Unknown(why) => Err(why),
+        };
     }
-    let this_machine = holder.node == node.name
-        && !node.machine.is_empty()
-        && holder.machine == node.machine
-        && !holder.boot.is_empty();
-    this_machine.then_some(Over::Boot)
+    if holder.node != node.name || holder.boot.is_empty() {
+        return Err(ANOTHER_MACHINE);
+    }
+    if !node.machine.is_empty() && holder.machine == node.machine {
+        return Ok(Over::Boot);
+    }
+    let created = lease.created.as_second();
+    match booted {
+        Some(booted) if created.saturating_add(PREVIOUS_MACHINE_MARGIN_SECONDS) < booted => {
+            Ok(Over::PreviousMachine)
+        }
+        _ => Err(ANOTHER_MACHINE),
+    }
 }
 
 fn sightings_path(options: &Options<'_>) -> PathBuf {
@@ -328,6 +368,14 @@ mod tests {
         }
     }
 
+    fn lease(holder: Holder, created: i64) -> Lease {
+        Lease {
+            holder,
+            created: Timestamp::from_second(created).unwrap(),
+            ..crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24")
+        }
+    }
+
     #[test]
     fn only_evidence_of_this_machine_ends_a_lease() {
         let unknown = Netns::Unknown("");
@@ -351,11 +399,31 @@ mod tests {
             (holder("n1", "m1", ""), Netns::Gone, None),
             (holder("", "", ""), Netns::Gone, None),
         ] {
+            let of = lease(of, 0);
             assert_eq!(
-                over(&of, &node(), |_| netns.clone()),
+                over(&of, &node(), None, |_| netns.clone()).ok(),
                 verdict,
                 "{of:?} {netns:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_reinstalled_node_ends_what_it_held_before_this_boot() {
+        let before = Some(Over::PreviousMachine);
+        for (of, created, booted, verdict) in [
+            (holder("n1", "m2", "before"), 699, Some(1000), before),
+            (holder("n1", "m2", "before"), 700, Some(1000), None),
+            (holder("n1", "m2", "before"), 5000, Some(1000), None),
+            (holder("n1", "", "before"), 699, Some(1000), before),
+            (holder("n1", "m2", "before"), 699, None, None),
+            (holder("n2", "m2", "before"), 699, Some(1000), None),
+            (holder("n1", "m2", ""), 699, Some(1000), None),
+            (holder("n1", "m2", "now"), 699, Some(1000), None),
+        ] {
+            let of = lease(of, created);
+            let netns = |_: &Holder| Netns::Present;
+            assert_eq!(over(&of, &node(), booted, netns).ok(), verdict, "{of:?}");
         }
     }
 

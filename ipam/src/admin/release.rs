@@ -3,6 +3,7 @@
 use super::{Global, Outcome, complain, confirmed, say, say_json};
 use anyhow::{Result, bail};
 use clap::Args;
+use ipam::lease::Lease;
 use ipam::store::{Entry, Store};
 use ipnetwork::IpNetwork;
 use node::table::{cell, table};
@@ -26,6 +27,10 @@ struct Which {
 pub(super) struct Release {
     #[command(flatten)]
     which: Which,
+    /// With --node and this node's own name: only leases of machines that were this node
+    /// before, or of its earlier boots; the node may be alive
+    #[arg(long, alias = "former", requires = "node")]
+    previous: bool,
     /// Only within this network name; "" for leases without one
     #[arg(long)]
     network_name: Option<String>,
@@ -40,7 +45,18 @@ pub(super) struct Release {
 impl Release {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let (_, store) = global.open()?;
-        let chosen = self.choose(&store)?;
+        if self.previous && self.which.node.as_ref() != Some(&store.node().name) {
+            bail!(
+                "--previous tells this node's leases from those before: run it on the node, which is {}",
+                store.node().name
+            );
+        }
+        let boot = store.node().boot.clone();
+        let mut chosen = self.choose(&store)?;
+        chosen.retain(|entry| {
+            let of_this_boot = |lease: &Lease| lease.holder.boot == boot;
+            !self.previous || !entry.record.as_ref().is_ok_and(of_this_boot)
+        });
         if chosen.is_empty() && self.which.node.is_none() {
             complain("no such lease");
             return Ok(Outcome::Found);
@@ -68,6 +84,7 @@ impl Release {
             }
         }
         let slices = match &self.which.node {
+            Some(_) if self.previous => Vec::new(),
             Some(node) => store.release_slices(node, self.network_name())?,
             None => Vec::new(),
         };

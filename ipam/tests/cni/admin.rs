@@ -1,6 +1,6 @@
 //! The tool that a person runs.
 
-use crate::support::{Attachment, Place, network, range};
+use crate::support::{Attachment, Place, edit_lease, network, range};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -236,10 +236,10 @@ fn reclaim_frees_what_is_over_after_a_second_look() {
     for name in ["gone", "live", "blind", "far"] {
         age(&place, name, 120);
     }
-    let first = place.admin(&["reclaim", "--json"]).document;
+    let first = place.admin(&["reclaim", "--yes", "--json"]).document;
     assert_eq!(freed(&first).len(), 0);
     assert_eq!(
-        place.admin(&["reclaim", "--json"]).document["freed"],
+        place.admin(&["reclaim", "--yes", "--json"]).document["freed"],
         json!([]),
         "too soon"
     );
@@ -247,9 +247,14 @@ fn reclaim_frees_what_is_over_after_a_second_look() {
     let dry = place.admin(&["reclaim", "--dry-run", "--json"]).document;
     assert_eq!(freed(&dry), ["10.0.0.1"]);
     assert_eq!(place.held().len(), 5, "a dry run freed something");
-    let second = place.admin(&["reclaim", "--json"]).document;
+    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(second["waiting"][0]["lease"]["container"], "young");
+    let kept = second["kept"].to_string();
+    assert!(
+        kept.contains("its network namespace is there") && kept.contains("not there to be"),
+        "{kept}"
+    );
     assert_eq!(
         place.held(),
         ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"]
@@ -297,7 +302,7 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
         );
     }
     // The sweep for seats without a legible record is made once in a boot.
-    let first = place.admin(&["reclaim", "--json"]);
+    let first = place.admin(&["reclaim", "--yes", "--json"]);
     assert!(first.ok(), "{first:?}");
     assert_eq!(
         place.held(),
@@ -305,9 +310,59 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
         "emptied before this boot"
     );
     see_earlier(&place);
-    let second = place.admin(&["reclaim", "--json"]).document;
+    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(place.held(), ["10.0.0.3", "10.0.0.4"]);
+}
+
+#[test]
+fn reclaim_acts_when_told_to() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    let gone = netns(&place, "gone");
+    place.add(&c("gone").netns(&gone), &config).address();
+    std::fs::remove_file(&gone).unwrap();
+    age(&place, "gone", 120);
+    assert!(place.admin(&["reclaim"]).ok());
+    see_earlier(&place);
+    let asked = place.admin(&["reclaim"]);
+    assert!(
+        asked.ok() && text(&asked.document).contains("say --yes"),
+        "{asked:?}"
+    );
+    assert_eq!(place.held().len(), 1);
+    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    assert_eq!(place.held().len(), 0);
+}
+
+/// The test's node name is the cluster's, by `RDMA_NODE_NAME`.
+#[test]
+fn what_a_reinstalled_node_held_before_is_reclaimed_and_can_be_released() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["long-ago", "just-now", "alive"] {
+        place.add(&c(name), &config).address();
+    }
+    let before = json!({"machine": "another", "boot": "an-earlier-one"});
+    edit_lease(&place, "just-now", before.clone());
+    edit_lease(&place, "long-ago", before);
+    edit_lease(
+        &place,
+        "long-ago",
+        json!({"created": "2001-01-01T00:00:00Z"}),
+    );
+    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    see_earlier(&place);
+    let report = place.admin(&["reclaim", "--yes", "--json"]).document;
+    assert_eq!(freed(&report), ["10.0.0.1"]);
+    let elsewhere = place.admin(&["release", "--node", "n2", "--previous", "--yes"]);
+    assert_eq!(elsewhere.status, Some(1), "{elsewhere:?}");
+    assert!(
+        place
+            .admin(&["release", "--node", "n1", "--previous", "--yes"])
+            .ok()
+    );
+    assert_eq!(place.held(), ["10.0.0.3"]);
 }
 
 #[test]
