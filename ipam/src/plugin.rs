@@ -108,7 +108,8 @@ impl Plugin {
         let store = self.open(&config.store)?;
         self.warn(request, &config, &store);
         let holder = self.holder(request, store.node())?;
-        add::add(request, &config, &store, &holder)
+        let request_excluded = self.policy.allow.request_excluded;
+        add::add(request, &config, &store, &holder, request_excluded)
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
@@ -125,7 +126,7 @@ impl Plugin {
         let log = self.log.about(&subject(request));
         let release = |store: &Store| -> Result<bool, Error> {
             let (freed, strange) = store
-                .release(
+                .give_back(
                     id.container_id.as_str(),
                     id.ifname.as_str(),
                     &request.config.name,
@@ -195,7 +196,7 @@ impl Plugin {
         let store = self.open(&config.store)?;
         let id = request.attachment()?;
         let held = store
-            .held_by(id.container_id.as_str(), id.ifname.as_str())
+            .held(id.container_id.as_str(), id.ifname.as_str())
             .map_err(|e| to_error(&e, format_args!("look for the addresses of {id}")))?;
         for range in &config.ranges {
             let Some(lease) = held.iter().find(|lease| lease.range == range.subnet()) else {
@@ -237,11 +238,8 @@ impl Plugin {
         store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
         for range in &config.ranges {
-            let range = add::part_to_come(range, &config, &store)
-                .map_err(|e| unavailable(to_error(&e, &at)))?;
-            let want = add::want(&range, &config, &holder, 0);
             store
-                .has_room(&want)
+                .room(&add::part(range, &config, None), &holder)
                 .map_err(|e| unavailable(to_error(&e, &at)))?;
         }
         Ok(())
@@ -268,7 +266,7 @@ impl Plugin {
         };
         let attempt = format!("collect garbage of network {network}");
         let report =
-            reclaim::collect(&store, network, &listed).map_err(|e| to_error(&e, &attempt))?;
+            reclaim::keep_only(&store, network, &listed).map_err(|e| to_error(&e, &attempt))?;
         if report.failed.is_empty() {
             return Ok(());
         }
@@ -327,8 +325,8 @@ impl Plugin {
     ) -> Result<Survey, Error> {
         let attempt = format!("look for an address of {}", range.subnet());
         let holder = self.anybody(request, store.node());
-        add::part_to_come(range, config, store)
-            .and_then(|part| store.survey(&add::want(&part, config, &holder, 0)))
+        store
+            .survey_part(&add::part(range, config, None), &holder)
             .map_err(|e| to_error(&e, attempt))
     }
 

@@ -145,7 +145,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
 ///
 /// # Errors
 /// When the store cannot be gone through. What could not be freed is in the report.
-pub fn collect(
+pub fn keep_only(
     store: &Store,
     network: &str,
     listed: &impl Fn(&Holder) -> bool,

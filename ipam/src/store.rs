@@ -76,6 +76,7 @@ mod release;
 mod scan;
 mod shard;
 mod slices;
+mod take;
 
 pub use allocate::{Survey, Want};
 pub use dir::DirError;
@@ -85,6 +86,7 @@ pub use pools::Pool;
 pub use previous::PreviousLease;
 pub use scan::{Entry, Finding};
 pub use slices::Slice;
+pub use take::{Order, Part, Refused, Space};
 
 use dir::Dir;
 use format::Format;

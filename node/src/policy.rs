@@ -114,6 +114,9 @@ pub struct Allow {
     /// `unallocated`: a pod may be given what the kubelet did not allocate to
     /// it. For runtimes without a kubelet.
     pub unallocated: bool,
+    /// `requestExcluded`: a pod may ask for an address that its network's range
+    /// excludes, or that is beyond the range's bounds.
+    pub request_excluded: bool,
 }
 
 /// The IPAM programs that are allowed unless the policy names others: ours, and
@@ -130,6 +133,7 @@ impl Default for Allow {
             passthru: false,
             virtual_links: false,
             unallocated: false,
+            request_excluded: false,
         }
     }
 }

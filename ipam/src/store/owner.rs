@@ -127,7 +127,7 @@ impl Store {
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn held_by(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
+    pub fn held(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
         let mut held = Vec::new();
         for owned in self.owned(container, interface)? {
             if let Content::Lease(lease, meta) = &owned.content

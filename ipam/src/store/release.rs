@@ -21,7 +21,7 @@ impl Store {
     ///
     /// # Errors
     /// The first thing that failed; the rest was attempted.
-    pub fn release(
+    pub fn give_back(
         &self,
         container: &str,
         interface: &str,

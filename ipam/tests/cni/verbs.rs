@@ -575,3 +575,25 @@ fn lowest_first_holds_over_many_shards() {
     assert_eq!(next("z"), "10.0.1.245/22");
     assert_eq!(next("w"), "10.0.2.89/22");
 }
+
+#[test]
+fn a_requested_address_obeys_exclude_and_bounds_unless_the_policy_lifts_them() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "range_start": "10.0.0.10", "range_end": "10.0.0.20",
+               "exclude": ["10.0.0.12/32"]}),
+    );
+    let ask = |name: &str, ip: &str| place.add(&c(name).args(&format!("IP={ip}")), &config);
+    for ip in ["10.0.0.12", "10.0.0.9", "10.0.0.21"] {
+        let (code, text) = ask("a", ip).error();
+        assert!(
+            code == 4 && text.contains("allow.requestExcluded"),
+            "{ip}: {code} {text}"
+        );
+    }
+    assert_eq!(ask("a", "10.0.0.15").address(), "10.0.0.15/24");
+    place.set_policy(json!({"allow": {"requestExcluded": true}}));
+    assert_eq!(ask("b", "10.0.0.12").address(), "10.0.0.12/24");
+    assert_eq!(ask("d", "10.0.0.21").address(), "10.0.0.21/24");
+}

@@ -10,7 +10,7 @@ use std::time::Duration;
 const KEYS: [&str; 7] = [
     "version", "node", "stateDir", "stores", "ipam", "allow", "log",
 ];
-const ALLOW_KEYS: [&str; 7] = [
+const ALLOW_KEYS: [&str; 8] = [
     "nonRdma",
     "uplinks",
     "netdevs",
@@ -18,6 +18,7 @@ const ALLOW_KEYS: [&str; 7] = [
     "passthru",
     "virtual",
     "unallocated",
+    "requestExcluded",
 ];
 const SELECTOR_KEYS: [&str; 7] = [
     "ifNames",
@@ -200,6 +201,7 @@ impl Reader<'_> {
             passthru: flag("passthru")?,
             virtual_links: flag("virtual")?,
             unallocated: flag("unallocated")?,
+            request_excluded: flag("requestExcluded")?,
         })
     }
 
@@ -355,7 +357,7 @@ mod tests {
               "stores": {"shared": {"type": "file", "directory": "/mnt/leases", "shared": true}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
-                        "unallocated": true, "ipam": ["rdma-ipam", "host-local"],
+                        "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
@@ -375,6 +377,7 @@ mod tests {
         assert_eq!(policy.ipam.cooldown, Duration::from_secs(120));
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
         assert!(policy.allow.passthru && policy.allow.virtual_links && policy.allow.unallocated);
+        assert!(policy.allow.request_excluded);
         assert_eq!(policy.allow.ipam, ["rdma-ipam", "host-local"]);
         let nic = super::super::Candidate {
             if_name: "ens1",

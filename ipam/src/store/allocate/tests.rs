@@ -218,19 +218,19 @@ fn a_claim_by_an_old_listing_is_withdrawn() {
     // Meanwhile it was held, freed, held, freed and held by others.
     lease_for("first");
     wakes(false);
-    store.release("first", "net1", "rail0").unwrap();
+    store.give_back("first", "net1", "rail0").unwrap();
     wakes(false);
     lease_for("second");
     wakes(false);
-    store.release("second", "net1", "rail0").unwrap();
+    store.give_back("second", "net1", "rail0").unwrap();
     assert_eq!(lease_for("third").generation, 3);
     wakes(false);
     assert_eq!(
-        store.held_by("third", "net1").unwrap().len(),
+        store.held("third", "net1").unwrap().len(),
         1,
         "the holder lost its lease"
     );
-    assert!(store.held_by("sleeper", "net1").unwrap().is_empty());
+    assert!(store.held("sleeper", "net1").unwrap().is_empty());
 }
 
 /// What a claim leaves whose listing was made while another's names changed,
@@ -274,7 +274,7 @@ fn a_holder_by_a_low_number_keeps_the_address() {
     // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
     let owned = store.owned("first", "net1").unwrap();
     assert!(store.is_held(&owned[0]).unwrap());
-    store.release("first", "net1", "rail0").unwrap();
+    store.give_back("first", "net1", "rail0").unwrap();
     let next = store.allocate_this(&want(&holders[1]), address).unwrap();
     assert_eq!(next.generation, 8);
 }
@@ -456,7 +456,7 @@ fn a_del_that_overtakes_an_add_wins() {
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
     // DEL comes while the ADD sleeps between its steps 2 and 3.
-    store.release("c1", "net1", "rail0").unwrap();
+    store.give_back("c1", "net1", "rail0").unwrap();
     let shard = store
         .make_below(&["leases", "default", "10.0.0.0-24"])
         .unwrap();
@@ -557,9 +557,9 @@ fn an_attachment_is_freed_under_all_names_of_its_node() {
         .unwrap();
     let store = open(place.path(), "gpu-7");
     store.allocate(&want(&range, &after)).unwrap();
-    assert_eq!(store.held_by("c1", "net1").unwrap().len(), 2);
-    store.release("c1", "net1", "rail0").unwrap();
-    assert!(store.held_by("c1", "net1").unwrap().is_empty());
+    assert_eq!(store.held("c1", "net1").unwrap().len(), 2);
+    store.give_back("c1", "net1", "rail0").unwrap();
+    assert!(store.held("c1", "net1").unwrap().is_empty());
     assert!(store.owned("c1", "net1").unwrap().is_empty());
 }
 
@@ -574,10 +574,10 @@ fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
     store.allocate_this(&want(&one), address).unwrap();
     // One DEL has read the record and sleeps; another frees the address.
     let asleep = store.owned("one", "net1").unwrap().remove(0);
-    store.release("one", "net1", "rail0").unwrap();
+    store.give_back("one", "net1", "rail0").unwrap();
     store.allocate_this(&want(&two), address).unwrap();
     store.release_owned(&asleep).unwrap();
-    assert_eq!(store.held_by("two", "net1").unwrap()[0].address, address);
+    assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
 }
 
 fn search_over() -> StoreError {
