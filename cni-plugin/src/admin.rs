@@ -6,13 +6,13 @@ mod reclaim;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
-use rdma_netdev::{
+use crate::{
     journal::{Key, Record},
     listing,
     node::{Node, Places},
 };
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
 
 /// RDMA netdevs of this node's pods: which pod has which, and since when.
 ///
@@ -44,12 +44,14 @@ enum Command {
     Reclaim(reclaim::Reclaim),
 }
 
+/// The command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Parses the arguments and runs the command.
-pub(crate) fn run(places: &Places) -> ExitCode {
-    #[cfg(feature = "pages")]
-    if let Some(ended) = pages::if_asked(<Cli as clap::CommandFactory>::command()) {
-        return ended;
-    }
+pub fn run(places: &Places) -> ExitCode {
     let cli = Cli::parse();
     let places = Places {
         policy: cli.global.policy.clone(),

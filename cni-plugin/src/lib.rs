@@ -16,11 +16,13 @@
 //! - [`netdev`]: a netdev's whole state, and restoring it;
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments ended without a DEL;
+//! - [`admin`]: the administrator's command line;
 //! - [`listing`]: what the node's pods have of it, for people;
 //! - [`kernel`]: the only place that changes anything outside the journal;
 //! - [`log`]: what the administrator should know.
 
 pub mod addresses;
+pub mod admin;
 pub mod allocation;
 pub mod apply;
 pub mod authorize;

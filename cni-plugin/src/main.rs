@@ -2,11 +2,9 @@
 //! Called by a runtime (`CNI_COMMAND` is set) it is a CNI plugin, called by a person with a command
 //! an administrator's tool. Parses and calls.
 
-mod admin;
-
 use std::{env, io, path::PathBuf, process::ExitCode};
 
-use rdma_netdev::{command, node::Places};
+use rdma_netdev::{admin, command, node::Places};
 
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;

@@ -298,12 +298,14 @@ enum LogFormat {
     Json,
 }
 
+/// The command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
-    #[cfg(feature = "pages")]
-    if let Some(ended) = pages::if_asked(<Cli as clap::CommandFactory>::command()) {
-        return ended;
-    }
     let cli = match Cli::try_parse_from(flags::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {

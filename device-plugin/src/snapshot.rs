@@ -143,14 +143,14 @@ impl Ailment {
     pub fn word(&self) -> &'static str {
         match self {
             Ailment::Gone => "gone",
-            Ailment::LeftOut => "left-out",
+            Ailment::LeftOut => "excluded",
             Ailment::Unreadable(_) => "unreadable",
             Ailment::Gate(_) => "gate",
             Ailment::Node(_) => "node",
             Ailment::Port(_) => "port",
             Ailment::Flapping(_) => "flapping",
             Ailment::Delivery(_) => "delivery",
-            Ailment::NetnsMode(_) => "netns-mode",
+            Ailment::NetnsMode(_) => "netns_mode",
         }
     }
 }

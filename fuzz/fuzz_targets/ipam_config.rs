@@ -3,8 +3,8 @@
 
 use cni_wire::{NetworkConfig, Section};
 use ipam::config::Config;
-use node::policy::{Policy, Profile};
 use libfuzzer_sys::fuzz_target;
+use node::policy::{Policy, Profile};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(config) = NetworkConfig::parse(text) else {

@@ -1,9 +1,9 @@
 //! Range arithmetic: lines are range, range_start, range_end and exclusions.
 #![no_main]
 
-use node::policy::Profile;
 use ipam::range::{Range, Spec};
 use libfuzzer_sys::fuzz_target;
+use node::policy::Profile;
 use std::net::IpAddr;
 
 fn number(address: IpAddr) -> u128 {

@@ -13,10 +13,10 @@ mod reclaim;
 mod release;
 mod show;
 
+use crate::plugin::Plugin;
+use crate::store::{Store, StoreError};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Parser, Subcommand};
-use ipam::plugin::Plugin;
-use ipam::store::{Store, StoreError};
 use node::policy::{DEFAULT_PATH, Policy};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ struct Global {
     #[arg(long, global = true, env = "RDMA_NETDEV_POLICY", default_value = DEFAULT_PATH)]
     policy: PathBuf,
     /// The store, by its name in the policy
-    #[arg(long, global = true, default_value = ipam::config::DEFAULT_STORE)]
+    #[arg(long, global = true, default_value = crate::config::DEFAULT_STORE)]
     store: String,
     /// This node's name, where the policy has none
     #[arg(long, global = true, env = "RDMA_NODE_NAME")]
@@ -84,12 +84,14 @@ enum Outcome {
     Found,
 }
 
+/// The command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Parses the arguments and runs the command.
-pub(crate) fn run() -> ExitCode {
-    #[cfg(feature = "pages")]
-    if let Some(ended) = pages::if_asked(<Cli as clap::CommandFactory>::command()) {
-        return ended;
-    }
+pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let global = &cli.global;
     let ran = match cli.command {

@@ -1,6 +1,7 @@
 //! Cluster-wide IP address management for RDMA pods: ranges, leases, a shared
 //! store; library and the CNI IPAM plugin `rdma-ipam`.
 //!
+//! - [`admin`]: the administrator's command line
 //! - [`range`]: which addresses a configured range may give
 //! - [`config`]: the `ipam` object of a network configuration
 //! - [`lease`]: what a lease records
@@ -11,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod config;
 pub mod import;
 pub mod lease;

@@ -1,9 +1,7 @@
 //! `rdma-ipam`: called by a runtime (`CNI_COMMAND` is set) it is a CNI IPAM
 //! plugin, called by a person an administrator's tool.
 
-mod admin;
-
-use ipam::plugin::Plugin;
+use ipam::{admin, plugin::Plugin};
 use node::policy::DEFAULT_PATH;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -2,16 +2,16 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::{Result, anyhow, bail};
-use clap::Args;
-use node::table::{cell, table};
-use rdma_netdev::{
+use crate::{
     journal::Record,
     listing::what,
     netdev::restore,
     node::{Places, now},
     reclaim::{in_host_namespace, over, undo},
 };
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use node::table::{cell, table};
 use serde_json::{Value, json};
 
 use super::{open, records, say, say_json};

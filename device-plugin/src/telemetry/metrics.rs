@@ -114,7 +114,7 @@ fn families(report: &Report, pods: bool) -> Vec<Family> {
 
 fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     let mut units = Vec::new();
-    let mut held = Vec::new();
+    let mut allocated = Vec::new();
     for pool in &report.pools {
         let resource = || ("resource", pool.resource.to_string());
         let counts = pool
@@ -134,21 +134,21 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
             let pod = pods.then(|| (holder.namespace.clone(), holder.pod.clone()));
             *by_pod.entry(pod).or_default() += 1;
         }
-        held.extend(by_pod.into_iter().map(|(pod, count)| {
+        allocated.extend(by_pod.into_iter().map(|(pod, count)| {
             let mut labels = vec![resource()];
-            labels.extend(
-                pod.into_iter()
-                    .flat_map(|(namespace, pod)| [("namespace", namespace), ("pod", pod)]),
-            );
+            labels
+                .extend(pod.into_iter().flat_map(|(namespace, pod)| {
+                    [("pod_namespace", namespace), ("pod_name", pod)]
+                }));
             (labels, number(count))
         }));
     }
     vec![
         gauge("units", "Units of a resource, by health", units),
         gauge(
-            "units_held",
-            "Units that pods hold, as the kubelet says; by pod for those who may know",
-            held,
+            "allocated_units",
+            "Units that the kubelet allocated; by pod where pod names are served",
+            allocated,
         ),
     ]
 }
@@ -166,9 +166,9 @@ fn of_hcas(report: &Report) -> Vec<Family> {
                 ]
             };
             healthy.push((labels(), if member.health.is_healthy() { 1.0 } else { 0.0 }));
-            if let Health::Unhealthy(ailment) = &member.health {
+            if let Health::Unhealthy(reason) = &member.health {
                 let mut labels = labels();
-                labels.push(("reason", ailment.word().into()));
+                labels.push(("reason", reason.word().into()));
                 reasons.push((labels, 1.0));
             }
         }
@@ -182,12 +182,12 @@ fn of_hcas(report: &Report) -> Vec<Family> {
     vec![
         gauge(
             "hca_healthy",
-            "1 for an HCA that can be allocated, 0 for one that cannot",
+            "1 for an HCA that the kubelet may allocate, else 0",
             healthy,
         ),
         gauge(
             "hca_unhealthy",
-            "Why an HCA cannot be allocated, 1 for the present reason",
+            "1 for each HCA that the kubelet may not allocate, with the reason",
             reasons,
         ),
         counter(
@@ -214,7 +214,7 @@ fn of_sessions(report: &Report) -> Vec<Family> {
             ages.push((vec![resource()], since.elapsed().as_secs_f64()));
         }
         for (result, count) in [
-            ("granted", &pool.allocations.granted),
+            ("allocated", &pool.allocations.granted),
             ("refused", &pool.allocations.refused),
         ] {
             let labels = vec![resource(), ("result", result.to_owned())];
@@ -239,12 +239,12 @@ fn of_sessions(report: &Report) -> Vec<Family> {
         ),
         gauge(
             "stream_age_seconds",
-            "How long the kubelet has been listening",
+            "Age of the present ListAndWatch stream",
             ages,
         ),
         counter(
             "allocations",
-            "Containers that asked for units, by result",
+            "Allocate requests for a container, by result",
             allocations,
         ),
     ]
@@ -252,8 +252,8 @@ fn of_sessions(report: &Report) -> Vec<Family> {
 
 fn of_daemon(report: &Report) -> Vec<Family> {
     let plain = |value: f64| vec![(Vec::new(), value)];
-    let looks = report.looks.by_reason.iter();
-    let looks = looks.map(|(reason, n)| (vec![("reason", reason.to_string())], number(*n)));
+    let scans = report.looks.by_reason.iter();
+    let scans = scans.map(|(trigger, n)| (vec![("trigger", trigger.to_string())], number(*n)));
     let accepted = if report.config.error.is_none() {
         1.0
     } else {
@@ -262,32 +262,28 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     vec![
         gauge(
             "config_generation",
-            "Configurations in force so far",
+            "Configurations that were put into force since the start",
             plain(number(report.config.generation)),
         ),
         gauge(
             "config_accepted",
-            "1 while the configuration file is in force as it is",
+            "1 while the configuration file is in force, 0 while an older configuration is",
             plain(accepted),
         ),
         counter(
-            "config_refused",
+            "config_refusals",
             "Configuration files that were refused",
             plain(number(report.config.refused)),
         ),
+        counter("scans", "Scans of the host, by trigger", scans.collect()),
         counter(
-            "looks",
-            "Looks at the host, by what caused them",
-            looks.collect(),
-        ),
-        counter(
-            "look_failures",
-            "Looks at the host that failed",
+            "scan_failures",
+            "Scans of the host that failed",
             plain(number(report.looks.failures)),
         ),
         gauge(
             "scan_late_seconds",
-            "How long the present scan has been under way, once it is late; 0 if it is not",
+            "Age of a running scan that is past its deadline, else 0",
             plain(
                 report
                     .looks
@@ -297,23 +293,23 @@ fn of_daemon(report: &Report) -> Vec<Family> {
             ),
         ),
         gauge(
-            "look_duration_seconds",
-            "How long the last look took",
+            "last_scan_duration_seconds",
+            "Duration of the last scan",
             plain(report.looks.last.as_secs_f64()),
         ),
         counter(
-            "look_seconds",
-            "How long all looks took",
+            "scan_duration_seconds",
+            "Duration of all scans together",
             plain(report.looks.total.as_secs_f64()),
         ),
         gauge(
-            "left_out",
-            "HCAs that are chosen by a pool and not in it",
+            "excluded_hcas",
+            "HCAs that a pool's selectors match and that it does not offer",
             plain(number(report.left_out.len() as u64)),
         ),
         counter(
             "reclaim_rounds",
-            "Rounds of cleaning up behind pods",
+            "Rounds of the reclaim loop",
             plain(number(report.reclaim.rounds)),
         ),
         counter(
@@ -323,7 +319,7 @@ fn of_daemon(report: &Report) -> Vec<Family> {
         ),
         counter(
             "reclaimed_leases",
-            "Leases of dead pods that were freed beside their attachments",
+            "Leases of dead pods that were released",
             plain(number(report.reclaim.leases)),
         ),
         counter(
@@ -348,12 +344,12 @@ fn of_node_socket(report: &Report) -> Vec<Family> {
     vec![
         gauge(
             "node_socket_listening",
-            "1 while programs of the node can ask which pod holds what",
+            "1 while the daemon listens for the programs of the node",
             vec![(Vec::new(), if listening { 1.0 } else { 0.0 })],
         ),
         counter(
-            "node_socket_questions",
-            "Questions of programs of the node, by result",
+            "node_socket_requests",
+            "Requests of the programs of the node, by result",
             results.collect(),
         ),
     ]

@@ -1,11 +1,11 @@
 //! `rdma-ipam explain`: what a configuration means, and which address is next.
 
 use super::{Global, Outcome, say, say_json};
+use crate::config::Config;
+use crate::store::Survey;
 use anyhow::{Context, Result};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};
-use ipam::config::Config;
-use ipam::store::Survey;
 use node::policy::Profile;
 use serde_json::{Value, json};
 use std::io::Read;
@@ -81,7 +81,7 @@ fn unique(config: &Config) -> &'static str {
     }
 }
 
-fn describe(range: &ipam::range::Range, survey: Option<&Survey>) -> Value {
+fn describe(range: &crate::range::Range, survey: Option<&Survey>) -> Value {
     let (first, last) = range.window();
     let v4 = range.subnet().is_ipv4();
     let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();

@@ -1,9 +1,9 @@
 //! `rdma-ipam fsck`: what should not be in the store, and its repair.
 
 use super::{Global, Outcome, say, say_json, shown};
+use crate::store::Store;
 use anyhow::Result;
 use clap::Args;
-use ipam::store::Store;
 use serde_json::json;
 use std::time::Duration;
 

@@ -1,13 +1,13 @@
 //! `rdma-ipam import`: take over the leases of another IPAM plugin.
 
 use super::{Global, Outcome, complain, say, say_json};
+use crate::import::{self, Planned};
+use crate::lease::{Holder, Pod};
+use crate::plugin::Plugin;
+use crate::range::{Range, Spec};
+use crate::store::{Store, Want};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use ipam::import::{self, Planned};
-use ipam::lease::{Holder, Pod};
-use ipam::plugin::Plugin;
-use ipam::range::{Range, Spec};
-use ipam::store::{Store, Want};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use node::table::{cell, table};
@@ -228,7 +228,7 @@ fn range_of(planned: &Planned) -> Result<Range> {
 /// Whether it was leased now; false when the same holder has it already.
 fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Result<bool> {
     let there = store.owned(&holder.container, &holder.interface)?;
-    let same = |lease: &ipam::lease::Lease| {
+    let same = |lease: &crate::lease::Lease| {
         lease.address == planned.address && lease.network_name == planned.network_name
     };
     if there.iter().filter_map(|owned| owned.lease()).any(same) {

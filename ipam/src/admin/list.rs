@@ -1,10 +1,10 @@
 //! `rdma-ipam list`: who holds which address.
 
 use super::{Global, Outcome, complain, say, say_json, shown};
+use crate::lease::Lease;
+use crate::store::Store;
 use anyhow::{Result, bail};
 use clap::Args;
-use ipam::lease::Lease;
-use ipam::store::Store;
 use ipnetwork::IpNetwork;
 use node::table::{age, cell, table};
 

@@ -1,9 +1,9 @@
 //! `rdma-ipam pools`: how full the pools are.
 
 use super::{Global, Outcome, say, say_json};
+use crate::store::{Pool, Store};
 use anyhow::Result;
 use clap::Args;
-use ipam::store::{Pool, Store};
 use node::table::{cell, table};
 use serde_json::json;
 

@@ -1,10 +1,10 @@
 //! `rdma-ipam reclaim`: free this node's leases that are over.
 
 use super::{Global, Outcome, complain, confirmed, say, say_json, shown};
+use crate::lease::Lease;
+use crate::reclaim::{self, Options, Over, Report};
 use anyhow::{Result, bail};
 use clap::Args;
-use ipam::lease::Lease;
-use ipam::reclaim::{self, Options, Over, Report};
 use node::table::table;
 use serde_json::json;
 

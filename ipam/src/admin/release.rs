@@ -1,10 +1,10 @@
 //! `rdma-ipam release`: free leases by hand.
 
 use super::{Global, Outcome, complain, confirmed, say, say_json};
+use crate::lease::Lease;
+use crate::store::{Entry, Store};
 use anyhow::{Result, bail};
 use clap::Args;
-use ipam::lease::Lease;
-use ipam::store::{Entry, Store};
 use ipnetwork::IpNetwork;
 use node::table::{cell, table};
 use serde_json::json;

@@ -1,10 +1,10 @@
 //! `rdma-ipam show`: everything known about an address, a pod or a container.
 
 use super::{Global, Outcome, complain, say, say_json};
+use crate::lease::Lease;
+use crate::store::Entry;
 use anyhow::Result;
 use clap::Args;
-use ipam::lease::Lease;
-use ipam::store::Entry;
 use serde_json::{Value, json};
 use std::net::IpAddr;
 

@@ -20,9 +20,27 @@ use serde_json::{Value, json};
 use crate::multus_node::MultusNode;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(the_shipped_pods_reach_each_other_and_leave_nothing, Root, Netns, Macvlan, ReferencePlugins),
-    case!(a_pod_whose_namespace_went_first_leaves_nothing, Root, Netns, Macvlan, ReferencePlugins),
-    case!(a_pod_that_cannot_have_its_network_keeps_no_part_of_it, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        the_shipped_pods_reach_each_other_and_leave_nothing,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        a_pod_whose_namespace_went_first_leaves_nothing,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        a_pod_that_cannot_have_its_network_keeps_no_part_of_it,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
 ];
 
 const RESOURCE: &str = "rdma/hca_shared_devices_a";
@@ -43,7 +61,10 @@ impl World {
         let node = MultusNode::new(RESOURCE, &["pool_3e71787e_0", "pool_3e71787e_1"], &default)?;
         let default = default.to_string().replace(
             r#""type":"host-local""#,
-            &format!(r#""type":"host-local","dataDir":"{}""#, node.path("host-local").display()),
+            &format!(
+                r#""type":"host-local","dataDir":"{}""#,
+                node.path("host-local").display()
+            ),
         );
         fs::write(node.path("default.conflist"), default)?;
         for program in ["rdma-netdev", "rdma-ipam"] {
@@ -61,13 +82,18 @@ impl World {
             "allow": {"nonRdma": true},
         });
         fs::write(node.path("policy.json"), policy.to_string())?;
-        node.host.ip(&format!("link add {UPLINK} mtu 4200 type veth peer name wire"))?;
+        node.host.ip(&format!(
+            "link add {UPLINK} mtu 4200 type veth peer name wire"
+        ))?;
         node.host.ip(&format!("link set {UPLINK} up"))?;
         node.host.ip("link set wire up")?;
         // The bridge plugin makes its bridge once and leaves it.
         node.host.ip("link add cni0 type bridge")?;
         node.host.ip("link set cni0 up")?;
-        let mut world = Self { node, host_before: Value::Null };
+        let mut world = Self {
+            node,
+            host_before: Value::Null,
+        };
         world.host_before = world.host()?;
         Ok(world)
     }
@@ -85,7 +111,9 @@ impl World {
 
     fn pod(&self, file: &str) -> Result<Pod> {
         let manifest = fs::read_to_string(manifests().join("examples/perftest").join(file))?;
-        let pod = Pod::from_manifest(&manifest)?.pop().context("no pod in the manifest")?;
+        let pod = Pod::from_manifest(&manifest)?
+            .pop()
+            .context("no pod in the manifest")?;
         self.node.kubelet.admit(pod.clone())?;
         Ok(pod)
     }
@@ -99,10 +127,14 @@ impl World {
     /// Addresses that are leased, by the administrator's tool.
     fn leases(&self) -> Result<Vec<String>> {
         let mut list = self.node.host.command(product("rdma-ipam")?);
-        list.env("RDMA_NETDEV_POLICY", self.node.path("policy.json")).args(["list", "--json"]);
+        list.env("RDMA_NETDEV_POLICY", self.node.path("policy.json"))
+            .args(["list", "--json"]);
         let leases: Vec<Value> = serde_json::from_str(&run(&mut list)?)?;
         let address = |lease: &Value| lease["address"].as_str().map(str::to_owned);
-        leases.iter().map(|lease| address(lease).context("a lease without an address")).collect()
+        leases
+            .iter()
+            .map(|lease| address(lease).context("a lease without an address"))
+            .collect()
     }
 
     /// Links, leases and the journal are as before the first pod.
@@ -115,7 +147,11 @@ impl World {
         assert_eq!(self.host()?, self.host_before);
         let leases = self.leases()?;
         assert!(leases.is_empty(), "held: {leases:?}");
-        assert!(self.journal().is_empty(), "in the journal: {:?}", self.journal());
+        assert!(
+            self.journal().is_empty(),
+            "in the journal: {:?}",
+            self.journal()
+        );
         Ok(())
     }
 
@@ -137,8 +173,13 @@ fn manifests() -> std::path::PathBuf {
 /// Address and MTU of `net1`.
 fn net1(netns: &Netns) -> Result<(String, u64)> {
     let shown = netns.ip_json("-4 addr show dev net1")?;
-    let address = shown[0]["addr_info"][0]["local"].as_str().context("net1 has no address")?;
-    Ok((address.to_owned(), shown[0]["mtu"].as_u64().context("net1 has no MTU")?))
+    let address = shown[0]["addr_info"][0]["local"]
+        .as_str()
+        .context("net1 has no address")?;
+    Ok((
+        address.to_owned(),
+        shown[0]["mtu"].as_u64().context("net1 has no MTU")?,
+    ))
 }
 
 fn the_shipped_pods_reach_each_other_and_leave_nothing() -> Result<()> {
@@ -150,7 +191,10 @@ fn the_shipped_pods_reach_each_other_and_leave_nothing() -> Result<()> {
         let pod = pod.as_ref().unwrap();
         let result = world.call("ADD", pod, netns.path())?.success()?;
         let address = result["ips"][0]["address"].as_str().unwrap();
-        assert!(address.starts_with("10.244.0."), "the runtime sees the default network: {result}");
+        assert!(
+            address.starts_with("10.244.0."),
+            "the runtime sees the default network: {result}"
+        );
         let (address, mtu) = net1(netns)?;
         assert!(address.starts_with("192.168.111."), "{address}");
         assert_eq!(mtu, 4200, "the uplink's");
@@ -170,13 +214,19 @@ fn the_shipped_pods_reach_each_other_and_leave_nothing() -> Result<()> {
     let sending = netns[0].enter(|| Ok(UdpSocket::bind(&from)?))?;
     sending.send_to(b"hello", &to)?;
     let mut heard = [0; 8];
-    let (count, _) = listening.recv_from(&mut heard).context("nothing came through")?;
+    let (count, _) = listening
+        .recv_from(&mut heard)
+        .context("nothing came through")?;
     assert_eq!(&heard[..count], b"hello");
 
     for (pod, netns) in pods.iter().zip(&netns) {
         let pod = pod.as_ref().unwrap();
         world.call("DEL", pod, netns.path())?.success()?;
-        assert_eq!(netns.ip_json("link show")?.as_array().map(Vec::len), Some(1), "lo alone");
+        assert_eq!(
+            netns.ip_json("link show")?.as_array().map(Vec::len),
+            Some(1),
+            "lo alone"
+        );
         world.call("DEL", pod, netns.path())?.success()?;
     }
     world.assert_untouched()
@@ -197,11 +247,21 @@ fn a_pod_whose_namespace_went_first_leaves_nothing() -> Result<()> {
 fn a_pod_that_cannot_have_its_network_keeps_no_part_of_it() -> Result<()> {
     let mut world = World::new()?;
     let pod = world.pod("pod-1.yaml")?;
-    world.node.host.ip(&format!("link set {UPLINK} name other"))?;
+    world
+        .node
+        .host
+        .ip(&format!("link set {UPLINK} name other"))?;
     world.host_before = world.host()?;
     let netns = Netns::new("pod")?;
     let (_, message) = world.call("ADD", &pod, netns.path())?.refusal()?;
-    assert!(message.contains(UPLINK), "it says which netdev is missing: {message}");
-    assert_eq!(netns.ip_json("link show")?.as_array().map(Vec::len), Some(1), "lo alone");
+    assert!(
+        message.contains(UPLINK),
+        "it says which netdev is missing: {message}"
+    );
+    assert_eq!(
+        netns.ip_json("link show")?.as_array().map(Vec::len),
+        Some(1),
+        "lo alone"
+    );
     world.assert_untouched()
 }

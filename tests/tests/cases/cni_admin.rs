@@ -12,9 +12,18 @@ use e2e::netns::{Netns, run};
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(attachments_are_listed_and_the_dead_ones_reclaimed, Root, Netns, Macvlan),
+    case!(
+        attachments_are_listed_and_the_dead_ones_reclaimed,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
-    case!(reclaim_is_refused_outside_of_the_hosts_namespace, Root, Netns),
+    case!(
+        reclaim_is_refused_outside_of_the_hosts_namespace,
+        Root,
+        Netns
+    ),
 ];
 
 fn command(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<Command> {
@@ -67,23 +76,53 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     let all = listed(&host)?;
     assert_eq!(all.len(), 3);
     for container in ["old", "young", "alive"] {
-        let entry = all.iter().find(|entry| entry["container"] == container).context("missing")?;
-        let expected = json!([format!("default/{container}"), "net1", "rail0", "macvlan", "nic0", "alive"]);
-        let keys = ["pod", "interface", "network", "kind", "netdev", "netnsState"];
-        assert_eq!(keys.map(|key| entry[key].clone()).to_vec(), *expected.as_array().unwrap());
+        let entry = all
+            .iter()
+            .find(|entry| entry["container"] == container)
+            .context("missing")?;
+        let expected = json!([
+            format!("default/{container}"),
+            "net1",
+            "rail0",
+            "macvlan",
+            "nic0",
+            "alive"
+        ]);
+        let keys = [
+            "pod",
+            "interface",
+            "network",
+            "kind",
+            "netdev",
+            "netnsState",
+        ];
+        assert_eq!(
+            keys.map(|key| entry[key].clone()).to_vec(),
+            *expected.as_array().unwrap()
+        );
     }
     for container in ["old", "alive"] {
         age(&host, container)?;
     }
-    assert_eq!(tool(&host, &host.netns, &["reclaim"])?.trim(), "0 undone, 0 failed, 3 kept");
+    assert_eq!(
+        tool(&host, &host.netns, &["reclaim"])?.trim(),
+        "0 undone, 0 failed, 3 kept"
+    );
 
     // Two namespaces go; of the younger attachment the ADD might still be on its way.
     pods[0].delete()?;
     pods[1].delete()?;
     let table = tool(&host, &host.netns, &["list"])?;
-    assert_eq!(table.lines().filter(|line| line.contains(" gone ")).count(), 2, "{table}");
+    assert_eq!(
+        table.lines().filter(|line| line.contains(" gone ")).count(),
+        2,
+        "{table}"
+    );
     let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
-    assert!(would.contains("1 would be undone, 0 failed, 2 kept"), "{would}");
+    assert!(
+        would.contains("1 would be undone, 0 failed, 2 kept"),
+        "{would}"
+    );
     assert!(would.contains("its network namespace is gone"), "{would}");
     assert_eq!(listed(&host)?.len(), 3, "a dry run changed something");
 
@@ -94,8 +133,15 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     age(&host, "young")?;
     tool(&host, &host.netns, &["reclaim"])?;
     let left = listed(&host)?;
-    assert_eq!((left.len(), &left[0]["container"]), (1, &json!("alive")), "{left:?}");
-    assert!(pods[2].ip("link show net1").is_ok(), "a living pod lost its interface");
+    assert_eq!(
+        (left.len(), &left[0]["container"]),
+        (1, &json!("alive")),
+        "{left:?}"
+    );
+    assert!(
+        pods[2].ip("link show net1").is_ok(),
+        "a living pod lost its interface"
+    );
 
     let call = host.call(&pods[2], "alive", "net1");
     call.run("DEL", config.to_string().as_bytes())?.success()?;
@@ -106,7 +152,10 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
 fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
     let host = CniHost::new()?;
     assert_eq!(listed(&host)?, Vec::<Value>::new());
-    assert_eq!(tool(&host, &host.netns, &["reclaim"])?.trim(), "0 undone, 0 failed, 0 kept");
+    assert_eq!(
+        tool(&host, &host.netns, &["reclaim"])?.trim(),
+        "0 undone, 0 failed, 0 kept"
+    );
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
     // With a policy that is wrong, too: it is told, with what to do.
     host.policy(&json!({"alow": {}}))?;
@@ -114,7 +163,10 @@ fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
     let output = list.output()?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
-    assert!(complaint.contains(r#"unknown key "alow""#) && complaint.contains("correct the file"), "{complaint}");
+    assert!(
+        complaint.contains(r#"unknown key "alow""#) && complaint.contains("correct the file"),
+        "{complaint}"
+    );
     Ok(())
 }
 
@@ -129,6 +181,9 @@ fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
         .arg("reclaim")
         .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
     let refused = run(&mut command).err().context("it was not refused")?;
-    assert!(format!("{refused:#}").contains("run this on the host"), "{refused:#}");
+    assert!(
+        format!("{refused:#}").contains("run this on the host"),
+        "{refused:#}"
+    );
     Ok(())
 }

@@ -9,28 +9,97 @@ use e2e::netns::Netns;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(a_macvlan_in_every_version, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        a_macvlan_in_every_version,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
     case!(our_ipam_gives_and_takes_addresses, Root, Netns, Macvlan),
     case!(an_unusable_store_leaves_nothing, Root, Netns, Macvlan),
-    case!(without_ipam_it_is_up_and_has_no_address, Root, Netns, Macvlan),
-    case!(without_addresses_the_oldest_versions_are_refused, Root, Netns, Macvlan),
+    case!(
+        without_ipam_it_is_up_and_has_no_address,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        without_addresses_the_oldest_versions_are_refused,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(modes_queue_and_mtu_reach_the_kernel, Root, Netns, Macvlan),
     case!(the_most_specific_mac_is_set, Root, Netns, Macvlan),
     case!(a_name_of_the_host_is_free_in_the_pod, Root, Netns, Macvlan),
-    case!(a_taken_name_is_refused_and_left_alone, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        a_taken_name_is_refused_and_left_alone,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
     case!(del_finds_a_child_that_the_pod_renamed, Root, Netns, Macvlan),
-    case!(del_leaves_what_somebody_else_put_under_the_name, Root, Netns, Macvlan),
-    case!(del_needs_no_master_and_no_namespace, Root, Netns, Macvlan, ReferencePlugins),
-    case!(check_sees_what_changed, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        del_leaves_what_somebody_else_put_under_the_name,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        del_needs_no_master_and_no_namespace,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        check_sees_what_changed,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
     case!(a_master_of_the_pods_own, Root, Netns, Macvlan),
     case!(without_a_master_it_is_the_way_out, Root, Netns, Macvlan),
     case!(two_kinds_of_children_are_not_tried, Root, Netns, Macvlan),
-    case!(ipv6_is_usable_at_once_and_follows_no_router, Root, Netns, Macvlan, ReferencePlugins),
-    case!(link_local_addresses_only_where_they_serve, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        ipv6_is_usable_at_once_and_follows_no_router,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        link_local_addresses_only_where_they_serve,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
     case!(every_field_of_a_route_is_honoured, Root, Netns, Macvlan),
-    case!(a_previous_result_keeps_its_numbers, Root, Netns, Macvlan, ReferencePlugins),
-    case!(addresses_are_announced, Root, Netns, Macvlan, ReferencePlugins),
-    case!(sixty_four_pods_at_once, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        a_previous_result_keeps_its_numbers,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        addresses_are_announced,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        sixty_four_pods_at_once,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
 ];
 
 fn macvlan(host: &CniHost, keys: Value) -> Value {
@@ -57,13 +126,21 @@ fn refused(call: &Call, command: &str, config: &Value) -> Result<(u64, String)> 
 /// One link of a namespace, with its kind and addresses.
 fn link(netns: &Netns, name: &str) -> Result<Value> {
     let list = netns.ip_json(&format!("addr show dev {name}"))?;
-    list.get(0).cloned().with_context(|| format!("no link {name}"))
+    list.get(0)
+        .cloned()
+        .with_context(|| format!("no link {name}"))
 }
 
 fn addresses(link: &Value) -> Vec<String> {
     let list = link["addr_info"].as_array().cloned().unwrap_or_default();
     list.iter()
-        .map(|a| format!("{}/{}", a["local"].as_str().unwrap_or_default(), a["prefixlen"]))
+        .map(|a| {
+            format!(
+                "{}/{}",
+                a["local"].as_str().unwrap_or_default(),
+                a["prefixlen"]
+            )
+        })
         .collect()
 }
 
@@ -118,7 +195,10 @@ fn our_ipam_gives_and_takes_addresses() -> Result<()> {
             .context("address")?
             .to_owned();
         assert_eq!(addresses(&link(pod, "net1")?), [address]);
-        assert!(pod.ip("route")?.contains("10.50.0.0/16 via 10.9.0.1 dev net1"));
+        assert!(
+            pod.ip("route")?
+                .contains("10.50.0.0/16 via 10.9.0.1 dev net1")
+        );
         let mut check = config.clone();
         check["prevResult"] = result;
         run(&call(index), "CHECK", &check)?;
@@ -185,7 +265,10 @@ fn modes_queue_and_mtu_reach_the_kernel() -> Result<()> {
     for mode in ["private", "vepa", "passthru"] {
         let pod = host.pod()?;
         let call = host.call(&pod, "c1", "net1");
-        let config = macvlan(&host, json!({"mode": mode, "mtu": 1400, "bcqueuelen": 5000}));
+        let config = macvlan(
+            &host,
+            json!({"mode": mode, "mtu": 1400, "bcqueuelen": 5000}),
+        );
         let result = run(&call, "ADD", &config)?;
         assert_eq!(result["interfaces"][0]["mtu"], 1400);
         let data = &link(&pod, "net1")?["linkinfo"]["info_data"];
@@ -214,7 +297,11 @@ fn the_most_specific_mac_is_set() -> Result<()> {
     let host = CniHost::new()?;
     for (keys, args, expected) in [
         (json!({"mac": "02:00:00:00:00:01"}), "", "02:00:00:00:00:01"),
-        (json!({"mac": "02:00:00:00:00:01"}), "MAC=02:00:00:00:00:02", "02:00:00:00:00:02"),
+        (
+            json!({"mac": "02:00:00:00:00:01"}),
+            "MAC=02:00:00:00:00:02",
+            "02:00:00:00:00:02",
+        ),
         (
             json!({"runtimeConfig": {"mac": "02:00:00:00:00:0A"}}),
             "MAC=02:00:00:00:00:02",
@@ -267,8 +354,18 @@ fn a_taken_name_is_refused_and_left_alone() -> Result<()> {
     run(&twice, "ADD", &with_v4(&host))?;
     let (code, message) = refused(&twice, "ADD", &with_v4(&host))?;
     assert_eq!(code, 103, "{message}");
-    assert_eq!(addresses(&link(&pod, "net3")?).len(), 1, "the first one lives on");
-    assert_eq!(host.left_behind().keys().filter(|k| k.starts_with("host-local")).count(), 1);
+    assert_eq!(
+        addresses(&link(&pod, "net3")?).len(),
+        1,
+        "the first one lives on"
+    );
+    assert_eq!(
+        host.left_behind()
+            .keys()
+            .filter(|k| k.starts_with("host-local"))
+            .count(),
+        1
+    );
     run(&twice, "DEL", &with_v4(&host))?;
     Ok(())
 }
@@ -285,7 +382,10 @@ fn del_finds_a_child_that_the_pod_renamed() -> Result<()> {
     pod.ip("link set net1 name mine")?;
     run(&calls[0], "DEL", &config)?;
     assert!(link(&pod, "mine").is_err());
-    assert!(link(&pod, "net2").is_ok(), "the other child of the same NIC stays");
+    assert!(
+        link(&pod, "net2").is_ok(),
+        "the other child of the same NIC stays"
+    );
     run(&calls[1], "DEL", &config)?;
     assert!(link(&pod, "net2").is_err());
     Ok(())
@@ -329,7 +429,11 @@ fn del_needs_no_master_and_no_namespace() -> Result<()> {
     }
     // DEL of what never was, with a configuration that says nothing.
     let pod = host.pod()?;
-    run(&host.call(&pod, "c9", "net1"), "DEL", &host.config(&json!({})))?;
+    run(
+        &host.call(&pod, "c9", "net1"),
+        "DEL",
+        &host.config(&json!({})),
+    )?;
     Ok(())
 }
 
@@ -380,7 +484,8 @@ fn a_master_of_the_pods_own() -> Result<()> {
     pod.ip("link add eth0 type veth peer name eth0p")?;
     pod.ip("link set eth0 up")?;
     let call = host.call(&pod, "c1", "net1");
-    let config = host.config(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
+    let config =
+        host.config(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
     run(&call, "ADD", &config)?;
     assert_eq!(link(&pod, "net1")?["link"], "eth0");
     run(&call, "DEL", &config)?;
@@ -390,7 +495,11 @@ fn a_master_of_the_pods_own() -> Result<()> {
 
     // Without a name it is the pod's way out; a port of a bridge carries none.
     let unnamed = host.config(&json!({"attach": "macvlan", "linkInContainer": true}));
-    assert!(refused(&call, "ADD", &unnamed)?.1.contains("no default route"));
+    assert!(
+        refused(&call, "ADD", &unnamed)?
+            .1
+            .contains("no default route")
+    );
     pod.ip("addr add 10.244.0.7/24 dev eth0")?;
     pod.ip("route add default via 10.244.0.1")?;
     run(&call, "ADD", &unnamed)?;
@@ -406,13 +515,17 @@ fn a_master_of_the_pods_own() -> Result<()> {
 
 fn without_a_master_it_is_the_way_out() -> Result<()> {
     let host = CniHost::new()?;
-    host.netns.ip("route add default via 10.9.0.254 metric 100")?;
+    host.netns
+        .ip("route add default via 10.9.0.254 metric 100")?;
     let pod = host.pod()?;
     let call = host.call(&pod, "c1", "net1");
     let config = host.config(&json!({"attach": "macvlan"}));
     let (code, message) = refused(&call, "ADD", &config)?;
     assert_eq!(code, 7);
-    assert!(message.contains("which netdev"), "uplinks are not given: {message}");
+    assert!(
+        message.contains("which netdev"),
+        "uplinks are not given: {message}"
+    );
     host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true}}))?;
     run(&call, "ADD", &config)?;
     assert_eq!(link(&pod, "net1")?["linkinfo"]["info_kind"], "macvlan");
@@ -427,17 +540,32 @@ fn without_a_master_it_is_the_way_out() -> Result<()> {
 fn two_kinds_of_children_are_not_tried() -> Result<()> {
     let host = CniHost::new()?;
     let (first, second) = (host.pod()?, host.pod()?);
-    run(&host.call(&first, "c1", "net1"), "ADD", &macvlan(&host, json!({})))?;
+    run(
+        &host.call(&first, "c1", "net1"),
+        "ADD",
+        &macvlan(&host, json!({})),
+    )?;
     let between = host.picture()?;
-    let ipvlan = macvlan(&host, json!({"attach": "ipvlan", "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}));
+    let ipvlan = macvlan(
+        &host,
+        json!({"attach": "ipvlan", "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}),
+    );
     let call = host.call(&second, "c2", "net1");
     let (code, message) = refused(&call, "ADD", &ipvlan)?;
     assert_eq!(code, 7, "{message}");
-    assert!(message.contains("macvlan") && message.contains("container c1"), "{message}");
+    assert!(
+        message.contains("macvlan") && message.contains("container c1"),
+        "{message}"
+    );
     same(&between, &host.picture()?, "after the refusal")?;
-    run(&host.call(&first, "c1", "net1"), "DEL", &macvlan(&host, json!({})))?;
+    run(
+        &host.call(&first, "c1", "net1"),
+        "DEL",
+        &macvlan(&host, json!({})),
+    )?;
 
-    host.netns.ip("link add mv0 link nic0 type macvlan mode bridge")?;
+    host.netns
+        .ip("link add mv0 link nic0 type macvlan mode bridge")?;
     let (code, message) = refused(&call, "ADD", &ipvlan)?;
     assert_eq!(code, 7, "{message}");
     assert!(message.contains("mv0 of the host"), "{message}");
@@ -463,7 +591,9 @@ fn ipv6_is_usable_at_once_and_follows_no_router() -> Result<()> {
     assert!(pod.ip("-6 route")?.contains("default via fd09::1"));
     let read = |key: &str| -> Result<String> {
         let path = format!("/proc/sys/net/ipv6/conf/eth0.100/{key}");
-        Ok(e2e::netns::run(pod.command("cat").arg(path))?.trim().to_owned())
+        Ok(e2e::netns::run(pod.command("cat").arg(path))?
+            .trim()
+            .to_owned())
     };
     assert_eq!(read("accept_ra")?, "0");
     assert_eq!(read("keep_addr_on_down")?, "1");
@@ -485,7 +615,9 @@ fn link_local_addresses_only_where_they_serve() -> Result<()> {
         let mut config = macvlan(&host, keys.clone());
         config["ipam"] = host.host_local(ranges, &json!({}));
         run(&call, "ADD", &config)?;
-        let has = addresses(&link(&pod, "net1")?).iter().any(|a| a.starts_with("fe80"));
+        let has = addresses(&link(&pod, "net1")?)
+            .iter()
+            .any(|a| a.starts_with("fe80"));
         assert_eq!(has, expected, "{keys} with {} ranges", ranges.len());
         run(&call, "DEL", &config)?;
     }
@@ -506,10 +638,17 @@ fn every_field_of_a_route_is_honoured() -> Result<()> {
         ],
         "dns": {"nameservers": ["10.9.0.53"]},
     });
-    super::cni_delegate::install(&host, "canned", &format!("[ $CNI_COMMAND = ADD ] && echo '{answer}'; true"))?;
+    super::cni_delegate::install(
+        &host,
+        "canned",
+        &format!("[ $CNI_COMMAND = ADD ] && echo '{answer}'; true"),
+    )?;
     let mut call = host.call(&pod, "c1", "net1");
     call.path = host.directory().as_os_str().to_owned();
-    let config = macvlan(&host, json!({"ipam": {"type": "canned"}, "cniVersion": "1.1.0"}));
+    let config = macvlan(
+        &host,
+        json!({"ipam": {"type": "canned"}, "cniVersion": "1.1.0"}),
+    );
     let result = run(&call, "ADD", &config)?;
     assert_eq!(result["routes"], answer["routes"]);
     assert_eq!(result["dns"], answer["dns"]);
@@ -520,7 +659,10 @@ fn every_field_of_a_route_is_honoured() -> Result<()> {
         "10.62.0.0/16 via 10.9.0.8 dev net1 proto static onlink",
         "10.62.0.0/16 via 10.9.0.9 dev net1 proto static onlink",
     ] {
-        assert!(routes.lines().any(|l| l.trim() == expected), "no {expected} in:\n{routes}");
+        assert!(
+            routes.lines().any(|l| l.trim() == expected),
+            "no {expected} in:\n{routes}"
+        );
     }
     let mut again = config.clone();
     again["prevResult"] = result;
@@ -542,12 +684,17 @@ fn a_previous_result_keeps_its_numbers() -> Result<()> {
         "Routes": [{"Dst": "0.0.0.0/0"}],
     });
     let result = run(&call, "ADD", &config)?;
-    let names: Vec<_> = (0..3).map(|i| result["interfaces"][i]["name"].clone()).collect();
+    let names: Vec<_> = (0..3)
+        .map(|i| result["interfaces"][i]["name"].clone())
+        .collect();
     assert_eq!(names, ["br0", "eth0", "net1"]);
     assert_eq!(result["ips"][0]["address"], "10.244.0.5/24");
     assert_eq!(result["ips"][0]["interface"], 1);
     assert_eq!(result["ips"][1]["interface"], 2);
-    assert!(!pod.ip("route")?.contains("default"), "the previous plugin's route is its own");
+    assert!(
+        !pod.ip("route")?.contains("default"),
+        "the previous plugin's route is its own"
+    );
     let mut check = config.clone();
     check["prevResult"] = result;
     pod.ip("link add eth0 type veth peer name eth0p")?;
@@ -561,16 +708,22 @@ fn a_previous_result_keeps_its_numbers() -> Result<()> {
 fn addresses_are_announced() -> Result<()> {
     let host = CniHost::new()?;
     let pod = host.pod()?;
-    let ipam = host.host_local(&[("10.9.0.0/24", "10.9.0.100"), ("fd09::/64", "fd09::100")], &json!({}));
+    let ipam = host.host_local(
+        &[("10.9.0.0/24", "10.9.0.100"), ("fd09::/64", "fd09::100")],
+        &json!({}),
+    );
     let config = macvlan(&host, json!({"ipam": ipam}));
     // The far side knows the addresses at another place.
     let wire = Netns::new("wire")?;
-    host.netns.ip(&format!("link set peer0 netns {}", wire.name()))?;
+    host.netns
+        .ip(&format!("link set peer0 netns {}", wire.name()))?;
     wire.ip("link set peer0 up")?;
     wire.ip("addr add 10.9.0.2/24 dev peer0")?;
     wire.ip("-6 addr add fd09::2/64 dev peer0 nodad")?;
     for address in ["10.9.0.100", "fd09::100"] {
-        wire.ip(&format!("neigh replace {address} lladdr 02:00:00:00:de:ad dev peer0 nud stale"))?;
+        wire.ip(&format!(
+            "neigh replace {address} lladdr 02:00:00:00:de:ad dev peer0 nud stale"
+        ))?;
     }
     let started = std::time::Instant::now();
     while !host.netns.ip("link show nic0")?.contains("LOWER_UP") {
@@ -578,7 +731,10 @@ fn addresses_are_announced() -> Result<()> {
     }
     let call = host.call(&pod, "c1", "net1");
     let result = run(&call, "ADD", &config)?;
-    let mac = result["interfaces"][0]["mac"].as_str().context("mac")?.to_owned();
+    let mac = result["interfaces"][0]["mac"]
+        .as_str()
+        .context("mac")?
+        .to_owned();
     let started = std::time::Instant::now();
     loop {
         let known = wire.ip("neigh")?;
@@ -606,10 +762,16 @@ fn sixty_four_pods_at_once() -> Result<()> {
                     scope.spawn(move || run(&call, command, config))
                 })
                 .collect();
-            running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            running
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic"))
+                .collect()
         })
     };
-    let own = macvlan(&host, json!({"ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}));
+    let own = macvlan(
+        &host,
+        json!({"ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}),
+    );
     let other = with_v4(&host);
     for round in 0..=20 {
         let config = if round < 20 { &own } else { &other };
@@ -620,8 +782,16 @@ fn sixty_four_pods_at_once() -> Result<()> {
             seen.dedup();
             seen.len()
         };
-        assert_eq!(distinct(&|r| r["interfaces"][0]["mac"].clone()), 64, "round {round}");
-        assert_eq!(distinct(&|r| r["ips"][0]["address"].clone()), 64, "round {round}");
+        assert_eq!(
+            distinct(&|r| r["interfaces"][0]["mac"].clone()),
+            64,
+            "round {round}"
+        );
+        assert_eq!(
+            distinct(&|r| r["ips"][0]["address"].clone()),
+            64,
+            "round {round}"
+        );
         all("DEL", config)?;
         same(&before, &host.picture()?, &format!("after round {round}"))?;
     }

@@ -15,8 +15,19 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_delegate_gets_what_the_runtime_gave, Root, Netns, Macvlan),
     case!(a_bad_answer_leaves_nothing, Root, Netns, Macvlan),
     case!(a_missing_delegate_is_named, Root, Netns),
-    case!(an_exhausted_pool_leaves_nothing, Root, Netns, Macvlan, ReferencePlugins),
-    case!(an_address_the_kernel_refuses_is_released, Root, Netns, Macvlan),
+    case!(
+        an_exhausted_pool_leaves_nothing,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
+    case!(
+        an_address_the_kernel_refuses_is_released,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(dhcp_is_asked_when_the_interface_is_up, Root, Netns, Macvlan),
 ];
 
@@ -58,7 +69,11 @@ fn a_delegate_gets_what_the_runtime_gave() -> Result<()> {
     let call = call.env("TRACEPARENT", "00-1-2-01");
     let answer = call.run("ADD", config.as_bytes())?;
     answer.success()?;
-    assert!(answer.stderr.contains("from the delegate"), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("from the delegate"),
+        "{}",
+        answer.stderr
+    );
     assert_eq!(fs::read_to_string(host.directory().join("stdin"))?, config);
     let env = fs::read_to_string(host.directory().join("env"))?;
     for line in [
@@ -82,7 +97,10 @@ fn a_bad_answer_leaves_nothing() -> Result<()> {
         ("echo '{\"cniVersion\":\"1.0.0\"}'", 6),
         ("echo '{\"code\":11,\"msg\":\"later\"}'; exit 1", 11),
         ("exit 3", 6),
-        ("echo '{\"cniVersion\":\"1.0.0\",\"ips\":[{\"address\":\"10.9.0.7\"}]}'", 7),
+        (
+            "echo '{\"cniVersion\":\"1.0.0\",\"ips\":[{\"address\":\"10.9.0.7\"}]}'",
+            7,
+        ),
     ] {
         let (host, pod, call, config) = setup(&recording(answer))?;
         let before = host.picture()?;
@@ -100,7 +118,10 @@ fn a_missing_delegate_is_named() -> Result<()> {
     fs::remove_file(host.directory().join("canned"))?;
     let (code, message) = call.run("ADD", config.as_bytes())?.refusal()?;
     assert_eq!(code, 7);
-    assert!(message.contains("canned") && message.contains("CNI_PATH"), "{message}");
+    assert!(
+        message.contains("canned") && message.contains("CNI_PATH"),
+        "{message}"
+    );
     // What was never there holds nothing.
     call.run("DEL", config.as_bytes())?.success()?;
     Ok(())
@@ -112,14 +133,20 @@ fn an_exhausted_pool_leaves_nothing() -> Result<()> {
     let keys = json!({"attach": "macvlan", "master": "nic0", "ipam": ipam});
     let config = host.config(&keys).to_string();
     let first = host.pod()?;
-    host.call(&first, "c1", "net1").run("ADD", config.as_bytes())?.success()?;
+    host.call(&first, "c1", "net1")
+        .run("ADD", config.as_bytes())?
+        .success()?;
     let before = host.picture()?;
     let second = host.pod()?;
-    let refused = host.call(&second, "c2", "net1").run("ADD", config.as_bytes())?;
+    let refused = host
+        .call(&second, "c2", "net1")
+        .run("ADD", config.as_bytes())?;
     assert!(refused.refusal()?.1.contains("host-local"));
     assert!(second.ip("link show net1").is_err());
     same(&before, &host.picture()?, "after the refusal")?;
-    host.call(&first, "c1", "net1").run("DEL", config.as_bytes())?.success()?;
+    host.call(&first, "c1", "net1")
+        .run("DEL", config.as_bytes())?
+        .success()?;
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
     Ok(())
 }

@@ -20,13 +20,42 @@ use e2e::netns::Netns;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(a_killed_add_of_a_macvlan_leaves_nothing, Root, Netns, Macvlan, Strace),
+    case!(
+        a_killed_add_of_a_macvlan_leaves_nothing,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
     case!(a_killed_add_of_a_move_leaves_nothing, Root, Netns, Strace),
-    case!(a_killed_del_of_a_macvlan_is_finished_by_the_next, Root, Netns, Macvlan, Strace),
-    case!(a_killed_del_of_a_move_is_finished_by_the_next, Root, Netns, Strace),
-    case!(a_refused_add_of_a_macvlan_undoes_itself, Root, Netns, Macvlan, Strace),
+    case!(
+        a_killed_del_of_a_macvlan_is_finished_by_the_next,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
+    case!(
+        a_killed_del_of_a_move_is_finished_by_the_next,
+        Root,
+        Netns,
+        Strace
+    ),
+    case!(
+        a_refused_add_of_a_macvlan_undoes_itself,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
     case!(a_refused_add_of_a_move_undoes_itself, Root, Netns, Strace),
-    case!(an_add_after_a_killed_one_succeeds, Root, Netns, Macvlan, Strace),
+    case!(
+        an_add_after_a_killed_one_succeeds,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
 ];
 
 /// The n-th call of one system call.
@@ -38,15 +67,20 @@ struct Point {
 
 /// The command of `call` under strace, which writes to nowhere and injects as told.
 fn traced(call: &Call, command: &str, options: &[&str]) -> std::process::Command {
-    let mut strace = Call { plugin: "strace".into(), ..call.clone() }.command(command);
+    let mut strace = Call {
+        plugin: "strace".into(),
+        ..call.clone()
+    }
+    .command(command);
     strace.args(options).arg("--").arg(&call.plugin);
     strace
 }
 
 /// Whether a system call changes anything outside the process.
 fn changes(name: &str, line: &str) -> bool {
-    const CHANGING: [&str; 8] =
-        ["sendto", "write", "setns", "flock", "unlink", "rename", "link", "mkdir"];
+    const CHANGING: [&str; 8] = [
+        "sendto", "write", "setns", "flock", "unlink", "rename", "link", "mkdir",
+    ];
     CHANGING.iter().any(|changing| name.starts_with(changing))
         || (name.starts_with("open") && line.contains("O_CREAT"))
 }
@@ -55,12 +89,18 @@ fn changes(name: &str, line: &str) -> bool {
 fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec<Point>> {
     let file = host.directory().join("trace");
     let path = file.to_string_lossy().into_owned();
-    answer(&mut traced(call, command, &["-qq", "-o", &path]), config.as_bytes())?.success()?;
+    answer(
+        &mut traced(call, command, &["-qq", "-o", &path]),
+        config.as_bytes(),
+    )?
+    .success()?;
     let mut counts: HashMap<String, usize> = HashMap::new();
     let mut points = Vec::new();
     let mut after = false;
     for line in std::fs::read_to_string(&file)?.lines() {
-        let Some((name, _)) = line.split_once('(') else { continue };
+        let Some((name, _)) = line.split_once('(') else {
+            continue;
+        };
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
             continue;
         }
@@ -74,9 +114,16 @@ fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec
         if !std::mem::replace(&mut after, changing) && !changing {
             continue;
         }
-        points.push(Point { syscall: name.to_owned(), number: *number });
+        points.push(Point {
+            syscall: name.to_owned(),
+            number: *number,
+        });
     }
-    ensure!(points.len() > 10, "only {} system calls in {path}", points.len());
+    ensure!(
+        points.len() > 10,
+        "only {} system calls in {path}",
+        points.len()
+    );
     Ok(points)
 }
 
@@ -94,7 +141,10 @@ fn spread(points: &[Point], about: usize) -> Vec<Point> {
 
 fn inject(call: &Call, command: &str, config: &str, point: &Point, what: &str) -> Result<Answer> {
     let rule = format!("inject={}:{what}:when={}", point.syscall, point.number);
-    answer(&mut traced(call, command, &["-qq", "-o", "/dev/null", "-e", &rule]), config.as_bytes())
+    answer(
+        &mut traced(call, command, &["-qq", "-o", "/dev/null", "-e", &rule]),
+        config.as_bytes(),
+    )
 }
 
 fn was_killed(answer: &Answer) -> bool {
@@ -143,7 +193,10 @@ impl Ground {
         };
         // The first ADD on a node sets up directories and tries the store; later ones, which
         // are disturbed here, have fewer system calls.
-        ground.call().run("ADD", ground.config.as_bytes())?.success()?;
+        ground
+            .call()
+            .run("ADD", ground.config.as_bytes())?
+            .success()?;
         ground.del()?;
         ground.clean("after the first round")?;
         Ok(ground)
@@ -181,7 +234,10 @@ impl Ground {
             bail!("{when}, net1 is left in the pod");
         }
         let rules = self.pod.ip("rule")?;
-        ensure!(!rules.contains("101"), "{when}, rules are left in the pod:\n{rules}");
+        ensure!(
+            !rules.contains("101"),
+            "{when}, rules are left in the pod:\n{rules}"
+        );
         Ok(())
     }
 
@@ -195,7 +251,8 @@ impl Ground {
             for point in spread(&points, 16) {
                 let answer = inject(&self.call(), "ADD", &self.config, &point, "signal=KILL")?;
                 killed += usize::from(was_killed(&answer));
-                self.del().with_context(|| format!("DEL after a kill at {point:?}"))?;
+                self.del()
+                    .with_context(|| format!("DEL after a kill at {point:?}"))?;
                 self.clean(&format!("after a kill at {point:?} and DEL"))?;
             }
             Ok(killed)
@@ -214,7 +271,8 @@ impl Ground {
                 add()?;
                 let answer = inject(&self.call(), "DEL", &self.config, &point, "signal=KILL")?;
                 killed += usize::from(was_killed(&answer));
-                self.del().with_context(|| format!("DEL after a kill at {point:?}"))?;
+                self.del()
+                    .with_context(|| format!("DEL after a kill at {point:?}"))?;
                 self.clean(&format!("after a DEL killed at {point:?} and another"))?;
             }
             Ok(killed)
@@ -225,8 +283,10 @@ impl Ground {
     fn refused_adds(&self) -> Result<()> {
         let points = trace(&self.host, &self.call(), "ADD", &self.config)?;
         self.del()?;
-        let requests: Vec<Point> =
-            points.into_iter().filter(|p| matches!(p.syscall.as_str(), "sendto" | "setns")).collect();
+        let requests: Vec<Point> = points
+            .into_iter()
+            .filter(|p| matches!(p.syscall.as_str(), "sendto" | "setns"))
+            .collect();
         ensure!(requests.len() > 10, "{requests:?}");
         let mut failed = 0;
         for point in requests {
@@ -236,7 +296,9 @@ impl Ground {
                 self.del()?;
             } else {
                 failed += 1;
-                answer.refusal().with_context(|| format!("refused at {point:?}"))?;
+                answer
+                    .refusal()
+                    .with_context(|| format!("refused at {point:?}"))?;
             }
             self.clean(&format!("after an error at {point:?}"))?;
         }
@@ -271,7 +333,10 @@ fn a_refused_add_of_a_move_undoes_itself() -> Result<()> {
 
 /// A runtime that tries again without a DEL in between.
 fn an_add_after_a_killed_one_succeeds() -> Result<()> {
-    for ground in [Ground::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?, Ground::moving()?] {
+    for ground in [
+        Ground::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?,
+        Ground::moving()?,
+    ] {
         let points = trace(&ground.host, &ground.call(), "ADD", &ground.config)?;
         ground.del()?;
         for point in spread(&points, 12) {

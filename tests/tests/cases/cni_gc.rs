@@ -20,19 +20,28 @@ fn what_the_runtime_does_not_know_goes() -> Result<()> {
     };
     let pods = [host.pod()?, host.pod()?, host.pod()?];
     for (pod, (container, network)) in
-        pods.iter().zip([("c1", "rail0"), ("c2", "rail0"), ("c3", "rail1")])
+        pods.iter()
+            .zip([("c1", "rail0"), ("c2", "rail0"), ("c3", "rail1")])
     {
-        host.call(pod, container, "net1").run("ADD", net(network).to_string().as_bytes())?.success()?;
+        host.call(pod, container, "net1")
+            .run("ADD", net(network).to_string().as_bytes())?
+            .success()?;
     }
     let gc = |network: &str, key: &str, valid: Value| -> Result<()> {
         let mut config = net(network);
         config[key] = valid;
-        let answer = host.call(&pods[0], "x", "x").run("GC", config.to_string().as_bytes())?;
+        let answer = host
+            .call(&pods[0], "x", "x")
+            .run("GC", config.to_string().as_bytes())?;
         assert_eq!(answer.success()?, Value::Null);
         Ok(())
     };
     let there = |index: usize| pods[index].ip("link show net1").is_ok();
-    gc("rail0", "cni.dev/valid-attachments", json!([{"containerID": "c1", "ifname": "net1"}]))?;
+    gc(
+        "rail0",
+        "cni.dev/valid-attachments",
+        json!([{"containerID": "c1", "ifname": "net1"}]),
+    )?;
     assert_eq!([there(0), there(1), there(2)], [true, false, true]);
     // The key libcni wrote before the specification had one.
     gc("rail0", "cni.dev/attachments", json!([]))?;
@@ -55,7 +64,10 @@ fn silence_is_not_an_empty_list() -> Result<()> {
     assert!(pod.ip("link show net1").is_ok());
     let mut wrong = config.clone();
     wrong["cni.dev/valid-attachments"] = json!([{"containerID": "c1"}]);
-    assert_eq!(call.run("GC", wrong.to_string().as_bytes())?.refusal()?.0, 7);
+    assert_eq!(
+        call.run("GC", wrong.to_string().as_bytes())?.refusal()?.0,
+        7
+    );
     assert!(pod.ip("link show net1").is_ok());
     Ok(())
 }

@@ -15,12 +15,37 @@ use serde_json::{Value, json};
 use super::cni_delegate::install;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(programs_the_policy_does_not_list_are_refused, Root, Netns, Macvlan),
-    case!(plugins_that_make_interfaces_are_refused_even_if_listed, Root, Netns, Macvlan),
-    case!(whereabouts_is_ours_only_as_a_link_to_ours, Root, Netns, Macvlan),
+    case!(
+        programs_the_policy_does_not_list_are_refused,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        plugins_that_make_interfaces_are_refused_even_if_listed,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        whereabouts_is_ours_only_as_a_link_to_ours,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(del_without_a_record_runs_only_what_is_allowed, Root, Netns),
-    case!(addresses_are_released_though_the_policy_changed, Root, Netns, Macvlan),
-    case!(an_ipam_that_is_gone_does_not_keep_the_rest, Root, Netns, Macvlan),
+    case!(
+        addresses_are_released_though_the_policy_changed,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        an_ipam_that_is_gone_does_not_keep_the_rest,
+        Root,
+        Netns,
+        Macvlan
+    ),
 ];
 
 /// A host whose programs are in the case's directory alone, and whose policy allows `ipam`.
@@ -65,11 +90,17 @@ fn programs_the_policy_does_not_list_are_refused() -> Result<()> {
         let answer = call.run(command, config.as_bytes())?;
         let (code, message) = answer.refusal()?;
         assert_eq!(code, expected, "{message}");
-        assert!(message.contains("host-local") && message.contains("rdma-ipam, static"), "{message}");
+        assert!(
+            message.contains("host-local") && message.contains("rdma-ipam, static"),
+            "{message}"
+        );
         let document: Value = serde_json::from_str(&answer.stdout)?;
         let details = document["details"].as_str().context("details")?;
         let policy = host.directory().join("policy.json").display().to_string();
-        assert!(details.contains("allow.ipam") && details.contains(&policy), "{details}");
+        assert!(
+            details.contains("allow.ipam") && details.contains(&policy),
+            "{details}"
+        );
     }
     assert_eq!(calls(&host), "");
     same(&before, &host.picture()?, "after the refusals")?;
@@ -87,7 +118,14 @@ fn programs_the_policy_does_not_list_are_refused() -> Result<()> {
 }
 
 fn plugins_that_make_interfaces_are_refused_even_if_listed() -> Result<()> {
-    let kinds = ["host-device", "bridge", "rdma-netdev", "rdma", "innocent", "alias"];
+    let kinds = [
+        "host-device",
+        "bridge",
+        "rdma-netdev",
+        "rdma",
+        "innocent",
+        "alias",
+    ];
     let (host, _pod, call) = setup(&kinds)?;
     for name in ["host-device", "bridge", "rdma"] {
         install(&host, name, GIVES)?;
@@ -99,7 +137,10 @@ fn plugins_that_make_interfaces_are_refused_even_if_listed() -> Result<()> {
         let config = config(&host, kind);
         let (code, message) = call.run("ADD", config.as_bytes())?.refusal()?;
         assert_eq!(code, 101, "{kind}: {message}");
-        assert!(message.contains(kind) && message.contains("no IPAM"), "{message}");
+        assert!(
+            message.contains(kind) && message.contains("no IPAM"),
+            "{message}"
+        );
         call.run("DEL", config.as_bytes())?.success()?;
     }
     assert_eq!(calls(&host), "");
@@ -132,7 +173,8 @@ fn del_without_a_record_runs_only_what_is_allowed() -> Result<()> {
     answer.success()?;
     assert!(answer.stderr.contains("\"other\""), "{}", answer.stderr);
     assert_eq!(calls(&host), "");
-    call.run("DEL", config(&host, "static").as_bytes())?.success()?;
+    call.run("DEL", config(&host, "static").as_bytes())?
+        .success()?;
     assert_eq!(calls(&host), "DEL");
     Ok(())
 }
@@ -160,7 +202,11 @@ fn an_ipam_that_is_gone_does_not_keep_the_rest() -> Result<()> {
         config["cni.dev/valid-attachments"] = json!([]);
         let answer = call.run(command, config.to_string().as_bytes())?;
         answer.success().context(command)?;
-        assert!(answer.stderr.contains("canned") && answer.stderr.contains("c1"), "{}", answer.stderr);
+        assert!(
+            answer.stderr.contains("canned") && answer.stderr.contains("c1"),
+            "{}",
+            answer.stderr
+        );
         assert!(pod.ip("link show net1").is_err());
         same(&before, &host.picture()?, command)?;
     }

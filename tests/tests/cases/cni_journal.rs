@@ -11,8 +11,18 @@ use e2e::harness::Case;
 use serde_json::json;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(one_unreadable_record_stops_no_other_attachment, Root, Netns, Macvlan),
-    case!(a_state_directory_others_can_write_is_refused_and_del_goes_on, Root, Netns, Macvlan),
+    case!(
+        one_unreadable_record_stops_no_other_attachment,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        a_state_directory_others_can_write_is_refused_and_del_goes_on,
+        Root,
+        Netns,
+        Macvlan
+    ),
 ];
 
 fn mode(path: &Path, mode: u32) -> Result<()> {
@@ -38,12 +48,21 @@ fn one_unreadable_record_stops_no_other_attachment() -> Result<()> {
     ] {
         let config = host.config(&keys).to_string();
         let call = host.call(&pod, "c1", "net1");
-        call.run("ADD", config.as_bytes())?.success().with_context(|| keys.to_string())?;
-        call.run("DEL", config.as_bytes())?.success().with_context(|| keys.to_string())?;
+        call.run("ADD", config.as_bytes())?
+            .success()
+            .with_context(|| keys.to_string())?;
+        call.run("DEL", config.as_bytes())?
+            .success()
+            .with_context(|| keys.to_string())?;
     }
     // Looked for in the whole journal, since the host does not have it.
-    let config = host.config(&json!({"attach": "move", "device": "nic9"})).to_string();
-    let (code, _) = host.call(&pod, "c1", "net1").run("ADD", config.as_bytes())?.refusal()?;
+    let config = host
+        .config(&json!({"attach": "move", "device": "nic9"}))
+        .to_string();
+    let (code, _) = host
+        .call(&pod, "c1", "net1")
+        .run("ADD", config.as_bytes())?
+        .refusal()?;
     assert_eq!(code, 7);
     let log = fs::read_to_string(log)?;
     for name in ["newer", "garbage", "directory", "link", "fifo"] {

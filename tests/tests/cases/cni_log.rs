@@ -22,11 +22,17 @@ fn a_log_file_that_is_none_stops_no_call() -> Result<()> {
     let fifo = host.directory().join("fifo");
     e2e::netns::run(std::process::Command::new("mkfifo").arg(&fifo))?;
     host.policy(&json!({"log": {"file": fifo, "level": "debug"}}))?;
-    let config = host.config(&json!({"attach": "macvlan", "master": "nic0"})).to_string();
+    let config = host
+        .config(&json!({"attach": "macvlan", "master": "nic0"}))
+        .to_string();
     let call = host.call(&pod, "c1", "net1");
     let answer = call.run("ADD", config.as_bytes())?;
     answer.success()?;
-    let said = answer.stderr.lines().filter(|line| line.contains("is not written")).count();
+    let said = answer
+        .stderr
+        .lines()
+        .filter(|line| line.contains("is not written"))
+        .count();
     assert_eq!(said, 1, "{}", answer.stderr);
     call.run("DEL", config.as_bytes())?.success()?;
     Ok(())
@@ -38,8 +44,9 @@ fn debug_tells_of_the_kernel_and_the_ipam() -> Result<()> {
     let log = host.directory().join("log");
     host.policy(&json!({"log": {"file": log, "level": "debug"}}))?;
     let ipam = host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
-    let config =
-        host.config(&json!({"attach": "macvlan", "master": "nic0", "ipam": ipam})).to_string();
+    let config = host
+        .config(&json!({"attach": "macvlan", "master": "nic0", "ipam": ipam}))
+        .to_string();
     let call = host.call(&pod, "c1", "net1");
     call.run("ADD", config.as_bytes())?.success()?;
     let text = fs::read_to_string(&log)?;
@@ -48,7 +55,8 @@ fn debug_tells_of_the_kernel_and_the_ipam() -> Result<()> {
         let time = words.next().unwrap_or_default();
         let level = words.next().unwrap_or_default();
         let program = words.next().unwrap_or_default();
-        time.len() == 24 && time.ends_with('Z')
+        time.len() == 24
+            && time.ends_with('Z')
             && ["debug", "info", "warn"].contains(&level)
             && program.starts_with("rdma-netdev[")
             && line.contains("] ADD rail0 net1 of container c1: ")
@@ -56,7 +64,13 @@ fn debug_tells_of_the_kernel_and_the_ipam() -> Result<()> {
     for line in text.lines() {
         assert!(pattern(line), "{line}");
     }
-    for said in ["objects, ", ": ok, ", "IPAM rdma-ipam ADD: ", "10.9.0.100", "errno 19"] {
+    for said in [
+        "objects, ",
+        ": ok, ",
+        "IPAM rdma-ipam ADD: ",
+        "10.9.0.100",
+        "errno 19",
+    ] {
         assert!(text.contains(said), "no {said:?} in\n{text}");
     }
     let held = fs::File::create(host.state().join("locks/@c1@net1")).context("hold the lock")?;
@@ -68,7 +82,10 @@ fn debug_tells_of_the_kernel_and_the_ipam() -> Result<()> {
     call.run("DEL", config.as_bytes())?.success()?;
     waiting.join().expect("held");
     let text = fs::read_to_string(&log)?;
-    assert!(text.contains("µs for lock") && text.contains("@c1@net1"), "{text}");
+    assert!(
+        text.contains("µs for lock") && text.contains("@c1@net1"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -79,7 +96,11 @@ fn what_others_write_forges_no_line() -> Result<()> {
     host.policy(&json!({
         "log": {"file": log, "level": "debug"}, "allow": {"nonRdma": true, "ipam": ["canned"]},
     }))?;
-    install(&host, "canned", r#"printf '{"code":0,"msg":"a\\nb\\u001b[2J"}'; printf 'c\nd\033[2J' >&2; exit 1"#)?;
+    install(
+        &host,
+        "canned",
+        r#"printf '{"code":0,"msg":"a\\nb\\u001b[2J"}'; printf 'c\nd\033[2J' >&2; exit 1"#,
+    )?;
     let mut call = host.call(&pod, "c1", "net\u{1b}1");
     call.path = host.directory().as_os_str().to_owned();
     let keys = json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": "canned"}});
@@ -88,9 +109,15 @@ fn what_others_write_forges_no_line() -> Result<()> {
     assert!(code >= 100, "{code}");
     assert!(message.contains("canned: a\\nb"), "{message}");
     let raw = |text: &str| text.chars().any(|c| c.is_control() && c != '\n');
-    assert!(!raw(&answer.stdout) && !raw(&message) && !raw(&answer.stderr), "{answer:?}");
+    assert!(
+        !raw(&answer.stdout) && !raw(&message) && !raw(&answer.stderr),
+        "{answer:?}"
+    );
     let text = fs::read_to_string(&log)?;
     assert!(!raw(&text), "{text}");
-    assert!(text.lines().all(|line| line.contains(" rdma-netdev[")), "{text}");
+    assert!(
+        text.lines().all(|line| line.contains(" rdma-netdev[")),
+        "{text}"
+    );
     Ok(())
 }

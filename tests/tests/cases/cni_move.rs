@@ -16,9 +16,19 @@ use serde_json::{Value, json};
 pub(crate) const CASES: &[Case] = &[
     case!(a_nic_goes_and_comes_back_as_it_was, Root, Netns),
     case!(its_addresses_and_routes_go_along, Root, Netns),
-    case!(with_an_ipam_it_has_the_ipams_addresses, Root, Netns, ReferencePlugins),
+    case!(
+        with_an_ipam_it_has_the_ipams_addresses,
+        Root,
+        Netns,
+        ReferencePlugins
+    ),
     case!(whatever_the_pod_does_to_it_is_undone, Root, Netns),
-    case!(it_comes_home_when_the_namespace_is_gone_first, Root, Netns, ReferencePlugins),
+    case!(
+        it_comes_home_when_the_namespace_is_gone_first,
+        Root,
+        Netns,
+        ReferencePlugins
+    ),
     case!(del_is_done_when_it_was_unplugged, Root, Netns),
     case!(a_late_del_leaves_the_next_pod_alone, Root, Netns),
     case!(a_nic_in_use_is_for_later, Root, Netns),
@@ -105,7 +115,11 @@ fn a_nic_goes_and_comes_back_as_it_was() -> Result<()> {
     assert_eq!(result["interfaces"][0]["name"], "net1");
     assert_eq!(run(&call, "DEL", &moved(&host))?, Value::Null);
     same(&before, &picture(&host)?, "after DEL")?;
-    assert_eq!(run(&call, "DEL", &moved(&host))?, Value::Null, "a second DEL");
+    assert_eq!(
+        run(&call, "DEL", &moved(&host))?,
+        Value::Null,
+        "a second DEL"
+    );
     same(&before, &picture(&host)?, "after a second DEL")
 }
 
@@ -114,7 +128,12 @@ fn its_addresses_and_routes_go_along() -> Result<()> {
     let pod = host.pod()?;
     let call = host.call(&pod, "c1", "net1");
     let result = run(&call, "ADD", &moved(&host))?;
-    let told: Vec<_> = result["ips"].as_array().context("ips")?.iter().map(|ip| ip["address"].clone()).collect();
+    let told: Vec<_> = result["ips"]
+        .as_array()
+        .context("ips")?
+        .iter()
+        .map(|ip| ip["address"].clone())
+        .collect();
     // Not the leased one, which nothing renews in the pod.
     assert_eq!(told, ["10.9.0.1/24", "10.9.2.1/32", "fd09::1/64"]);
     let addresses = pod.ip("addr show net1")?;
@@ -129,17 +148,29 @@ fn its_addresses_and_routes_go_along() -> Result<()> {
         "10.78.0.0/16 dev net1 scope link src 10.9.0.1",
         "fd77::/32 via fd09::fe dev net1 metric 60",
     ] {
-        assert!(routes.lines().any(|l| l.trim().starts_with(route)), "no {route} in:\n{routes}");
+        assert!(
+            routes.lines().any(|l| l.trim().starts_with(route)),
+            "no {route} in:\n{routes}"
+        );
     }
     let rules = pod.ip("rule")?;
-    assert!(rules.contains("from 10.9.0.1 lookup 101") && rules.contains("iif net1 lookup 101"), "{rules}");
-    assert!(pod.ip("neigh")?.contains("10.9.0.254 dev net1 lladdr 02:00:00:00:00:fe PERMANENT"));
+    assert!(
+        rules.contains("from 10.9.0.1 lookup 101") && rules.contains("iif net1 lookup 101"),
+        "{rules}"
+    );
+    assert!(
+        pod.ip("neigh")?
+            .contains("10.9.0.254 dev net1 lladdr 02:00:00:00:00:fe PERMANENT")
+    );
     let mut check = moved(&host);
     check["prevResult"] = result;
     run(&call, "CHECK", &check)?;
     run(&call, "DEL", &moved(&host))?;
     let rules = pod.ip("rule")?;
-    assert!(!rules.contains("101"), "rules are left in the pod:\n{rules}");
+    assert!(
+        !rules.contains("101"),
+        "rules are left in the pod:\n{rules}"
+    );
     Ok(())
 }
 
@@ -154,7 +185,10 @@ fn with_an_ipam_it_has_the_ipams_addresses() -> Result<()> {
     let result = run(&call, "ADD", &config)?;
     assert_eq!(result["ips"][0]["address"], "10.9.0.100/24");
     let addresses = pod.ip("-4 addr show net1")?;
-    assert!(addresses.contains("10.9.0.100/24") && !addresses.contains("10.9.0.1/24"), "{addresses}");
+    assert!(
+        addresses.contains("10.9.0.100/24") && !addresses.contains("10.9.0.1/24"),
+        "{addresses}"
+    );
     run(&call, "DEL", &config)?;
     same(&before, &picture(&host)?, "after DEL")
 }
@@ -225,7 +259,10 @@ fn a_late_del_leaves_the_next_pod_alone() -> Result<()> {
     let host = furnished()?;
     let before = picture(&host)?;
     let (first, second) = (host.pod()?, host.pod()?);
-    let calls = [host.call(&first, "c1", "net1"), host.call(&second, "c2", "net1")];
+    let calls = [
+        host.call(&first, "c1", "net1"),
+        host.call(&second, "c2", "net1"),
+    ];
     run(&calls[0], "ADD", &moved(&host))?;
     namespace_dies(&host, &first, "net1")?;
     // The second ADD brings it home for the first, then takes it, addresses and all.
@@ -233,7 +270,10 @@ fn a_late_del_leaves_the_next_pod_alone() -> Result<()> {
     let held = second.ip("addr show net1")?;
     assert!(held.contains("10.9.0.1/24"), "{held}");
     run(&calls[0], "DEL", &moved(&host))?;
-    assert!(second.ip("addr show net1")?.contains("10.9.0.1/24"), "the late DEL touched it");
+    assert!(
+        second.ip("addr show net1")?.contains("10.9.0.1/24"),
+        "the late DEL touched it"
+    );
     run(&calls[1], "DEL", &moved(&host))?;
     same(&before, &picture(&host)?, "after both")
 }
@@ -246,7 +286,10 @@ fn a_nic_in_use_is_for_later() -> Result<()> {
     run(&call, "ADD", &moved(&host))?;
     let (code, message) = refused(&host.call(&second, "c2", "net1"), "ADD", &moved(&host))?;
     assert_eq!(code, 11, "{message}");
-    assert!(message.contains("nic0") && message.contains("ml/worker-0"), "{message}");
+    assert!(
+        message.contains("nic0") && message.contains("ml/worker-0"),
+        "{message}"
+    );
     run(&host.call(&second, "c2", "net1"), "DEL", &moved(&host))?;
     assert!(first.ip("link show net1").is_ok());
     run(&call, "DEL", &moved(&host))?;
@@ -263,9 +306,16 @@ fn a_name_clash_is_repaired_later() -> Result<()> {
     host.netns.ip("link add nic0 type veth peer name other")?;
     let answer = call.run("DEL", moved(&host).to_string().as_bytes())?;
     answer.success()?;
-    assert!(answer.stderr.contains("name of another netdev"), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("name of another netdev"),
+        "{}",
+        answer.stderr
+    );
     let links = host.netns.ip("addr")?;
-    assert!(links.contains("10.9.0.1/24"), "home under another name, with its addresses:\n{links}");
+    assert!(
+        links.contains("10.9.0.1/24"),
+        "home under another name, with its addresses:\n{links}"
+    );
     // The next pod gets it all the same, and its name comes back once it is free.
     let next = host.pod()?;
     let by_mac = &host.netns.ip_json("addr show to 10.9.0.1")?[0];
@@ -299,7 +349,11 @@ fn del_works_without_its_configuration() -> Result<()> {
     run(&call, "ADD", &moved(&host))?;
     // Only the network's name is left of it, and the policy is broken.
     host.policy(&json!({"unknown": true}))?;
-    run(&call, "DEL", &json!({"cniVersion": "1.1.0", "name": "rail0"}))?;
+    run(
+        &call,
+        "DEL",
+        &json!({"cniVersion": "1.1.0", "name": "rail0"}),
+    )?;
     same(&before, &picture(&host)?, "after DEL")
 }
 
@@ -308,8 +362,16 @@ fn with_hardware(host: &CniHost) -> Result<Tree> {
     std::fs::create_dir(host.directory().join("root"))?;
     let tree = Tree::new(host.directory().join("root"));
     tree.pci(&PciSpec::MLX5);
-    tree.netdev(&NetdevSpec { name: "nic0", on: On::Pci("0000:3b:00.0"), ..NetdevSpec::default() });
-    tree.rdma(&RdmaSpec { name: "mlx5_0", on: On::Pci("0000:3b:00.0"), ..RdmaSpec::default() });
+    tree.netdev(&NetdevSpec {
+        name: "nic0",
+        on: On::Pci("0000:3b:00.0"),
+        ..NetdevSpec::default()
+    });
+    tree.rdma(&RdmaSpec {
+        name: "mlx5_0",
+        on: On::Pci("0000:3b:00.0"),
+        ..RdmaSpec::default()
+    });
     let proc = host.directory().join("root/proc");
     std::fs::remove_dir_all(&proc)?;
     std::os::unix::fs::symlink("/proc", proc)?;
@@ -358,11 +420,23 @@ fn nothing_to_move_is_refused() -> Result<()> {
     for (keys, word) in [
         (json!({"attach": "move"}), "which netdev"),
         (json!({"attach": "move", "device": "nic9"}), "nic9"),
-        (json!({"attach": "move", "pciBusID": "0000:99:00.0"}), "0000:99:00.0"),
+        (
+            json!({"attach": "move", "pciBusID": "0000:99:00.0"}),
+            "0000:99:00.0",
+        ),
         (json!({"attach": "move", "rdmaDevice": "mlx5_9"}), "mlx5_9"),
-        (json!({"attach": "move", "hwaddr": "02:99:99:99:99:99"}), "02:99:99:99:99:99"),
-        (json!({"attach": "move", "deviceID": "pool_3e71787e_1"}), "pool_3e71787e_1"),
-        (json!({"attach": "move", "pciBusID": "0000:3b:00.0", "port": 2}), "port 2"),
+        (
+            json!({"attach": "move", "hwaddr": "02:99:99:99:99:99"}),
+            "02:99:99:99:99:99",
+        ),
+        (
+            json!({"attach": "move", "deviceID": "pool_3e71787e_1"}),
+            "pool_3e71787e_1",
+        ),
+        (
+            json!({"attach": "move", "pciBusID": "0000:3b:00.0", "port": 2}),
+            "port 2",
+        ),
     ] {
         let (code, message) = refused(&call, "ADD", &host.config(&keys))?;
         assert_eq!(code, 7, "{keys}: {message}");
@@ -380,9 +454,18 @@ fn the_allocation_decides() -> Result<()> {
     for (keys, kind) in [
         (json!({"deviceID": "0000:3b:00.0"}), "veth"),
         (json!({"deviceID": "0000:3b:00.0_3e71787e_17"}), "macvlan"),
-        (json!({"deviceID": "pool_3e71787e_17", "master": "nic0"}), "macvlan"),
-        (json!({"deviceID": "0000:3b:00.0", "master": "nic0"}), "macvlan"),
-        (json!({"deviceID": "0000:3b:00.0", "attach": "macvlan"}), "macvlan"),
+        (
+            json!({"deviceID": "pool_3e71787e_17", "master": "nic0"}),
+            "macvlan",
+        ),
+        (
+            json!({"deviceID": "0000:3b:00.0", "master": "nic0"}),
+            "macvlan",
+        ),
+        (
+            json!({"deviceID": "0000:3b:00.0", "attach": "macvlan"}),
+            "macvlan",
+        ),
     ] {
         let pod = host.pod()?;
         let call = host
@@ -398,7 +481,11 @@ fn the_allocation_decides() -> Result<()> {
     let call = host
         .call(&pod, "c1", "net1")
         .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"));
-    let (code, message) = refused(&call, "ADD", &host.config(&json!({"deviceID": "pool_3e71787e_17"})))?;
+    let (code, message) = refused(
+        &call,
+        "ADD",
+        &host.config(&json!({"deviceID": "pool_3e71787e_17"})),
+    )?;
     assert_eq!(code, 7);
     assert!(message.contains("pool_3e71787e_17"), "{message}");
     Ok(())
@@ -416,7 +503,10 @@ fn mtu_and_mac_are_set_and_given_back() -> Result<()> {
     assert_eq!(result["interfaces"][0]["mtu"], 9000);
     assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:00:77");
     let link = &pod.ip_json("link show net1")?[0];
-    assert_eq!((&link["mtu"], &link["address"]), (&json!(9000), &json!("02:00:00:00:00:77")));
+    assert_eq!(
+        (&link["mtu"], &link["address"]),
+        (&json!(9000), &json!("02:00:00:00:00:77"))
+    );
     run(&call, "DEL", &config)?;
     same(&before, &picture(&host)?, "after DEL")
 }

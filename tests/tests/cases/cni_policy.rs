@@ -7,13 +7,29 @@ use e2e::harness::Case;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(only_rdma_netdevs_unless_the_policy_says, Root, Netns, Macvlan),
+    case!(
+        only_rdma_netdevs_unless_the_policy_says,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(the_nodes_own_link_is_never_given, Root, Netns, Macvlan),
-    case!(what_stands_below_the_nodes_link_is_not_given, Root, Netns, Macvlan),
+    case!(
+        what_stands_below_the_nodes_link_is_not_given,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(ports_of_a_bridge_are_refused, Root, Netns),
     case!(selectors_narrow_the_choice, Root, Netns, Macvlan),
     case!(a_wrong_policy_stops_add_and_never_del, Root, Netns, Macvlan),
-    case!(an_unwritable_state_directory_changes_nothing, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        an_unwritable_state_directory_changes_nothing,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
     case!(a_missing_master_is_named, Root, Netns),
 ];
 
@@ -42,7 +58,10 @@ fn all_refused(host: &CniHost, word: &str) -> Result<()> {
     for answer in ask(host)? {
         let (code, message) = answer.expect_err("refused");
         assert_eq!(code, 101, "{message}");
-        assert!(message.contains("nic0") && message.contains(word), "{message}");
+        assert!(
+            message.contains("nic0") && message.contains(word),
+            "{message}"
+        );
     }
     same(&before, &host.picture()?, "after refusals")
 }
@@ -68,11 +87,15 @@ fn only_rdma_netdevs_unless_the_policy_says() -> Result<()> {
 fn the_nodes_own_link_is_never_given() -> Result<()> {
     let host = CniHost::new()?;
     // Another table's default route is a rail's policy routing, and an address alone its subnet.
-    host.netns.ip("route add default via 10.9.0.254 table 101")?;
+    host.netns
+        .ip("route add default via 10.9.0.254 table 101")?;
     all_given(&host)?;
-    host.netns.ip("route add default via 10.9.0.254 metric 4000")?;
+    host.netns
+        .ip("route add default via 10.9.0.254 metric 4000")?;
     all_refused(&host, "default route")?;
-    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true, "virtual": true, "unallocated": true}}))?;
+    host.policy(
+        &json!({"allow": {"nonRdma": true, "uplinks": true, "virtual": true, "unallocated": true}}),
+    )?;
     all_given(&host)?;
     host.policy(&json!({}))?;
     host.netns.ip("route del default")?;
@@ -82,18 +105,23 @@ fn the_nodes_own_link_is_never_given() -> Result<()> {
     // The default route is elsewhere, but the node speaks with this link's address.
     host.add_nic("nic1", "peer1")?;
     host.netns.ip("addr add 10.8.0.1/24 dev nic1")?;
-    host.netns.ip("route add default via 10.8.0.254 src 10.9.0.1")?;
+    host.netns
+        .ip("route add default via 10.8.0.254 src 10.9.0.1")?;
     all_refused(&host, "10.9.0.1")?;
     host.netns.ip("route del default")?;
     all_given(&host)?;
     // The cluster knows the node by it.
-    std::fs::write(host.state().join("node-addresses"), "192.168.0.1\n10.9.0.1\n")?;
+    std::fs::write(
+        host.state().join("node-addresses"),
+        "192.168.0.1\n10.9.0.1\n",
+    )?;
     all_refused(&host, "10.9.0.1")
 }
 
 fn what_stands_below_the_nodes_link_is_not_given() -> Result<()> {
     let host = CniHost::new()?;
-    host.netns.ip("link add up0 link nic0 type macvlan mode bridge")?;
+    host.netns
+        .ip("link add up0 link nic0 type macvlan mode bridge")?;
     host.netns.ip("link set up0 up")?;
     host.netns.ip("addr add 10.7.0.1/24 dev up0")?;
     host.netns.ip("route add default via 10.7.0.254")?;
@@ -102,7 +130,9 @@ fn what_stands_below_the_nodes_link_is_not_given() -> Result<()> {
 
 fn ports_of_a_bridge_are_refused() -> Result<()> {
     let host = CniHost::new()?;
-    host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true, "virtual": true, "unallocated": true}}))?;
+    host.policy(
+        &json!({"allow": {"nonRdma": true, "uplinks": true, "virtual": true, "unallocated": true}}),
+    )?;
     host.netns.ip("link add br0 type bridge")?;
     host.netns.ip("link set nic0 master br0")?;
     all_refused(&host, "br0")
@@ -123,7 +153,9 @@ fn a_wrong_policy_stops_add_and_never_del() -> Result<()> {
     let host = CniHost::new()?;
     let pod = host.pod()?;
     let call = host.call(&pod, "c1", "net1");
-    let config = host.config(&json!({"attach": "macvlan", "master": "nic0"})).to_string();
+    let config = host
+        .config(&json!({"attach": "macvlan", "master": "nic0"}))
+        .to_string();
     let before = host.picture()?;
     call.run("ADD", config.as_bytes())?.success()?;
     host.policy(&json!({"alow": {}}))?;
@@ -167,13 +199,22 @@ fn a_missing_master_is_named() -> Result<()> {
         (json!({}), "master"),
         (json!({"attach": "macvlan", "master": "../nic0"}), "../nic0"),
     ] {
-        let (code, message) =
-            call.run("ADD", host.config(&keys).to_string().as_bytes())?.refusal()?;
+        let (code, message) = call
+            .run("ADD", host.config(&keys).to_string().as_bytes())?
+            .refusal()?;
         assert_eq!(code, 7, "{keys}: {message}");
-        assert!(message.contains(word) || word == "master", "{keys}: {message}");
+        assert!(
+            message.contains(word) || word == "master",
+            "{keys}: {message}"
+        );
     }
     let (code, message) = call
-        .run("ADD", host.config(&json!({"attach": "macvlan", "master": "lo"})).to_string().as_bytes())?
+        .run(
+            "ADD",
+            host.config(&json!({"attach": "macvlan", "master": "lo"}))
+                .to_string()
+                .as_bytes(),
+        )?
         .refusal()?;
     assert_eq!(code, 101, "{message}");
     Ok(())

@@ -21,7 +21,12 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_namespace_must_be_a_pods_own, Root, Netns),
     case!(status_says_whether_add_could_be_served, Root, Netns),
     case!(status_refuses_kernels_that_are_too_old, Root, Netns),
-    case!(misspelt_keys_and_unknown_arguments_stop_add_and_never_del, Root, Netns, Macvlan),
+    case!(
+        misspelt_keys_and_unknown_arguments_stop_add_and_never_del,
+        Root,
+        Netns,
+        Macvlan
+    ),
 ];
 
 const NET: &str = r#"{"cniVersion":"1.0.0","name":"rail0","type":"rdma-netdev"}"#;
@@ -40,18 +45,26 @@ fn version_is_answered_whatever_stdin_does() -> Result<()> {
     let supported = |text: &str| -> Result<Vec<Value>> {
         let document: Value = serde_json::from_str(text)?;
         assert_eq!(document["cniVersion"], "1.1.0");
-        Ok(document["supportedVersions"].as_array().cloned().unwrap_or_default())
+        Ok(document["supportedVersions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default())
     };
     let mut command = std::process::Command::new(&plugin);
     command.env_clear().env("CNI_COMMAND", "VERSION");
     let closed = command.stdin(Stdio::null()).output()?;
     assert!(closed.status.success());
     let versions = supported(&String::from_utf8(closed.stdout)?)?;
-    let all = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+    let all = [
+        "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+    ];
     assert_eq!(versions, all.map(Value::from));
 
     // A pipe that nobody writes to or closes.
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
     let pipe = child.stdin.take();
     assert!(child.wait()?.success());
     drop(pipe);
@@ -64,7 +77,10 @@ fn by_hand_it_says_what_it_is() -> Result<()> {
     assert!(output.status.success());
     assert!(output.stdout.is_empty());
     let said = String::from_utf8(output.stderr)?;
-    assert!(said.contains("rdma-netdev") && said.contains("1.1.0"), "{said}");
+    assert!(
+        said.contains("rdma-netdev") && said.contains("1.1.0"),
+        "{said}"
+    );
     Ok(())
 }
 
@@ -92,14 +108,32 @@ fn missing_variables_are_named_together() -> Result<()> {
 fn wrong_variables_are_refused() -> Result<()> {
     assert_eq!(code(&call()?.run("FOO", NET.as_bytes())?)?, 4);
     for id in ["-a", "a/b", "a b"] {
-        let call = Call { container_id: id.into(), ..call()? };
+        let call = Call {
+            container_id: id.into(),
+            ..call()?
+        };
         assert_eq!(code(&call.run("ADD", NET.as_bytes())?)?, 4, "{id}");
     }
-    for name in ["1234567890123456", ".", "..", "a/b", "a:b", "a b", "a\tb", "net%d"] {
-        let call = Call { ifname: name.into(), ..call()? };
+    for name in [
+        "1234567890123456",
+        ".",
+        "..",
+        "a/b",
+        "a:b",
+        "a b",
+        "a\tb",
+        "net%d",
+    ] {
+        let call = Call {
+            ifname: name.into(),
+            ..call()?
+        };
         assert_eq!(code(&call.run("ADD", NET.as_bytes())?)?, 4, "{name}");
     }
-    let call = Call { args: "A=B=C".into(), ..call()? };
+    let call = Call {
+        args: "A=B=C".into(),
+        ..call()?
+    };
     assert_eq!(code(&call.run("ADD", NET.as_bytes())?)?, 4);
     Ok(())
 }
@@ -123,17 +157,24 @@ fn wrong_documents_are_refused() -> Result<()> {
         }
     }
     let details: Value = serde_json::from_str(
-        &call()?.run("ADD", br#"{"cniVersion":"9.9.9","name":"a"}"#)?.stdout,
+        &call()?
+            .run("ADD", br#"{"cniVersion":"9.9.9","name":"a"}"#)?
+            .stdout,
     )?;
     let details = details["details"].as_str().context("details")?.to_owned();
-    assert!(details.contains("9.9.9") && details.contains("1.1.0"), "{details}");
+    assert!(
+        details.contains("9.9.9") && details.contains("1.1.0"),
+        "{details}"
+    );
     Ok(())
 }
 
 fn commands_exist_since_their_version() -> Result<()> {
     for (command, version) in [("CHECK", "0.3.1"), ("STATUS", "1.0.0"), ("GC", "1.0.0")] {
         let net = json!({"cniVersion": version, "name": "rail0", "type": "rdma-netdev"});
-        let (code, message) = call()?.run(command, net.to_string().as_bytes())?.refusal()?;
+        let (code, message) = call()?
+            .run(command, net.to_string().as_bytes())?
+            .refusal()?;
         assert_eq!(code, 1, "{command}: {message}");
         let document: Value =
             serde_json::from_str(&call()?.run(command, net.to_string().as_bytes())?.stdout)?;
@@ -145,20 +186,32 @@ fn commands_exist_since_their_version() -> Result<()> {
 fn a_namespace_must_be_a_pods_own() -> Result<()> {
     let host = CniHost::new()?;
     let pod = host.pod()?;
-    let config = host.config(&json!({"attach": "macvlan", "master": "nic0"})).to_string();
+    let config = host
+        .config(&json!({"attach": "macvlan", "master": "nic0"}))
+        .to_string();
     let before = host.picture()?;
     let file = host.directory().join("no-namespace");
     std::fs::File::create(&file)?.write_all(b"x")?;
-    for netns in ["/run/netns/none".as_ref(), file.as_path(), host.netns.path()] {
-        let call = Call { netns: netns.into(), ..host.call(&pod, "c1", "net1") };
+    for netns in [
+        "/run/netns/none".as_ref(),
+        file.as_path(),
+        host.netns.path(),
+    ] {
+        let call = Call {
+            netns: netns.into(),
+            ..host.call(&pod, "c1", "net1")
+        };
         let (code, message) = call.run("ADD", config.as_bytes())?.refusal()?;
         assert_eq!(code, 8, "{message}");
         // What is gone needs no DEL, but runtimes send it.
         call.run("DEL", config.as_bytes())?.success()?;
     }
     e2e::cni_host::same(&before, &host.picture()?, "after refused calls")?;
-    let own = Call { netns: host.netns.path().into(), ..host.call(&pod, "c1", "net1") }
-        .env("CNI_NETNS_OVERRIDE", "1");
+    let own = Call {
+        netns: host.netns.path().into(),
+        ..host.call(&pod, "c1", "net1")
+    }
+    .env("CNI_NETNS_OVERRIDE", "1");
     own.run("ADD", config.as_bytes())?.success()?;
     own.run("DEL", config.as_bytes())?.success()?;
     e2e::cni_host::same(&before, &host.picture()?, "after the override")
@@ -201,12 +254,16 @@ fn status_refuses_kernels_that_are_too_old() -> Result<()> {
     for name in ["self", "thread-self"] {
         std::os::unix::fs::symlink(format!("/proc/{name}"), proc.join(name))?;
     }
-    let call =
-        host.call(&pod, "c1", "net1").env("RDMA_NETDEV_HOST_ROOT", host.directory().join("old"));
+    let call = host
+        .call(&pod, "c1", "net1")
+        .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("old"));
     let config = host.config(&json!({"cniVersion": "1.1.0"})).to_string();
     std::fs::write(proc.join("sys/kernel/osrelease"), "5.13.19-2-pve\n")?;
     let (code, message) = call.run("STATUS", config.as_bytes())?.refusal()?;
-    ensure!(code == 50 && message.contains("5.13.19") && message.contains("5.14"), "{message}");
+    ensure!(
+        code == 50 && message.contains("5.13.19") && message.contains("5.14"),
+        "{message}"
+    );
     std::fs::write(proc.join("sys/kernel/osrelease"), "5.14.0-427.el9.x86_64\n")?;
     call.run("STATUS", config.as_bytes())?.success()?;
     Ok(())
@@ -230,13 +287,16 @@ fn misspelt_keys_and_unknown_arguments_stop_add_and_never_del() -> Result<()> {
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
         // Attached by a version that let it pass.
         call.args = String::new();
-        call.run("ADD", host.config(&fine).to_string().as_bytes())?.success()?;
+        call.run("ADD", host.config(&fine).to_string().as_bytes())?
+            .success()?;
         call.args = args.to_owned();
         call.run("DEL", config.as_bytes())?.success()?;
         assert!(pod.ip("link show net1").is_err());
     }
     call.args = "IgnoreUnknown=1;COLOUR=blue".into();
-    call.run("ADD", host.config(&fine).to_string().as_bytes())?.success()?;
-    call.run("DEL", host.config(&fine).to_string().as_bytes())?.success()?;
+    call.run("ADD", host.config(&fine).to_string().as_bytes())?
+        .success()?;
+    call.run("DEL", host.config(&fine).to_string().as_bytes())?
+        .success()?;
     Ok(())
 }

@@ -13,7 +13,12 @@ use e2e::netns::Netns;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(each_address_leaves_and_answers_through_its_own_interface, Root, Netns, Macvlan),
+    case!(
+        each_address_leaves_and_answers_through_its_own_interface,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(the_pods_way_out_stays_where_it_is, Root, Netns, Macvlan),
     case!(a_moved_nic_is_a_rail_when_asked, Root, Netns),
     case!(rails_can_be_switched_off, Root, Netns, Macvlan),
@@ -32,7 +37,8 @@ fn on_one_switch() -> Result<(CniHost, Netns)> {
     switch.ip("link add br0 type bridge")?;
     switch.ip("link set br0 up")?;
     for peer in ["peer0", "peer1"] {
-        host.netns.ip(&format!("link set {peer} netns {}", switch.name()))?;
+        host.netns
+            .ip(&format!("link set {peer} netns {}", switch.name()))?;
         switch.ip(&format!("link set {peer} master br0 up"))?;
     }
     switch.ip("addr add 10.9.0.254/24 dev br0")?;
@@ -57,7 +63,11 @@ fn pod(host: &CniHost) -> Result<Netns> {
 }
 
 fn rail(host: &CniHost, number: u32, more: &Value) -> Value {
-    let mut ipam = host.own_ipam("10.9.0.0/24", &format!("10.9.0.{}", 100 + number), &json!({"gateway": "10.9.0.254"}));
+    let mut ipam = host.own_ipam(
+        "10.9.0.0/24",
+        &format!("10.9.0.{}", 100 + number),
+        &json!({"gateway": "10.9.0.254"}),
+    );
     ipam["ipRanges"] = json!([{"range": "fd09::/64", "range_start": format!("fd09::{number}00")}]);
     let mut config = json!({"name": format!("rail{number}"), "cniVersion": "1.1.0", "attach": "macvlan",
         "master": format!("nic{number}"), "ipam": ipam});
@@ -69,7 +79,9 @@ fn rail(host: &CniHost, number: u32, more: &Value) -> Value {
 
 fn ips(result: &Value) -> Result<[String; 2]> {
     let address = |index: usize| -> Result<String> {
-        let text = result["ips"][index]["address"].as_str().context("address")?;
+        let text = result["ips"][index]["address"]
+            .as_str()
+            .context("address")?;
         Ok(text.split('/').next().unwrap_or_default().to_owned())
     };
     Ok([address(0)?, address(1)?])
@@ -77,7 +89,9 @@ fn ips(result: &Value) -> Result<[String; 2]> {
 
 fn sysctl(pod: &Netns, interface: &str, key: &str) -> Result<String> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/{key}");
-    Ok(e2e::netns::run(pod.command("cat").arg(path))?.trim().to_owned())
+    Ok(e2e::netns::run(pod.command("cat").arg(path))?
+        .trim()
+        .to_owned())
 }
 
 fn mac(pod: &Netns, interface: &str) -> Result<String> {
@@ -111,7 +125,11 @@ fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {
         let config = rail(&host, number, &json!({}));
         addresses.push(ips(&run(&call, "ADD", &config)?)?);
         if number == 0 {
-            assert_eq!(pod.ip("rule")?, rules_before, "the first is no rail: it has the main table");
+            assert_eq!(
+                pod.ip("rule")?,
+                rules_before,
+                "the first is no rail: it has the main table"
+            );
         }
         calls.push((call, config));
     }
@@ -122,17 +140,30 @@ fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {
             assert!(way.contains(&format!("dev {interface} ")), "{way}");
         }
         // What is asked of the address is answered with its own interface's MAC address alone.
-        assert_eq!(resolved(&switch, v4)?, mac(&pod, &interface)?, "who answers for {v4}");
+        assert_eq!(
+            resolved(&switch, v4)?,
+            mac(&pod, &interface)?,
+            "who answers for {v4}"
+        );
         assert_eq!(sysctl(&pod, &interface, "arp_ignore")?, "1");
         assert_eq!(sysctl(&pod, &interface, "arp_announce")?, "2");
     }
     let way = pod.ip(&format!("route get 192.0.2.1 from {}", addresses[1][0]))?;
     assert!(way.contains("via 10.9.0.254 dev net2"), "{way}");
-    assert!(pod.ip("route get 192.0.2.1 oif net2")?.contains("via 10.9.0.254 dev net2"));
-    assert!(pod.ip("route get 192.0.2.1")?.contains("via 10.244.0.1 dev eth0"));
+    assert!(
+        pod.ip("route get 192.0.2.1 oif net2")?
+            .contains("via 10.9.0.254 dev net2")
+    );
+    assert!(
+        pod.ip("route get 192.0.2.1")?
+            .contains("via 10.244.0.1 dev eth0")
+    );
     assert_eq!(sysctl(&pod, "net2", "rp_filter")?, "2");
     let main = pod.ip("route show table main")?;
-    assert!(main.contains(&format!("10.9.0.0/24 dev net2 proto kernel scope link src {}", addresses[1][0])));
+    assert!(main.contains(&format!(
+        "10.9.0.0/24 dev net2 proto kernel scope link src {}",
+        addresses[1][0]
+    )));
 
     for (call, config) in calls.iter().rev() {
         run(call, "DEL", config)?;
@@ -151,11 +182,19 @@ fn the_pods_way_out_stays_where_it_is() -> Result<()> {
     let [v4, _] = ips(&result)?;
     let defaults = pod.ip("route show default table main")?;
     assert_eq!(defaults.trim(), "default via 10.244.0.1 dev eth0");
-    assert!(pod.ip("route get 10.50.0.1")?.contains("dev net1"), "other routes serve everybody");
+    assert!(
+        pod.ip("route get 10.50.0.1")?.contains("dev net1"),
+        "other routes serve everybody"
+    );
     let way = pod.ip(&format!("route get 192.0.2.1 from {v4}"))?;
     assert!(way.contains("via 10.9.0.254 dev net1"), "{way}");
-    let table = result["routes"][0]["table"].as_u64().context("the result names the table")?;
-    assert!(pod.ip(&format!("route show table {table}"))?.contains("default via 10.9.0.254 dev net1"));
+    let table = result["routes"][0]["table"]
+        .as_u64()
+        .context("the result names the table")?;
+    assert!(
+        pod.ip(&format!("route show table {table}"))?
+            .contains("default via 10.9.0.254 dev net1")
+    );
     let mut check = config.clone();
     check["prevResult"] = result;
     run(&call, "CHECK", &check)?;
@@ -164,7 +203,11 @@ fn the_pods_way_out_stays_where_it_is() -> Result<()> {
     // A version that cannot name a table does not promise the route.
     config["cniVersion"] = "0.4.0".into();
     let result = run(&call, "ADD", &config)?;
-    assert_eq!(result["routes"].as_array().map(Vec::len), Some(1), "{result}");
+    assert_eq!(
+        result["routes"].as_array().map(Vec::len),
+        Some(1),
+        "{result}"
+    );
     check = config.clone();
     check["prevResult"] = result;
     run(&call, "CHECK", &check)?;
@@ -177,18 +220,26 @@ fn a_moved_nic_is_a_rail_when_asked() -> Result<()> {
     let before = host.picture()?;
     let pod = pod(&host)?;
     let call = host.call(&pod, "c1", "net1");
-    let config = host.config(&json!({"attach": "move", "device": "nic0", "cniVersion": "1.1.0",
-        "rails": {"table": 77, "priority": 300}}));
+    let config = host.config(
+        &json!({"attach": "move", "device": "nic0", "cniVersion": "1.1.0",
+        "rails": {"table": 77, "priority": 300}}),
+    );
     run(&call, "ADD", &config)?;
     let rules = pod.ip("rule")?;
     assert!(rules.contains("300:\tfrom 10.9.0.1 lookup 77"), "{rules}");
-    assert!(pod.ip("route show table 77")?.contains("10.9.0.0/24 dev net1"));
+    assert!(
+        pod.ip("route show table 77")?
+            .contains("10.9.0.0/24 dev net1")
+    );
     // The table is this interface's: another one cannot ask for it.
     let second = host.call(&pod, "c1", "net2");
     let mut other = rail(&host, 1, &json!({"rails": {"table": 77}}));
     let (code, message) = second.run("ADD", other.to_string().as_bytes())?.refusal()?;
     assert_eq!(code, 7);
-    assert!(message.contains("table") && message.contains("77"), "{message}");
+    assert!(
+        message.contains("table") && message.contains("77"),
+        "{message}"
+    );
     other["rails"] = json!({"table": 78});
     run(&second, "ADD", &other)?;
     run(&second, "DEL", &other)?;
@@ -206,7 +257,10 @@ fn rails_can_be_switched_off() -> Result<()> {
         run(&call, "ADD", &rail(&host, number, &json!({"rails": false})))?;
     }
     assert_eq!(pod.ip("rule")?, rules);
-    assert_eq!(sysctl(&pod, "net2", "arp_ignore")?, sysctl(&pod, "default", "arp_ignore")?);
+    assert_eq!(
+        sysctl(&pod, "net2", "arp_ignore")?,
+        sysctl(&pod, "default", "arp_ignore")?
+    );
     Ok(())
 }
 
@@ -219,8 +273,13 @@ fn check_sees_a_missing_rule() -> Result<()> {
     config["prevResult"] = result;
     run(&call, "CHECK", &config)?;
     pod.ip("rule del pref 300 oif net1")?;
-    let (code, message) = call.run("CHECK", config.to_string().as_bytes())?.refusal()?;
+    let (code, message) = call
+        .run("CHECK", config.to_string().as_bytes())?
+        .refusal()?;
     assert_eq!(code, 104);
-    assert!(message.contains("rule") && message.contains("oif net1"), "{message}");
+    assert!(
+        message.contains("rule") && message.contains("oif net1"),
+        "{message}"
+    );
     Ok(())
 }

@@ -16,7 +16,12 @@ use serde_json::{Value, json};
 pub(crate) const CASES: &[Case] = &[
     case!(function_device_and_gid_are_told, Root, Netns),
     case!(no_other_file_is_written, Root, Netns),
-    case!(behind_another_plugin_its_result_is_passed_on, Root, Netns, Macvlan),
+    case!(
+        behind_another_plugin_its_result_is_passed_on,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(what_cannot_be_had_is_refused, Root, Netns),
     case!(state_of_the_rdma_plugin_is_cleared, Root, Netns),
 ];
@@ -31,13 +36,34 @@ fn with_hardware() -> Result<CniHost> {
     fs::create_dir_all(root.join(FILES))?;
     let tree = Tree::new(&root);
     tree.pci(&PciSpec::MLX5);
-    tree.netdev(&NetdevSpec { name: "nic0", on: On::Pci("0000:3b:00.0"), ..NetdevSpec::default() });
+    tree.netdev(&NetdevSpec {
+        name: "nic0",
+        on: On::Pci("0000:3b:00.0"),
+        ..NetdevSpec::default()
+    });
     let gids = [
-        (2, "0000:0000:0000:0000:0000:ffff:0a09:0001", "IB/RoCE v1", "net1"),
-        (5, "0000:0000:0000:0000:0000:ffff:0a09:0001", "RoCE v2", "net1"),
+        (
+            2,
+            "0000:0000:0000:0000:0000:ffff:0a09:0001",
+            "IB/RoCE v1",
+            "net1",
+        ),
+        (
+            5,
+            "0000:0000:0000:0000:0000:ffff:0a09:0001",
+            "RoCE v2",
+            "net1",
+        ),
     ];
-    let port = PortSpec { gids: &gids, ..PortSpec::ROCE };
-    tree.rdma(&RdmaSpec { on: On::Pci("0000:3b:00.0"), ports: &[port], ..RdmaSpec::default() });
+    let port = PortSpec {
+        gids: &gids,
+        ..PortSpec::ROCE
+    };
+    tree.rdma(&RdmaSpec {
+        on: On::Pci("0000:3b:00.0"),
+        ports: &[port],
+        ..RdmaSpec::default()
+    });
     let proc = root.join("proc");
     fs::remove_dir_all(&proc)?;
     std::os::unix::fs::symlink("/proc", proc)?;
@@ -62,8 +88,10 @@ fn file(host: &CniHost, name: &str) -> PathBuf {
 }
 
 fn moving(host: &CniHost, info: &str) -> Value {
-    host.config(&json!({"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
-        "runtimeConfig": {"CNIDeviceInfoFile": info}}))
+    host.config(
+        &json!({"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
+        "runtimeConfig": {"CNIDeviceInfoFile": info}}),
+    )
 }
 
 fn function_device_and_gid_are_told() -> Result<()> {
@@ -125,18 +153,24 @@ fn behind_another_plugin_its_result_is_passed_on() -> Result<()> {
     let before = host.picture()?;
     let pod = host.pod()?;
     let call = call(&host, &pod);
-    host.netns
-        .ip(&format!("link add link nic0 name net1 netns {} type macvlan mode bridge", pod.name()))?;
+    host.netns.ip(&format!(
+        "link add link nic0 name net1 netns {} type macvlan mode bridge",
+        pod.name()
+    ))?;
     let result = json!({"cniVersion": "1.0.0",
         "interfaces": [{"name": "host0"}, {"name": "net1", "sandbox": pod.path(), "mac": "02:00:00:00:00:01"}],
         "ips": [{"address": "10.9.0.1/24", "interface": 1}]});
-    let config = host.config(&json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "prevResult": result}));
+    let config = host
+        .config(&json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "prevResult": result}));
     assert_eq!(run(&call, "ADD", &config)?, result);
     // Also without a device ID: by what the interface stands on.
     let by_parent = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
     assert_eq!(run(&call, "ADD", &by_parent)?, result);
     run(&call, "DEL", &config)?;
-    assert!(pod.ip("link show net1").is_ok(), "the interface is the other plugin's");
+    assert!(
+        pod.ip("link show net1").is_ok(),
+        "the interface is the other plugin's"
+    );
     pod.delete()?;
     run(&call, "DEL", &config)?;
     same(&before, &host.picture()?, "after DEL")
@@ -147,14 +181,39 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
     let pod = host.pod()?;
     let before = host.picture()?;
     let call = call(&host, &pod);
-    let result = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "lo", "sandbox": pod.path()}]});
+    let result =
+        json!({"cniVersion": "1.1.0", "interfaces": [{"name": "lo", "sandbox": pod.path()}]});
     for (keys, code, word) in [
-        (json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0"}), 7, "prevResult"),
-        (json!({"attach": "rdma-only", "prevResult": result}), 7, "no RDMA device"),
-        (json!({"attach": "rdma-only", "deviceID": "0000:99:00.0", "prevResult": result}), 7, "0000:99:00.0"),
-        (json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "rdma": "required", "prevResult": result}), 50, "shared mode"),
-        (json!({"type": "rdma", "deviceID": "0000:3b:00.0", "prevResult": result}), 50, "shared mode"),
-        (json!({"device": "nic0", "rdma": "required"}), 50, "shared mode"),
+        (
+            json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0"}),
+            7,
+            "prevResult",
+        ),
+        (
+            json!({"attach": "rdma-only", "prevResult": result}),
+            7,
+            "no RDMA device",
+        ),
+        (
+            json!({"attach": "rdma-only", "deviceID": "0000:99:00.0", "prevResult": result}),
+            7,
+            "0000:99:00.0",
+        ),
+        (
+            json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "rdma": "required", "prevResult": result}),
+            50,
+            "shared mode",
+        ),
+        (
+            json!({"type": "rdma", "deviceID": "0000:3b:00.0", "prevResult": result}),
+            50,
+            "shared mode",
+        ),
+        (
+            json!({"device": "nic0", "rdma": "required"}),
+            50,
+            "shared mode",
+        ),
     ] {
         let (found, message) = refused(&call, "ADD", &host.config(&keys))?;
         assert_eq!(found, code, "{keys}: {message}");
@@ -171,7 +230,10 @@ fn state_of_the_rdma_plugin_is_cleared() -> Result<()> {
     let call = call(&host, &pod);
     let directory = host.directory().join("root/var/lib/cni/rdma");
     fs::create_dir_all(&directory)?;
-    let (own, other) = (directory.join("rail0-c1-net1"), directory.join("rail0-c2-net1"));
+    let (own, other) = (
+        directory.join("rail0-c1-net1"),
+        directory.join("rail0-c2-net1"),
+    );
     let state = json!({"version": "1.0", "deviceID": "0000:3b:00.0",
         "sandboxRdmaDevName": "mlx5_0", "containerRdmaDevName": "mlx5_0"});
     fs::write(&other, state.to_string())?;

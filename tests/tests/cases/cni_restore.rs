@@ -35,9 +35,17 @@ fn moving(scene: &Scene, name: &str, device: &str) -> Value {
     network
 }
 
-fn moved(scene: &Scene, container: &str, ifname: &str, network: &Value, command: &str) -> Result<()> {
+fn moved(
+    scene: &Scene,
+    container: &str,
+    ifname: &str,
+    network: &Value,
+    command: &str,
+) -> Result<()> {
     let call = scene.call_of(&scene.pod, container, ifname);
-    answer_of(&call, command, network)?.success().context(command.to_owned())?;
+    answer_of(&call, command, network)?
+        .success()
+        .context(command.to_owned())?;
     Ok(())
 }
 
@@ -60,7 +68,9 @@ fn twins(kind: &str) -> Result<()> {
             "veth" => format!("link add {name} type veth peer name peer{name}"),
             "macvlan" => format!("link add {name} link nic0 type macvlan mode bridge"),
             "vlan" => format!("link add {name} link nic0 type vlan id {number}"),
-            _ => format!("link add {name} type vxlan id {number} dstport 4789 local 10.9.0.1 remote 10.9.0.{number}"),
+            _ => format!(
+                "link add {name} type vxlan id {number} dstport 4789 local 10.9.0.1 remote 10.9.0.{number}"
+            ),
         };
         // The kernel lets no two macvlans of one NIC be up with one address.
         let last = if kind == "macvlan" { 70 + number } else { 77 };
@@ -87,7 +97,10 @@ fn twins(kind: &str) -> Result<()> {
     moved(&scene, "c1", "net1", &networks[0], "DEL")?;
     let addresses = scene.host.netns.ip("addr show dev a0")?;
     ensure!(addresses.contains("10.8.1.1/24"), "{addresses}");
-    ensure!(scene.host.netns.ip("link show dev b0").is_err(), "the other one returned, too");
+    ensure!(
+        scene.host.netns.ip("link show dev b0").is_err(),
+        "the other one returned, too"
+    );
     moved(&scene, "c1", "net2", &networks[1], "DEL")?;
     unchanged(&before, || scene.host_state(), "after both")
 }
@@ -95,7 +108,10 @@ fn twins(kind: &str) -> Result<()> {
 /// A macvlan of the pod's own has the address and the name of the host's.
 fn decoy() -> Result<()> {
     let scene = Scene::new()?;
-    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge", "link set mv0 up"])?;
+    scene.on_host(&[
+        "link add mv0 link nic0 type macvlan mode bridge",
+        "link set mv0 up",
+    ])?;
     let mac = mac_of(&scene.host.netns, "mv0")?;
     scene.returns(
         &moving(&scene, "rail0", "mv0"),
@@ -114,7 +130,10 @@ fn decoy() -> Result<()> {
 
 fn other_address() -> Result<()> {
     let scene = Scene::new()?;
-    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge", "link set mv0 up"])?;
+    scene.on_host(&[
+        "link add mv0 link nic0 type macvlan mode bridge",
+        "link set mv0 up",
+    ])?;
     let before = scene.host_state()?;
     let mut network = moving(&scene, "rail0", "mv0");
     network["mac"] = "02:00:00:00:00:99".into();
@@ -122,7 +141,9 @@ fn other_address() -> Result<()> {
     ensure!(mac_of(&scene.pod, "net1")? == "02:00:00:00:00:99");
     // As if the process had died before it noted the index.
     with_record(&scene, |record| {
-        record["moved"].as_object_mut().map(|moved| moved.remove("podIndex"));
+        record["moved"]
+            .as_object_mut()
+            .map(|moved| moved.remove("podIndex"));
     })?;
     scene.del_returns(&network, &before)
 }
@@ -130,14 +151,18 @@ fn other_address() -> Result<()> {
 fn ambiguous() -> Result<()> {
     let scene = Scene::new()?;
     for name in ["mv0", "mv1"] {
-        scene.on_host(&[&format!("link add {name} link nic0 type macvlan mode bridge")])?;
+        scene.on_host(&[&format!(
+            "link add {name} link nic0 type macvlan mode bridge"
+        )])?;
     }
     let mac = mac_of(&scene.host.netns, "mv0")?;
     let before = scene.host_state()?;
     let network = moving(&scene, "rail0", "mv0");
     moved(&scene, "c1", "net1", &network, "ADD")?;
     with_record(&scene, |record| {
-        record["moved"].as_object_mut().map(|moved| moved.remove("podIndex"));
+        record["moved"]
+            .as_object_mut()
+            .map(|moved| moved.remove("podIndex"));
     })?;
     let own = mac_of(&scene.host.netns, "mv1")?;
     let pod = scene.pod.name().to_owned();
@@ -148,7 +173,9 @@ fn ambiguous() -> Result<()> {
     for word in ["mv0", "mv1", "net1"] {
         ensure!(message.contains(word), "no {word}: {message}");
     }
-    ensure!(scene.pod.ip("link show dev net1").is_ok() && scene.pod.ip("link show dev mv1").is_ok());
+    ensure!(
+        scene.pod.ip("link show dev net1").is_ok() && scene.pod.ip("link show dev mv1").is_ok()
+    );
     // Once the administrator has taken the other one back, it returns.
     scene.in_pod(&[
         &format!("link set mv1 address {own}"),
@@ -199,7 +226,10 @@ fn own_altname() -> Result<()> {
     let scene = Scene::furnished()?;
     scene.returns(
         &scene.moving(),
-        &["link property add dev net1 altname nic0", "link property add dev net1 altname peer0"],
+        &[
+            "link property add dev net1 altname nic0",
+            "link property add dev net1 altname peer0",
+        ],
     )
 }
 
@@ -214,16 +244,29 @@ fn leased() -> Result<()> {
     let before = scene.host_state()?;
     moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
     let inside = scene.pod.ip("addr show dev net1")?;
-    ensure!(inside.contains("10.9.0.1/24") && !inside.contains("10.44"), "{inside}");
+    ensure!(
+        inside.contains("10.9.0.1/24") && !inside.contains("10.44"),
+        "{inside}"
+    );
     let inside = scene.pod.ip("route show table all")? + &scene.pod.ip("rule")?;
-    ensure!(!inside.contains("10.44") && !inside.contains("10.45"), "{inside}");
+    ensure!(
+        !inside.contains("10.44") && !inside.contains("10.45"),
+        "{inside}"
+    );
     thread::sleep(Duration::from_millis(2100));
     scene.del_returns(&scene.moving(), &before)?;
     let shown = scene.host.netns.ip_json("addr show dev nic0")?;
     let addresses = shown[0]["addr_info"].as_array().context("addresses")?;
-    let leased = addresses.iter().find(|address| address["local"] == "10.44.0.1");
-    let valid = leased.and_then(|leased| leased["valid_life_time"].as_u64()).context("a lifetime")?;
-    ensure!((8900..=8998).contains(&valid), "the time in the pod does not count: {valid}");
+    let leased = addresses
+        .iter()
+        .find(|address| address["local"] == "10.44.0.1");
+    let valid = leased
+        .and_then(|leased| leased["valid_life_time"].as_u64())
+        .context("a lifetime")?;
+    ensure!(
+        (8900..=8998).contains(&valid),
+        "the time in the pod does not count: {valid}"
+    );
     Ok(())
 }
 
@@ -234,7 +277,11 @@ fn ended() -> Result<()> {
     moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
     thread::sleep(Duration::from_millis(3100));
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
-    ensure!(!answer.stderr.contains("10.44.0.1"), "an expected end is no warning: {}", answer.stderr);
+    ensure!(
+        !answer.stderr.contains("10.44.0.1"),
+        "an expected end is no warning: {}",
+        answer.stderr
+    );
     answer.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
 }
@@ -248,7 +295,9 @@ fn only_leased() -> Result<()> {
     let words = ["nic0", "10.44.0.1/24", "ipam"];
     scene.refuses(&scene.moving(), &[DENIED], &words)?;
     let mut network = scene.moving();
-    network["ipam"] = scene.host.own_ipam("10.44.0.0/24", "10.44.0.100", &json!({}));
+    network["ipam"] = scene
+        .host
+        .own_ipam("10.44.0.0/24", "10.44.0.100", &json!({}));
     scene.returns(&network, &[])
 }
 
@@ -260,10 +309,20 @@ fn earlier_record() -> Result<()> {
     let mac = mac_of(&scene.pod, "net1")?;
     let mut claimed = Ok(());
     with_record(&scene, |record| {
-        let Some(moved) = record["moved"].as_object_mut() else { return };
+        let Some(moved) = record["moved"].as_object_mut() else {
+            return;
+        };
         for key in [
-            "takenAt", "podIndex", "podMac", "broadcast", "settings", "token", "proxies", "nexthops",
-            "multicast", "ethtool",
+            "takenAt",
+            "podIndex",
+            "podMac",
+            "broadcast",
+            "settings",
+            "token",
+            "proxies",
+            "nexthops",
+            "multicast",
+            "ethtool",
         ] {
             moved.remove(key);
         }
@@ -272,7 +331,10 @@ fn earlier_record() -> Result<()> {
         let claims = scene.host.state().join("devices");
         claimed = std::fs::read_dir(&claims).and_then(|mut claims_there| {
             let claim = claims_there.next().ok_or(std::io::ErrorKind::NotFound)??;
-            std::fs::rename(claim.path(), claims.join(format!("veth-{}", mac.replace(':', "-"))))
+            std::fs::rename(
+                claim.path(),
+                claims.join(format!("veth-{}", mac.replace(':', "-"))),
+            )
         });
     })?;
     claimed?;
@@ -297,7 +359,10 @@ fn children() -> Result<()> {
     ])?;
     scene.del_returns(&scene.moving(), &before)?;
     let left = scene.pod.ip("link")?;
-    ensure!(!left.contains("mv0") && !left.contains("mv1"), "still on the host's wire:\n{left}");
+    ensure!(
+        !left.contains("mv0") && !left.contains("mv1"),
+        "still on the host's wire:\n{left}"
+    );
     Ok(())
 }
 
@@ -316,7 +381,10 @@ fn programs() -> Result<()> {
         ];
         Ok((sched, xdp, links))
     })?;
-    ensure!(scene.pod.ip("link show dev net1")?.contains("prog/xdp"), "nothing attached");
+    ensure!(
+        scene.pod.ip("link show dev net1")?.contains("prog/xdp"),
+        "nothing attached"
+    );
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
     answer.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
@@ -332,7 +400,11 @@ fn programs() -> Result<()> {
         bpf::attach(&sched, index, bpf::TCX_INGRESS)?;
         Ok(sched)
     })?;
-    scene.refuses(&scene.moving(), &[DENIED], &["nic0", "tcx ingress program", "bpftool"])?;
+    scene.refuses(
+        &scene.moving(),
+        &[DENIED],
+        &["nic0", "tcx ingress program", "bpftool"],
+    )?;
     drop(held);
     Ok(())
 }
@@ -359,7 +431,12 @@ mod bpf {
         // SAFETY: the kernel reads and writes the 128 bytes of `attributes`, and buffers named in it
         // that outlive the call.
         let done = unsafe {
-            libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), attributes.len())
+            libc::syscall(
+                libc::SYS_bpf,
+                command,
+                attributes.as_mut_ptr(),
+                attributes.len(),
+            )
         };
         if done < 0 {
             return Err(std::io::Error::last_os_error().into());
@@ -380,13 +457,28 @@ mod bpf {
     pub(super) fn load(kind: u32) -> Result<OwnedFd> {
         let code: [u8; 16] = [0xb7, 0, 0, 0, 2, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
         let license = *b"GPL\0";
-        let (code, license) = (code.as_ptr().expose_provenance(), license.as_ptr().expose_provenance());
-        let words = [(0, u64::from(kind), 4), (4, 2, 4), (8, code as u64, 8), (16, license as u64, 8)];
+        let (code, license) = (
+            code.as_ptr().expose_provenance(),
+            license.as_ptr().expose_provenance(),
+        );
+        let words = [
+            (0, u64::from(kind), 4),
+            (4, 2, 4),
+            (8, code as u64, 8),
+            (16, license as u64, 8),
+        ];
         Ok(file(call(5, &words)?.0))
     }
 
     pub(super) fn attach(program: &OwnedFd, index: u32, to: u32) -> Result<()> {
-        call(8, &[(0, index.into(), 4), (4, number(program), 4), (8, to.into(), 4)])?;
+        call(
+            8,
+            &[
+                (0, index.into(), 4),
+                (4, number(program), 4),
+                (8, to.into(), 4),
+            ],
+        )?;
         Ok(())
     }
 

@@ -25,7 +25,10 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 fn top() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_owned)
+        .unwrap_or_default()
 }
 
 /// README and everything in docs/, by path from the top.
@@ -38,7 +41,8 @@ fn pages() -> Result<Vec<(PathBuf, String)>> {
         }
     }
     let read = |path: PathBuf| {
-        let text = fs::read_to_string(top().join(&path)).with_context(|| path.display().to_string())?;
+        let text =
+            fs::read_to_string(top().join(&path)).with_context(|| path.display().to_string())?;
         Ok((path, text))
     };
     paths.into_iter().map(read).collect()
@@ -55,7 +59,9 @@ fn blocks(page: &str) -> Vec<(&str, &str)> {
 }
 
 fn daemon(arguments: &[&str]) -> Result<std::result::Result<(), String>> {
-    let output = Command::new(product("rdma-device-plugin")?).args(arguments).output()?;
+    let output = Command::new(product("rdma-device-plugin")?)
+        .args(arguments)
+        .output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     Ok(output.status.success().then_some(()).ok_or(said))
 }
@@ -92,7 +98,9 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
     };
     let has = |key: &str| document.as_ref().is_some_and(|d| d.get(key).is_some());
     let network = document.as_ref().and_then(|d| match d["kind"].as_str() {
-        Some("NetworkAttachmentDefinition") => serde_json::from_str(d["spec"]["config"].as_str()?).ok(),
+        Some("NetworkAttachmentDefinition") => {
+            serde_json::from_str(d["spec"]["config"].as_str()?).ok()
+        }
         _ => has("cniVersion").then(|| d.clone()),
     });
     if has("pools") || has("configList") || has("resourceList") {
@@ -117,10 +125,15 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
 /// Each plugin of a network that is ours.
 fn networks(network: &Value, at: &TempDir) -> Result<std::result::Result<(), String>> {
     let one = [network.clone()];
-    let plugins = network["plugins"].as_array().map_or(&one[..], Vec::as_slice);
+    let plugins = network["plugins"]
+        .as_array()
+        .map_or(&one[..], Vec::as_slice);
     let mut ours = 0;
     for plugin in plugins {
-        if !plugin["type"].as_str().is_some_and(|kind| kind.starts_with("rdma-")) {
+        if !plugin["type"]
+            .as_str()
+            .is_some_and(|kind| kind.starts_with("rdma-"))
+        {
             continue;
         }
         let mut plugin = plugin.clone();
@@ -153,7 +166,10 @@ fn every_example_is_read_by_its_program() -> Result<()> {
             read[which] += 1;
         }
     }
-    ensure!(read.iter().all(|count| *count > 0), "examples of each kind: {read:?}");
+    ensure!(
+        read.iter().all(|count| *count > 0),
+        "examples of each kind: {read:?}"
+    );
     ensure!(read[1] >= 8, "networks before and after: {read:?}");
     Ok(())
 }
@@ -161,8 +177,15 @@ fn every_example_is_read_by_its_program() -> Result<()> {
 /// All string literals of the programs' sources, run together, with what varies as `{}`.
 fn literals() -> Result<String> {
     let mut text = String::new();
-    let mut directories: Vec<PathBuf> =
-        ["cni-plugin/src", "ipam/src", "proto/cni/src", "device-plugin/src"].map(|d| top().join(d)).into();
+    let mut directories: Vec<PathBuf> = [
+        "cni-plugin/src",
+        "ipam/src",
+        "node/src",
+        "proto/cni/src",
+        "device-plugin/src",
+    ]
+    .map(|d| top().join(d))
+    .into();
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(directory)? {
             let path = entry?.path();
@@ -193,13 +216,17 @@ fn every_message_is_one_that_a_program_prints() -> Result<()> {
             ours = false;
             continue;
         }
-        let Some(first) = line.split('|').nth(1) else { continue };
+        let Some(first) = line.split('|').nth(1) else {
+            continue;
+        };
         match first.trim() {
             "message" => ours = true,
             _ if !ours || first.contains("---") => {}
             cell => {
                 for message in cell.split('`').skip(1).step_by(2) {
-                    let parts = message.split('…').map(|part| part.trim_matches([' ', ':', ',', '(', ')']));
+                    let parts = message
+                        .split('…')
+                        .map(|part| part.trim_matches([' ', ':', ',', '(', ')']));
                     for part in parts.filter(|part| part.len() > 5) {
                         if !sources.contains(part) {
                             unknown.push(format!("{part:?} of {line}"));
@@ -210,7 +237,11 @@ fn every_message_is_one_that_a_program_prints() -> Result<()> {
             }
         }
     }
-    ensure!(unknown.is_empty(), "no program says\n{}", unknown.join("\n"));
+    ensure!(
+        unknown.is_empty(),
+        "no program says\n{}",
+        unknown.join("\n")
+    );
     ensure!(messages > 40, "only {messages} messages");
     Ok(())
 }
@@ -230,8 +261,14 @@ fn every_command_is_there() -> Result<()> {
                 let at = || format!("{}: {line}", path.display());
                 match words.as_slice() {
                     ["make", target, ..] => {
-                        let found = makefile.lines().any(|l| l.starts_with(&format!("{target}:")));
-                        ensure!(found || makefile.contains(&format!(" {target}: ")), "no target: {}", at());
+                        let found = makefile
+                            .lines()
+                            .any(|l| l.starts_with(&format!("{target}:")));
+                        ensure!(
+                            found || makefile.contains(&format!(" {target}: ")),
+                            "no target: {}",
+                            at()
+                        );
                         seen.insert("make");
                     }
                     ["kubectl", "apply" | "delete", "-k", directory, ..] => {
@@ -239,7 +276,10 @@ fn every_command_is_there() -> Result<()> {
                         ensure!(file.is_file(), "no kustomization: {}", at());
                         seen.insert("kubectl");
                     }
-                    [program @ ("rdma-device-plugin" | "rdma-ipam" | "rdma-netdev"), rest @ ..] => {
+                    [
+                        program @ ("rdma-device-plugin" | "rdma-ipam" | "rdma-netdev"),
+                        rest @ ..,
+                    ] => {
                         command_is_there(program, rest).with_context(at)?;
                         seen.insert(*program);
                     }
@@ -254,11 +294,24 @@ fn every_command_is_there() -> Result<()> {
 
 /// The sub-command has a help, and the help has each flag.
 fn command_is_there(program: &str, rest: &[&str]) -> Result<()> {
-    let commands: Vec<&&str> = rest.iter().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')).collect();
+    let commands: Vec<&&str> = rest
+        .iter()
+        .take_while(|word| {
+            word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
+        })
+        .collect();
     // Of "import whereabouts FILE" two words, of "verify pod:a pod:b" one.
-    let output = Command::new(product(program)?).args(&commands).arg("--help").env_remove("CNI_COMMAND").output()?;
+    let output = Command::new(product(program)?)
+        .args(&commands)
+        .arg("--help")
+        .env_remove("CNI_COMMAND")
+        .output()?;
     let help = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     for flag in rest.iter().filter(|word| word.starts_with("--")) {
         let name = flag.split('=').next().unwrap_or_default();
         ensure!(help.contains(name), "{program} has no {name}");
@@ -272,7 +325,9 @@ fn anchors(page: &str) -> BTreeSet<String> {
     headings
         .map(|line| {
             let text = line.trim_start_matches('#').trim().to_lowercase();
-            let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+            let kept = text
+                .chars()
+                .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
             kept.map(|c| if c == ' ' { '-' } else { c }).collect()
         })
         .collect()
@@ -294,7 +349,11 @@ fn every_link_leads_somewhere() -> Result<()> {
             ensure!(there.exists(), "{}: nothing at {target}", path.display());
             if !anchor.is_empty() {
                 let known = anchors(&fs::read_to_string(&there)?);
-                ensure!(known.contains(anchor), "{}: no heading {target}", path.display());
+                ensure!(
+                    known.contains(anchor),
+                    "{}: no heading {target}",
+                    path.display()
+                );
             }
             links += 1;
         }
@@ -314,26 +373,41 @@ fn every_error_code_is_explained() -> Result<()> {
         .collect();
     let (_, list) = source.split_once("const CODES").context("no list")?;
     let list = list.split("];").next().unwrap_or_default();
-    let codes = list.split('(').skip(1).filter_map(|part| part.split(',').next()?.trim().parse::<u32>().ok());
+    let codes = list
+        .split('(')
+        .skip(1)
+        .filter_map(|part| part.split(',').next()?.trim().parse::<u32>().ok());
     let codes: BTreeSet<u32> = codes.collect();
     ensure!(codes.len() > 10, "{codes:?}");
     let missing: Vec<_> = codes.difference(&explained).collect();
-    ensure!(missing.is_empty(), "not in docs/troubleshooting.md: {missing:?}");
+    ensure!(
+        missing.is_empty(),
+        "not in docs/troubleshooting.md: {missing:?}"
+    );
     Ok(())
 }
 
 /// The keys that a refusal of an unknown one lists, and that the page does not have.
 fn missing(refusal: &str, page: &str) -> Result<Vec<String>> {
-    let (_, list) = refusal.split_once("known keys: ").with_context(|| refusal.to_owned())?;
+    let (_, list) = refusal
+        .split_once("known keys: ")
+        .with_context(|| refusal.to_owned())?;
     let keys = list.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let keys = keys.take_while(|key| *key != "n").filter(|key| !key.is_empty());
-    let explained = |key: &str| page.contains(&format!("{key}`")) || page.contains(&format!("`{key}"));
-    Ok(keys.filter(|key| !explained(key)).map(str::to_owned).collect())
+    let keys = keys
+        .take_while(|key| *key != "n")
+        .filter(|key| !key.is_empty());
+    let explained =
+        |key: &str| page.contains(&format!("{key}`")) || page.contains(&format!("`{key}"));
+    Ok(keys
+        .filter(|key| !explained(key))
+        .map(str::to_owned)
+        .collect())
 }
 
 fn every_key_of_a_pool_is_explained() -> Result<()> {
     let page = page()?;
-    let pool = |key: &str| format!("version: 1\npools:\n- resource: a/b\n  mode: shared\n  {key}\n");
+    let pool =
+        |key: &str| format!("version: 1\npools:\n- resource: a/b\n  mode: shared\n  {key}\n");
     let texts = [
         "version: 1\nqqqqqqqqqqqq: 1\n".to_owned(),
         pool("qqqqqqqqqqqq: 1"),

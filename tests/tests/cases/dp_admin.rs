@@ -21,7 +21,12 @@ pub(crate) const CASES: &[Case] = &[
     case!(preflight_waits_until_nothing_fails, Root),
     case!(preflight_refuses_a_check_that_is_not_there),
     case!(status_is_told_by_whoever_answers, Root),
-    case!(attachments_of_dead_pods_are_shown_and_taken_back, Root, Netns, Macvlan),
+    case!(
+        attachments_of_dead_pods_are_shown_and_taken_back,
+        Root,
+        Netns,
+        Macvlan
+    ),
 ];
 
 /// NICs that are in a pool have to be in order; of others only a warning is given.
@@ -49,16 +54,29 @@ fn discover_names_the_resources_and_the_gids() -> Result<()> {
     let machine = Machine::new()?;
     let host = machine.directory().join("host");
     let config = machine.directory().join("pools.yaml");
-    fs::write(&config, POOLS.replace("linkTypes: [ether]", "rdmaDevices: [mlx5_0]"))?;
+    fs::write(
+        &config,
+        POOLS.replace("linkTypes: [ether]", "rdmaDevices: [mlx5_0]"),
+    )?;
     let discover = |arguments: &[&str]| -> Result<String> {
         let mut command = plugin(&["discover", "--host-root"])?;
         Ok(said(&command.arg(&host).args(arguments).output()?))
     };
     let named = ["--config-file", config.to_str().context("path")?];
     let text = discover(&named)?;
-    let line = |device: &str| text.lines().find(|l| l.starts_with(&format!(" {device} "))).map(str::to_owned);
-    assert!(line("mlx5_0").is_some_and(|l| l.contains("rdma/hca")), "{text}");
-    assert!(line("mlx5_1").is_some_and(|l| !l.contains("rdma/hca")), "{text}");
+    let line = |device: &str| {
+        text.lines()
+            .find(|l| l.starts_with(&format!(" {device} ")))
+            .map(str::to_owned)
+    };
+    assert!(
+        line("mlx5_0").is_some_and(|l| l.contains("rdma/hca")),
+        "{text}"
+    );
+    assert!(
+        line("mlx5_1").is_some_and(|l| !l.contains("rdma/hca")),
+        "{text}"
+    );
     // Without a configuration there are no pools to tell of; one that is named must be right.
     assert!(!discover(&[])?.contains("RESOURCES"));
     fs::write(&config, "version: 2\n")?;
@@ -73,7 +91,10 @@ fn discover_names_the_resources_and_the_gids() -> Result<()> {
     }
     let gids = discover(&["--gids"])?;
     let slot = ["mlx5_0", "1", "3", "RoCE", "v2", "rdma0", "10.0.0.7"];
-    assert!(gids.lines().any(|l| l.split_whitespace().eq(slot)), "{gids}");
+    assert!(
+        gids.lines().any(|l| l.split_whitespace().eq(slot)),
+        "{gids}"
+    );
     Ok(())
 }
 
@@ -82,7 +103,11 @@ fn preflight(machine: &Machine, arguments: &[&str]) -> Result<Command> {
     let config = machine.directory().join("pools.yaml");
     fs::write(&config, POOLS)?;
     let mut command = plugin(&["preflight", "--window", "0", "--host-root"])?;
-    command.arg(host).arg("--config-file").arg(config).args(arguments);
+    command
+        .arg(host)
+        .arg("--config-file")
+        .arg(config)
+        .args(arguments);
     Ok(command)
 }
 
@@ -102,7 +127,14 @@ fn preflight_says_each_fault_and_ends_with_1() -> Result<()> {
     let down = preflight(&machine, &["--only", "M07,L02"])?.output()?;
     assert_eq!(down.status.code(), Some(1));
     let text = said(&down);
-    for part in ["M07 ", "L02 FAIL", "mlx5_0/1", "DOWN", "do    ", "not fit for RDMA: L02"] {
+    for part in [
+        "M07 ",
+        "L02 FAIL",
+        "mlx5_0/1",
+        "DOWN",
+        "do    ",
+        "not fit for RDMA: L02",
+    ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     assert!(!text.contains("mlx5_1"), "the other port is fine: {text}");
@@ -119,7 +151,10 @@ fn preflight_waits_until_nothing_fails() -> Result<()> {
     assert_eq!(given_up.status.code(), Some(1), "{}", said(&given_up));
 
     let mut waiting = preflight(&machine, &["--only", "L02", "--wait", "60", "--json"])?;
-    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let waiting = waiting
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
     thread::sleep(Duration::from_millis(500));
     port_state(&machine, "4: ACTIVE\n")?;
     let output = waiting.wait_with_output()?;
@@ -214,13 +249,22 @@ fn status_is_told_by_whoever_answers() -> Result<()> {
     // And without both, the journal does.
     drop(kubelet);
     let text = said(&status(&machine, &address, &[])?);
-    assert!(text.contains("the daemon: ") && text.contains("the kubelet: "), "{text}");
+    assert!(
+        text.contains("the daemon: ") && text.contains("the kubelet: "),
+        "{text}"
+    );
     assert!(text.contains("no pod has an attachment"), "{text}");
     // A wrong policy hides nothing that can still be read, and is told with what to do.
-    fs::write(machine.directory().join("policy.json"), r#"{"stateDirr": "/x"}"#)?;
+    fs::write(
+        machine.directory().join("policy.json"),
+        r#"{"stateDirr": "/x"}"#,
+    )?;
     let output = status(&machine, &address, &[])?;
     let text = said(&output);
-    for part in [r#"unknown key "stateDirr"; did you mean "stateDir"?"#, "correct the file"] {
+    for part in [
+        r#"unknown key "stateDirr"; did you mean "stateDir"?"#,
+        "correct the file",
+    ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     assert!(output.stderr.is_empty(), "a note, not a log line: {text}");
@@ -248,19 +292,34 @@ fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
     let policy = host.directory().join("policy.json");
     let status = || -> Result<Value> {
         let mut command = host.netns.command(product("rdma-device-plugin")?);
-        command.args(["status", "--json", "--metrics-addr", "127.0.0.1:1", "--policy"]);
+        command.args([
+            "status",
+            "--json",
+            "--metrics-addr",
+            "127.0.0.1:1",
+            "--policy",
+        ]);
         document(&command.arg(&policy).output()?)
     };
     let told = status()?;
     let all = told["attachments"].as_array().context("no attachments")?;
     assert_eq!(all.len(), 2, "{told}");
-    let dead = all.iter().find(|one| one["pod"] == "default/dead").context("not there")?;
+    let dead = all
+        .iter()
+        .find(|one| one["pod"] == "default/dead")
+        .context("not there")?;
     assert_eq!(dead["addresses"], json!(["10.9.0.10/24"]), "{told}");
-    assert_eq!((&dead["netnsState"], &dead["netdev"]), (&json!("alive"), &json!("nic0")));
+    assert_eq!(
+        (&dead["netnsState"], &dead["netdev"]),
+        (&json!("alive"), &json!("nic0"))
+    );
 
     pods[0].delete()?;
     let gone = status()?;
-    assert!(gone["attachments"].to_string().contains("\"gone\""), "{gone}");
+    assert!(
+        gone["attachments"].to_string().contains("\"gone\""),
+        "{gone}"
+    );
 
     // The daemon takes back what the dead one has, and only that.
     let pools = host.directory().join("config.yaml");
@@ -269,24 +328,46 @@ fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
     let kubelet = host.directory().join("kubelet");
     fs::create_dir(&kubelet)?;
     let mut daemon = host.netns.command(product("rdma-device-plugin")?);
-    daemon.args(["run", "--reclaim-interval", "1", "--config-file"]).arg(&pools);
-    daemon.arg("--policy").arg(&policy).arg("--device-plugin-dir").arg(&kubelet);
+    daemon
+        .args(["run", "--reclaim-interval", "1", "--config-file"])
+        .arg(&pools);
+    daemon
+        .arg("--policy")
+        .arg(&policy)
+        .arg("--device-plugin-dir")
+        .arg(&kubelet);
     daemon.arg("--kubelet-root-dir").arg(&kubelet);
-    daemon.arg("--node-socket").arg(host.directory().join("rdma-netdev/node.sock"));
-    let mut daemon = Killed(daemon.stdout(Stdio::null()).stderr(fs::File::create(&log)?).spawn()?);
+    daemon
+        .arg("--node-socket")
+        .arg(host.directory().join("rdma-netdev/node.sock"));
+    let mut daemon = Killed(
+        daemon
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log)?)
+            .spawn()?,
+    );
     let mut left = Vec::new();
     for _ in 0..200 {
         thread::sleep(Duration::from_millis(100));
-        left = status()?["attachments"].as_array().cloned().unwrap_or_default();
+        left = status()?["attachments"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         if left.len() == 1 {
             break;
         }
     }
     let told = fs::read_to_string(&log)?;
-    ensure!(left.len() == 1 && left[0]["pod"] == "default/alive", "{left:?}; {told}");
+    ensure!(
+        left.len() == 1 && left[0]["pod"] == "default/alive",
+        "{left:?}; {told}"
+    );
     ensure!(told.contains("attachment undone"), "{told}");
     assert_eq!(status()?["leases"].as_array().map(Vec::len), Some(1));
-    assert!(pods[1].ip("link show net1").is_ok(), "a living pod lost its interface");
+    assert!(
+        pods[1].ip("link show net1").is_ok(),
+        "a living pod lost its interface"
+    );
     daemon.end();
 
     let call = host.call(&pods[1], "alive", "net1");

@@ -28,10 +28,19 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
     case!(ready_means_that_the_kubelet_has_the_list, Root),
-    case!(a_wrong_file_at_the_start_is_replaced_by_the_last_good_one, Root),
+    case!(
+        a_wrong_file_at_the_start_is_replaced_by_the_last_good_one,
+        Root
+    ),
     case!(a_replaced_configuration_directory_is_noticed, Root),
-    case!(an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change, Root),
-    case!(a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca, Root),
+    case!(
+        an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change,
+        Root
+    ),
+    case!(
+        a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca,
+        Root
+    ),
     case!(a_pool_waits_for_the_marker_of_a_driver_container, Root),
 ];
 
@@ -54,7 +63,11 @@ impl Scene {
         fs::write(&file, config)?;
         // Free a moment ago; nobody else here asks for one.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        Ok(Self { machine, file, address })
+        Ok(Self {
+            machine,
+            file,
+            address,
+        })
     }
 
     fn daemon(&self) -> Result<Daemon> {
@@ -91,7 +104,12 @@ impl Scene {
         Ok((status.parse()?, body.to_owned()))
     }
 
-    fn until(&self, path: &str, daemon: &Daemon, wanted: impl Fn(u16, &str) -> bool) -> Result<String> {
+    fn until(
+        &self,
+        path: &str,
+        daemon: &Daemon,
+        wanted: impl Fn(u16, &str) -> bool,
+    ) -> Result<String> {
         let started = Instant::now();
         loop {
             let said = match self.get(path) {
@@ -99,7 +117,10 @@ impl Scene {
                 said => said,
             };
             if started.elapsed() > SOON {
-                bail!("{path} never said so: {said:?}\nthe daemon said: {}", daemon.log());
+                bail!(
+                    "{path} never said so: {said:?}\nthe daemon said: {}",
+                    daemon.log()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -108,13 +129,19 @@ impl Scene {
 
 fn admit(kubelet: &Kubelet, name: &str, resource: &str, units: u64) -> Result<Vec<String>> {
     kubelet.admit(Pod::with_limits(name, &[(resource, units)])?)?;
-    Ok(kubelet.assigned(&format!("default/{name}"))?.into_values().flatten().collect())
+    Ok(kubelet
+        .assigned(&format!("default/{name}"))?
+        .into_values()
+        .flatten()
+        .collect())
 }
 
 /// Anonymous resident memory in KiB; a debug build maps many pages of its file besides.
 fn memory(daemon: &Daemon) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.split_whitespace().next());
     Ok(kib.context("no RssAnon")?.parse()?)
 }
@@ -141,7 +168,11 @@ fn half_open_requests_harm_nobody() -> Result<()> {
             strangers.push(stream);
         }
     }
-    ensure!(strangers.len() > STRANGERS / 2, "only {} strangers came", strangers.len());
+    ensure!(
+        strangers.len() > STRANGERS / 2,
+        "only {} strangers came",
+        strangers.len()
+    );
     let mut quickest = Duration::MAX;
     for _ in 0..3 {
         let settings = kubelet.settings().clone();
@@ -153,9 +184,16 @@ fn half_open_requests_harm_nobody() -> Result<()> {
         // One who asks gets an answer at once, among all of them.
         let started = Instant::now();
         assert_eq!(scene.get("/healthz")?.0, 200);
-        ensure!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        ensure!(
+            started.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            started.elapsed()
+        );
     }
-    ensure!(quickest < Duration::from_secs(1), "registered again only after {quickest:?}");
+    ensure!(
+        quickest < Duration::from_secs(1),
+        "registered again only after {quickest:?}"
+    );
     let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.id()))?.count();
     ensure!(descriptors < 100, "{descriptors} descriptors");
     let kib = memory(&daemon)?;
@@ -176,7 +214,8 @@ fn a_hundred_restarts_of_the_kubelet_beside_strangers() -> Result<()> {
         let mut strangers = VecDeque::new();
         let mut came = 0_u32;
         while !ended.load(Ordering::Relaxed) {
-            if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200))
+            {
                 let _ = stream.write_all(b"GET /status HTTP/1.1\r\nX:");
                 strangers.push_back(stream);
                 came += 1;
@@ -191,17 +230,28 @@ fn a_hundred_restarts_of_the_kubelet_beside_strangers() -> Result<()> {
     let mut slowest = Duration::ZERO;
     for restart in 1..=100_u64 {
         let settings = kubelet.settings().clone();
-        if restart % 2 == 0 { kubelet.stop() } else { kubelet.kill() }
+        if restart % 2 == 0 {
+            kubelet.stop()
+        } else {
+            kubelet.kill()
+        }
         std::thread::sleep(Duration::from_millis(restart * 7 % 60));
         kubelet = Kubelet::start(settings)?;
         let started = Instant::now();
-        scene.wait(&kubelet, &daemon, "rdma/nic", 2).with_context(|| format!("restart {restart}"))?;
+        scene
+            .wait(&kubelet, &daemon, "rdma/nic", 2)
+            .with_context(|| format!("restart {restart}"))?;
         slowest = slowest.max(started.elapsed());
     }
     over.store(true, Ordering::Relaxed);
-    let came = hostile.join().map_err(|_| anyhow::anyhow!("the strangers failed"))?;
+    let came = hostile
+        .join()
+        .map_err(|_| anyhow::anyhow!("the strangers failed"))?;
     ensure!(came > 500, "only {came} strangers came");
-    ensure!(slowest < Duration::from_secs(10), "the slowest took {slowest:?}");
+    ensure!(
+        slowest < Duration::from_secs(10),
+        "the slowest took {slowest:?}"
+    );
     let kib = memory(&daemon)?;
     ensure!(kib < 20 * 1024, "{kib} KiB");
     Ok(())
@@ -225,26 +275,49 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let state = scene.machine.tree.path("/sys/class/infiniband/mlx5_1/ports/1/state");
+    let state = scene
+        .machine
+        .tree
+        .path("/sys/class/infiniband/mlx5_1/ports/1/state");
     fs::remove_file(&state)?;
     mkfifo(&state, Mode::S_IRUSR)?;
     let said = scene.until("/readyz", &daemon, |status, _| status == 503)?;
-    ensure!(said.contains("is late") && said.contains("mlx5_1/ports/1/state"), "{said}");
-    ensure!(daemon.log().contains("mlx5_1/ports/1/state"), "{}", daemon.log());
+    ensure!(
+        said.contains("is late") && said.contains("mlx5_1/ports/1/state"),
+        "{said}"
+    );
+    ensure!(
+        daemon.log().contains("mlx5_1/ports/1/state"),
+        "{}",
+        daemon.log()
+    );
     let (_, metrics) = scene.get("/metrics")?;
-    let late = metrics.lines().find(|line| line.starts_with("rdma_device_plugin_scan_late_seconds"));
+    let late = metrics
+        .lines()
+        .find(|line| line.starts_with("rdma_device_plugin_scan_late_seconds"));
     ensure!(late.is_some_and(|line| !line.ends_with(" 0.0")), "{late:?}");
     // Allocation goes on; a container that would have to wait for the scan is told at once.
     admit(&kubelet, "pod", "rdma/nic", 1)?;
     let started = Instant::now();
-    let refused = kubelet.run_options("default/pod", "main").err().context("started")?;
+    let refused = kubelet
+        .run_options("default/pod", "main")
+        .err()
+        .context("started")?;
     ensure!(format!("{refused:#}").contains("is late"), "{refused:#}");
-    ensure!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    ensure!(
+        started.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        started.elapsed()
+    );
     assert_eq!(scene.get("/healthz")?.0, 200);
     let started = Instant::now();
     daemon.signal(Signal::SIGTERM)?;
     daemon.ended(Duration::from_secs(5))?;
-    ensure!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    ensure!(
+        started.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        started.elapsed()
+    );
     Ok(())
 }
 
@@ -258,11 +331,18 @@ fn an_attribute_that_cannot_be_read_blinds_one_hca() -> Result<()> {
     tree.remove(state);
     fs::create_dir(tree.path(state))?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
-    let status = scene.until("/status", &daemon, |_, body| body.contains("Is a directory"))?;
+    let status = scene.until("/status", &daemon, |_, body| {
+        body.contains("Is a directory")
+    })?;
     let read: serde_json::Value = serde_json::from_str(&status)?;
     let hcas = read["pools"][0]["hcas"].as_array().context("no HCAs")?;
     assert_eq!(hcas[0]["healthy"], true);
-    ensure!(hcas[1]["reason"].as_str().is_some_and(|why| why.contains("mlx5_1/ports/1/state")), "{status}");
+    ensure!(
+        hcas[1]["reason"]
+            .as_str()
+            .is_some_and(|why| why.contains("mlx5_1/ports/1/state")),
+        "{status}"
+    );
     fs::remove_dir(tree.path(state))?;
     tree.file(state, "4: ACTIVE");
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)
@@ -271,13 +351,20 @@ fn an_attribute_that_cannot_be_read_blinds_one_hca() -> Result<()> {
 fn ready_means_that_the_kubelet_has_the_list() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
-    kubelet.misbehave(Misbehaviour { never_watch: true, ..Misbehaviour::default() });
+    kubelet.misbehave(Misbehaviour {
+        never_watch: true,
+        ..Misbehaviour::default()
+    });
     let daemon = scene.daemon()?;
     kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
-    scene.until("/readyz", &daemon, |status, body| status == 503 && body.contains("has not opened its stream"))?;
+    scene.until("/readyz", &daemon, |status, body| {
+        status == 503 && body.contains("has not opened its stream")
+    })?;
     kubelet.misbehave(Misbehaviour::default());
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    scene.until("/readyz", &daemon, |status, body| status == 200 && body.starts_with("ready"))?;
+    scene.until("/readyz", &daemon, |status, body| {
+        status == 200 && body.starts_with("ready")
+    })?;
     Ok(())
 }
 
@@ -291,12 +378,20 @@ fn a_wrong_file_at_the_start_is_replaced_by_the_last_good_one() -> Result<()> {
     fs::write(&scene.file, "version: 1\npols: []\n")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    ensure!(daemon.log().contains("CONFIGURATION IS REFUSED"), "{}", daemon.log());
-    scene.until("/readyz", &daemon, |_, body| body.contains("configuration file is refused"))?;
+    ensure!(
+        daemon.log().contains("CONFIGURATION IS REFUSED"),
+        "{}",
+        daemon.log()
+    );
+    scene.until("/readyz", &daemon, |_, body| {
+        body.contains("configuration file is refused")
+    })?;
     // Mended, it is in force without a restart.
     fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
     scene.wait(&kubelet, &daemon, "rdma/other", 2)?;
-    scene.until("/readyz", &daemon, |status, body| status == 200 && !body.contains("refused"))?;
+    scene.until("/readyz", &daemon, |status, body| {
+        status == 200 && !body.contains("refused")
+    })?;
     Ok(())
 }
 
@@ -308,7 +403,10 @@ fn a_replaced_configuration_directory_is_noticed() -> Result<()> {
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     let directory = scene.file.parent().context("no directory")?;
     for resource in ["rdma/second", "rdma/third"] {
-        fs::rename(directory, directory.with_extension(resource.replace('/', "-")))?;
+        fs::rename(
+            directory,
+            directory.with_extension(resource.replace('/', "-")),
+        )?;
         fs::create_dir(directory)?;
         fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", resource))?;
         scene.wait(&kubelet, &daemon, resource, 2)?;
@@ -322,20 +420,36 @@ fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
-    let free = HCAS.into_iter().find(|hca| *hca != held[0]).context("both are held")?;
-    let shared = EXCLUSIVE.replace("rdma/nic", "rdma/shared").replace("mode: exclusive", "mode: shared\n  slots: 1");
+    let free = HCAS
+        .into_iter()
+        .find(|hca| *hca != held[0])
+        .context("both are held")?;
+    let shared = EXCLUSIVE
+        .replace("rdma/nic", "rdma/shared")
+        .replace("mode: exclusive", "mode: shared\n  slots: 1");
     fs::write(&scene.file, shared)?;
     scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
     let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
-    ensure!(offered.iter().all(|id| id.starts_with(free)), "{offered:?}, and {held:?} is held");
+    ensure!(
+        offered.iter().all(|id| id.starts_with(free)),
+        "{offered:?}, and {held:?} is held"
+    );
     fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
     scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
-    scene.until("/readyz", &daemon, |_, body| body.contains("until pod default/pod ends"))?;
+    scene.until("/readyz", &daemon, |_, body| {
+        body.contains("until pod default/pod ends")
+    })?;
     // The daemon starts anew, and knows it at once.
     drop(daemon);
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
-    assert_eq!(kubelet.devices("rdma/other").into_keys().collect::<Vec<_>>(), [free]);
+    assert_eq!(
+        kubelet
+            .devices("rdma/other")
+            .into_keys()
+            .collect::<Vec<_>>(),
+        [free]
+    );
     kubelet.remove("default/pod")?;
     let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
@@ -363,9 +477,15 @@ fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()>
     renumber(&scene.machine, "uverbs0", "uverbs9")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let refused = kubelet.run_options("default/pod", "main").err().context("it started")?;
+    let refused = kubelet
+        .run_options("default/pod", "main")
+        .err()
+        .context("it started")?;
     let said = format!("{refused:#}");
-    ensure!(said.contains("uverbs9") && said.contains("delivery: cdi"), "{said}");
+    ensure!(
+        said.contains("uverbs9") && said.contains("delivery: cdi"),
+        "{said}"
+    );
     Ok(())
 }
 
@@ -377,7 +497,10 @@ fn renumber(machine: &Machine, from: &str, to: &str) -> Result<()> {
     fs::rename(&real, &renamed)?;
     tree.remove(class.join(from));
     let root = fs::canonicalize(tree.path("/"))?;
-    tree.link(class.join(to), Path::new("/").join(renamed.strip_prefix(root)?));
+    tree.link(
+        class.join(to),
+        Path::new("/").join(renamed.strip_prefix(root)?),
+    );
     let nodes = tree.path("/dev/infiniband");
     Ok(fs::rename(nodes.join(from), nodes.join(to))?)
 }
@@ -385,18 +508,36 @@ fn renumber(machine: &Machine, from: &str, to: &str) -> Result<()> {
 fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let marker = scene.machine.directory().join(".driver-ready");
-    let wait = format!("  waitFor: [{{file: {}}}, {{module: mlx5-ib}}]\n", marker.display());
+    let wait = format!(
+        "  waitFor: [{{file: {}}}, {{module: mlx5-ib}}]\n",
+        marker.display()
+    );
     fs::write(&scene.file, format!("{EXCLUSIVE}{wait}"))?;
     let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
-    let unready = |text: &'static str| scene.until("/readyz", &daemon, move |_, body| body.contains(text));
-    kubelet.wait("the list", SOON, |node, _| node.get("rdma/nic").is_some_and(|one| one.capacity == 2))?;
+    let unready =
+        |text: &'static str| scene.until("/readyz", &daemon, move |_, body| body.contains(text));
+    kubelet.wait("the list", SOON, |node, _| {
+        node.get("rdma/nic").is_some_and(|one| one.capacity == 2)
+    })?;
     unready("no healthy unit")?;
     let (_, status) = scene.get("/status")?;
     ensure!(status.contains(".driver-ready, module mlx5_ib"), "{status}");
     fs::write(&marker, "")?;
-    scene.until("/status", &daemon, |_, body| !body.contains(".driver-ready"))?;
-    assert_eq!(kubelet.devices("rdma/nic").values().filter(|one| one.health == "Healthy").count(), 0);
-    scene.machine.tree.file("/sys/module/mlx5_ib/initstate", "live");
+    scene.until("/status", &daemon, |_, body| {
+        !body.contains(".driver-ready")
+    })?;
+    assert_eq!(
+        kubelet
+            .devices("rdma/nic")
+            .values()
+            .filter(|one| one.health == "Healthy")
+            .count(),
+        0
+    );
+    scene
+        .machine
+        .tree
+        .file("/sys/module/mlx5_ib/initstate", "live");
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)
 }

@@ -84,10 +84,15 @@ impl Node {
     fn install_with(&self, call: &str, fault: &str) -> Result<Output> {
         let beside = self.bin().join(".rdma-netdev.new");
         let mut command = Command::new("strace");
-        command.args(["-f", "-qq", "-o", "/dev/null", "-P"]).arg(&beside);
+        command
+            .args(["-f", "-qq", "-o", "/dev/null", "-P"])
+            .arg(&beside);
         command.arg("-P").arg(self.bin().join("rdma-netdev"));
         command.args(["-e", &format!("inject=?{call}:{fault}")]);
-        let output = command.arg(product("rdma-device-plugin")?).args(self.flags()).output()?;
+        let output = command
+            .arg(product("rdma-device-plugin")?)
+            .args(self.flags())
+            .output()?;
         Ok(output)
     }
 
@@ -116,7 +121,10 @@ impl Node {
             ensure!(self.has_new(name)?, "{name} is not the new one");
         }
         let files = self.files()?;
-        ensure!(files == ["rdma-ipam", "rdma-netdev"], "left behind: {files:?}");
+        ensure!(
+            files == ["rdma-ipam", "rdma-netdev"],
+            "left behind: {files:?}"
+        );
         Ok(())
     }
 
@@ -125,7 +133,10 @@ impl Node {
             ensure!(self.has_old(name)?, "{name} is not the old one");
         }
         let files = self.files()?;
-        ensure!(files == ["rdma-ipam", "rdma-netdev"], "left behind: {files:?}");
+        ensure!(
+            files == ["rdma-ipam", "rdma-netdev"],
+            "left behind: {files:?}"
+        );
         Ok(())
     }
 }
@@ -155,7 +166,10 @@ fn a_node_gets_both_programs_and_the_policy() -> Result<()> {
     let output = node.install(&[])?;
     let told = said(&output);
     ensure!(output.status.success(), "{told}");
-    ensure!(told.contains("rdma-netdev: replaced version 0.0.7, now version"), "{told}");
+    ensure!(
+        told.contains("rdma-netdev: replaced version 0.0.7, now version"),
+        "{told}"
+    );
     node.is_done()?;
     let policy: serde_json::Value = serde_json::from_slice(&fs::read(node.policy())?)?;
     assert_eq!(policy, serde_json::json!({"version": 1, "node": "gpu-17"}));
@@ -181,7 +195,10 @@ fn a_program_that_does_not_run_here_replaces_nothing() -> Result<()> {
         fs::write(image.path().join(name), elf)?;
     }
     let output = node.install_from(image.path())?;
-    refused(&output, &["rdma-netdev does not run on this node", "architecture"])?;
+    refused(
+        &output,
+        &["rdma-netdev does not run on this node", "architecture"],
+    )?;
     node.is_as_before()
 }
 
@@ -228,7 +245,9 @@ fn a_full_disk_leaves_the_old_program() -> Result<()> {
 }
 
 fn killed_anywhere_it_leaves_the_old_or_the_new() -> Result<()> {
-    let calls = ["open", "openat", "read", "write", "fchmod", "fsync", "close"];
+    let calls = [
+        "open", "openat", "read", "write", "fchmod", "fsync", "close",
+    ];
     let more = ["statx", "stat", "lstat", "execve", "rename", "unlink"];
     let mut kills = 0;
     for call in calls.into_iter().chain(more) {
@@ -236,17 +255,28 @@ fn killed_anywhere_it_leaves_the_old_or_the_new() -> Result<()> {
             let node = Node::new()?;
             let output = node.install_with(call, &format!("signal=KILL:when={nth}"))?;
             let sound = node.has_new("rdma-netdev")? || node.has_old("rdma-netdev")?;
-            ensure!(sound, "killed at {call} {nth}: rdma-netdev is neither the old nor the new");
+            ensure!(
+                sound,
+                "killed at {call} {nth}: rdma-netdev is neither the old nor the new"
+            );
             let again = node.install(&[])?;
-            ensure!(again.status.success(), "after {call} {nth}: {}", said(&again));
-            node.is_done().with_context(|| format!("after a kill at {call} {nth}"))?;
+            ensure!(
+                again.status.success(),
+                "after {call} {nth}: {}",
+                said(&again)
+            );
+            node.is_done()
+                .with_context(|| format!("after a kill at {call} {nth}"))?;
             if output.status.success() {
                 break;
             }
             kills += 1;
         }
     }
-    ensure!(kills >= 8, "only {kills} calls were met: the case no longer tests what it says");
+    ensure!(
+        kills >= 8,
+        "only {kills} calls were met: the case no longer tests what it says"
+    );
     Ok(())
 }
 

@@ -28,7 +28,10 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_replaced_directory_is_noticed, Root),
     case!(a_dropped_stream_is_registered_anew, Root),
     case!(a_deleted_socket_is_served_anew, Root),
-    case!(a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none, Root),
+    case!(
+        a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none,
+        Root
+    ),
     case!(a_killed_daemon_is_followed_by_one_with_the_same_units, Root),
     case!(a_rolling_update_ends_registered, Root),
     case!(asked_to_stop_it_leaves_no_socket, Root),
@@ -40,7 +43,8 @@ pub(crate) const CASES: &[Case] = &[
 const SHARED: &str = r#"{"periodicUpdateInterval": 1, "configList": [
     {"resourceName": "hca", "rdmaHcaMax": 4, "devices": ["rdma0", "rdma1"]}]}"#;
 const SHARED_RESOURCE: &str = "rdma/hca";
-const EXCLUSIVE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+const EXCLUSIVE: &str =
+    "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 const EXCLUSIVE_RESOURCE: &str = "rdma/nic";
 const SOON: Duration = Duration::from_secs(20);
 
@@ -71,7 +75,11 @@ fn nodes(kubelet: &Kubelet, name: &str) -> Result<BTreeSet<String>> {
         assert_eq!(device.permissions, "rw");
         assert_eq!(device.host_path, device.container_path);
     }
-    Ok(options.devices.into_iter().map(|device| device.container_path).collect())
+    Ok(options
+        .devices
+        .into_iter()
+        .map(|device| device.container_path)
+        .collect())
 }
 
 fn named<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
@@ -82,22 +90,44 @@ fn a_pod_gets_all_hcas_of_an_unchanged_configuration() -> Result<()> {
     let (_machine, kubelet, _daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
     assert_eq!(admit(&kubelet, "pod", SHARED_RESOURCE, 1)?.len(), 1);
     let nodes = nodes(&kubelet, "pod")?;
-    assert!(nodes.is_superset(&named(["rdma_cm", "uverbs0", "uverbs1"])), "{nodes:?}");
+    assert!(
+        nodes.is_superset(&named(["rdma_cm", "uverbs0", "uverbs1"])),
+        "{nodes:?}"
+    );
     Ok(())
 }
 
 fn an_exclusive_unit_is_one_hca_and_its_nodes() -> Result<()> {
     let (_machine, kubelet, _daemon) = registered(EXCLUSIVE, EXCLUSIVE_RESOURCE, 2)?;
     let devices = kubelet.devices(EXCLUSIVE_RESOURCE);
-    assert_eq!(devices.keys().collect::<Vec<_>>(), HCAS, "a unit's ID is its PCI address");
+    assert_eq!(
+        devices.keys().collect::<Vec<_>>(),
+        HCAS,
+        "a unit's ID is its PCI address"
+    );
     for (numa_node, device) in (0..).zip(devices.values()) {
         let topology = device.topology.as_ref().context("no topology")?;
-        assert_eq!(topology.nodes.iter().map(|node| node.id).collect::<Vec<_>>(), [numa_node]);
+        assert_eq!(
+            topology
+                .nodes
+                .iter()
+                .map(|node| node.id)
+                .collect::<Vec<_>>(),
+            [numa_node]
+        );
     }
     for pod in ["one", "two"] {
         let ids = admit(&kubelet, pod, EXCLUSIVE_RESOURCE, 1)?;
-        let own = if ids == HCAS[..1] { "uverbs0" } else { "uverbs1" };
-        assert_eq!(nodes(&kubelet, pod)?, named(["rdma_cm", own]), "{pod} has {ids:?}");
+        let own = if ids == HCAS[..1] {
+            "uverbs0"
+        } else {
+            "uverbs1"
+        };
+        assert_eq!(
+            nodes(&kubelet, pod)?,
+            named(["rdma_cm", own]),
+            "{pod} has {ids:?}"
+        );
     }
     assert!(admit(&kubelet, "three", EXCLUSIVE_RESOURCE, 1).is_err());
     Ok(())
@@ -111,7 +141,10 @@ fn two_units_are_two_hcas() -> Result<()> {
         let ids = admit(&kubelet, pod, "rdma/hca", 2)?;
         let hcas: BTreeSet<_> = ids.iter().filter_map(|id| id.split('_').next()).collect();
         assert_eq!(hcas, HCAS.into(), "{pod} has {ids:?}");
-        assert_eq!(nodes(&kubelet, pod)?, named(["rdma_cm", "uverbs0", "uverbs1"]));
+        assert_eq!(
+            nodes(&kubelet, pod)?,
+            named(["rdma_cm", "uverbs0", "uverbs1"])
+        );
     }
     Ok(())
 }
@@ -132,11 +165,18 @@ fn a_hundred_restarts_of_the_kubelet() -> Result<()> {
     // A linear congruential generator: another pause each time, the same in every run.
     let mut random: u64 = 20_261_121;
     for restart in 1..=100_u64 {
-        assert_eq!(kubelet.registrations().len(), 1, "once is enough: {}", daemon.log());
+        assert_eq!(
+            kubelet.registrations().len(),
+            1,
+            "once is enough: {}",
+            daemon.log()
+        );
         let name = format!("pod-{restart}");
         admit(&kubelet, &name, SHARED_RESOURCE, 2)?;
         let settings = kubelet.settings().clone();
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         std::thread::sleep(Duration::from_millis((random >> 33) % 60));
         // By turns asked to end and killed, at once again and after a while.
         if restart % 2 == 0 {
@@ -146,21 +186,36 @@ fn a_hundred_restarts_of_the_kubelet() -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis((random >> 40) % 120));
         kubelet = Kubelet::start(settings)?;
-        wait(&kubelet, &daemon, SHARED_RESOURCE, 4).with_context(|| format!("restart {restart}"))?;
+        wait(&kubelet, &daemon, SHARED_RESOURCE, 4)
+            .with_context(|| format!("restart {restart}"))?;
         kubelet.remove(&format!("default/{name}"))?;
         if restart == 10 {
             after_ten = Some(size(&daemon)?);
         }
     }
-    let after = kubelet.assigned("default/pod")?.into_values().flatten().collect::<Vec<_>>();
+    let after = kubelet
+        .assigned("default/pod")?
+        .into_values()
+        .flatten()
+        .collect::<Vec<_>>();
     assert_eq!(after, before);
     kubelet.readmit("default/pod")?;
     assert_eq!(kubelet.run_options("default/pod", "main")?, options);
-    assert_eq!(sockets(&kubelet.settings().device_plugins)?.len(), 1, "one socket, not a hundred");
+    assert_eq!(
+        sockets(&kubelet.settings().device_plugins)?.len(),
+        1,
+        "one socket, not a hundred"
+    );
     let (memory, descriptors) = after_ten.context("ten restarts")?;
     let (memory_now, descriptors_now) = size(&daemon)?;
-    assert!(descriptors_now <= descriptors + 2, "{descriptors} descriptors became {descriptors_now}");
-    assert!(memory_now <= memory + 2048, "{memory} KiB became {memory_now}");
+    assert!(
+        descriptors_now <= descriptors + 2,
+        "{descriptors} descriptors became {descriptors_now}"
+    );
+    assert!(
+        memory_now <= memory + 2048,
+        "{memory} KiB became {memory_now}"
+    );
     Ok(())
 }
 
@@ -168,8 +223,13 @@ fn a_hundred_restarts_of_the_kubelet() -> Result<()> {
 fn size(daemon: &Daemon) -> Result<(u64, usize)> {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let resident = resident.and_then(|text| text.split_whitespace().next()).context("VmRSS")?;
-    Ok((resident.parse()?, fs::read_dir(format!("/proc/{}/fd", daemon.id()))?.count()))
+    let resident = resident
+        .and_then(|text| text.split_whitespace().next())
+        .context("VmRSS")?;
+    Ok((
+        resident.parse()?,
+        fs::read_dir(format!("/proc/{}/fd", daemon.id()))?.count(),
+    ))
 }
 
 fn a_kubelet_that_comes_late_is_waited_for() -> Result<()> {
@@ -184,11 +244,17 @@ fn a_kubelet_that_comes_late_is_waited_for() -> Result<()> {
 fn a_kubelet_that_refuses_is_asked_again() -> Result<()> {
     let machine = Machine::new()?;
     let kubelet = machine.kubelet()?;
-    kubelet.misbehave(Misbehaviour { refuse: 3, ..Misbehaviour::default() });
+    kubelet.misbehave(Misbehaviour {
+        refuse: 3,
+        ..Misbehaviour::default()
+    });
     let daemon = machine.daemon(SHARED)?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
-    let refused: Vec<_> =
-        kubelet.registrations().into_iter().map(|call| call.refused.is_some()).collect();
+    let refused: Vec<_> = kubelet
+        .registrations()
+        .into_iter()
+        .map(|call| call.refused.is_some())
+        .collect();
     assert_eq!(refused, [true, true, true, false]);
     Ok(())
 }
@@ -196,7 +262,10 @@ fn a_kubelet_that_refuses_is_asked_again() -> Result<()> {
 fn a_kubelet_that_never_watches_is_asked_again() -> Result<()> {
     let machine = Machine::new()?;
     let kubelet = machine.kubelet()?;
-    kubelet.misbehave(Misbehaviour { never_watch: true, ..Misbehaviour::default() });
+    kubelet.misbehave(Misbehaviour {
+        never_watch: true,
+        ..Misbehaviour::default()
+    });
     let daemon = machine.daemon(SHARED)?;
     kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
     kubelet.misbehave(Misbehaviour::default());
@@ -207,7 +276,10 @@ fn a_slow_kubelet_is_asked_once() -> Result<()> {
     let machine = Machine::new()?;
     let kubelet = machine.kubelet()?;
     let delay = Duration::from_secs(4);
-    kubelet.misbehave(Misbehaviour { delay, ..Misbehaviour::default() });
+    kubelet.misbehave(Misbehaviour {
+        delay,
+        ..Misbehaviour::default()
+    });
     let daemon = machine.daemon(SHARED)?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
     assert_eq!(kubelet.registrations().len(), 1, "{}", daemon.log());
@@ -251,13 +323,17 @@ fn a_deleted_socket_is_served_anew() -> Result<()> {
 fn a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none() -> Result<()> {
     let config = format!("{EXCLUSIVE}rescanInterval: 1s\n");
     let (machine, kubelet, daemon) = registered(&config, EXCLUSIVE_RESOURCE, 2)?;
-    machine.tree.set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
+    machine
+        .tree
+        .set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
     wait(&kubelet, &daemon, EXCLUSIVE_RESOURCE, 1)?;
     let devices = kubelet.devices(EXCLUSIVE_RESOURCE);
     let health: Vec<_> = HCAS.iter().map(|id| devices[*id].health.as_str()).collect();
     assert_eq!(health, [HEALTHY, UNHEALTHY]);
 
-    machine.tree.set_port_state("mlx5_1", 1, "4: ACTIVE", "5: LinkUp");
+    machine
+        .tree
+        .set_port_state("mlx5_1", 1, "4: ACTIVE", "5: LinkUp");
     wait(&kubelet, &daemon, EXCLUSIVE_RESOURCE, 2)
 }
 
@@ -307,7 +383,11 @@ fn a_rolling_update_ends_registered() -> Result<()> {
 fn asked_to_stop_it_leaves_no_socket() -> Result<()> {
     let (_machine, kubelet, mut daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
     daemon.signal(Signal::SIGTERM)?;
-    assert!(daemon.ended(Duration::from_secs(5))?.success(), "{}", daemon.log());
+    assert!(
+        daemon.ended(Duration::from_secs(5))?.success(),
+        "{}",
+        daemon.log()
+    );
     assert!(sockets(&kubelet.settings().device_plugins)?.is_empty());
     wait(&kubelet, &daemon, SHARED_RESOURCE, 0)
 }
@@ -320,7 +400,10 @@ fn a_missing_kubelet_directory_is_said() -> Result<()> {
     assert_eq!(status.code(), Some(1), "{log}");
     let directory = machine.settings().device_plugins;
     assert!(log.contains(directory.to_str().unwrap()), "{log}");
-    assert!(log.contains("--device-plugin-dir"), "it says what to do: {log}");
+    assert!(
+        log.contains("--device-plugin-dir"),
+        "it says what to do: {log}"
+    );
     assert!(!directory.exists(), "it is the kubelet's to make");
     Ok(())
 }
@@ -330,10 +413,22 @@ fn a_wrong_configuration_is_said() -> Result<()> {
     let kubelet = machine.kubelet()?;
     for (config, words) in [
         (r#"{"configList": []}"#, "configList"),
-        (r#"{"configList": [{"resourceName": "h-a", "devices": ["x"]}]}"#, "h-a"),
-        (r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": 1}]}"#, "selector"),
-        (r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": -1, "devices": ["x"]}]}"#, "-1"),
-        ("version: 1\npools:\n- resource: rdma/a\n  mode: shard\n", "shard"),
+        (
+            r#"{"configList": [{"resourceName": "h-a", "devices": ["x"]}]}"#,
+            "h-a",
+        ),
+        (
+            r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": 1}]}"#,
+            "selector",
+        ),
+        (
+            r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": -1, "devices": ["x"]}]}"#,
+            "-1",
+        ),
+        (
+            "version: 1\npools:\n- resource: rdma/a\n  mode: shard\n",
+            "shard",
+        ),
     ] {
         let mut daemon = machine.daemon(config)?;
         assert_eq!(daemon.ended(SOON)?.code(), Some(1), "{config}");
@@ -348,9 +443,15 @@ fn the_plugin_watcher_is_refused_with_the_reason() -> Result<()> {
     let _kubelet = machine.kubelet()?;
     let file = machine.directory().join("config.json");
     fs::write(&file, SHARED)?;
-    let mut daemon = machine.daemon_on(&file, &["--registration".as_ref(), "plugin-watcher".as_ref()])?;
+    let mut daemon = machine.daemon_on(
+        &file,
+        &["--registration".as_ref(), "plugin-watcher".as_ref()],
+    )?;
     assert!(!daemon.ended(SOON)?.success());
     let said = daemon.log();
-    assert!(said.contains("authority") && said.contains("kubelet.sock"), "{said}");
+    assert!(
+        said.contains("authority") && said.contains("kubelet.sock"),
+        "{said}"
+    );
     Ok(())
 }

@@ -26,11 +26,17 @@ use serde_json::{Value, json};
 use crate::plugin::{Plugin, Script};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for, Root),
+    case!(
+        units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for,
+        Root
+    ),
     case!(pod_without_units_and_unknown_pod_are_told_apart, Root),
     case!(pod_admitted_a_moment_ago_is_known, Root),
     case!(namesake_with_another_uid_is_refused, Root),
-    case!(units_are_answered_unchecked_without_a_readable_checkpoint, Root),
+    case!(
+        units_are_answered_unchecked_without_a_readable_checkpoint,
+        Root
+    ),
     case!(kubelet_that_is_gone_or_silent_is_named_as_the_cause, Root),
     case!(two_hundred_clients_share_the_kubelets_lists, Root),
     case!(half_open_clients_keep_nobody_from_an_answer, Root),
@@ -42,7 +48,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(unusable_directory_is_a_note_and_stops_nothing_else, Root),
 ];
 
-const EXCLUSIVE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+const EXCLUSIVE: &str =
+    "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 const NIC: &str = "rdma/nic";
 /// Each unit stands for all HCAs of the pool and names none.
 const POOLED: &str = r#"{"configList": [
@@ -63,8 +70,16 @@ fn start(machine: &Machine, config: &str, metrics: SocketAddr) -> Result<Daemon>
     let file = machine.directory().join("config");
     fs::write(&file, config)?;
     let (root, metrics) = (machine.settings().root, metrics.to_string());
-    let flags = ["--metrics-addr".as_ref(), metrics.as_ref(), "--kubelet-root-dir".as_ref(), root.as_os_str()];
-    machine.daemon_on(&file, &[&flags[..], &["--log-level".as_ref(), "debug".as_ref()]].concat())
+    let flags = [
+        "--metrics-addr".as_ref(),
+        metrics.as_ref(),
+        "--kubelet-root-dir".as_ref(),
+        root.as_os_str(),
+    ];
+    machine.daemon_on(
+        &file,
+        &[&flags[..], &["--log-level".as_ref(), "debug".as_ref()]].concat(),
+    )
 }
 
 fn free_address() -> Result<SocketAddr> {
@@ -76,7 +91,12 @@ impl Node {
         let machine = Machine::new()?;
         let (kubelet, metrics) = (machine.kubelet()?, free_address()?);
         let daemon = start(&machine, config, metrics)?;
-        let node = Self { machine, kubelet, daemon, metrics };
+        let node = Self {
+            machine,
+            kubelet,
+            daemon,
+            metrics,
+        };
         node.registered(resource, units)?;
         node.listening()?;
         Ok(node)
@@ -92,13 +112,19 @@ impl Node {
     }
 
     fn listening(&self) -> Result<()> {
-        self.until("the socket", || Ok(UnixStream::connect(self.machine.node_socket()).is_ok()))
+        self.until("the socket", || {
+            Ok(UnixStream::connect(self.machine.node_socket()).is_ok())
+        })
     }
 
     fn until(&self, what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
         let started = Instant::now();
         while !done()? {
-            ensure!(started.elapsed() < SOON, "no {what} in {SOON:?}: {}", self.daemon.log());
+            ensure!(
+                started.elapsed() < SOON,
+                "no {what} in {SOON:?}: {}",
+                self.daemon.log()
+            );
             thread::sleep(Duration::from_millis(20));
         }
         Ok(())
@@ -129,7 +155,10 @@ impl Node {
 
     fn get(&self, path: &str) -> Result<String> {
         let mut stream = TcpStream::connect(self.metrics)?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
@@ -137,7 +166,7 @@ impl Node {
 
     /// Questions with this result so far.
     fn questions(&self, result: &str) -> Result<u64> {
-        let name = format!("rdma_device_plugin_node_socket_questions_total{{result=\"{result}\"}} ");
+        let name = format!("rdma_device_plugin_node_socket_requests_total{{result=\"{result}\"}} ");
         let text = self.get("/metrics")?;
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
         let value = line.with_context(|| format!("no {name} in {text}"))?;
@@ -147,17 +176,26 @@ impl Node {
 }
 
 fn named(name: &str, uid: Option<&str>) -> node_wire::Pod {
-    node_wire::Pod { namespace: "default".into(), name: name.into(), uid: uid.map(str::to_owned) }
+    node_wire::Pod {
+        namespace: "default".into(),
+        name: name.into(),
+        uid: uid.map(str::to_owned),
+    }
 }
 
 fn of<'a>(units: &'a PodUnits, resource: &str) -> Result<&'a Allocation> {
     let mut all = units.allocations.iter();
-    all.find(|one| one.resource == resource).with_context(|| format!("no {resource} in {units:?}"))
+    all.find(|one| one.resource == resource)
+        .with_context(|| format!("no {resource} in {units:?}"))
 }
 
 fn units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for() -> Result<()> {
     let node = Node::exclusive()?;
-    let other = Plugin::serve(&node.kubelet.settings().device_plugins, "other.sock", Script::default())?;
+    let other = Plugin::serve(
+        &node.kubelet.settings().device_plugins,
+        "other.sock",
+        Script::default(),
+    )?;
     other.list_healthy(&["0000:5e:00.1", "GPU-7c2f"]);
     other.register("vendor.io/dev")?;
     node.registered("vendor.io/dev", 2)?;
@@ -166,12 +204,22 @@ fn units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for() -> Result<
     assert!(units.uid_checked && units.uid_note.is_none(), "{units:?}");
     let ours = of(&units, NIC)?;
     assert_eq!(ours.container, "main");
-    assert_eq!(ours.hcas.as_ref(), Some(&ours.units), "a unit of this pool is an HCA");
+    assert_eq!(
+        ours.hcas.as_ref(),
+        Some(&ours.units),
+        "a unit of this pool is an HCA"
+    );
     assert!(HCAS.contains(&ours.units[0].as_str()), "{ours:?}");
     let theirs = of(&units, "vendor.io/dev")?;
     let mut ids = theirs.units.clone();
     ids.sort();
-    assert_eq!((ids, &theirs.hcas), (vec!["0000:5e:00.1".to_owned(), "GPU-7c2f".to_owned()], &None));
+    assert_eq!(
+        (ids, &theirs.hcas),
+        (
+            vec!["0000:5e:00.1".to_owned(), "GPU-7c2f".to_owned()],
+            &None
+        )
+    );
     assert_eq!(units.allocations.len(), 2);
 
     let node = Node::new(POOLED, POOLED_RESOURCE, 300)?;
@@ -179,10 +227,17 @@ fn units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for() -> Result<
     let units = node.answer(&pod)?;
     let shares = of(&units, POOLED_RESOURCE)?;
     assert_eq!(shares.units.len(), 2);
-    assert!(shares.units.iter().all(|unit| unit.starts_with("pool_")), "{shares:?}");
+    assert!(
+        shares.units.iter().all(|unit| unit.starts_with("pool_")),
+        "{shares:?}"
+    );
     assert_eq!(shares.hcas.as_deref(), Some(&HCAS.map(str::to_owned)[..]));
     assert_eq!(node.questions("answered")?, 1);
-    assert_eq!(node.questions("unknown_pod")?, 0, "every result has a series from the start on");
+    assert_eq!(
+        node.questions("unknown_pod")?,
+        0,
+        "every result has a series from the start on"
+    );
     Ok(())
 }
 
@@ -190,8 +245,14 @@ fn pod_without_units_and_unknown_pod_are_told_apart() -> Result<()> {
     let node = Node::exclusive()?;
     let pod = node.admit("plain", &[])?;
     assert_eq!(node.answer(&pod)?.allocations, []);
-    assert_eq!(node.failure(&named("nobody", None))?, FailureKind::UnknownPod);
-    let elsewhere = node_wire::Pod { namespace: "kube-system".into(), ..pod };
+    assert_eq!(
+        node.failure(&named("nobody", None))?,
+        FailureKind::UnknownPod
+    );
+    let elsewhere = node_wire::Pod {
+        namespace: "kube-system".into(),
+        ..pod
+    };
     assert_eq!(node.failure(&elsewhere)?, FailureKind::UnknownPod);
     assert_eq!(node.questions("unknown_pod")?, 2);
     Ok(())
@@ -215,7 +276,10 @@ fn namesake_with_another_uid_is_refused() -> Result<()> {
     let node = Node::exclusive()?;
     let first = node.admit("pod", &[(NIC, 2)])?;
     assert!(node.answer(&first)?.uid_checked);
-    assert_eq!(node.failure(&named("pod", Some("forged")))?, FailureKind::AnotherPod);
+    assert_eq!(
+        node.failure(&named("pod", Some("forged")))?,
+        FailureKind::AnotherPod
+    );
     let unchecked = node.answer(&named("pod", None))?;
     assert!(!unchecked.uid_checked, "{unchecked:?}");
     node.kubelet.remove("default/pod")?;
@@ -245,7 +309,10 @@ fn units_are_answered_unchecked_without_a_readable_checkpoint() -> Result<()> {
     unchecked("No such file")?;
     fs::write(&checkpoint, &whole[..whole.len() / 2])?;
     unchecked("EOF")?;
-    fs::write(&checkpoint, json!({"Data": {"PodDeviceEntries": null}, "Checksum": 0}).to_string())?;
+    fs::write(
+        &checkpoint,
+        json!({"Data": {"PodDeviceEntries": null}, "Checksum": 0}).to_string(),
+    )?;
     unchecked("does not have all of these units")?;
     fs::remove_file(&checkpoint)?;
     fs::write(&checkpoint, whole)?;
@@ -258,22 +325,40 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     let pod = node.admit("pod", &[(NIC, 1)])?;
     let uid_free = named("pod", None);
     node.answer(&uid_free)?;
-    let (settings, socket) = (node.kubelet.settings().clone(), node.kubelet.pod_resources_socket());
+    let (settings, socket) = (
+        node.kubelet.settings().clone(),
+        node.kubelet.pod_resources_socket(),
+    );
     // Killed: the socket stays, nobody listens.
     node.kubelet.kill();
     let error = pod_units(&node.machine.node_socket(), &uid_free, LIMIT).unwrap_err();
-    assert_eq!(error.failure().map(|f| f.kind), Some(FailureKind::KubeletUnavailable), "{error}");
-    assert!(error.to_string().contains(socket.to_str().context("path")?), "{error}");
+    assert_eq!(
+        error.failure().map(|f| f.kind),
+        Some(FailureKind::KubeletUnavailable),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains(socket.to_str().context("path")?),
+        "{error}"
+    );
     // Stopped: no socket.
     fs::remove_file(&socket)?;
     let error = pod_units(&node.machine.node_socket(), &uid_free, LIMIT).unwrap_err();
-    assert_eq!(error.failure().map(|f| f.kind), Some(FailureKind::KubeletUnavailable), "{error}");
+    assert_eq!(
+        error.failure().map(|f| f.kind),
+        Some(FailureKind::KubeletUnavailable),
+        "{error}"
+    );
     // Stuck: it accepts and says nothing. The answer still comes before the client gives up.
     let silent = UnixListener::bind(&socket)?;
     for _ in 0..2 {
         let started = Instant::now();
         let error = pod_units(&node.machine.node_socket(), &uid_free, LIMIT).unwrap_err();
-        assert_eq!(error.failure().map(|f| f.kind), Some(FailureKind::KubeletUnavailable), "{error}");
+        assert_eq!(
+            error.failure().map(|f| f.kind),
+            Some(FailureKind::KubeletUnavailable),
+            "{error}"
+        );
         assert!(error.to_string().contains("no answer within"), "{error}");
         assert!(started.elapsed() < LIMIT);
     }
@@ -337,14 +422,21 @@ fn half_open_clients_keep_nobody_from_an_answer() -> Result<()> {
     for _ in 0..3 {
         let started = Instant::now();
         of(&node.answer(&pod)?, NIC)?;
-        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            started.elapsed()
+        );
     }
     // Those that go on saying nothing are closed; one that asks at last, while there is room, is not.
     for stream in &mut silent {
         stream.set_read_timeout(Some(SOON))?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok();
-        ensure!(answer.is_empty() || answer.contains("malformed"), "{answer}");
+        ensure!(
+            answer.is_empty() || answer.contains("malformed"),
+            "{answer}"
+        );
     }
     assert_eq!(node.questions("timed_out")?, 40);
     let mut late = UnixStream::connect(&socket)?;
@@ -378,9 +470,18 @@ fn malformed_questions_are_answered_by_name() -> Result<()> {
         (&b"\xff\xfe\x00"[..], "malformed"),
         (deep.as_bytes(), "malformed"),
         (&long, "malformed"),
-        (br#"{"version": 1, "question": "podUnits", "pod": {"namespace": "a"}}"#, "malformed"),
-        (br#"{"version": 9, "question": "podUnits"}"#, "unsupportedVersion"),
-        (br#"{"version": 1, "question": "bindSlots"}"#, "unknownQuestion"),
+        (
+            br#"{"version": 1, "question": "podUnits", "pod": {"namespace": "a"}}"#,
+            "malformed",
+        ),
+        (
+            br#"{"version": 9, "question": "podUnits"}"#,
+            "unsupportedVersion",
+        ),
+        (
+            br#"{"version": 1, "question": "bindSlots"}"#,
+            "unknownQuestion",
+        ),
     ] {
         let answer = exchange(&node.machine.node_socket(), question)?;
         assert_eq!(answer["error"]["kind"], kind, "{answer}");
@@ -434,11 +535,19 @@ fn peer_that_is_not_root_is_refused() -> Result<()> {
         assert!(connected, "{answer}");
         let answer: Value = serde_json::from_str(&answer)?;
         assert_eq!(answer["error"]["kind"], "notAllowed", "{answer}");
-        assert!(answer["error"]["message"].to_string().contains("65534"), "{answer}");
+        assert!(
+            answer["error"]["message"].to_string().contains("65534"),
+            "{answer}"
+        );
     }
     assert_eq!(node.questions("not_allowed")?, 20);
     let log = node.daemon.log();
-    assert_eq!(log.matches("refused to answer on the node's socket").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("refused to answer on the node's socket")
+            .count(),
+        1,
+        "{log}"
+    );
     // And our own client does not believe in it any more.
     let error = node.ask(&pod).unwrap_err();
     assert!(matches!(error, ClientError::NotTrusted { .. }), "{error}");
@@ -491,19 +600,28 @@ fn rollout_leaves_no_moment_without_an_answer() -> Result<()> {
         });
         let rolled = (|| {
             let new = start(&node.machine, EXCLUSIVE, free_address()?)?;
-            node.until("socket of the new daemon", || Ok(inode(&socket) != old_inode))?;
+            node.until("socket of the new daemon", || {
+                Ok(inode(&socket) != old_inode)
+            })?;
             // Both live. The old one does not take the place back.
             let new_inode = inode(&socket);
             thread::sleep(Duration::from_millis(2500));
             assert_eq!(inode(&socket), new_inode);
             node.daemon.signal(Signal::SIGTERM)?;
             node.daemon.ended(SOON)?;
-            assert_eq!(inode(&socket), new_inode, "the old one's end removed nothing");
+            assert_eq!(
+                inode(&socket),
+                new_inode,
+                "the old one's end removed nothing"
+            );
             thread::sleep(Duration::from_millis(300));
             anyhow::Ok(new)
         })();
         over.store(true, Ordering::Relaxed);
-        asking.join().expect("no panic").map_err(anyhow::Error::msg)?;
+        asking
+            .join()
+            .expect("no panic")
+            .map_err(anyhow::Error::msg)?;
         rolled
     })?;
     assert!(asked.load(Ordering::Relaxed) > 100, "{asked:?}");
@@ -514,7 +632,9 @@ fn rollout_leaves_no_moment_without_an_answer() -> Result<()> {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let before = inode(&socket);
         let mut newest = start(&node.machine, EXCLUSIVE, free_address()?)?;
-        node.until("socket of the newest daemon", || Ok(inode(&socket) != before))?;
+        node.until("socket of the newest daemon", || {
+            Ok(inode(&socket) != before)
+        })?;
         newest.signal(signal)?;
         newest.ended(SOON)?;
         node.until("answer of the older daemon", || Ok(node.ask(&pod).is_ok()))?;
@@ -545,21 +665,47 @@ fn unusable_directory_is_a_note_and_stops_nothing_else() -> Result<()> {
     symlink(&elsewhere, directory)?;
     let (kubelet, metrics) = (machine.kubelet()?, free_address()?);
     let daemon = start(&machine, EXCLUSIVE, metrics)?;
-    let node = Node { machine, kubelet, daemon, metrics };
+    let node = Node {
+        machine,
+        kubelet,
+        daemon,
+        metrics,
+    };
     node.registered(NIC, 2)?;
     let pod = node.admit("pod", &[(NIC, 1)])?;
-    node.until("note", || Ok(node.get("/readyz")?.contains("cannot ask which pod holds what")))?;
+    node.until("note", || {
+        Ok(node
+            .get("/readyz")?
+            .contains("cannot ask which pod holds what"))
+    })?;
     let ready = node.get("/readyz")?;
-    assert!(ready.starts_with("HTTP/1.1 200"), "units are handed out all the same: {ready}");
-    assert!(ready.contains(directory.to_str().context("path")?) && ready.contains("it is a link"), "{ready}");
-    assert!(node.get("/metrics")?.contains("\nrdma_device_plugin_node_socket_listening 0"));
+    assert!(
+        ready.starts_with("HTTP/1.1 200"),
+        "units are handed out all the same: {ready}"
+    );
+    assert!(
+        ready.contains(directory.to_str().context("path")?) && ready.contains("it is a link"),
+        "{ready}"
+    );
+    assert!(
+        node.get("/metrics")?
+            .contains("\nrdma_device_plugin_node_socket_listening 0")
+    );
     assert_eq!(fs::read_dir(&elsewhere)?.count(), 0, "no link was followed");
     // Repaired, without a restart.
     fs::remove_file(directory)?;
     node.until("socket", || Ok(node.ask(&pod).is_ok()))?;
     assert!(!node.get("/readyz")?.contains("cannot ask"));
-    assert!(node.get("/metrics")?.contains("\nrdma_device_plugin_node_socket_listening 1"));
-    let status: Value = serde_json::from_str(node.get("/status")?.split_once("\r\n\r\n").context("body")?.1)?;
+    assert!(
+        node.get("/metrics")?
+            .contains("\nrdma_device_plugin_node_socket_listening 1")
+    );
+    let status: Value = serde_json::from_str(
+        node.get("/status")?
+            .split_once("\r\n\r\n")
+            .context("body")?
+            .1,
+    )?;
     assert_eq!(status["nodeSocket"]["state"], "listening");
     Ok(())
 }

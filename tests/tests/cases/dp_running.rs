@@ -19,9 +19,15 @@ use serde_json::Value;
 use e2e::daemon::{Daemon, HCAS, Machine};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(a_changed_config_map_is_in_force_at_once_and_a_bad_one_never, Root),
+    case!(
+        a_changed_config_map_is_in_force_at_once_and_a_bad_one_never,
+        Root
+    ),
     case!(cdi_devices_are_written_before_they_are_named, Root),
-    case!(every_metric_moves_and_the_dashboard_asks_for_no_other, Root),
+    case!(
+        every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other,
+        Root
+    ),
     case!(a_device_of_two_pools_is_told, Root),
     case!(the_nodes_addresses_are_told_to_the_cni_plugin, Root),
     case!(node_features_are_written_where_somebody_reads_them, Root),
@@ -31,7 +37,9 @@ const RESOURCE: &str = "rdma/hca";
 const SOON: Duration = Duration::from_secs(20);
 
 fn shared(slots: u32) -> String {
-    format!("version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n")
+    format!(
+        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n"
+    )
 }
 
 /// A file as the kubelet mounts a ConfigMap: a link to a file in a directory behind a link, which
@@ -45,7 +53,10 @@ impl ConfigMap {
     fn new(machine: &Machine, text: &str) -> Result<Self> {
         let directory = machine.directory().join("mounted");
         fs::create_dir(&directory)?;
-        let mut map = Self { directory, generation: 0 };
+        let mut map = Self {
+            directory,
+            generation: 0,
+        };
         map.change(text)?;
         symlink("..data/config.yaml", map.file())?;
         Ok(map)
@@ -81,7 +92,11 @@ fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
     let map = ConfigMap::new(&machine, config)?;
     // Free a moment ago; nobody else here asks for one.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let (cdi, root, told) = (machine.directory().join("cdi"), machine.settings().root, address.to_string());
+    let (cdi, root, told) = (
+        machine.directory().join("cdi"),
+        machine.settings().root,
+        address.to_string(),
+    );
     fs::create_dir(&cdi)?;
     let information = machine.directory().join("devinfo");
     let flags = [
@@ -95,7 +110,13 @@ fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
         information.as_ref(),
     ];
     let daemon = machine.daemon_on(&map.file(), &flags)?;
-    let running = Running { machine, kubelet, daemon, map, address };
+    let running = Running {
+        machine,
+        kubelet,
+        daemon,
+        map,
+        address,
+    };
     running.wait(resource, units)?;
     Ok(running)
 }
@@ -109,7 +130,10 @@ impl Running {
     /// Status and body of a page.
     fn get(&self, path: &str) -> Result<(u16, String)> {
         let mut stream = TcpStream::connect(self.address)?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("no head")?;
@@ -126,7 +150,10 @@ impl Running {
                 return Ok(body);
             }
             if started.elapsed() > SOON {
-                bail!("{path} never said {what}: {body}\nthe daemon said: {}", self.daemon.log());
+                bail!(
+                    "{path} never said {what}: {body}\nthe daemon said: {}",
+                    self.daemon.log()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -134,11 +161,14 @@ impl Running {
 
     fn metric(&self, name: &str, value: &str) -> Result<String> {
         let line = format!("rdma_device_plugin_{name} {value}");
-        self.until("/metrics", &line, |body| body.lines().any(|l| l.starts_with(&line)))
+        self.until("/metrics", &line, |body| {
+            body.lines().any(|l| l.starts_with(&line))
+        })
     }
 
     fn admit(&self, name: &str, units: u64) -> Result<()> {
-        self.kubelet.admit(Pod::with_limits(name, &[(RESOURCE, units)])?)?;
+        self.kubelet
+            .admit(Pod::with_limits(name, &[(RESOURCE, units)])?)?;
         Ok(())
     }
 }
@@ -151,20 +181,32 @@ fn a_changed_config_map_is_in_force_at_once_and_a_bad_one_never() -> Result<()> 
     running.metric("config_generation", "2")?;
 
     // A mistake changes nothing and is told where people look.
-    running.map.change("version: 1\npools:\n- resource: rdma/hca\n  mode: shraed\n")?;
+    running
+        .map
+        .change("version: 1\npools:\n- resource: rdma/hca\n  mode: shraed\n")?;
     running.metric("config_accepted", "0")?;
     let notes = running.get("/readyz")?;
     assert_eq!(notes.0, 200, "the daemon serves on: {}", notes.1);
-    assert!(notes.1.contains("refused") && notes.1.contains("shraed"), "{}", notes.1);
+    assert!(
+        notes.1.contains("refused") && notes.1.contains("shraed"),
+        "{}",
+        notes.1
+    );
     running.wait(RESOURCE, 6)?;
-    assert_eq!(running.kubelet.registrations().len(), 1, "the same resource goes on");
+    assert_eq!(
+        running.kubelet.registrations().len(),
+        1,
+        "the same resource goes on"
+    );
 
     // Another resource comes, the first goes.
-    running.map.change(&shared(2).replace(RESOURCE, "rdma/other"))?;
+    running
+        .map
+        .change(&shared(2).replace(RESOURCE, "rdma/other"))?;
     running.wait("rdma/other", 4)?;
     running.wait(RESOURCE, 0)?;
     running.metric("config_accepted", "1")?;
-    running.metric("config_refused_total", "1")?;
+    running.metric("config_refusals_total", "1")?;
     Ok(())
 }
 
@@ -172,7 +214,10 @@ fn specifications(directory: &Path) -> Result<Vec<Value>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().contains("rdma-device-plugin")) {
+        if path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().contains("rdma-device-plugin"))
+        {
             found.push(serde_json::from_slice(&fs::read(path)?)?);
         }
     }
@@ -187,7 +232,9 @@ fn cdi_devices_are_written_before_they_are_named() -> Result<()> {
     running.admit("pod", 1)?;
     let options = running.kubelet.run_options("default/pod", "main")?;
     assert_eq!(options.devices, [], "one way, not both");
-    let [specification] = specifications(&directory)?.try_into().map_err(|_| anyhow::anyhow!("one file"))?;
+    let [specification] = specifications(&directory)?
+        .try_into()
+        .map_err(|_| anyhow::anyhow!("one file"))?;
     let [device] = options.cdi_devices.as_slice() else {
         bail!("{options:?}")
     };
@@ -196,14 +243,21 @@ fn cdi_devices_are_written_before_they_are_named() -> Result<()> {
     let devices = specification["devices"].as_array().context("devices")?;
     let names: BTreeSet<_> = devices.iter().filter_map(|d| d["name"].as_str()).collect();
     assert_eq!(names, HCAS.into(), "one for each HCA");
-    let own = devices.iter().find(|d| d["name"] == name).context("the one that was named")?;
+    let own = devices
+        .iter()
+        .find(|d| d["name"] == name)
+        .context("the one that was named")?;
     let nodes: BTreeSet<_> = own["containerEdits"]["deviceNodes"]
         .as_array()
         .context("nodes")?
         .iter()
         .filter_map(|node| node["path"].as_str())
         .collect();
-    let uverbs = if name == HCAS[0] { "/dev/infiniband/uverbs0" } else { "/dev/infiniband/uverbs1" };
+    let uverbs = if name == HCAS[0] {
+        "/dev/infiniband/uverbs0"
+    } else {
+        "/dev/infiniband/uverbs1"
+    };
     assert_eq!(nodes, [uverbs, "/dev/infiniband/rdma_cm"].into());
 
     // A pool that is delivered otherwise has none, once the kubelet has been asked what pods still
@@ -224,41 +278,67 @@ fn cdi_devices_are_written_before_they_are_named() -> Result<()> {
 fn metrics(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for part in text.split("rdma_device_plugin_").skip(1) {
-        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
+        let end = part
+            .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .unwrap_or(part.len());
         names.extend(part.get(..end).map(str::to_owned));
     }
     names
 }
 
-fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
+fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Result<()> {
     let mut running = running(&shared(2), RESOURCE, 4)?;
     running.metric("build_info{version=", "").ok();
     running.metric("units{resource=\"rdma/hca\",health=\"healthy\"}", "4")?;
     running.metric("registered{resource=\"rdma/hca\"}", "1")?;
     running.metric("registrations_total{resource=\"rdma/hca\"}", "1")?;
-    running.metric("left_out", "0")?;
+    running.metric("excluded_hcas", "0")?;
     running.admit("pod", 3)?;
-    running.metric("allocations_total{resource=\"rdma/hca\",result=\"granted\"}", "1")?;
-    running.metric("units_held{resource=\"rdma/hca\",namespace=\"default\",pod=\"pod\"}", "3")?;
+    running.metric(
+        "allocations_total{resource=\"rdma/hca\",result=\"allocated\"}",
+        "1",
+    )?;
+    running.metric(
+        "allocated_units{resource=\"rdma/hca\",pod_namespace=\"default\",pod_name=\"pod\"}",
+        "3",
+    )?;
 
     // A port that goes down, and comes up again.
     let state = |text: &str| {
-        let path = running.machine.tree.path("/sys/class/infiniband/mlx5_0/ports/1/state");
+        let path = running
+            .machine
+            .tree
+            .path("/sys/class/infiniband/mlx5_0/ports/1/state");
         fs::write(path, text)
     };
     state("1: DOWN\n")?;
-    running.map.change(&format!("{}rescanInterval: 1s\n", shared(2)))?;
+    running
+        .map
+        .change(&format!("{}rescanInterval: 1s\n", shared(2)))?;
     running.metric("units{resource=\"rdma/hca\",health=\"unhealthy\"}", "2")?;
-    running.metric("health_transitions_total{resource=\"rdma/hca\",to=\"unhealthy\"}", "1")?;
+    running.metric(
+        "health_transitions_total{resource=\"rdma/hca\",to=\"unhealthy\"}",
+        "1",
+    )?;
     let down = running.get("/metrics")?.1;
-    assert!(down.contains("hca_unhealthy{resource=\"rdma/hca\",hca=\"0000:3b:00.0\""), "{down}");
+    assert!(
+        down.contains("hca_unhealthy{resource=\"rdma/hca\",hca=\"0000:3b:00.0\""),
+        "{down}"
+    );
     state("4: ACTIVE\n")?;
-    running.metric("health_transitions_total{resource=\"rdma/hca\",to=\"healthy\"}", "1")?;
+    running.metric(
+        "health_transitions_total{resource=\"rdma/hca\",to=\"healthy\"}",
+        "1",
+    )?;
     running.map.change("nonsense")?;
-    running.metric("config_refused_total", "1")?;
+    running.metric("config_refusals_total", "1")?;
     let looks = |text: &str| -> f64 {
-        let values = text.lines().filter(|l| l.starts_with("rdma_device_plugin_looks_total"));
-        values.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        let values = text
+            .lines()
+            .filter(|l| l.starts_with("rdma_device_plugin_scans_total"));
+        values
+            .filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
     };
     let then = looks(&down);
     running.until("/metrics", "more looks", |body| looks(body) > then)?;
@@ -266,7 +346,9 @@ fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
 
     // Whoever draws this draws what there is.
     let told = metrics(&down);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests").join("grafana/dashboard.json");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .with_file_name("manifests")
+        .join("grafana/dashboard.json");
     let dashboard: Value = serde_json::from_slice(&fs::read(path)?)?;
     let mut asked = BTreeSet::new();
     for panel in dashboard["panels"].as_array().context("panels")? {
@@ -277,7 +359,19 @@ fn every_metric_moves_and_the_dashboard_asks_for_no_other() -> Result<()> {
     }
     assert!(asked.len() > 10, "{asked:?}");
     let unknown: Vec<_> = asked.difference(&told).collect();
-    assert!(unknown.is_empty(), "the dashboard asks for {unknown:?}; there are {told:?}");
+    assert!(
+        unknown.is_empty(),
+        "the dashboard asks for {unknown:?}; there are {told:?}"
+    );
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs/METRICS.md");
+    let documented = metrics(&fs::read_to_string(page)?);
+    let samples: Vec<&str> = down.lines().filter(|l| !l.starts_with('#')).collect();
+    let served = metrics(&samples.join("\n"));
+    assert!(
+        served.is_subset(&documented),
+        "docs/METRICS.md lacks {:?}",
+        served.difference(&documented)
+    );
     Ok(())
 }
 
@@ -289,13 +383,18 @@ fn a_device_of_two_pools_is_told() -> Result<()> {
         shared(2)
     );
     let running = running(&config, RESOURCE, 4)?;
-    running.metric("left_out", "1")?;
+    running.metric("excluded_hcas", "1")?;
     // A pool without an HCA is registered, too, and no failure. Its empty list is held back for 30 s,
     // because drivers may still be loading.
-    running.until("/readyz", "what is held back", |body| body.contains("rdma/nic: the kubelet has not been sent"))?;
+    running.until("/readyz", "what is held back", |body| {
+        body.contains("rdma/nic: the kubelet has not been sent")
+    })?;
     std::thread::sleep(Duration::from_secs(15));
     let notes = running.until("/readyz", "ready", |body| !body.starts_with("not ready"))?;
-    assert!(notes.contains("0000:3b:00.0") && notes.contains("rdma/nic"), "{notes}");
+    assert!(
+        notes.contains("0000:3b:00.0") && notes.contains("rdma/nic"),
+        "{notes}"
+    );
     assert!(running.kubelet.devices("rdma/nic").is_empty());
     Ok(())
 }
@@ -310,10 +409,22 @@ fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
     let config = machine.directory().join("config.yaml");
     fs::write(&config, shared(2))?;
     // As $(HOST_IP):9834 comes out of a manifest, on a cluster of IPv6.
-    let flags = ["--policy", policy.to_str().context("path")?, "--node-addresses", "10.0.0.7,fd00::7", "--metrics-addr", "::1:0"];
+    let flags = [
+        "--policy",
+        policy.to_str().context("path")?,
+        "--node-addresses",
+        "10.0.0.7,fd00::7",
+        "--metrics-addr",
+        "::1:0",
+    ];
     let daemon = machine.daemon_on(&config, &flags.map(OsStr::new))?;
-    kubelet.wait_allocatable(RESOURCE, 4, SOON).with_context(|| daemon.log())?;
-    assert_eq!(fs::read_to_string(state.join("node-addresses"))?, "10.0.0.7\nfd00::7\n");
+    kubelet
+        .wait_allocatable(RESOURCE, 4, SOON)
+        .with_context(|| daemon.log())?;
+    assert_eq!(
+        fs::read_to_string(state.join("node-addresses"))?,
+        "10.0.0.7\nfd00::7\n"
+    );
     Ok(())
 }
 
@@ -325,18 +436,28 @@ fn node_features_are_written_where_somebody_reads_them() -> Result<()> {
     let features = machine.directory().join("features.d");
     let started = || -> Result<Daemon> {
         let daemon = machine.daemon_on(&config, &["--features-dir".as_ref(), features.as_ref()])?;
-        kubelet.wait_allocatable(RESOURCE, 4, SOON).with_context(|| daemon.log())?;
+        kubelet
+            .wait_allocatable(RESOURCE, 4, SOON)
+            .with_context(|| daemon.log())?;
         Ok(daemon)
     };
     // Without Node Feature Discovery there is no such directory: a warning, and all else works.
     let daemon = started()?;
-    assert!(daemon.log().contains("see --features-dir"), "{}", daemon.log());
+    assert!(
+        daemon.log().contains("see --features-dir"),
+        "{}",
+        daemon.log()
+    );
     assert!(!features.exists(), "it is not ours to make");
     drop(daemon);
     fs::create_dir(&features)?;
     let _daemon = started()?;
     let text = fs::read_to_string(features.join("rdma-device-plugin"))?;
-    for line in ["rdma-hca.present=true", "rdma-hca.count=2", "rdma-hca.ethernet=true"] {
+    for line in [
+        "rdma-hca.present=true",
+        "rdma-hca.count=2",
+        "rdma-hca.ethernet=true",
+    ] {
         assert!(text.lines().any(|told| told == line), "no {line} in {text}");
     }
     assert_eq!(fs::read_dir(&features)?.count(), 1, "one file, whole");

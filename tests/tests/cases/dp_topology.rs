@@ -36,7 +36,11 @@ impl Host {
             .arg(self.directory.path().join("host"))
             .args(arguments)
             .output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(String::from_utf8(output.stdout)?)
     }
 
@@ -57,7 +61,11 @@ fn rendered(svg: &str, at: &Path) -> Result<Vec<u8>> {
         .arg(&from)
         .stdin(Stdio::null())
         .output()?;
-    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    ensure!(
+        told.status.success(),
+        "{}",
+        String::from_utf8_lossy(&told.stderr)
+    );
     let png = fs::read(to)?;
     ensure!(png.starts_with(b"\x89PNG"), "no PNG");
     Ok(png)
@@ -109,6 +117,9 @@ fn the_matrix_and_the_choice_are_printed() -> Result<()> {
         ensure!(matrix.contains(word), "no {word}: {matrix}");
     }
     let choice = host.topology(&["--gpus", "0,7", "--nics", "2"])?;
-    ensure!(choice.contains("gpu0rdma0") || choice.contains("mlx5_0"), "{choice}");
+    ensure!(
+        choice.contains("gpu0rdma0") || choice.contains("mlx5_0"),
+        "{choice}"
+    );
     Ok(())
 }

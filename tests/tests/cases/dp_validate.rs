@@ -19,7 +19,12 @@ pub(crate) const CASES: &[Case] = &[
 
 fn validate(file: &Path, flags: &[&str]) -> Result<Output> {
     let mut command = Command::new(product("rdma-device-plugin")?);
-    Ok(command.arg("validate").args(flags).arg("-config-file").arg(file).output()?)
+    Ok(command
+        .arg("validate")
+        .args(flags)
+        .arg("-config-file")
+        .arg(file)
+        .output()?)
 }
 
 fn manifests() -> PathBuf {
@@ -47,21 +52,38 @@ fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
     let pool = read.pointer("/pools/0").context("no pool")?;
     assert_eq!(pool["resource"], "rdma/hca_shared_devices_a");
     assert_eq!(pool["units"], "1000 units, each with all HCAs");
-    assert_eq!(pool["selectors"], serde_json::json!(["ifNames: ens2f0; functions: pf or vf or sf"]));
+    assert_eq!(
+        pool["selectors"],
+        serde_json::json!(["ifNames: ens2f0; functions: pf or vf or sf"])
+    );
     Ok(())
 }
 
 fn each_mistake_is_told_with_its_place() -> Result<()> {
     let resource = |text: &str| format!("{{\"configList\": [{{{text}}}]}}");
     let mistakes = [
-        (resource(r#""resourceName": "a-b", "devices": ["e0"]"#), "'-'"),
-        (resource(r#""resourceName": "a", "rdmaHcaMax": 1"#), "configList[0]: no selector"),
-        (resource(r#""resourceName": "a", "rdmaHcaMax": -1, "devices": ["e0"]"#), "-1"),
-        ("version: 1\npools:\n- resource: rdma/a\n  mode: shard\n".to_owned(), "line 4"),
+        (
+            resource(r#""resourceName": "a-b", "devices": ["e0"]"#),
+            "'-'",
+        ),
+        (
+            resource(r#""resourceName": "a", "rdmaHcaMax": 1"#),
+            "configList[0]: no selector",
+        ),
+        (
+            resource(r#""resourceName": "a", "rdmaHcaMax": -1, "devices": ["e0"]"#),
+            "-1",
+        ),
+        (
+            "version: 1\npools:\n- resource: rdma/a\n  mode: shard\n".to_owned(),
+            "line 4",
+        ),
         ("version: 1\npols: []\n".to_owned(), "pools"),
         // The other resource is served, and this one is a mistake all the same.
         (
-            resource(r#""resourceName": "a-b", "devices": ["e0"]}, {"resourceName": "b", "devices": ["e0"]"#),
+            resource(
+                r#""resourceName": "a-b", "devices": ["e0"]}, {"resourceName": "b", "devices": ["e0"]"#,
+            ),
             "configList[0]",
         ),
         (String::new(), "version"),
@@ -72,10 +94,17 @@ fn each_mistake_is_told_with_its_place() -> Result<()> {
         fs::write(&file, &text)?;
         let output = validate(&file, &[])?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1), "{text}\nended with {}", output.status);
+        ensure!(
+            output.status.code() == Some(1),
+            "{text}\nended with {}",
+            output.status
+        );
         ensure!(said.contains(expected), "{text}\nsaid: {said}");
         let printed = String::from_utf8_lossy(&output.stdout);
-        ensure!(!printed.contains("rdma/a"), "{text}\nprinted as if it were valid: {printed}");
+        ensure!(
+            !printed.contains("rdma/a"),
+            "{text}\nprinted as if it were valid: {printed}"
+        );
     }
     Ok(())
 }
@@ -85,19 +114,32 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     let config = machine.directory().join("pools.yaml");
     let pools = |modes: [&str; 2]| {
         let pool = |(name, mode, devices): (&str, &str, &str)| {
-            format!("- {{resource: rdma/{name}, mode: {mode}, select: {{rdmaDevices: [{devices}]}}}}\n")
+            format!(
+                "- {{resource: rdma/{name}, mode: {mode}, select: {{rdmaDevices: [{devices}]}}}}\n"
+            )
         };
         let [first, second] = modes;
-        let pools = [("a", first, "mlx5_0, mlx5_1"), ("b", second, "mlx5_1"), ("c", "shared", "mlx5_9")];
+        let pools = [
+            ("a", first, "mlx5_0, mlx5_1"),
+            ("b", second, "mlx5_1"),
+            ("c", "shared", "mlx5_9"),
+        ];
         format!("version: 1\npools:\n{}", pools.map(pool).concat())
     };
     let on_host = |modes: [&str; 2], more: &[&str]| -> Result<(Option<i32>, String, String)> {
         fs::write(&config, pools(modes))?;
         let host = machine.directory().join("host");
         let root = host.to_str().context("path")?;
-        let output = validate(&config, &[&["--on-host", "--host-root", root], more].concat())?;
+        let output = validate(
+            &config,
+            &[&["--on-host", "--host-root", root], more].concat(),
+        )?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+        Ok((
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        ))
     };
     let (code, said, complaint) = on_host(["shared", "exclusive"], &[])?;
     assert_eq!(code, Some(1), "{said}");
@@ -107,10 +149,17 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     assert!(said.contains("on this host: none"), "{said}");
     let (code, said, _) = on_host(["shared", "shared"], &[])?;
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("on this host: mlx5_0 (0000:3b:00.0), mlx5_1 ("), "{said}");
+    assert!(
+        said.contains("on this host: mlx5_0 (0000:3b:00.0), mlx5_1 ("),
+        "{said}"
+    );
     let (_, said, _) = on_host(["shared", "shared"], &["--json"])?;
     let read: serde_json::Value = serde_json::from_str(&said)?;
-    assert_eq!(read["pools"][1]["onHost"].as_array().map(Vec::len), Some(1), "{said}");
+    assert_eq!(
+        read["pools"][1]["onHost"].as_array().map(Vec::len),
+        Some(1),
+        "{said}"
+    );
     // The file itself is in order: another host may have no HCA that both choose.
     fs::write(&config, pools(["shared", "exclusive"]))?;
     assert!(validate(&config, &[])?.status.success());

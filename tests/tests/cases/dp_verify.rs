@@ -95,7 +95,10 @@ impl Pods {
             }
             fs::write(dir.path().join(format!("{pod}.facts")), facts)?;
         }
-        fs::copy(captures().join("write-bw-100g-host.txt"), dir.path().join("table"))?;
+        fs::copy(
+            captures().join("write-bw-100g-host.txt"),
+            dir.path().join("table"),
+        )?;
         Ok(Self(dir))
     }
 
@@ -103,7 +106,11 @@ impl Pods {
     fn verify(&self, faults: &str, arguments: &[&str]) -> Result<(Option<i32>, Value)> {
         let kubectl = self.0.path().join("kubectl");
         let mut command = plugin(&["verify", "pod:server", "pod:client", "--json", "--kubectl"])?;
-        let output = command.arg(kubectl).args(arguments).env("FAULTS", faults).output()?;
+        let output = command
+            .arg(kubectl)
+            .args(arguments)
+            .env("FAULTS", faults)
+            .output()?;
         let told = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
         Ok((output.status.code(), told))
     }
@@ -140,7 +147,11 @@ fn verdicts(told: &Value) -> Vec<String> {
         findings.map(move |finding| {
             let object = finding["object"].as_str().unwrap_or("-");
             let rail = object.split(' ').next().unwrap_or_default();
-            format!("{} {rail} {}", word(&check["id"]), word(&finding["verdict"]))
+            format!(
+                "{} {rail} {}",
+                word(&check["id"]),
+                word(&finding["verdict"])
+            )
         })
     });
     findings.filter(|line| !line.starts_with("ends ")).collect()
@@ -152,36 +163,65 @@ fn word(value: &Value) -> &str {
 
 fn finding<'a>(told: &'a Value, rung: &str, rail: &str) -> Result<&'a Value> {
     let checks = told["checks"].as_array().context("checks")?;
-    let check = checks.iter().find(|check| check["id"] == rung).context("rung")?;
+    let check = checks
+        .iter()
+        .find(|check| check["id"] == rung)
+        .context("rung")?;
     let findings = check["findings"].as_array().context("findings")?;
     let of_rail = |finding: &&Value| word(&finding["object"]).starts_with(rail);
-    findings.iter().find(of_rail).with_context(|| format!("{rung} {rail}: {told}"))
+    findings
+        .iter()
+        .find(of_rail)
+        .with_context(|| format!("{rung} {rail}: {told}"))
 }
 
 fn verify_judges_a_table_that_was_copied() -> Result<()> {
     let judge = |file: &str, arguments: &[&str]| -> Result<(Option<i32>, String)> {
         let mut command = plugin(&["verify", "--read"])?;
-        let output = command.arg(captures().join(file)).args(arguments).output()?;
+        let output = command
+            .arg(captures().join(file))
+            .args(arguments)
+            .output()?;
         Ok((output.status.code(), said(&output)))
     };
     let line = ["--line-rate", "100"];
     let (code, text) = judge("write-bw-100g-host.txt", &line)?;
-    assert!(code == Some(0) && text.contains("98 % of the line rate"), "{text}");
-    let (code, text) = judge("write-bw-100g-gpu.txt", &[&line[..], &["--gpu", "--strict"]].concat())?;
-    assert!(code == Some(1) && text.contains("not on one PCIe switch"), "{text}");
+    assert!(
+        code == Some(0) && text.contains("98 % of the line rate"),
+        "{text}"
+    );
+    let (code, text) = judge(
+        "write-bw-100g-gpu.txt",
+        &[&line[..], &["--gpu", "--strict"]].concat(),
+    )?;
+    assert!(
+        code == Some(1) && text.contains("not on one PCIe switch"),
+        "{text}"
+    );
     let (code, text) = judge("nccl-2x1-all-reduce.txt", &["--line-rate", "400"])?;
-    assert!(code == Some(0) && text.contains("WARN") && text.contains("64 % of 50 GB/s"), "{text}");
+    assert!(
+        code == Some(0) && text.contains("WARN") && text.contains("64 % of 50 GB/s"),
+        "{text}"
+    );
     let output = plugin(&["verify", "--read", "/dev/null"])?.output()?;
-    assert!(!output.status.success() && said(&output).contains("BW average"), "{}", said(&output));
+    assert!(
+        !output.status.success() && said(&output).contains("BW average"),
+        "{}",
+        said(&output)
+    );
     Ok(())
 }
 
 fn verify_finds_an_end_without_a_device() -> Result<()> {
-    let output = plugin(&["verify", "local", "local", "--device", "nowhere", "--json"])?.output()?;
+    let output =
+        plugin(&["verify", "local", "local", "--device", "nowhere", "--json"])?.output()?;
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let told: Value = serde_json::from_slice(&output.stdout)?;
     assert_eq!(told["checks"][0]["verdict"], "fail", "{told}");
-    assert_eq!(told["checks"][1]["verdict"], "notApplicable", "nothing is tried: {told}");
+    assert_eq!(
+        told["checks"][1]["verdict"], "notApplicable",
+        "nothing is tried: {told}"
+    );
     Ok(())
 }
 
@@ -227,11 +267,16 @@ fn each_rail_is_tried_by_its_own_gids_once_the_server_listens() -> Result<()> {
         };
         log.iter().filter(of).count()
     };
-    for (device, server, client, address) in
-        [("mlx5_0", "13", "11", "10.0.1.1"), ("mlx5_1", "21", "19", "10.0.2.1")]
-    {
+    for (device, server, client, address) in [
+        ("mlx5_0", "13", "11", "10.0.1.1"),
+        ("mlx5_1", "21", "19", "10.0.2.1"),
+    ] {
         assert_eq!(bandwidth("server", device, server, ""), 1, "{log:#?}");
-        assert_eq!(bandwidth("client", device, client, address), 2, "came too early once: {log:#?}");
+        assert_eq!(
+            bandwidth("client", device, client, address),
+            2,
+            "came too early once: {log:#?}"
+        );
     }
     let ports: std::collections::BTreeSet<&str> = log
         .iter()
@@ -261,11 +306,25 @@ fn a_rail_that_fails_a_rung_is_left_out_of_the_next() -> Result<()> {
             "nccl net2 notApplicable",
         ]
     );
-    assert!(!pods.log()?.iter().any(|line| line.contains("ib_write_bw -d mlx5_0")));
+    assert!(
+        !pods
+            .log()?
+            .iter()
+            .any(|line| line.contains("ib_write_bw -d mlx5_0"))
+    );
     let registration = finding(&told, "gpu", "net2")?;
-    assert!(word(&registration["why"]).contains("memlock"), "{registration}");
-    assert!(word(&registration["remedy"]).contains("IPC_LOCK"), "{registration}");
-    assert!(registration.to_string().contains("Couldn't allocate MR"), "{registration}");
+    assert!(
+        word(&registration["why"]).contains("memlock"),
+        "{registration}"
+    );
+    assert!(
+        word(&registration["remedy"]).contains("IPC_LOCK"),
+        "{registration}"
+    );
+    assert!(
+        registration.to_string().contains("Couldn't allocate MR"),
+        "{registration}"
+    );
     Ok(())
 }
 
@@ -275,10 +334,18 @@ fn the_connection_manager_is_told_of_and_carries_nothing() -> Result<()> {
     assert_eq!(code, Some(1), "{told}");
     assert_eq!(
         verdicts(&told),
-        ["rping net1 fail", "rping net2 pass", "write-bw net1 pass", "write-bw net2 pass"]
+        [
+            "rping net1 fail",
+            "rping net2 pass",
+            "write-bw net1 pass",
+            "write-bw net2 pass"
+        ]
     );
     let refused = finding(&told, "rping", "net1")?;
-    assert!(word(&refused["remedy"]).contains("UDP port 4791"), "{refused}");
+    assert!(
+        word(&refused["remedy"]).contains("UDP port 4791"),
+        "{refused}"
+    );
     Ok(())
 }
 
@@ -288,8 +355,15 @@ fn a_path_that_drops_large_packets_is_a_warning() -> Result<()> {
     let (code, told) = pods.verify("large:net2", &only)?;
     assert_eq!(code, Some(0), "{told}");
     assert_eq!(verdicts(&told), ["ping net2 warn", "write-bw net2 pass"]);
-    assert!(word(&finding(&told, "ping", "net2")?["why"]).contains("9000 bytes"), "{told}");
-    assert!(pods.log()?.iter().any(|line| line.contains("-M do -s 8972 10.0.2.1")));
+    assert!(
+        word(&finding(&told, "ping", "net2")?["why"]).contains("9000 bytes"),
+        "{told}"
+    );
+    assert!(
+        pods.log()?
+            .iter()
+            .any(|line| line.contains("-M do -s 8972 10.0.2.1"))
+    );
     let (code, told) = pods.verify("large:net2", &[&only[..], &["--strict"]].concat())?;
     assert_eq!(code, Some(1), "{told}");
     Ok(())
@@ -303,7 +377,12 @@ fn a_rung_that_is_not_there_is_wrong_usage() -> Result<()> {
         &["pod:a"],
     ] {
         let output = plugin(&["verify"])?.args(wrong).output()?;
-        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", said(&output));
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{wrong:?}: {}",
+            said(&output)
+        );
     }
     Ok(())
 }

@@ -29,7 +29,12 @@ fn left(netns: &Netns, link: &str, address: &str) -> Result<Option<(u64, u64)>> 
     let found = all.iter().find(|entry| entry["local"] == address);
     let seconds = |entry: &Value, key: &str| entry[key].as_u64().context("no lifetime");
     found
-        .map(|entry| Ok((seconds(entry, "valid_life_time")?, seconds(entry, "preferred_life_time")?)))
+        .map(|entry| {
+            Ok((
+                seconds(entry, "valid_life_time")?,
+                seconds(entry, "preferred_life_time")?,
+            ))
+        })
         .transpose()
 }
 
@@ -44,13 +49,22 @@ fn round_trip(scene: &Scene, address: &str, valid: u64, preferred: u64) -> Resul
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     sleep(Duration::from_millis(1200));
     // Nothing would renew it there.
-    ensure!(left(&scene.pod, "net1", address)?.is_none(), "the pod has {address}");
+    ensure!(
+        left(&scene.pod, "net1", address)?.is_none(),
+        "the pod has {address}"
+    );
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
     let after = left(&scene.host.netns, "nic0", address)?.context("the address is not back")?;
     for (what, back, at_first) in [("valid", after.0, valid), ("preferred", after.1, preferred)] {
-        ensure!(back < at_first, "{what} is {back} of {at_first} seconds, after one second");
-        ensure!(back + 60 > at_first, "{what} is {back} of {at_first} seconds, after two seconds");
+        ensure!(
+            back < at_first,
+            "{what} is {back} of {at_first} seconds, after one second"
+        );
+        ensure!(
+            back + 60 > at_first,
+            "{what} is {back} of {at_first} seconds, after two seconds"
+        );
     }
     Ok(())
 }
@@ -61,7 +75,8 @@ fn there_and_back() -> Result<()> {
 }
 
 fn there_and_back_ipv6() -> Result<()> {
-    let scene = with_address("addr add fd09::77/64 dev nic0 nodad valid_lft 9000 preferred_lft 8000")?;
+    let scene =
+        with_address("addr add fd09::77/64 dev nic0 nodad valid_lft 9000 preferred_lft 8000")?;
     round_trip(&scene, "fd09::77", 9000, 8000)
 }
 
@@ -96,9 +111,14 @@ fn about_to_end() -> Result<()> {
     for round in 0..4 {
         scene.on_host(&["addr add 10.9.7.1/24 dev nic0 valid_lft 1 preferred_lft 1"])?;
         sleep(Duration::from_millis(600 + round * 130));
-        answer_of(&scene.call(), "ADD", &scene.moving())?.success().context("ADD")?;
+        answer_of(&scene.call(), "ADD", &scene.moving())?
+            .success()
+            .context("ADD")?;
         let inside = left(&scene.pod, "net1", "10.9.7.1")?;
-        ensure!(inside.is_none_or(|(valid, _)| valid <= 1), "it lives on in the pod: {inside:?}");
+        ensure!(
+            inside.is_none_or(|(valid, _)| valid <= 1),
+            "it lives on in the pod: {inside:?}"
+        );
         answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
         unchanged(&without, || scene.host_state(), "once it has ended")?;
     }
@@ -106,14 +126,23 @@ fn about_to_end() -> Result<()> {
 }
 
 fn deprecated() -> Result<()> {
-    let scene = with_address("addr add fd09::77/64 dev nic0 nodad valid_lft forever preferred_lft 0")?;
+    let scene =
+        with_address("addr add fd09::77/64 dev nic0 nodad valid_lft forever preferred_lft 0")?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     let inside = left(&scene.pod, "net1", "fd09::77")?.context("it is not in the pod")?;
-    ensure!(inside.1 == 0, "preferred for {} seconds in the pod", inside.1);
+    ensure!(
+        inside.1 == 0,
+        "preferred for {} seconds in the pod",
+        inside.1
+    );
     scene.del_returns(&scene.moving(), &before)?;
     let after = left(&scene.host.netns, "nic0", "fd09::77")?.context("it is not back")?;
-    ensure!(after.1 == 0, "preferred for {} seconds on the host", after.1);
+    ensure!(
+        after.1 == 0,
+        "preferred for {} seconds on the host",
+        after.1
+    );
     Ok(())
 }
 
@@ -129,7 +158,9 @@ fn prolonged() -> Result<()> {
 }
 
 fn longest() -> Result<()> {
-    let scene = with_address("addr add 10.9.7.1/24 dev nic0 valid_lft 4294967294 preferred_lft 4294967294")?;
+    let scene = with_address(
+        "addr add 10.9.7.1/24 dev nic0 valid_lft 4294967294 preferred_lft 4294967294",
+    )?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     scene.del_returns(&scene.moving(), &before)

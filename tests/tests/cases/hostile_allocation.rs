@@ -9,7 +9,9 @@ use e2e::cases;
 use e2e::cni::Call;
 use e2e::host_state::{state, unchanged};
 use e2e::node_socket::{Behaviour, NodeSocket, allocation, allocation_of_hcas};
-use e2e::scene::{DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, Scene, TRY_AGAIN, answer_of, refusal};
+use e2e::scene::{
+    DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, Scene, TRY_AGAIN, answer_of, refusal,
+};
 use node_wire::{Failure, FailureKind, Pod};
 use serde_json::{Value, json};
 
@@ -83,7 +85,11 @@ cases! {
 }
 
 fn pod_named(name: &str, uid: Option<&str>) -> Pod {
-    Pod { namespace: "ml".into(), name: name.into(), uid: uid.map(str::to_owned) }
+    Pod {
+        namespace: "ml".into(),
+        name: name.into(),
+        uid: uid.map(str::to_owned),
+    }
 }
 
 /// A host where the kubelet is asked, and its socket.
@@ -96,7 +102,8 @@ fn asked() -> Result<(Scene, NodeSocket)> {
 
 fn call_of(scene: &Scene, name: &str, uid: &str) -> Call {
     let mut call = scene.call();
-    call.args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME={name};K8S_POD_UID={uid}");
+    call.args =
+        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME={name};K8S_POD_UID={uid}");
     call
 }
 
@@ -104,9 +111,19 @@ fn no_daemon(keys: &Value) -> Result<()> {
     let (scene, mut socket) = asked()?;
     socket.be_absent()?;
     let network = scene.network(keys);
-    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[TRY_AGAIN], &["node.sock"])?;
+    scene.refuses_call(
+        &call_of(&scene, "a", "u1"),
+        &network,
+        &[TRY_AGAIN],
+        &["node.sock"],
+    )?;
     fs::remove_dir_all(scene.host_root().join("run/rdma-netdev"))?;
-    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[TRY_AGAIN], &["node.sock"])
+    scene.refuses_call(
+        &call_of(&scene, "a", "u1"),
+        &network,
+        &[TRY_AGAIN],
+        &["node.sock"],
+    )
 }
 
 fn child_without_daemon() -> Result<()> {
@@ -121,14 +138,21 @@ fn nobody_asked() -> Result<()> {
     let (scene, socket) = asked()?;
     scene.allow(&json!({}))?;
     scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])?;
-    ensure!(socket.questions().is_empty(), "asked: {:?}", socket.questions());
+    ensure!(
+        socket.questions().is_empty(),
+        "asked: {:?}",
+        socket.questions()
+    );
     Ok(())
 }
 
 /// A pod that holds these units asks for a network; denied with a word, or attached.
 fn holds(units: &[&str], keys: &Value, denied: Option<&str>) -> Result<()> {
     let (scene, socket) = asked()?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", units)]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", units)],
+    );
     let call = call_of(&scene, "a", "u1");
     let network = scene.network(keys);
     if let Some(word) = denied {
@@ -138,7 +162,11 @@ fn holds(units: &[&str], keys: &Value, denied: Option<&str>) -> Result<()> {
     }
     let before = scene.host_state()?;
     answer_of(&call, "ADD", &network)?.success()?;
-    ensure!(socket.questions() == [pod_named("a", Some("u1"))], "asked: {:?}", socket.questions());
+    ensure!(
+        socket.questions() == [pod_named("a", Some("u1"))],
+        "asked: {:?}",
+        socket.questions()
+    );
     scene.in_pod(&["link set net1 mtu 400"])?;
     scene.del_returns(&network, &before)
 }
@@ -146,7 +174,10 @@ fn holds(units: &[&str], keys: &Value, denied: Option<&str>) -> Result<()> {
 fn other_plugin() -> Result<()> {
     let (scene, socket) = asked()?;
     let theirs = allocation_of_hcas("main", "nvidia.com/rail0", &[PCI], &[PCI]);
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "cpu", &["0"]), theirs]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "cpu", &["0"]), theirs],
+    );
     let network = scene.network(&json!({"deviceID": PCI, "pciBusID": PCI}));
     let before = scene.host_state()?;
     answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
@@ -156,17 +187,28 @@ fn other_plugin() -> Result<()> {
 fn virtual_netdev() -> Result<()> {
     let (scene, socket) = asked()?;
     scene.on_host(&["link add plain type veth peer name plainpeer"])?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "x", &["plain", PCI])]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "x", &["plain", PCI])],
+    );
     let network = scene.network(&json!({"attach": "move", "device": "plain"}));
     scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &["plain"])
 }
 
 fn another_pod() -> Result<()> {
     let (scene, socket) = asked()?;
-    socket.hold(&pod_named("b", Some("u2")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(
+        &pod_named("b", Some("u2")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     socket.hold(&pod_named("a", Some("u1")), vec![]);
     let network = scene.network(&json!({"deviceID": PCI}));
-    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &[PCI, "ml/a"])?;
+    scene.refuses_call(
+        &call_of(&scene, "a", "u1"),
+        &network,
+        &[DENIED],
+        &[PCI, "ml/a"],
+    )?;
     let before = scene.host_state()?;
     answer_of(&call_of(&scene, "b", "u2"), "ADD", &network)?.success()?;
     scene.del_returns(&network, &before)
@@ -174,7 +216,10 @@ fn another_pod() -> Result<()> {
 
 fn namesake(uid: Option<&str>) -> Result<()> {
     let (scene, socket) = asked()?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     let network = scene.network(&json!({"deviceID": PCI}));
     let uid = uid.unwrap_or_default();
     let call = call_of(&scene, "a", uid);
@@ -189,24 +234,45 @@ fn namesake(uid: Option<&str>) -> Result<()> {
 fn unknown_pod() -> Result<()> {
     let (scene, _socket) = asked()?;
     let network = scene.network(&json!({"deviceID": PCI}));
-    scene.refuses_call(&call_of(&scene, "nobody", "u9"), &network, &[TRY_AGAIN, DENIED], &["ml/nobody"])
+    scene.refuses_call(
+        &call_of(&scene, "nobody", "u9"),
+        &network,
+        &[TRY_AGAIN, DENIED],
+        &["ml/nobody"],
+    )
 }
 
 fn no_pod() -> Result<()> {
     let (scene, socket) = asked()?;
     let network = scene.network(&json!({"deviceID": PCI}));
-    for arguments in ["", "IgnoreUnknown=1;K8S_POD_NAME=a", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME="] {
+    for arguments in [
+        "",
+        "IgnoreUnknown=1;K8S_POD_NAME=a",
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME=",
+    ] {
         let mut call = scene.call();
         call.args = arguments.to_owned();
-        scene.refuses_call(&call, &network, &[INVALID_ENVIRONMENT, TRY_AGAIN, DENIED], &[])?;
+        scene.refuses_call(
+            &call,
+            &network,
+            &[INVALID_ENVIRONMENT, TRY_AGAIN, DENIED],
+            &[],
+        )?;
     }
-    ensure!(socket.questions().iter().all(|pod| pod.name.is_empty()), "{:?}", socket.questions());
+    ensure!(
+        socket.questions().iter().all(|pod| pod.name.is_empty()),
+        "{:?}",
+        socket.questions()
+    );
     Ok(())
 }
 
 fn slow() -> Result<()> {
     let (scene, socket) = asked()?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     socket.behave(Behaviour::AnswerAfter(Duration::from_secs(4)));
     let started = Instant::now();
     let network = scene.network(&json!({"deviceID": PCI}));
@@ -221,7 +287,10 @@ fn slow() -> Result<()> {
 
 fn a_little_slow() -> Result<()> {
     let (scene, socket) = asked()?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     socket.behave(Behaviour::AnswerAfter(Duration::from_millis(500)));
     let before = scene.host_state()?;
     let network = scene.network(&json!({"deviceID": PCI}));
@@ -239,7 +308,10 @@ enum Broken {
 
 fn broken(how: Broken) -> Result<()> {
     let (scene, mut socket) = asked()?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     let path = scene.host_root().join("run/rdma-netdev/node.sock");
     let mut elsewhere = None;
     match how {
@@ -253,7 +325,10 @@ fn broken(how: Broken) -> Result<()> {
             socket.be_absent()?;
             let other = scene.host.directory().join("elsewhere/node.sock");
             let forger = NodeSocket::start(&other)?;
-            forger.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+            forger.hold(
+                &pod_named("a", Some("u1")),
+                vec![allocation("main", "rdma/rail", &[PCI])],
+            );
             symlink(&other, &path)?;
             elsewhere = Some(forger);
         }
@@ -264,14 +339,22 @@ fn broken(how: Broken) -> Result<()> {
         }
     }
     let network = scene.network(&json!({"deviceID": PCI}));
-    scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[TRY_AGAIN], &["node.sock"])?;
+    scene.refuses_call(
+        &call_of(&scene, "a", "u1"),
+        &network,
+        &[TRY_AGAIN],
+        &["node.sock"],
+    )?;
     drop(elsewhere);
     Ok(())
 }
 
 fn del_without_daemon() -> Result<()> {
     let (scene, mut socket) = asked()?;
-    socket.hold(&pod_named("a", Some("u1")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(
+        &pod_named("a", Some("u1")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     let before = scene.host_state()?;
     let network = scene.network(&json!({"deviceID": PCI}));
     answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
@@ -283,8 +366,14 @@ fn del_without_daemon() -> Result<()> {
 fn exclusive_master() -> Result<()> {
     let (scene, socket) = asked()?;
     fs::create_dir_all(scene.host.state())?;
-    fs::write(scene.host.state().join("exclusive-hcas"), format!("{PCI}\n"))?;
-    socket.hold(&pod_named("b", Some("u2")), vec![allocation("main", "rdma/rail", &[PCI])]);
+    fs::write(
+        scene.host.state().join("exclusive-hcas"),
+        format!("{PCI}\n"),
+    )?;
+    socket.hold(
+        &pod_named("b", Some("u2")),
+        vec![allocation("main", "rdma/rail", &[PCI])],
+    );
     socket.hold(&pod_named("a", Some("u1")), vec![]);
     for keys in [
         json!({"attach": "macvlan", "master": "nic0"}),
@@ -293,12 +382,15 @@ fn exclusive_master() -> Result<()> {
         json!({"attach": "ipvlan", "master": "nic0"}),
     ] {
         let network = scene.network(&keys);
-        scene.refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &["nic0"])
+        scene
+            .refuses_call(&call_of(&scene, "a", "u1"), &network, &[DENIED], &["nic0"])
             .with_context(|| keys.to_string())?;
     }
     let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
     let before = scene.host_state()?;
-    answer_of(&call_of(&scene, "b", "u2"), "ADD", &network)?.success().context("the holder")?;
+    answer_of(&call_of(&scene, "b", "u2"), "ADD", &network)?
+        .success()
+        .context("the holder")?;
     scene.del_returns(&network, &before)
 }
 
@@ -318,8 +410,8 @@ fn with_passthru() -> Result<(Scene, Value)> {
     let scene = Scene::furnished()?;
     scene.allow(&json!({"passthru": true}))?;
     let ipam = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
-    let network =
-        scene.network(&json!({"attach": "macvlan", "master": "nic0", "mode": "passthru", "ipam": ipam}));
+    let network = scene
+        .network(&json!({"attach": "macvlan", "master": "nic0", "mode": "passthru", "ipam": ipam}));
     Ok((scene, network))
 }
 
@@ -341,7 +433,10 @@ fn passthru_died() -> Result<()> {
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     scene.in_pod(&["link set net1 address 02:66:66:66:66:66"])?;
     let host = state(&scene.host.netns)?;
-    ensure!(host["link nic0 address"] == "026666666666", "the kernel does not hand it through");
+    ensure!(
+        host["link nic0 address"] == "026666666666",
+        "the kernel does not hand it through"
+    );
     scene.pod.delete()?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")

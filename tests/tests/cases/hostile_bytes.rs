@@ -73,19 +73,31 @@ fn beside(host: &[&str], pod: &[&str]) -> Result<()> {
     for network in [scene.child(), scene.moving()] {
         let before = scene.host_state()?;
         let call = scene.call();
-        let result = answer_of(&call, "ADD", &network)?.success().context("ADD")?;
+        let result = answer_of(&call, "ADD", &network)?
+            .success()
+            .context("ADD")?;
         let mut with_result = network.clone();
         with_result["prevResult"] = result;
-        answer_of(&call, "CHECK", &with_result)?.success().context("CHECK")?;
+        answer_of(&call, "CHECK", &with_result)?
+            .success()
+            .context("CHECK")?;
         let mut all = network.clone();
         all["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "net1"}]);
         answer_of(&call, "GC", &all)?.success().context("GC")?;
-        ensure!(scene.listed("rdma-netdev")?.len() == 1, "the attachment is not listed");
+        ensure!(
+            scene.listed("rdma-netdev")?.len() == 1,
+            "the attachment is not listed"
+        );
         let reclaimed = scene.tool("rdma-netdev", &["reclaim"])?;
         ensure!(reclaimed.status.success(), "reclaim: {}", reclaimed.stderr);
-        ensure!(scene.pod.ip("link show net1").is_ok(), "net1 is not in the pod any more");
+        ensure!(
+            scene.pod.ip("link show net1").is_ok(),
+            "net1 is not in the pod any more"
+        );
         scene.del_returns(&network, &before)?;
-        answer_of(&call, "STATUS", &network)?.success().context("STATUS")?;
+        answer_of(&call, "STATUS", &network)?
+            .success()
+            .context("STATUS")?;
     }
     Ok(())
 }
@@ -115,10 +127,17 @@ fn child_renamed() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    scene.in_pod(&["link set net1 down", "link set net1 name c\\xff", "link set c\\xff alias \\xff"])?;
+    scene.in_pod(&[
+        "link set net1 down",
+        "link set net1 name c\\xff",
+        "link set c\\xff alias \\xff",
+    ])?;
     scene.del_returns(&scene.child(), &before)?;
     let links = scene.pod.ip_json("link show")?;
-    ensure!(links.as_array().map(Vec::len) == Some(1), "the child is left in the pod: {links}");
+    ensure!(
+        links.as_array().map(Vec::len) == Some(1),
+        "the child is left in the pod: {links}"
+    );
     Ok(())
 }
 
@@ -151,7 +170,9 @@ fn dead(way: Way) -> Result<()> {
         Way::Add => {
             scene.pod = scene.another_pod()?;
             let call = scene.call_of(&scene.pod, "c2", "net1");
-            answer_of(&call, "ADD", &network)?.success().context("the next ADD")?;
+            answer_of(&call, "ADD", &network)?
+                .success()
+                .context("the next ADD")?;
             answer_of(&call, "DEL", &network)?.success()?;
         }
     }
@@ -175,7 +196,9 @@ pub(crate) fn well_formed(log: &str) -> Result<()> {
     for line in log.lines() {
         let stamp: Vec<char> = line.chars().take(20).collect();
         let digits = |range: std::ops::Range<usize>| {
-            stamp.get(range).is_some_and(|part| part.iter().all(char::is_ascii_digit))
+            stamp
+                .get(range)
+                .is_some_and(|part| part.iter().all(char::is_ascii_digit))
         };
         let stamped = digits(0..4)
             && stamp.get(4) == Some(&'-')
@@ -233,7 +256,10 @@ fn logged() -> Result<()> {
         Ok(said)
     })?;
     ensure!(!log.is_empty(), "level debug logs nothing");
-    ensure!(!log.lines().any(|line| line.starts_with("2030")), "an alias passes for a line of ours");
+    ensure!(
+        !log.lines().any(|line| line.starts_with("2030")),
+        "an alias passes for a line of ours"
+    );
     Ok(())
 }
 
@@ -245,8 +271,16 @@ fn variables() -> Result<()> {
             ("c1\u{1b}[31m", "net1", ""),
             ("c1\n2030-01-01T00:00:00Z forged", "net1", ""),
             ("c1", "n\u{1b}[31m", ""),
-            ("c1", "net1", "IgnoreUnknown=1;K8S_POD_NAME=a\u{1b}[31m\n2030-01-01T00:00:00Z"),
-            ("c1", "net1", "IgnoreUnknown=1;K8S_POD_NAMESPACE=\u{9b}31m;K8S_POD_NAME=b"),
+            (
+                "c1",
+                "net1",
+                "IgnoreUnknown=1;K8S_POD_NAME=a\u{1b}[31m\n2030-01-01T00:00:00Z",
+            ),
+            (
+                "c1",
+                "net1",
+                "IgnoreUnknown=1;K8S_POD_NAMESPACE=\u{9b}31m;K8S_POD_NAME=b",
+            ),
             ("c1", "net1", "\u{1b}[31m"),
         ] {
             let mut call = scene.call_of(&scene.pod, container, ifname);
@@ -290,7 +324,13 @@ fn byte_variables() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     let document = scene.child().to_string();
-    for name in ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_ARGS", "CNI_COMMAND"] {
+    for name in [
+        "CNI_CONTAINERID",
+        "CNI_IFNAME",
+        "CNI_NETNS",
+        "CNI_ARGS",
+        "CNI_COMMAND",
+    ] {
         let mut command = scene.call().command("ADD");
         command.env(name, OsStr::from_bytes(b"c\xff\xfe"));
         let answer = e2e::scene::bounded(&mut command, document.as_bytes())?;
@@ -299,7 +339,9 @@ fn byte_variables() -> Result<()> {
     // The path may be any: it only must have the programs.
     let mut call = scene.call();
     call.path = OsStr::from_bytes(b"/\xff").to_owned();
-    answer_to(&call, "ADD", document.as_bytes())?.success().context("an odd CNI_PATH")?;
+    answer_to(&call, "ADD", document.as_bytes())?
+        .success()
+        .context("an odd CNI_PATH")?;
     answer_to(&call, "DEL", document.as_bytes())?.success()?;
     unchanged(&before, || scene.host_state(), "afterwards")
 }
@@ -307,16 +349,25 @@ fn byte_variables() -> Result<()> {
 fn listed() -> Result<()> {
     let scene = Scene::furnished()?;
     let mut call = scene.call();
-    call.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=a\u{1b}[31m\nb\u{9b}31m".to_owned();
+    call.args =
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=a\u{1b}[31m\nb\u{9b}31m".to_owned();
     let answer = answer_of(&call, "ADD", &scene.child())?;
     if !answer.status.success() {
         refusal(&answer, &[4], &[])?;
     }
-    for arguments in [["rdma-netdev", "list"], ["rdma-ipam", "list"], ["rdma-netdev", "reclaim"]] {
+    for arguments in [
+        ["rdma-netdev", "list"],
+        ["rdma-ipam", "list"],
+        ["rdma-netdev", "reclaim"],
+    ] {
         let shown = scene.tool(arguments[0], &arguments[1..])?;
         plain(arguments[1], &shown.stdout)?;
         plain(arguments[1], &shown.stderr)?;
-        ensure!(shown.stdout.lines().count() <= 2, "one attachment, several lines: {}", shown.stdout);
+        ensure!(
+            shown.stdout.lines().count() <= 2,
+            "one attachment, several lines: {}",
+            shown.stdout
+        );
     }
     answer_of(&call, "DEL", &scene.child())?;
     Ok(())

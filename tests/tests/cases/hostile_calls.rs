@@ -130,7 +130,9 @@ fn netns(path: impl Fn(&Scene) -> Result<PathBuf>) -> Result<()> {
             refusal(&answer_of(&call, command, &document)?, &[], &[]).context(command)?;
         }
         unharmed(&scene, &before, "ADD and CHECK")?;
-        answer_of(&call, "DEL", &network)?.success().context("DEL")?;
+        answer_of(&call, "DEL", &network)?
+            .success()
+            .context("DEL")?;
         unharmed(&scene, &before, "DEL")?;
     }
     Ok(())
@@ -165,7 +167,10 @@ fn container(id: &str, may_be_served: bool) -> Result<()> {
         let answer = answer_of(&call, "ADD", &network)?;
         if !answer.status.success() || !may_be_served {
             refusal(&answer, if may_be_served { &[] } else { &[4] }, &[])?;
-            ensure!(scene.pod.ip("link show net1").is_err(), "a refused ADD left its interface");
+            ensure!(
+                scene.pod.ip("link show net1").is_err(),
+                "a refused ADD left its interface"
+            );
             answer_of(&call, "DEL", &network)?;
         } else {
             answer_of(&call, "DEL", &network)?.success()?;
@@ -179,13 +184,22 @@ fn case_of_ids() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     let other = scene.another_pod()?;
-    let calls = [scene.call_of(&scene.pod, "abc", "net1"), scene.call_of(&other, "ABC", "net1")];
+    let calls = [
+        scene.call_of(&scene.pod, "abc", "net1"),
+        scene.call_of(&other, "ABC", "net1"),
+    ];
     for call in &calls {
         answer_of(call, "ADD", &scene.child())?.success()?;
     }
     answer_of(&calls[0], "DEL", &scene.child())?.success()?;
-    ensure!(other.ip("link show net1").is_ok(), "the other's interface is gone");
-    ensure!(scene.listed("rdma-ipam")?.len() == 1, "the other's lease is gone");
+    ensure!(
+        other.ip("link show net1").is_ok(),
+        "the other's interface is gone"
+    );
+    ensure!(
+        scene.listed("rdma-ipam")?.len() == 1,
+        "the other's lease is gone"
+    );
     answer_of(&calls[1], "DEL", &scene.child())?.success()?;
     unharmed(&scene, &before, "after both")
 }
@@ -230,7 +244,9 @@ fn previous(result: Value) -> Result<()> {
     let mut whole = result.clone();
     if let Some(whole) = whole.as_object_mut() {
         whole.entry("cniVersion").or_insert("1.1.0".into());
-        whole.entry("interfaces").or_insert(json!([{"name": "eth0", "sandbox": scene.pod.path()}]));
+        whole
+            .entry("interfaces")
+            .or_insert(json!([{"name": "eth0", "sandbox": scene.pod.path()}]));
     }
     for base in [
         json!({"attach": "macvlan", "master": "nic0"}),
@@ -245,7 +261,9 @@ fn previous(result: Value) -> Result<()> {
             refusal(&answer, &[], &[]).with_context(|| format!("{command} with {base}"))?;
         }
         unharmed(&scene, &before, "ADD and CHECK")?;
-        answer_of(&scene.call(), "DEL", &network)?.success().with_context(|| format!("DEL with {base}"))?;
+        answer_of(&scene.call(), "DEL", &network)?
+            .success()
+            .with_context(|| format!("DEL with {base}"))?;
         unharmed(&scene, &before, "DEL")?;
     }
     Ok(())
@@ -254,8 +272,12 @@ fn previous(result: Value) -> Result<()> {
 fn huge_previous() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
-    let interfaces: Vec<Value> = (0..20_000).map(|n| json!({"name": format!("eth{n}"), "sandbox": "/x"})).collect();
-    let ips: Vec<Value> = (0..20_000).map(|n| json!({"address": "10.9.0.7/24", "interface": n})).collect();
+    let interfaces: Vec<Value> = (0..20_000)
+        .map(|n| json!({"name": format!("eth{n}"), "sandbox": "/x"}))
+        .collect();
+    let ips: Vec<Value> = (0..20_000)
+        .map(|n| json!({"address": "10.9.0.7/24", "interface": n}))
+        .collect();
     let mut network = scene.child();
     network["prevResult"] = json!({"cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips});
     for command in ["ADD", "CHECK"] {
@@ -272,10 +294,17 @@ fn huge_previous() -> Result<()> {
 fn names_host_link() -> Result<()> {
     let scene = Scene::with_hardware()?;
     let before = scene.host_state()?;
-    for sandbox in [json!(null), json!(""), json!(scene.host.netns.path()), json!("/proc/self/ns/net")] {
+    for sandbox in [
+        json!(null),
+        json!(""),
+        json!(scene.host.netns.path()),
+        json!("/proc/self/ns/net"),
+    ] {
         for attach in ["rdma-only", "ipvlan"] {
-            let mut network = scene.network(&json!({"attach": attach, "prevResult": {"cniVersion": "1.1.0",
-                "interfaces": [{"name": "peer0"}, {"name": "net1"}]}}));
+            let mut network = scene.network(
+                &json!({"attach": attach, "prevResult": {"cniVersion": "1.1.0",
+                "interfaces": [{"name": "peer0"}, {"name": "net1"}]}}),
+            );
             if !sandbox.is_null() {
                 network["prevResult"]["interfaces"][0]["sandbox"] = sandbox.clone();
                 network["prevResult"]["interfaces"][1]["sandbox"] = sandbox.clone();
@@ -304,7 +333,10 @@ fn refused_document(scene: &Scene, bytes: &[u8]) -> Result<()> {
         let answer = answer_to(&scene.call(), command, bytes)?;
         refusal(&answer, &[1, 6, 7, 50], &[]).context(command)?;
         let said = answer.stdout.len() + answer.stderr.len();
-        ensure!(said < 16 * 1024, "{command}: {said} bytes about a document that says nothing");
+        ensure!(
+            said < 16 * 1024,
+            "{command}: {said} bytes about a document that says nothing"
+        );
     }
     Ok(())
 }
@@ -314,7 +346,11 @@ fn huge_value() -> Result<()> {
     let mut network = scene.child();
     network["example.com/pad"] = "x".repeat(10 << 20).into();
     let before = scene.host_state()?;
-    refusal(&answer_of(&scene.call(), "ADD", &network)?, &[INVALID_NETWORK], &["1048576 bytes"])?;
+    refusal(
+        &answer_of(&scene.call(), "ADD", &network)?,
+        &[INVALID_NETWORK],
+        &["1048576 bytes"],
+    )?;
     // The runtime's DEL after it finds nothing to do.
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     unharmed(&scene, &before, "afterwards")
@@ -333,8 +369,14 @@ fn twice() -> Result<()> {
         r#""attach":"macvlan","master":"peer0","master":"nic0""#,
         r#""name":"rail1","attach":"macvlan","master":"nic0""#,
     ] {
-        let text = format!(r#"{{"cniVersion":"1.1.0","name":"rail0","type":"rdma-netdev",{keys}}}"#);
-        refusal(&answer_to(&scene.call(), "ADD", text.as_bytes())?, &[6, 7], &[]).with_context(|| text.clone())?;
+        let text =
+            format!(r#"{{"cniVersion":"1.1.0","name":"rail0","type":"rdma-netdev",{keys}}}"#);
+        refusal(
+            &answer_to(&scene.call(), "ADD", text.as_bytes())?,
+            &[6, 7],
+            &[],
+        )
+        .with_context(|| text.clone())?;
         unharmed(&scene, &before, &text)?;
     }
     Ok(())
@@ -343,7 +385,10 @@ fn twice() -> Result<()> {
 fn invalid_utf8() -> Result<()> {
     let scene = Scene::furnished()?;
     let mut bytes = scene.child().to_string().into_bytes();
-    let at = bytes.windows(4).position(|four| four == b"nic0").context("no nic0")?;
+    let at = bytes
+        .windows(4)
+        .position(|four| four == b"nic0")
+        .context("no nic0")?;
     bytes[at] = 0xff;
     document(&bytes)?;
     document(&[0xff, 0xfe, b'{', b'}'])
@@ -363,7 +408,10 @@ fn long_network() -> Result<()> {
             let answer = answer_of(&scene.call(), "ADD", &network)?;
             if !answer.status.success() {
                 refusal(&answer, &[], &[])?;
-                ensure!(scene.pod.ip("link show net1").is_err(), "a refused ADD left its interface");
+                ensure!(
+                    scene.pod.ip("link show net1").is_err(),
+                    "a refused ADD left its interface"
+                );
                 answer_of(&scene.call(), "DEL", &network)?;
             } else {
                 answer_of(&scene.call(), "DEL", &network)?.success()?;
@@ -385,7 +433,15 @@ fn behind() -> Result<()> {
 fn version() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
-    for version in ["9.9.9", "1.1.0.0", "v1.0.0", "1.0.0\\n", "1.0", "-1.0.0", "1.0.0-beta"] {
+    for version in [
+        "9.9.9",
+        "1.1.0.0",
+        "v1.0.0",
+        "1.0.0\\n",
+        "1.0",
+        "-1.0.0",
+        "1.0.0-beta",
+    ] {
         refused_document(&scene, format!(r#"{{"cniVersion":"{version}","name":"rail0","type":"rdma-netdev","attach":"move","device":"nic0"}}"#).as_bytes())
             .with_context(|| version.to_owned())?;
     }
@@ -397,7 +453,11 @@ fn command(command: &str) -> Result<()> {
     let before = scene.host_state()?;
     let answer = answer_of(&scene.call(), command, &scene.moving())?;
     refusal(&answer, &[4], &["CNI_COMMAND"])?;
-    ensure!(answer.stdout.len() < 4096, "{} bytes about a command", answer.stdout.len());
+    ensure!(
+        answer.stdout.len() < 4096,
+        "{} bytes about a command",
+        answer.stdout.len()
+    );
     unharmed(&scene, &before, "afterwards")
 }
 
@@ -407,7 +467,11 @@ fn empty_command() -> Result<()> {
     let before = scene.host_state()?;
     let answer = answer_of(&scene.call(), "", &scene.moving())?;
     if answer.status.success() {
-        ensure!(answer.stdout.is_empty(), "a result of nothing: {}", answer.stdout);
+        ensure!(
+            answer.stdout.is_empty(),
+            "a result of nothing: {}",
+            answer.stdout
+        );
     } else {
         refusal(&answer, &[4], &["CNI_COMMAND"])?;
     }
@@ -420,12 +484,25 @@ fn path() -> Result<()> {
     let file = scene.host.directory().join("file");
     drop(File::create(&file)?);
     fs::create_dir(scene.host.directory().join("empty"))?;
-    for path in ["/nonexistent", ":", "::::", "relative", &file.to_string_lossy(), "/dev/zero", &"/x:".repeat(2000)] {
+    for path in [
+        "/nonexistent",
+        ":",
+        "::::",
+        "relative",
+        &file.to_string_lossy(),
+        "/dev/zero",
+        &"/x:".repeat(2000),
+    ] {
         let mut call = scene.call();
         call.path = path.into();
         let static_addresses = scene.network(&json!({"attach": "macvlan", "master": "nic0",
             "ipam": {"type": "static", "addresses": [{"address": "10.9.0.7/24"}]}}));
-        refusal(&answer_of(&call, "ADD", &static_addresses)?, &[], &["static"]).with_context(|| path.to_owned())?;
+        refusal(
+            &answer_of(&call, "ADD", &static_addresses)?,
+            &[],
+            &["static"],
+        )
+        .with_context(|| path.to_owned())?;
         answer_of(&call, "DEL", &static_addresses)?.success()?;
         unharmed(&scene, &before, path)?;
     }

@@ -98,7 +98,10 @@ cases! {
 
 fn typo(key: &str, value: Value, nearest: &str) -> Result<()> {
     let scene = Scene::furnished()?;
-    for base in [json!({"attach": "move", "device": "nic0"}), json!({"attach": "macvlan", "master": "nic0"})] {
+    for base in [
+        json!({"attach": "move", "device": "nic0"}),
+        json!({"attach": "macvlan", "master": "nic0"}),
+    ] {
         let mut keys = base.clone();
         keys[key] = value.clone();
         scene.refuses(&scene.network(&keys), &[INVALID_NETWORK], &[key, nearest])?;
@@ -109,8 +112,12 @@ fn typo(key: &str, value: Value, nearest: &str) -> Result<()> {
 fn attached(scene: &Scene, keys: &Value) -> Result<()> {
     let before = scene.host_state()?;
     let network = scene.network(keys);
-    answer_of(&scene.call(), "ADD", &network)?.success().with_context(|| keys.to_string())?;
-    scene.del_returns(&network, &before).with_context(|| keys.to_string())
+    answer_of(&scene.call(), "ADD", &network)?
+        .success()
+        .with_context(|| keys.to_string())?;
+    scene
+        .del_returns(&network, &before)
+        .with_context(|| keys.to_string())
 }
 
 fn others() -> Result<()> {
@@ -133,7 +140,9 @@ fn others() -> Result<()> {
         let mut one = json!({"attach": "macvlan", "master": "nic0"});
         one[key] = value.clone();
         let answer = answer_of(&scene.call(), "ADD", &scene.network(&one))?;
-        answer.success().with_context(|| format!("with key {key}"))?;
+        answer
+            .success()
+            .with_context(|| format!("with key {key}"))?;
         answer_of(&scene.call(), "DEL", &scene.network(&one))?.success()?;
     }
     let mut all = keys.clone();
@@ -145,12 +154,18 @@ fn others() -> Result<()> {
 /// Go's decoder folds the case of keys, and so do the files that were written for it.
 fn folded() -> Result<()> {
     let scene = Scene::furnished()?;
-    attached(&scene, &json!({"Attach": "macvlan", "MASTER": "nic0", "Mtu": 1400}))
+    attached(
+        &scene,
+        &json!({"Attach": "macvlan", "MASTER": "nic0", "Mtu": 1400}),
+    )
 }
 
 fn folded_twice() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.on_host(&["link add decoy type veth peer name decoypeer", "link set decoy up"])?;
+    scene.on_host(&[
+        "link add decoy type veth peer name decoypeer",
+        "link set decoy up",
+    ])?;
     for keys in [
         json!({"attach": "macvlan", "master": "decoy", "Master": "nic0"}),
         json!({"attach": "macvlan", "ATTACH": "move", "master": "nic0", "device": "nic0"}),
@@ -163,30 +178,55 @@ fn folded_twice() -> Result<()> {
 
 fn prefixed() -> Result<()> {
     let scene = Scene::furnished()?;
-    attached(&scene, &json!({"attach": "macvlan", "master": "nic0", "example.com/attach": "x", "_comment": "x", "//": "x"}))
+    attached(
+        &scene,
+        &json!({"attach": "macvlan", "master": "nic0", "example.com/attach": "x", "_comment": "x", "//": "x"}),
+    )
 }
 
 fn mtu() -> Result<()> {
     let scene = Scene::furnished()?;
     for value in [
-        json!("1400"), json!(-1), json!(1400.5), json!(67), json!(65536), json!(4_294_968_796_u64),
-        json!(u64::MAX), json!(i64::MIN), json!(1e30), json!([1400]), json!(true),
+        json!("1400"),
+        json!(-1),
+        json!(1400.5),
+        json!(67),
+        json!(65536),
+        json!(4_294_968_796_u64),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(1e30),
+        json!([1400]),
+        json!(true),
     ] {
-        for base in [json!({"attach": "move", "device": "nic0"}), json!({"attach": "macvlan", "master": "nic0"})] {
+        for base in [
+            json!({"attach": "move", "device": "nic0"}),
+            json!({"attach": "macvlan", "master": "nic0"}),
+        ] {
             let mut keys = base.clone();
             keys["mtu"] = value.clone();
             let answer = answer_of(&scene.call(), "ADD", &scene.network(&keys))?;
             refusal(&answer, &[6, INVALID_NETWORK], &["mtu"]).with_context(|| keys.to_string())?;
         }
     }
-    scene.refuses(&scene.network(&json!({"attach": "move", "device": "nic0", "mtu": -1})), &[INVALID_NETWORK], &["mtu"])
+    scene.refuses(
+        &scene.network(&json!({"attach": "move", "device": "nic0", "mtu": -1})),
+        &[INVALID_NETWORK],
+        &["mtu"],
+    )
 }
 
 fn mac() -> Result<()> {
     let scene = Scene::furnished()?;
     for value in [
-        "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01", "00:00:00:00:00:00", "02:00:00:00:00", "02:00:00:00:00:00:01",
-        "zz:00:00:00:00:00", "", "02-00-00-00-00-zz",
+        "ff:ff:ff:ff:ff:ff",
+        "01:00:5e:00:00:01",
+        "00:00:00:00:00:00",
+        "02:00:00:00:00",
+        "02:00:00:00:00:00:01",
+        "zz:00:00:00:00:00",
+        "",
+        "02-00-00-00-00-zz",
     ] {
         for keys in [
             json!({"attach": "move", "device": "nic0", "mac": value}),
@@ -233,7 +273,14 @@ fn arguments_refused(text: &str, word: &str) -> Result<()> {
 fn bad_arguments() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
-    for text in ["=", "=x", "a=b=c", "IgnoreUnknown", "IgnoreUnknown=1;nothing", "IgnoreUnknown=1;=;="] {
+    for text in [
+        "=",
+        "=x",
+        "a=b=c",
+        "IgnoreUnknown",
+        "IgnoreUnknown=1;nothing",
+        "IgnoreUnknown=1;=;=",
+    ] {
         let mut call = scene.call();
         call.args = text.to_owned();
         let answer = answer_of(&call, "ADD", &scene.child())?;
@@ -253,7 +300,11 @@ fn huge_arguments() -> Result<()> {
     let answer = answer_of(&call, "ADD", &scene.child())?;
     if !answer.status.success() {
         refusal(&answer, &[], &[])?;
-        ensure!(answer.stdout.len() < 64 * 1024, "{} bytes of error", answer.stdout.len());
+        ensure!(
+            answer.stdout.len() < 64 * 1024,
+            "{} bytes of error",
+            answer.stdout.len()
+        );
     }
     answer_of(&call, "DEL", &scene.child())?;
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
@@ -272,10 +323,21 @@ fn state_directory(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let answer = answer_of(&call, "ADD", &network)?;
     let state = scene.host.state();
     refusal(&answer, &[], &[&state.to_string_lossy()])?;
-    ensure!(other.ip("link show net1").is_err(), "a refused ADD left its interface");
-    answer_of(&call, "DEL", &network)?.success().context("DEL of the refused")?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?.success().context("DEL of the one before")?;
-    unchanged(&before, || e2e::host_state::state(&scene.host.netns), "after DEL")
+    ensure!(
+        other.ip("link show net1").is_err(),
+        "a refused ADD left its interface"
+    );
+    answer_of(&call, "DEL", &network)?
+        .success()
+        .context("DEL of the refused")?;
+    answer_of(&scene.call(), "DEL", &scene.moving())?
+        .success()
+        .context("DEL of the one before")?;
+    unchanged(
+        &before,
+        || e2e::host_state::state(&scene.host.netns),
+        "after DEL",
+    )
 }
 
 fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
@@ -289,19 +351,32 @@ fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let network = scene.network(&json!({"attach": "macvlan", "master": "peer0"}));
     let answer = answer_of(&call, "ADD", &network)?;
     refusal(&answer, &[DENIED], &[&policy.to_string_lossy()])?;
-    ensure!(other.ip("link show net1").is_err(), "a refused ADD left its interface");
-    answer_of(&call, "DEL", &network)?.success().context("DEL of the refused")?;
+    ensure!(
+        other.ip("link show net1").is_err(),
+        "a refused ADD left its interface"
+    );
+    answer_of(&call, "DEL", &network)?
+        .success()
+        .context("DEL of the refused")?;
     // The state directory stood in the policy: without it, DEL may not find the attachment, but
     // it ends, and with the policy repaired all is well.
-    answer_of(&scene.call(), "DEL", &scene.moving())?.success().context("DEL")?;
+    answer_of(&scene.call(), "DEL", &scene.moving())?
+        .success()
+        .context("DEL")?;
     if policy.is_dir() {
         fs::remove_dir(&policy)?;
     } else {
         fs::remove_file(&policy)?;
     }
     scene.allow(&json!({}))?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?.success().context("DEL, repaired")?;
-    unchanged(&before, || e2e::host_state::state(&scene.host.netns), "after DEL")
+    answer_of(&scene.call(), "DEL", &scene.moving())?
+        .success()
+        .context("DEL, repaired")?;
+    unchanged(
+        &before,
+        || e2e::host_state::state(&scene.host.netns),
+        "after DEL",
+    )
 }
 
 fn listed_path() -> Result<()> {
@@ -309,7 +384,8 @@ fn listed_path() -> Result<()> {
     let before = e2e::host_state::state(&scene.host.netns)?;
     for name in ["../x", "/bin/true", "", ".", "rdma-netdev"] {
         scene.allow(&json!({"ipam": [name, "rdma-ipam"]}))?;
-        let network = scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": name}}));
+        let network =
+            scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": name}}));
         let answer = answer_of(&scene.call(), "ADD", &network)?;
         refusal(&answer, &[DENIED, INVALID_NETWORK], &[]).with_context(|| name.to_owned())?;
         answer_of(&scene.call(), "DEL", &network)?.success()?;
@@ -344,7 +420,9 @@ fn wide_range() -> Result<()> {
 fn many_excluded() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
-    let exclude: Vec<String> = (0..100_000_u32).map(|n| format!("10.{}.{}.{}/32", n >> 16, n >> 8 & 255, n & 255)).collect();
+    let exclude: Vec<String> = (0..100_000_u32)
+        .map(|n| format!("10.{}.{}.{}/32", n >> 16, n >> 8 & 255, n & 255))
+        .collect();
     let mut network = scene.child();
     network["ipam"] = json!({"type": "rdma-ipam", "range": "10.0.0.0/8", "exclude": exclude});
     let answer = answer_of(&scene.call(), "ADD", &network)?;

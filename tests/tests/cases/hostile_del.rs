@@ -56,13 +56,20 @@ fn after_refused(first: Kind, second: Kind) -> Result<()> {
     let scene = Scene::furnished()?;
     scene.host.add_nic("nic1", "peer1")?;
     let empty = scene.host_state()?;
-    let (mine, theirs) = (network(&scene, first, "rail0", "nic0"), network(&scene, second, "rail1", "nic1"));
+    let (mine, theirs) = (
+        network(&scene, first, "rail0", "nic0"),
+        network(&scene, second, "rail1", "nic1"),
+    );
     answer_of(&scene.call(), "ADD", &mine)?.success()?;
     // `refuses` compares host, leases, journal and pod after the refusal and after the DEL.
     scene.refuses(&theirs, &[], &["net1"])?;
     scene.refuses(&theirs, &[], &["net1"])?;
     answer_of(&scene.call(), "DEL", &mine)?.success()?;
-    unchanged(&empty, || scene.host_state(), "after the first network's DEL")
+    unchanged(
+        &empty,
+        || scene.host_state(),
+        "after the first network's DEL",
+    )
 }
 
 fn never_added() -> Result<()> {
@@ -73,7 +80,11 @@ fn never_added() -> Result<()> {
         let other = network(&scene, kind, "rail7", "nic0");
         answer_of(&scene.call(), "DEL", &other)?.success()?;
         unchanged(&host, || scene.host_state(), "after DEL of another network")?;
-        unchanged(&pod, || state(&scene.pod), "in the pod, after DEL of another network")?;
+        unchanged(
+            &pod,
+            || state(&scene.pod),
+            "in the pod, after DEL of another network",
+        )?;
     }
     Ok(())
 }
@@ -90,9 +101,15 @@ fn leaves(scene: &Scene, ifname: &str) -> Result<()> {
         json!({"type": "rdma"}),
         json!({}),
     ] {
-        answer_of(&call, "DEL", &scene.network(&keys))?.success().with_context(|| keys.to_string())?;
+        answer_of(&call, "DEL", &scene.network(&keys))?
+            .success()
+            .with_context(|| keys.to_string())?;
         unchanged(&host, || scene.host_state(), "after DEL")?;
-        unchanged(&pod, || state(&scene.pod), &format!("in the pod, after DEL with {keys}"))?;
+        unchanged(
+            &pod,
+            || state(&scene.pod),
+            &format!("in the pod, after DEL with {keys}"),
+        )?;
     }
     Ok(())
 }
@@ -122,7 +139,11 @@ fn other_name(container: &str, ifname: &str) -> Result<()> {
         let other = scene.call_of(&scene.pod, container, ifname);
         answer_of(&other, "DEL", &network)?.success()?;
         unchanged(&host, || scene.host_state(), "after the other's DEL")?;
-        unchanged(&pod, || state(&scene.pod), "in the pod, after the other's DEL")?;
+        unchanged(
+            &pod,
+            || state(&scene.pod),
+            "in the pod, after the other's DEL",
+        )?;
         scene.del_returns(&network, &before)?;
     }
     Ok(())
@@ -142,7 +163,14 @@ fn other_namespace() -> Result<()> {
     call.netns = other.path().into();
     answer_of(&call, "DEL", &scene.moving())?.success()?;
     unchanged(&inside, || state(&other), "in the other pod")?;
-    ensure!(scene.host.netns.ip("addr show nic0")?.contains("10.9.0.1/24"), "nic0 is not back");
+    ensure!(
+        scene
+            .host
+            .netns
+            .ip("addr show nic0")?
+            .contains("10.9.0.1/24"),
+        "nic0 is not back"
+    );
     answer_of(&neighbour, "DEL", &theirs)?.success()?;
     unchanged(&before, || scene.host_state(), "after both")
 }
@@ -159,7 +187,9 @@ fn rewritten() -> Result<()> {
     ] {
         let before = scene.host_state()?;
         answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-        scene.del_returns(&scene.network(&keys), &before).with_context(|| keys.to_string())?;
+        scene
+            .del_returns(&scene.network(&keys), &before)
+            .with_context(|| keys.to_string())?;
     }
     Ok(())
 }
@@ -180,7 +210,9 @@ fn wrong_keys() -> Result<()> {
     ] {
         let before = scene.host_state()?;
         answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-        scene.del_returns(&scene.network(&keys), &before).with_context(|| keys.to_string())?;
+        scene
+            .del_returns(&scene.network(&keys), &before)
+            .with_context(|| keys.to_string())?;
     }
     Ok(())
 }
@@ -224,7 +256,10 @@ fn gc_elsewhere() -> Result<()> {
 
 fn gc_foreign() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.in_pod(&["link add eth0 type veth peer name cable", "link set eth0 alias nic0"])?;
+    scene.in_pod(&[
+        "link add eth0 type veth peer name cable",
+        "link set eth0 alias nic0",
+    ])?;
     let (host, pod) = (scene.host_state()?, state(&scene.pod)?);
     let mut network = scene.moving();
     network["cni.dev/valid-attachments"] = json!([]);
@@ -235,7 +270,10 @@ fn gc_foreign() -> Result<()> {
 
 fn journal_lost() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.in_pod(&["link add eth0 type veth peer name cable", "link set eth0 up"])?;
+    scene.in_pod(&[
+        "link add eth0 type veth peer name cable",
+        "link set eth0 up",
+    ])?;
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
     fs::remove_dir_all(scene.host.state())?;
     let links = |netns: &e2e::netns::Netns| -> Result<e2e::host_state::State> {
@@ -245,7 +283,12 @@ fn journal_lost() -> Result<()> {
     };
     let (host, pod) = (state(&scene.host.netns)?, links(&scene.pod)?);
     for ifname in ["net1", "eth0"] {
-        answer_of(&scene.call_of(&scene.pod, "c1", ifname), "DEL", &scene.child())?.success()?;
+        answer_of(
+            &scene.call_of(&scene.pod, "c1", ifname),
+            "DEL",
+            &scene.child(),
+        )?
+        .success()?;
         unchanged(&host, || state(&scene.host.netns), "after DEL")?;
         unchanged(&pod, || links(&scene.pod), "in the pod, after DEL")?;
     }

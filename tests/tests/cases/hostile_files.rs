@@ -114,8 +114,11 @@ fn file(scene: &Scene, name: &str) -> PathBuf {
 /// ADD and DEL with this path; the interface is made in any case.
 fn round(scene: &Scene, path: &Value) -> Result<()> {
     let before = scene.host_state()?;
-    let network = scene.network(&json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": path}}));
-    answer_of(&scene.call(), "ADD", &network)?.success().context("ADD")?;
+    let network =
+        scene.network(&json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": path}}));
+    answer_of(&scene.call(), "ADD", &network)?
+        .success()
+        .context("ADD")?;
     scene.del_returns(&network, &before)
 }
 
@@ -135,7 +138,11 @@ fn not_written(make: impl Fn(&Scene) -> Result<(String, PathBuf)>) -> Result<()>
     let scene = hardware()?;
     let (told, path) = make(&scene)?;
     round(&scene, &told.into())?;
-    ensure!(fs::read_to_string(&path).ok().as_deref() == Some(THEIRS), "{} was written", path.display());
+    ensure!(
+        fs::read_to_string(&path).ok().as_deref() == Some(THEIRS),
+        "{} was written",
+        path.display()
+    );
     Ok(())
 }
 
@@ -146,7 +153,10 @@ fn not_made(path: &str) -> Result<()> {
     fs::create_dir_all(below.parent().context("no directory")?)?;
     ensure!(!Path::new(path).exists(), "{path} is here already");
     round(&scene, &path.into())?;
-    ensure!(!Path::new(path).exists() && !below.exists(), "{path} was made");
+    ensure!(
+        !Path::new(path).exists() && !below.exists(),
+        "{path} was made"
+    );
     Ok(())
 }
 
@@ -154,7 +164,11 @@ fn odd(path: &Value) -> Result<()> {
     let scene = hardware()?;
     let listing = || -> Result<Vec<PathBuf>> {
         let mut all = Vec::new();
-        for directory in [scene.host_root().join(FILES), scene.host_root(), std::env::current_dir()?] {
+        for directory in [
+            scene.host_root().join(FILES),
+            scene.host_root(),
+            std::env::current_dir()?,
+        ] {
             for entry in fs::read_dir(directory)? {
                 all.push(entry?.path());
             }
@@ -173,7 +187,8 @@ fn not_text() -> Result<()> {
     let scene = hardware()?;
     for value in [json!(7), json!([]), json!({}), json!(true)] {
         let before = scene.host_state()?;
-        let network = scene.network(&json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": value}}));
+        let network =
+            scene.network(&json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": value}}));
         let answer = answer_of(&scene.call(), "ADD", &network)?;
         if !answer.status.success() {
             e2e::scene::refusal(&answer, &[6, 7], &["CNIDeviceInfoFile"])?;

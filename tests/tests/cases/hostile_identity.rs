@@ -116,13 +116,20 @@ fn twins(made: Made, how: How) -> Result<()> {
         let pod = scene.another_pod()?;
         let call = scene.call_of(&pod, "c1", "net1");
         let network = taking(&scene, device);
-        answer_of(&call, "ADD", &network)?.success().with_context(|| format!("ADD of {device}"))?;
+        answer_of(&call, "ADD", &network)?
+            .success()
+            .with_context(|| format!("ADD of {device}"))?;
         scene.perform(&pod, &["link set net1 down", "link set net1 name mine"])?;
         if how == How::Died {
-            scene.perform(&pod, &[&format!("link set mine netns {}", scene.host.netns.name())])?;
+            scene.perform(
+                &pod,
+                &[&format!("link set mine netns {}", scene.host.netns.name())],
+            )?;
             pod.delete()?;
         }
-        answer_of(&call, "DEL", &network)?.success().with_context(|| format!("DEL of {device}"))?;
+        answer_of(&call, "DEL", &network)?
+            .success()
+            .with_context(|| format!("DEL of {device}"))?;
         unchanged(&before, || scene.host_state(), &format!("after {device}"))?;
     }
     Ok(())
@@ -132,9 +139,14 @@ fn both(made: Made) -> Result<()> {
     let scene = with_twins(made)?;
     let before = scene.host_state()?;
     let pods = [scene.another_pod()?, scene.another_pod()?];
-    let calls = [scene.call_of(&pods[0], "c1", "net1"), scene.call_of(&pods[1], "c2", "net1")];
+    let calls = [
+        scene.call_of(&pods[0], "c1", "net1"),
+        scene.call_of(&pods[1], "c2", "net1"),
+    ];
     for (call, device) in calls.iter().zip(["one", "two"]) {
-        answer_of(call, "ADD", &taking(&scene, device))?.success().context(device)?;
+        answer_of(call, "ADD", &taking(&scene, device))?
+            .success()
+            .context(device)?;
     }
     for (pod, mtu) in pods.iter().zip([1391, 1392]) {
         let link = pod.ip_json("link show dev net1")?;
@@ -144,7 +156,9 @@ fn both(made: Made) -> Result<()> {
     scene.perform(&pods[0], &["link set net1 mtu 1392 alias twin-2"])?;
     scene.perform(&pods[1], &["link set net1 mtu 1391 alias twin-1"])?;
     for (call, device) in calls.iter().zip(["one", "two"]) {
-        answer_of(call, "DEL", &taking(&scene, device))?.success().context(device)?;
+        answer_of(call, "DEL", &taking(&scene, device))?
+            .success()
+            .context(device)?;
     }
     unchanged(&before, || scene.host_state(), "after both")
 }
@@ -157,7 +171,10 @@ fn ambiguous_mac() -> Result<()> {
 
 /// Commands with `{mac}` as the address that the NIC has.
 fn with_mac(commands: &[&str], mac: &str) -> Vec<String> {
-    commands.iter().map(|command| command.replace("{mac}", mac)).collect()
+    commands
+        .iter()
+        .map(|command| command.replace("{mac}", mac))
+        .collect()
 }
 
 fn perform(scene: &Scene, netns: &Netns, commands: &[String]) -> Result<()> {
@@ -171,13 +188,21 @@ fn decoy(pod: &[&str]) -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     let mac = mac_of(&scene.pod, "net1")?;
     perform(&scene, &scene.pod, &with_mac(pod, &mac))?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?.success().context("DEL")?;
+    answer_of(&scene.call(), "DEL", &scene.moving())?
+        .success()
+        .context("DEL")?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
     // What the pod made itself is its own, whatever it is called; a child of the NIC may be gone.
     if pod.iter().any(|command| command.contains("type veth")) {
-        ensure!(scene.pod.ip("link show net1").is_ok(), "the pod's own link is gone");
+        ensure!(
+            scene.pod.ip("link show net1").is_ok(),
+            "the pod's own link is gone"
+        );
     }
-    ensure!(scene.pod.ip("link show real").is_err(), "the NIC is still in the pod");
+    ensure!(
+        scene.pod.ip("link show real").is_err(),
+        "the NIC is still in the pod"
+    );
     Ok(())
 }
 
@@ -188,7 +213,10 @@ fn back_or_told(scene: &Scene, before: &State, answer: &Answer) -> Result<bool> 
         return Ok(true);
     }
     let (_, message) = answer.refusal()?;
-    ensure!(message.contains("nic0"), "it does not say which NIC is missing: {message}");
+    ensure!(
+        message.contains("nic0"),
+        "it does not say which NIC is missing: {message}"
+    );
     Ok(false)
 }
 
@@ -205,13 +233,21 @@ fn nested(left_behind: &[&str]) -> Result<()> {
     if back_or_told(&scene, &before, &answer)? {
         return Ok(());
     }
-    ensure!(!scene.listed("rdma-netdev")?.is_empty(), "nobody remembers that the NIC is away");
+    ensure!(
+        !scene.listed("rdma-netdev")?.is_empty(),
+        "nobody remembers that the NIC is away"
+    );
     // It is wherever the pod's process put it; the next DEL finds it once it is back in the pod.
     if scene.pod.ip("link show net1").is_ok() {
         scene.in_pod(&["link del net1"])?;
     }
-    scene.perform(&inner, &[&format!("link set deep netns {}", scene.pod.name())])?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?.success().context("the DEL after that")?;
+    scene.perform(
+        &inner,
+        &[&format!("link set deep netns {}", scene.pod.name())],
+    )?;
+    answer_of(&scene.call(), "DEL", &scene.moving())?
+        .success()
+        .context("the DEL after that")?;
     unchanged(&before, || scene.host_state(), "after the DEL after that")
 }
 
@@ -224,7 +260,10 @@ fn nested_died() -> Result<()> {
     scene.in_pod(&[&format!("link set net1 netns {}", inner.name())])?;
     scene.perform(&inner, &["link set net1 name peer0"])?;
     scene.perform(&inner, &["link set peer0 name dev7"])?;
-    scene.perform(&inner, &[&format!("link set dev7 netns {}", scene.host.netns.name())])?;
+    scene.perform(
+        &inner,
+        &[&format!("link set dev7 netns {}", scene.host.netns.name())],
+    )?;
     inner.delete()?;
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
@@ -234,8 +273,15 @@ fn brought_back_by_hand() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    scene.in_pod(&["link set net1 mtu 300", &format!("link set net1 netns {}", scene.host.netns.name())])?;
-    scene.on_host(&["link set net1 name nic0", "addr add 10.9.0.1/24 dev nic0", "link set nic0 up"])?;
+    scene.in_pod(&[
+        "link set net1 mtu 300",
+        &format!("link set net1 netns {}", scene.host.netns.name()),
+    ])?;
+    scene.on_host(&[
+        "link set net1 name nic0",
+        "addr add 10.9.0.1/24 dev nic0",
+        "link set nic0 up",
+    ])?;
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
 }
@@ -251,10 +297,16 @@ enum Same {
 /// The NIC was unplugged while a pod had it, and the host has another netdev since.
 fn replaced(same: Same) -> Result<()> {
     let scene = Scene::furnished()?;
-    let (mac, index) = (mac_of(&scene.host.netns, "nic0")?, index_of(&scene.host.netns, "nic0")?);
+    let (mac, index) = (
+        mac_of(&scene.host.netns, "nic0")?,
+        index_of(&scene.host.netns, "nic0")?,
+    );
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     scene.on_host(&["link del peer0"])?;
-    ensure!(scene.pod.ip("link show net1").is_err(), "it was not unplugged");
+    ensure!(
+        scene.pod.ip("link show net1").is_err(),
+        "it was not unplugged"
+    );
     let is = |one: Same| same == one || same == Same::All;
     let name = if is(Same::Name) { "nic0" } else { "new0" };
     let mut make = format!("link add {name}");
@@ -277,7 +329,10 @@ fn replaced(same: Same) -> Result<()> {
     let before = network_state()?;
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
     let told = answer.stdout.clone() + &answer.stderr;
-    ensure!(told.contains("nic0"), "it does not say that nic0 is lost: {told:?}");
+    ensure!(
+        told.contains("nic0"),
+        "it does not say that nic0 is lost: {told:?}"
+    );
     unchanged(&before, network_state, "the new netdev, after DEL")?;
     // Reclaim must not take it for the lost one later, either.
     scene.tool("rdma-netdev", &["reclaim"])?;
@@ -304,9 +359,15 @@ fn recreated_in_the_pod() -> Result<()> {
     let before = links()?;
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
     let told = answer.stdout.clone() + &answer.stderr;
-    ensure!(told.contains("nic0"), "it does not say that nic0 is lost: {told:?}");
+    ensure!(
+        told.contains("nic0"),
+        "it does not say that nic0 is lost: {told:?}"
+    );
     unchanged(&before, links, "after DEL")?;
-    ensure!(scene.pod.ip("link show net1").is_ok(), "the pod's own link is gone");
+    ensure!(
+        scene.pod.ip("link show net1").is_ok(),
+        "the pod's own link is gone"
+    );
     Ok(())
 }
 
@@ -330,7 +391,10 @@ fn child_like_master() -> Result<()> {
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let mac = mac_of(&scene.host.netns, "nic0")?;
     // The kernel refuses it in most modes; what it allows must not matter.
-    let _ = scene.in_pod(&["link set net1 down", &format!("link set net1 address {mac}")]);
+    let _ = scene.in_pod(&[
+        "link set net1 down",
+        &format!("link set net1 address {mac}"),
+    ]);
     scene.in_pod(&["link set net1 name nic0", "link set nic0 alias nic0"])?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
@@ -342,9 +406,13 @@ fn host_link_like_child() -> Result<()> {
     let (mac, index) = (mac_of(&scene.pod, "net1")?, index_of(&scene.pod, "net1")?);
     scene.pod.delete()?;
     std::thread::sleep(std::time::Duration::from_millis(100));
-    let index = if scene.host.netns.ip_json("link show")?.as_array().is_some_and(|all| {
-        all.iter().any(|link| link["ifindex"] == index)
-    }) {
+    let index = if scene
+        .host
+        .netns
+        .ip_json("link show")?
+        .as_array()
+        .is_some_and(|all| all.iter().any(|link| link["ifindex"] == index))
+    {
         index + 1000
     } else {
         index

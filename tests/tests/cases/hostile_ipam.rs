@@ -74,7 +74,13 @@ fn install(scene: &Scene, name: &str, body: &str) -> Result<PathBuf> {
     fs::create_dir_all(&directory)?;
     let file = directory.join(name);
     let marker = marker(scene);
-    fs::write(&file, format!("#!/bin/sh\necho $CNI_COMMAND >> '{}'\n{body}\n", marker.display()))?;
+    fs::write(
+        &file,
+        format!(
+            "#!/bin/sh\necho $CNI_COMMAND >> '{}'\n{body}\n",
+            marker.display()
+        ),
+    )?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
     Ok(file)
 }
@@ -115,17 +121,28 @@ fn not_executed(name: &str, keys: &Value) -> Result<()> {
     let mut moving = scene.moving();
     moving["ipam"] = ipam;
     scene.refuses_call(&call, &moving, &[DENIED], &words)?;
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
 fn refused_type(kind: &Value) -> Result<()> {
     let (scene, call) = with_program("helper", ANSWER)?;
     install(&scene, "static", ANSWER)?;
-    fs::copy(scene.host.directory().join("plugins/helper"), scene.host.directory().join("helper"))?;
+    fs::copy(
+        scene.host.directory().join("plugins/helper"),
+        scene.host.directory().join("helper"),
+    )?;
     let network = upon_nic0(&scene, &json!({"type": kind}));
     scene.refuses_call(&call, &network, &[DENIED, INVALID_NETWORK], &["ipam"])?;
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
@@ -134,7 +151,12 @@ fn path(kind: &str) -> Result<()> {
 }
 
 fn no_string() -> Result<()> {
-    for kind in [json!(["static"]), json!({"name": "static"}), json!(7), json!(true)] {
+    for kind in [
+        json!(["static"]),
+        json!({"name": "static"}),
+        json!(7),
+        json!(true),
+    ] {
         refused_type(&kind)?;
     }
     Ok(())
@@ -145,7 +167,11 @@ fn absolute() -> Result<()> {
     let program = scene.host.directory().join("plugins/helper");
     let network = upon_nic0(&scene, &json!({"type": program}));
     scene.refuses_call(&call, &network, &[DENIED, INVALID_NETWORK], &["ipam"])?;
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
@@ -164,7 +190,10 @@ fn two_types() -> Result<()> {
     let (scene, call) = with_program("helper", ANSWER)?;
     install(&scene, "static", ANSWER)?;
     let before = scene.host_state()?;
-    for ipam in [r#"{"type":"static","type":"helper"}"#, r#"{"type":"helper","type":"static"}"#] {
+    for ipam in [
+        r#"{"type":"static","type":"helper"}"#,
+        r#"{"type":"helper","type":"static"}"#,
+    ] {
         let document = format!(
             r#"{{"cniVersion":"1.0.0","name":"rail0","type":"rdma-netdev","attach":"macvlan","master":"nic0","ipam":{ipam}}}"#
         );
@@ -172,7 +201,11 @@ fn two_types() -> Result<()> {
         refusal(&answer, &[6, 7, DENIED], &[])?;
         unchanged(&before, || scene.host_state(), "after the refusal")?;
     }
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
@@ -191,15 +224,30 @@ fn folded() -> Result<()> {
         refusal(&answer, &[6, 7, DENIED], &[]).with_context(|| document.to_owned())?;
         unchanged(&before, || scene.host_state(), "after the refusal")?;
     }
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
 fn never() -> Result<()> {
     let (scene, call) = with_program("rdma-netdev", ANSWER)?;
     let programs = [
-        "rdma-netdev", "rdma", "host-device", "macvlan", "ipvlan", "bridge", "ptp", "vlan", "sriov",
-        "ib-sriov", "ipoib", "multus", "tuning",
+        "rdma-netdev",
+        "rdma",
+        "host-device",
+        "macvlan",
+        "ipvlan",
+        "bridge",
+        "ptp",
+        "vlan",
+        "sriov",
+        "ib-sriov",
+        "ipoib",
+        "multus",
+        "tuning",
     ];
     for name in programs {
         install(&scene, name, ANSWER)?;
@@ -207,7 +255,11 @@ fn never() -> Result<()> {
         let network = upon_nic0(&scene, &json!({"type": name}));
         scene.refuses_call(&call, &network, &[DENIED], &[name])?;
     }
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
@@ -217,12 +269,18 @@ fn listed() -> Result<()> {
     let before = scene.host_state()?;
     let network = upon_nic0(&scene, &json!({"type": "helper"}));
     answer_of(&call, "ADD", &network)?.success()?;
-    ensure!(scene.pod.ip("addr show net1")?.contains("10.9.0.7/24"), "no address");
+    ensure!(
+        scene.pod.ip("addr show net1")?.contains("10.9.0.7/24"),
+        "no address"
+    );
     answer_of(&call, "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
     ensure!(executed(&scene) == "ADD DEL", "{}", executed(&scene));
     // What is not on the list any more is not executed, our own neither.
-    let own = upon_nic0(&scene, &scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({})));
+    let own = upon_nic0(
+        &scene,
+        &scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({})),
+    );
     scene.refuses_call(&call, &own, &[DENIED], &["rdma-ipam", "allow.ipam"])
 }
 
@@ -250,7 +308,10 @@ fn our_whereabouts() -> Result<()> {
             "log_file": log, "log_level": "debug"}),
     );
     answer_of(&call, "ADD", &network)?.success()?;
-    ensure!(scene.pod.ip("addr show net1")?.contains("10.9.0.50/24"), "no address");
+    ensure!(
+        scene.pod.ip("addr show net1")?.contains("10.9.0.50/24"),
+        "no address"
+    );
     answer_of(&call, "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
     ensure!(!log.exists(), "it writes a log where a tenant says");
@@ -267,8 +328,14 @@ fn other_commands() -> Result<()> {
         answer_of(&call, command, &network)?;
         unchanged(&before, || scene.host_state(), command)?;
     }
-    answer_of(&call, "DEL", &network)?.success().context("DEL")?;
-    ensure!(executed(&scene).is_empty(), "executed for {}", executed(&scene));
+    answer_of(&call, "DEL", &network)?
+        .success()
+        .context("DEL")?;
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
     Ok(())
 }
 
@@ -282,7 +349,10 @@ fn list_shrank() -> Result<()> {
     scene.allow(&json!({}))?;
     answer_of(&call, "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
-    ensure!(scene.pod.ip("link show net1").is_err(), "net1 is left in the pod");
+    ensure!(
+        scene.pod.ip("link show net1").is_err(),
+        "net1 is left in the pod"
+    );
     Ok(())
 }
 
@@ -296,30 +366,47 @@ enum Del {
 fn gone(how: Del, attach: &str) -> Result<()> {
     let (scene, call) = with_program("helper", ANSWER)?;
     let log = scene.host.directory().join("cni.log");
-    scene.policy(&json!({"ipam": ["helper"]}), &json!({"log": {"file": log, "level": "warn"}}))?;
+    scene.policy(
+        &json!({"ipam": ["helper"]}),
+        &json!({"log": {"file": log, "level": "warn"}}),
+    )?;
     let before = scene.host_state()?;
     let mut network = upon_nic0(&scene, &json!({"type": "helper"}));
     if attach == "move" {
         network = scene.moving();
         network["ipam"] = json!({"type": "helper"});
     }
-    answer_of(&call, "ADD", &network)?.success().context("ADD")?;
+    answer_of(&call, "ADD", &network)?
+        .success()
+        .context("ADD")?;
     let program = scene.host.directory().join("plugins/helper");
     match how {
         Del::Missing => fs::remove_file(&program)?,
         Del::NoProgram => fs::write(&program, "no program")?,
-        Del::Fails => drop(install(&scene, "helper", "echo '{\"code\":11,\"msg\":\"not now\"}'; exit 1")?),
+        Del::Fails => drop(install(
+            &scene,
+            "helper",
+            "echo '{\"code\":11,\"msg\":\"not now\"}'; exit 1",
+        )?),
     }
     let answer = answer_of(&call, "DEL", &network)?;
-    ensure!(scene.pod.ip("link show net1").is_err(), "net1 is left in the pod");
+    ensure!(
+        scene.pod.ip("link show net1").is_err(),
+        "net1 is left in the pod"
+    );
     // A program that fails may have kept its lease: the runtime is to send DEL again.
     if how != Del::Fails {
         answer.success().context("DEL")?;
         let said = fs::read_to_string(&log).unwrap_or_default() + &answer.stderr;
-        ensure!(said.contains("helper"), "no warning about the program: {said:?}");
+        ensure!(
+            said.contains("helper"),
+            "no warning about the program: {said:?}"
+        );
     } else if !answer.status.success() {
         install(&scene, "helper", ANSWER)?;
-        answer_of(&call, "DEL", &network)?.success().context("DEL, with the program repaired")?;
+        answer_of(&call, "DEL", &network)?
+            .success()
+            .context("DEL, with the program repaired")?;
     }
     unchanged(&before, || scene.host_state(), "after DEL")
 }
@@ -328,14 +415,27 @@ fn gone(how: Del, attach: &str) -> Result<()> {
 fn answered(body: &str) -> Result<(e2e::cni::Answer, String)> {
     let (scene, call) = with_program("helper", body)?;
     let log = scene.host.directory().join("cni.log");
-    scene.policy(&json!({"ipam": ["helper"]}), &json!({"log": {"file": log, "level": "debug"}}))?;
+    scene.policy(
+        &json!({"ipam": ["helper"]}),
+        &json!({"log": {"file": log, "level": "debug"}}),
+    )?;
     let before = scene.host_state()?;
     let network = upon_nic0(&scene, &json!({"type": "helper"}));
     let answer = answer_of(&call, "ADD", &network)?;
-    ensure!(scene.pod.ip("link show net1").is_err(), "net1 is left in the pod");
+    ensure!(
+        scene.pod.ip("link show net1").is_err(),
+        "net1 is left in the pod"
+    );
     answer_of(&call, "DEL", &network)?;
-    unchanged(&before, || scene.host_state(), "after the refused ADD and DEL")?;
-    Ok((answer, String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned()))
+    unchanged(
+        &before,
+        || scene.host_state(),
+        "after the refused ADD and DEL",
+    )?;
+    Ok((
+        answer,
+        String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned(),
+    ))
 }
 
 const BOUND: usize = 64 * 1024;
@@ -345,8 +445,16 @@ fn huge_message() -> Result<()> {
         printf '{"cniVersion":"1.0.0","code":11,"msg":"'; head -c 1048576 /dev/zero | tr '\0' x; echo '"}'; exit 1"#;
     let (answer, log) = answered(body)?;
     refusal(&answer, &[], &["helper"])?;
-    ensure!(answer.stdout.len() < BOUND, "{} bytes on stdout", answer.stdout.len());
-    ensure!(answer.stderr.len() < BOUND, "{} bytes on stderr", answer.stderr.len());
+    ensure!(
+        answer.stdout.len() < BOUND,
+        "{} bytes on stdout",
+        answer.stdout.len()
+    );
+    ensure!(
+        answer.stderr.len() < BOUND,
+        "{} bytes on stderr",
+        answer.stderr.len()
+    );
     ensure!(log.len() < 4 * BOUND, "{} bytes of log", log.len());
     Ok(())
 }
@@ -356,7 +464,11 @@ fn huge_stderr() -> Result<()> {
         echo '{"cniVersion":"1.0.0","code":11,"msg":"later"}'; exit 1"#;
     let (answer, log) = answered(body)?;
     ensure!(answer.refusal()?.0 == 11, "{}", answer.stdout);
-    ensure!(answer.stderr.len() < BOUND, "{} bytes on stderr", answer.stderr.len());
+    ensure!(
+        answer.stderr.len() < BOUND,
+        "{} bytes on stderr",
+        answer.stderr.len()
+    );
     ensure!(log.len() < 4 * BOUND, "{} bytes of log", log.len());
     Ok(())
 }
@@ -369,14 +481,19 @@ fn escapes() -> Result<()> {
     for (what, text) in [("stderr", &answer.stderr), ("the log", &log)] {
         plain(what, text)?;
         let forged = text.lines().find(|line| line.starts_with("2030-01-01"));
-        ensure!(forged.is_none(), "a delegate's line in {what} passes for one of ours: {forged:?}");
+        ensure!(
+            forged.is_none(),
+            "a delegate's line in {what} passes for one of ours: {forged:?}"
+        );
     }
     Ok(())
 }
 
 /// No control character but the newline.
 pub(crate) fn plain(what: &str, text: &str) -> Result<()> {
-    let odd = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == char::REPLACEMENT_CHARACTER);
+    let odd = text
+        .chars()
+        .find(|c| (c.is_control() && *c != '\n') || *c == char::REPLACEMENT_CHARACTER);
     ensure!(odd.is_none(), "{what} has {odd:?} in it: {text:?}");
     Ok(())
 }
@@ -402,7 +519,11 @@ fn huge_answer() -> Result<()> {
     let body = r#"[ $CNI_COMMAND = ADD ] || exit 0
         printf '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.7/24"}],"pad":"'; head -c 16777216 /dev/zero | tr '\0' x; echo '"}'"#;
     let (answer, log) = answered(body)?;
-    ensure!(answer.stdout.len() < BOUND, "{} bytes on stdout", answer.stdout.len());
+    ensure!(
+        answer.stdout.len() < BOUND,
+        "{} bytes on stdout",
+        answer.stdout.len()
+    );
     ensure!(log.len() < 4 * BOUND, "{} bytes of log", log.len());
     Ok(())
 }
@@ -417,7 +538,8 @@ fn invented() -> Result<()> {
         r#"[{"address":"::1/128"}]"#,
         r#"[{"address":"0.0.0.0/0"}]"#,
     ] {
-        let body = format!(r#"[ $CNI_COMMAND != ADD ] || echo '{{"cniVersion":"1.0.0","ips":{ips}}}'"#);
+        let body =
+            format!(r#"[ $CNI_COMMAND != ADD ] || echo '{{"cniVersion":"1.0.0","ips":{ips}}}'"#);
         let (scene, call) = with_program("helper", &body)?;
         scene.allow(&json!({"ipam": ["helper"]}))?;
         let before = scene.host_state()?;

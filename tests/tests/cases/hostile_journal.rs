@@ -100,9 +100,9 @@ fn record_of(scene: &Scene, container: &str) -> Result<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(&directory)? {
         let path = entry?.path();
-        let named = path.file_name().is_some_and(|name| {
-            name.to_string_lossy().contains(&format!("@{container}@"))
-        });
+        let named = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().contains(&format!("@{container}@")));
         if named && path.is_file() {
             found.push(path);
         }
@@ -114,7 +114,11 @@ fn record_of(scene: &Scene, container: &str) -> Result<PathBuf> {
 /// A call that may have this much memory: a record is never read without end.
 fn answer_of(call: &Call, command: &str, network: &Value) -> Result<Answer> {
     const MEMORY: &str = "--as=268435456";
-    let mut limited = Call { plugin: "prlimit".into(), ..call.clone() }.command(command);
+    let mut limited = Call {
+        plugin: "prlimit".into(),
+        ..call.clone()
+    }
+    .command(command);
     limited.args([MEMORY, "--"]).arg(&call.plugin);
     bounded(&mut limited, network.to_string().as_bytes()).with_context(|| command.to_owned())
 }
@@ -124,7 +128,12 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
     scene.host.add_nic("nic1", "peer1")?;
     let mut upon_nic1 = scene.child();
     upon_nic1["master"] = "nic1".into();
-    let pods = [scene.another_pod()?, scene.another_pod()?, scene.another_pod()?, scene.another_pod()?];
+    let pods = [
+        scene.another_pod()?,
+        scene.another_pod()?,
+        scene.another_pod()?,
+        scene.another_pod()?,
+    ];
     let call = |index: usize| scene.call_of(&pods[index], &format!("c{index}"), "net1");
     let there = |index: usize| pods[index].ip("link show net1").is_ok();
     for index in 0..3 {
@@ -138,22 +147,39 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
     pods[2].delete()?;
 
     let started = Instant::now();
-    answer_of(&call(3), "ADD", &upon_nic1)?.success().context("ADD of another")?;
-    answer_of(&call(3), "DEL", &upon_nic1)?.success().context("DEL of another")?;
-    answer_of(&call(3), "ADD", &scene.moving())?.success().context("ADD by move of another")?;
+    answer_of(&call(3), "ADD", &upon_nic1)?
+        .success()
+        .context("ADD of another")?;
+    answer_of(&call(3), "DEL", &upon_nic1)?
+        .success()
+        .context("DEL of another")?;
+    answer_of(&call(3), "ADD", &scene.moving())?
+        .success()
+        .context("ADD by move of another")?;
     answer_of(&call(3), "STATUS", &upon_nic1)?;
     let listed = scene.listed("rdma-netdev")?;
     let lists = |container: &str| listed.iter().any(|entry| entry["container"] == container);
-    ensure!(lists("c1") && lists("c3"), "the others are not listed: {listed:?}");
+    ensure!(
+        lists("c1") && lists("c3"),
+        "the others are not listed: {listed:?}"
+    );
 
     let reclaimed = scene.tool("rdma-netdev", &["reclaim"])?;
     let listed = scene.listed("rdma-netdev")?;
     let died = listed.iter().any(|entry| entry["container"] == "c2");
-    ensure!(!died, "reclaim did not undo the dead pod's: {} {}", reclaimed.stdout, reclaimed.stderr);
+    ensure!(
+        !died,
+        "reclaim did not undo the dead pod's: {} {}",
+        reclaimed.stdout,
+        reclaimed.stderr
+    );
     ensure!(there(1) && there(3), "reclaim took from the living");
 
     if second.is_file() {
-        ensure!(fs::read(&second)? == second_text, "the other's record was written to");
+        ensure!(
+            fs::read(&second)? == second_text,
+            "the other's record was written to"
+        );
     }
     let mut valid = upon_nic1.clone();
     valid["cni.dev/valid-attachments"] =
@@ -161,12 +187,30 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
     answer_of(&call(1), "GC", &valid)?;
     ensure!(!there(1), "GC did not take what the runtime does not know");
     ensure!(there(3), "GC took what the runtime knows");
-    answer_of(&call(1), "DEL", &upon_nic1)?.success().context("DEL of what GC took")?;
-    answer_of(&call(3), "DEL", &scene.moving())?.success().context("DEL of the moved")?;
-    ensure!(scene.host.netns.ip("addr show nic0")?.contains("10.9.0.1/24"), "nic0 is not back");
+    answer_of(&call(1), "DEL", &upon_nic1)?
+        .success()
+        .context("DEL of what GC took")?;
+    answer_of(&call(3), "DEL", &scene.moving())?
+        .success()
+        .context("DEL of the moved")?;
+    ensure!(
+        scene
+            .host
+            .netns
+            .ip("addr show nic0")?
+            .contains("10.9.0.1/24"),
+        "nic0 is not back"
+    );
     // Of the damaged one itself only an end is asked.
     answer_of(&call(0), "DEL", &upon_nic1)?;
-    ensure!(started.elapsed() < Duration::from_secs(15), "it took {:?}", started.elapsed());
-    ensure!(scene.host.netns.ip("link show peer0").is_ok(), "a host link is gone");
+    ensure!(
+        started.elapsed() < Duration::from_secs(15),
+        "it took {:?}",
+        started.elapsed()
+    );
+    ensure!(
+        scene.host.netns.ip("link show peer0").is_ok(),
+        "a host link is gone"
+    );
     Ok(())
 }

@@ -57,13 +57,23 @@ fn within_the_pod(scene: &Scene, before: &[State; 2], keys: &Value) -> Result<()
     let answer = answer_of(&scene.call(), "ADD", &network)?;
     if answer.status.success() {
         let link = scene.pod.ip_json("link show dev net1")?;
-        let parent = link[0]["link"].as_str().context("net1 is no child of a link here")?;
-        ensure!(parent == "eth0" || parent == "cable", "net1 is upon {parent}");
-        ensure!(link[0].get("link_netnsid").is_none(), "net1 is upon a link of the host: {link}");
+        let parent = link[0]["link"]
+            .as_str()
+            .context("net1 is no child of a link here")?;
+        ensure!(
+            parent == "eth0" || parent == "cable",
+            "net1 is upon {parent}"
+        );
+        ensure!(
+            link[0].get("link_netnsid").is_none(),
+            "net1 is upon a link of the host: {link}"
+        );
     } else {
         refusal(&answer, &[], &[])?;
     }
-    answer_of(&scene.call(), "DEL", &network)?.success().context("DEL")?;
+    answer_of(&scene.call(), "DEL", &network)?
+        .success()
+        .context("DEL")?;
     unchanged(&before[0], || scene.host_state(), "after DEL")?;
     unchanged(&before[1], || state(&scene.pod), "in the pod, after DEL")
 }
@@ -107,22 +117,33 @@ fn in_pod_with_way_out(keys: &Value) -> Result<()> {
 
 fn child_in_the_pod() -> Result<()> {
     let scene = pod_with_way_out()?;
-    let network = scene.network(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
+    let network =
+        scene.network(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let link = scene.pod.ip_json("link show dev net1")?;
-    ensure!(link[0]["link"] == "eth0" && link[0].get("link_netnsid").is_none(), "{link}");
+    ensure!(
+        link[0]["link"] == "eth0" && link[0].get("link_netnsid").is_none(),
+        "{link}"
+    );
     scene.del_returns(&network, &before)
 }
 
 fn same_name() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.in_pod(&["link add nic0 type veth peer name cable", "link set nic0 up"])?;
-    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0", "linkInContainer": true}));
+    scene.in_pod(&[
+        "link add nic0 type veth peer name cable",
+        "link set nic0 up",
+    ])?;
+    let network =
+        scene.network(&json!({"attach": "macvlan", "master": "nic0", "linkInContainer": true}));
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let link = scene.pod.ip_json("link show dev net1")?;
-    ensure!(link[0]["link"] == "nic0" && link[0].get("link_netnsid").is_none(), "{link}");
+    ensure!(
+        link[0]["link"] == "nic0" && link[0].get("link_netnsid").is_none(),
+        "{link}"
+    );
     scene.del_returns(&network, &before)
 }
 
@@ -130,7 +151,11 @@ fn not_a_boolean() -> Result<()> {
     let scene = pod_with_way_out()?;
     for value in [json!("true"), json!(1), json!([true]), json!({})] {
         let keys = json!({"attach": "macvlan", "master": "nic0", "linkInContainer": value});
-        scene.refuses(&scene.network(&keys), &[INVALID_NETWORK], &["linkInContainer"])?;
+        scene.refuses(
+            &scene.network(&keys),
+            &[INVALID_NETWORK],
+            &["linkInContainer"],
+        )?;
     }
     Ok(())
 }
@@ -139,8 +164,14 @@ fn both() -> Result<()> {
     let scene = Scene::furnished()?;
     for (keys, word) in [
         (json!({"device": "nic0", "master": "nic0"}), "master"),
-        (json!({"attach": "move", "device": "nic0", "master": "peer0"}), "master"),
-        (json!({"attach": "macvlan", "device": "nic0", "master": "peer0"}), "device"),
+        (
+            json!({"attach": "move", "device": "nic0", "master": "peer0"}),
+            "master",
+        ),
+        (
+            json!({"attach": "macvlan", "device": "nic0", "master": "peer0"}),
+            "device",
+        ),
     ] {
         scene.refuses(&scene.network(&keys), &[INVALID_NETWORK], &[word])?;
     }
@@ -159,7 +190,10 @@ fn virtual_link() -> Result<()> {
 
 fn virtual_child() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge", "link set mv0 up"])?;
+    scene.on_host(&[
+        "link add mv0 link nic0 type macvlan mode bridge",
+        "link set mv0 up",
+    ])?;
     let network = scene.network(&json!({"attach": "move", "device": "mv0"}));
     scene.allow(&json!({"virtual": null}))?;
     scene.refuses(&network, &[DENIED], &["mv0", "allow.virtual"])?;
@@ -172,7 +206,9 @@ fn taken_on(scene: &Scene, keys: &Value) -> Result<()> {
     let before = scene.host_state()?;
     let first = scene.another_pod()?;
     let holder = scene.call_of(&first, "holder", "net1");
-    answer_of(&holder, "ADD", &scene.moving())?.success().context("the first pod's ADD")?;
+    answer_of(&holder, "ADD", &scene.moving())?
+        .success()
+        .context("the first pod's ADD")?;
     let inside = state(&first)?;
     if let Ok(tree) = scene.tree() {
         tree.hide_netdev("nic0");
@@ -198,9 +234,19 @@ fn taken_hardware(keys: &Value) -> Result<()> {
 fn of_another_pod(keys: &Value) -> Result<()> {
     let scene = Scene::furnished()?;
     let other = scene.another_pod()?;
-    scene.perform(&other, &["link add theirs type veth peer name cable", "link set theirs up"])?;
+    scene.perform(
+        &other,
+        &[
+            "link add theirs type veth peer name cable",
+            "link set theirs up",
+        ],
+    )?;
     let before = state(&other)?;
-    scene.refuses(&scene.network(keys), &[INVALID_NETWORK, TRY_AGAIN], &["theirs"])?;
+    scene.refuses(
+        &scene.network(keys),
+        &[INVALID_NETWORK, TRY_AGAIN],
+        &["theirs"],
+    )?;
     unchanged(&before, || state(&other), "in the other pod")
 }
 

@@ -56,7 +56,10 @@ fn lines() -> Result<()> {
     for level in ["info", "debug"] {
         let text = logged(level)?;
         ensure!(!text.is_empty(), "level {level} logs nothing of an ADD");
-        ensure!(text.contains("net1") && text.contains("c1"), "whose call is it? {text}");
+        ensure!(
+            text.contains("net1") && text.contains("c1"),
+            "whose call is it? {text}"
+        );
     }
     Ok(())
 }
@@ -65,20 +68,40 @@ fn lines() -> Result<()> {
 fn debug() -> Result<()> {
     let answers = |text: &str| text.lines().filter(|line| line.ends_with("µs")).count();
     let text = logged("debug")?;
-    ensure!(text.contains(": ok, ") && text.contains("errno "), "no answers in the log:\n{text}");
+    ensure!(
+        text.contains(": ok, ") && text.contains("errno "),
+        "no answers in the log:\n{text}"
+    );
     let (scene, log) = with_log("debug")?;
     let trace = scene.host.directory().join("trace");
     let call = scene.call();
-    let mut strace = e2e::cni::Call { plugin: "strace".into(), ..call.clone() }.command("ADD");
-    strace.args(["-qq", "-yy", "-e", "trace=sendto,sendmsg", "-o"]).arg(&trace).arg("--").arg(&call.plugin);
+    let mut strace = e2e::cni::Call {
+        plugin: "strace".into(),
+        ..call.clone()
+    }
+    .command("ADD");
+    strace
+        .args(["-qq", "-yy", "-e", "trace=sendto,sendmsg", "-o"])
+        .arg(&trace)
+        .arg("--")
+        .arg(&call.plugin);
     e2e::scene::bounded(&mut strace, scene.moving().to_string().as_bytes())?.success()?;
-    let sent = fs::read_to_string(&trace)?.lines().filter(|line| line.contains("NETLINK")).count();
+    let sent = fs::read_to_string(&trace)?
+        .lines()
+        .filter(|line| line.contains("NETLINK"))
+        .count();
     let shown = answers(&fs::read_to_string(&log)?);
     ensure!(sent > 10, "only {sent} requests seen");
-    ensure!(shown >= sent, "{sent} requests were sent, {shown} answers are in the log");
+    ensure!(
+        shown >= sent,
+        "{sent} requests were sent, {shown} answers are in the log"
+    );
     answer_of(&call, "DEL", &scene.moving())?.success()?;
     let text = logged("info")?;
-    ensure!(answers(&text) == 0, "requests in the log of level info:\n{text}");
+    ensure!(
+        answers(&text) == 0,
+        "requests in the log of level info:\n{text}"
+    );
     Ok(())
 }
 
@@ -93,20 +116,28 @@ fn refused_request() -> Result<()> {
     unchanged(&before, || scene.host_state(), "after the refusal")?;
     let text = fs::read_to_string(&log)?;
     well_formed(&text)?;
-    ensure!(!message.is_empty() && text.to_lowercase().contains("net1"), "{text}");
+    ensure!(
+        !message.is_empty() && text.to_lowercase().contains("net1"),
+        "{text}"
+    );
     Ok(())
 }
 
 fn at_once() -> Result<()> {
     let (scene, log) = with_log("debug")?;
     let before = scene.host_state()?;
-    let pods = (0..8).map(|_| scene.another_pod()).collect::<Result<Vec<_>>>()?;
+    let pods = (0..8)
+        .map(|_| scene.another_pod())
+        .collect::<Result<Vec<_>>>()?;
     let document = scene.child().to_string();
     for command in ["ADD", "DEL"] {
         let mut running = Vec::new();
         for (index, pod) in pods.iter().enumerate() {
             let call = scene.call_of(pod, &format!("c{index}"), "net1");
-            running.push(Running::start(&mut call.command(command), document.as_bytes())?);
+            running.push(Running::start(
+                &mut call.command(command),
+                document.as_bytes(),
+            )?);
         }
         for one in running {
             one.answer()?.success()?;
@@ -129,9 +160,14 @@ fn odd_file(make: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
     let expected = other.exists().then_some("theirs\n".to_owned());
     let before = scene.host_state()?;
     for network in [scene.child(), scene.moving()] {
-        answer_of(&scene.call(), "ADD", &network)?.success().context("ADD")?;
+        answer_of(&scene.call(), "ADD", &network)?
+            .success()
+            .context("ADD")?;
         scene.del_returns(&network, &before)?;
-        ensure!(fs::read_to_string(&other).ok() == expected, "another file was written to");
+        ensure!(
+            fs::read_to_string(&other).ok() == expected,
+            "another file was written to"
+        );
     }
     Ok(())
 }
@@ -141,7 +177,9 @@ fn odd_path(path: &str) -> Result<()> {
     let log = scene.host.directory().join(path);
     scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
     let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success().context("ADD")?;
+    answer_of(&scene.call(), "ADD", &scene.child())?
+        .success()
+        .context("ADD")?;
     scene.del_returns(&scene.child(), &before)
 }
 

@@ -132,8 +132,9 @@ fn many_altnames(stem: &str, count: usize) -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let names: Vec<String> =
-        (0..count).map(|n| format!("property add dev net1 altname {stem}{n:04}")).collect();
+    let names: Vec<String> = (0..count)
+        .map(|n| format!("property add dev net1 altname {stem}{n:04}"))
+        .collect();
     let batch = scene.host.directory().join("batch");
     let lines: String = names.iter().map(|line| format!("link {line}\n")).collect();
     std::fs::write(&batch, lines)?;
@@ -143,8 +144,12 @@ fn many_altnames(stem: &str, count: usize) -> Result<()> {
     let child = scene.call_of(&other, "c2", "net1");
     let mut upon_peer = scene.child();
     upon_peer["master"] = "peer0".into();
-    answer_of(&child, "ADD", &upon_peer)?.success().context("ADD of another pod")?;
-    answer_of(&child, "DEL", &upon_peer)?.success().context("DEL of another pod")?;
+    answer_of(&child, "ADD", &upon_peer)?
+        .success()
+        .context("ADD of another pod")?;
+    answer_of(&child, "DEL", &upon_peer)?
+        .success()
+        .context("DEL of another pod")?;
     scene.del_returns(&scene.moving(), &before)
 }
 
@@ -199,10 +204,14 @@ fn same_name(name: &str) -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     let call = scene.call_of(&scene.pod, "c1", name);
-    answer_of(&call, "ADD", &scene.moving())?.success().context("ADD")?;
+    answer_of(&call, "ADD", &scene.moving())?
+        .success()
+        .context("ADD")?;
     let link = scene.pod.ip_json(&format!("link show dev {name}"))?;
     ensure!(link[0]["ifname"] == name, "{link}");
-    answer_of(&call, "DEL", &scene.moving())?.success().context("DEL")?;
+    answer_of(&call, "DEL", &scene.moving())?
+        .success()
+        .context("DEL")?;
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 
@@ -234,15 +243,22 @@ fn taken(take: &str, free: &str, repair: Repair) -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     let mac = mac_of(&scene.pod, "net1")?;
     scene.on_host(&[take])?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?.success().context("DEL with the name taken")?;
+    answer_of(&scene.call(), "DEL", &scene.moving())?
+        .success()
+        .context("DEL with the name taken")?;
     let at_home = by_mac(&scene.host.netns, &mac)?;
     ensure!(!at_home.is_empty(), "the NIC is lost");
-    ensure!(scene.host.netns.ip("addr")?.contains("10.9.0.1/24"), "its address did not come back");
+    ensure!(
+        scene.host.netns.ip("addr")?.contains("10.9.0.1/24"),
+        "its address did not come back"
+    );
     scene.on_host(&[free])?;
     match repair {
         // The next pod that wants the NIC finds it, whatever it is called.
         Repair::Add => {
-            answer_of(&call, "ADD", &scene.moving())?.success().context("the next ADD")?;
+            answer_of(&call, "ADD", &scene.moving())?
+                .success()
+                .context("the next ADD")?;
             answer_of(&call, "DEL", &scene.moving())?.success()?;
         }
         Repair::Del => drop(answer_of(&scene.call(), "DEL", &scene.moving())?.success()?),
@@ -309,7 +325,10 @@ fn temporary_names_taken() -> Result<()> {
         scene.on_host(&[&format!("link property add dev peer0 altname {name}")])?;
     }
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
-    ensure!(!by_mac(&scene.host.netns, &mac)?.is_empty(), "the NIC is lost");
+    ensure!(
+        !by_mac(&scene.host.netns, &mac)?.is_empty(),
+        "the NIC is lost"
+    );
     for name in &names {
         scene.on_host(&[&format!("link property del dev peer0 altname {name}")])?;
     }
@@ -326,7 +345,10 @@ fn taken_and_dead() -> Result<()> {
     age(&scene)?;
     let answer = scene.tool("rdma-netdev", &["reclaim"])?;
     ensure!(answer.status.success(), "{}", answer.stderr);
-    ensure!(scene.host.netns.ip("addr")?.contains("10.9.0.1/24"), "its address did not come back");
+    ensure!(
+        scene.host.netns.ip("addr")?.contains("10.9.0.1/24"),
+        "its address did not come back"
+    );
     scene.on_host(&["link del nic0"])?;
     scene.tool("rdma-netdev", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")

@@ -182,7 +182,10 @@ fn several_channels(host: &[&str], pod: &[&str]) -> Result<()> {
 
 fn protodown() -> Result<()> {
     let scene = Scene::new()?;
-    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge", "link set mv0 up"])?;
+    scene.on_host(&[
+        "link add mv0 link nic0 type macvlan mode bridge",
+        "link set mv0 up",
+    ])?;
     let network = scene.network(&serde_json::json!({"attach": "move", "device": "mv0"}));
     scene.returns(&network, &["link set net1 protodown on"])
 }
@@ -196,9 +199,19 @@ fn next_pod() -> Result<()> {
     scene.del_returns(&scene.moving(), &before)?;
     // The namespace itself still has what the pod did to it: another pod, another namespace.
     scene.pod = scene.another_pod()?;
-    answer_of(&scene.call_of(&scene.pod, "c2", "net1"), "ADD", &scene.moving())?.success()?;
+    answer_of(
+        &scene.call_of(&scene.pod, "c2", "net1"),
+        "ADD",
+        &scene.moving(),
+    )?
+    .success()?;
     unchanged(&fresh, || state(&scene.pod), "in the next pod")?;
-    answer_of(&scene.call_of(&scene.pod, "c2", "net1"), "DEL", &scene.moving())?.success()?;
+    answer_of(
+        &scene.call_of(&scene.pod, "c2", "net1"),
+        "DEL",
+        &scene.moving(),
+    )?
+    .success()?;
     unchanged(&before, || scene.host_state(), "after the next pod")
 }
 
@@ -210,7 +223,10 @@ fn namespace_died() -> Result<()> {
     // A name of the host would be in the way; the kernel drops such altnames.
     scene.in_pod(&["link property del dev mine\\xff altname nic0"])?;
     scene.pod_dies("mine\\xff")?;
-    ensure!(scene.host.netns.ip("link show nic0").is_err(), "it has its name already");
+    ensure!(
+        scene.host.netns.ip("link show nic0").is_err(),
+        "it has its name already"
+    );
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
 }

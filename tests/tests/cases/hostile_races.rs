@@ -72,7 +72,10 @@ fn asking(scene: &Scene, call: &Call, network: &Value) -> Result<Running> {
     let running = start(call, "ADD", network)?;
     let started = Instant::now();
     while !there(scene, "asked") {
-        ensure!(started.elapsed() < Duration::from_secs(10), "the IPAM program is not asked");
+        ensure!(
+            started.elapsed() < Duration::from_secs(10),
+            "the IPAM program is not asked"
+        );
         sleep(Duration::from_millis(2));
     }
     Ok(running)
@@ -102,9 +105,15 @@ fn del_during_ipam(attach: &str) -> Result<()> {
         refusal(&del, &[e2e::scene::TRY_AGAIN], &[]).context("the DEL")?;
     }
     let up = both_or_neither(&scene, "after ADD and DEL at once")?;
-    ensure!(!up || add.status.success(), "an ADD that failed left its interface");
+    ensure!(
+        !up || add.status.success(),
+        "an ADD that failed left its interface"
+    );
     answer_of(&call, "DEL", &network)?.success()?;
-    ensure!(!both_or_neither(&scene, "after another DEL")?, "it is still there");
+    ensure!(
+        !both_or_neither(&scene, "after another DEL")?,
+        "it is still there"
+    );
     unchanged(&before, || scene.host_state(), "after another DEL")
 }
 
@@ -143,15 +152,24 @@ fn reclaim_during_ipam() -> Result<()> {
     let add = asking(&scene, &call, &network)?;
     let reclaim = scene.tool("rdma-netdev", &["reclaim"])?;
     go(&scene)?;
-    add.answer()?.success().with_context(|| format!("ADD beside reclaim: {}", reclaim.stdout))?;
-    ensure!(both_or_neither(&scene, "after ADD and reclaim at once")?, "reclaim took it");
+    add.answer()?
+        .success()
+        .with_context(|| format!("ADD beside reclaim: {}", reclaim.stdout))?;
+    ensure!(
+        both_or_neither(&scene, "after ADD and reclaim at once")?,
+        "reclaim took it"
+    );
     answer_of(&call, "DEL", &network)?.success()?;
     ensure!(!there(&scene, "lease-c1"), "the lease is left");
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 
 fn network_of(scene: &Scene, attach: &str) -> Value {
-    let mut network = if attach == "move" { scene.moving() } else { scene.child() };
+    let mut network = if attach == "move" {
+        scene.moving()
+    } else {
+        scene.child()
+    };
     network["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
     network
 }
@@ -161,7 +179,10 @@ fn two_adds(attach: &str) -> Result<()> {
     let network = network_of(&scene, attach);
     for round in 0..6 {
         let before = scene.host_state()?;
-        let both = [start(&scene.call(), "ADD", &network)?, start(&scene.call(), "ADD", &network)?];
+        let both = [
+            start(&scene.call(), "ADD", &network)?,
+            start(&scene.call(), "ADD", &network)?,
+        ];
         let mut won = Vec::new();
         for running in both {
             let answer = running.answer()?;
@@ -171,14 +192,27 @@ fn two_adds(attach: &str) -> Result<()> {
                 refusal(&answer, &[], &[])?;
             }
         }
-        ensure!(won.len() == 1, "round {round}: {} of two ADDs succeeded", won.len());
+        ensure!(
+            won.len() == 1,
+            "round {round}: {} of two ADDs succeeded",
+            won.len()
+        );
         let address = won[0]["ips"][0]["address"].as_str().context("no address")?;
-        let shown = scene.pod.ip("addr show net1").context("the winner's interface is gone")?;
-        ensure!(shown.contains(address), "the winner's address {address} is not on {shown}");
+        let shown = scene
+            .pod
+            .ip("addr show net1")
+            .context("the winner's interface is gone")?;
+        ensure!(
+            shown.contains(address),
+            "the winner's address {address} is not on {shown}"
+        );
         let leases = scene.listed("rdma-ipam")?;
         ensure!(leases.len() == 1, "round {round}: leases {leases:?}");
         let bare = address.split('/').next().unwrap_or_default();
-        ensure!(leases[0]["address"].to_string().contains(bare), "{leases:?} and not {bare}");
+        ensure!(
+            leases[0]["address"].to_string().contains(bare),
+            "{leases:?} and not {bare}"
+        );
         scene.del_returns(&network, &before)?;
     }
     Ok(())
@@ -187,11 +221,17 @@ fn two_adds(attach: &str) -> Result<()> {
 fn two_pods() -> Result<()> {
     let scene = Scene::furnished()?;
     let pods = [scene.another_pod()?, scene.another_pod()?];
-    let calls = [scene.call_of(&pods[0], "c1", "net1"), scene.call_of(&pods[1], "c2", "net1")];
+    let calls = [
+        scene.call_of(&pods[0], "c1", "net1"),
+        scene.call_of(&pods[1], "c2", "net1"),
+    ];
     let network = network_of(&scene, "move");
     for round in 0..6 {
         let before = scene.host_state()?;
-        let both = [start(&calls[0], "ADD", &network)?, start(&calls[1], "ADD", &network)?];
+        let both = [
+            start(&calls[0], "ADD", &network)?,
+            start(&calls[1], "ADD", &network)?,
+        ];
         let mut won = 0;
         for running in both {
             let answer = running.answer()?;
@@ -201,12 +241,22 @@ fn two_pods() -> Result<()> {
                 refusal(&answer, &[e2e::scene::TRY_AGAIN], &[])?;
             }
         }
-        let has = pods.iter().filter(|pod| pod.ip("link show net1").is_ok()).count();
-        ensure!((won, has) == (1, 1), "round {round}: {won} ADDs succeeded, {has} pods have it");
+        let has = pods
+            .iter()
+            .filter(|pod| pod.ip("link show net1").is_ok())
+            .count();
+        ensure!(
+            (won, has) == (1, 1),
+            "round {round}: {won} ADDs succeeded, {has} pods have it"
+        );
         for call in &calls {
             answer_of(call, "DEL", &network)?.success()?;
         }
-        unchanged(&before, || scene.host_state(), &format!("after round {round}"))?;
+        unchanged(
+            &before,
+            || scene.host_state(),
+            &format!("after round {round}"),
+        )?;
     }
     Ok(())
 }
@@ -214,18 +264,27 @@ fn two_pods() -> Result<()> {
 fn eight_pods() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
-    let pods = (0..8).map(|_| scene.another_pod()).collect::<Result<Vec<_>>>()?;
+    let pods = (0..8)
+        .map(|_| scene.another_pod())
+        .collect::<Result<Vec<_>>>()?;
     let network = network_of(&scene, "macvlan");
     for command in ["ADD", "DEL"] {
         let mut running = Vec::new();
         for (index, pod) in pods.iter().enumerate() {
-            running.push(start(&scene.call_of(pod, &format!("c{index}"), "net1"), command, &network)?);
+            running.push(start(
+                &scene.call_of(pod, &format!("c{index}"), "net1"),
+                command,
+                &network,
+            )?);
         }
         for one in running {
             one.answer()?.success()?;
         }
         let leases = scene.listed("rdma-ipam")?.len();
-        ensure!(leases == if command == "ADD" { 8 } else { 0 }, "{leases} leases after {command}");
+        ensure!(
+            leases == if command == "ADD" { 8 } else { 0 },
+            "{leases} leases after {command}"
+        );
     }
     unchanged(&before, || scene.host_state(), "after all")
 }
@@ -235,7 +294,10 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 }
@@ -250,7 +312,10 @@ fn storm(attach: &str) -> Result<()> {
     let seed = u64::from(SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos());
     let mut dice = Dice(seed);
     let pods = [scene.another_pod()?, scene.another_pod()?];
-    let calls = [scene.call_of(&pods[0], "c1", "net1"), scene.call_of(&pods[1], "c2", "net1")];
+    let calls = [
+        scene.call_of(&pods[0], "c1", "net1"),
+        scene.call_of(&pods[1], "c2", "net1"),
+    ];
     let networks = ["nic0", "nic1"].map(|nic| {
         let mut network = network_of(&scene, attach);
         network["name"] = format!("net-{nic}").into();
@@ -281,9 +346,16 @@ fn storm(attach: &str) -> Result<()> {
         del_until_done(call, network).with_context(|| format!("seed {seed}"))?;
     }
     for pod in &pods {
-        ensure!(pod.ip("link show net1").is_err(), "net1 is left in a pod; seed {seed}");
+        ensure!(
+            pod.ip("link show net1").is_err(),
+            "net1 is left in a pod; seed {seed}"
+        );
     }
-    unchanged(&before, || scene.host_state(), &format!("after all, seed {seed}"))
+    unchanged(
+        &before,
+        || scene.host_state(),
+        &format!("after all, seed {seed}"),
+    )
 }
 
 /// A runtime sends DEL again when it is told to come later.
@@ -305,16 +377,27 @@ fn beside_reclaim() -> Result<()> {
     let network = network_of(&scene, "macvlan");
     for round in 0..10 {
         let add = start(&scene.call(), "ADD", &network)?;
-        let mut command = scene.host.netns.command(e2e::bin_under_test::product("rdma-netdev")?);
+        let mut command = scene
+            .host
+            .netns
+            .command(e2e::bin_under_test::product("rdma-netdev")?);
         command
             .arg("reclaim")
             .env("RDMA_NETDEV_POLICY", scene.policy_file())
             .env("RDMA_NODE_NAME", "node-1");
         let reclaim = Running::start(&mut command, b"")?;
-        add.answer()?.success().with_context(|| format!("ADD of round {round}"))?;
+        add.answer()?
+            .success()
+            .with_context(|| format!("ADD of round {round}"))?;
         reclaim.answer()?;
-        ensure!(scene.pod.ip("link show net1").is_ok(), "round {round}: reclaim took it");
-        ensure!(scene.listed("rdma-ipam")?.len() == 1, "round {round}: reclaim took the lease");
+        ensure!(
+            scene.pod.ip("link show net1").is_ok(),
+            "round {round}: reclaim took it"
+        );
+        ensure!(
+            scene.listed("rdma-ipam")?.len() == 1,
+            "round {round}: reclaim took the lease"
+        );
         answer_of(&scene.call(), "DEL", &network)?.success()?;
     }
     unchanged(&before, || scene.host_state(), "after all")

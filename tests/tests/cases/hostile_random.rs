@@ -39,23 +39,55 @@ impl Random {
 
 /// Every key, with values that mean links of the host and of the pod alike.
 fn network(random: &mut Random, denied_mac: &str) -> Value {
-    let links = ["denied", "nic0", "vlan7", "eth0", "lo", "peer0", "none", "alt-of-denied-longer"];
+    let links = [
+        "denied",
+        "nic0",
+        "vlan7",
+        "eth0",
+        "lo",
+        "peer0",
+        "none",
+        "alt-of-denied-longer",
+    ];
     let keys: [(&str, Vec<Value>); 22] = [
         (
             "attach",
-            ["move", "macvlan", "ipvlan", "ipoib", "rdma-only"].map(Value::from).to_vec(),
+            ["move", "macvlan", "ipvlan", "ipoib", "rdma-only"]
+                .map(Value::from)
+                .to_vec(),
         ),
         ("device", links.map(Value::from).to_vec()),
         ("master", links.map(Value::from).to_vec()),
-        ("hwaddr", vec![json!(denied_mac), json!("02:00:00:00:00:77")]),
-        ("kernelpath", vec![json!("/sys/devices/virtual/net/denied/.."), json!("/sys/devices/x")]),
-        ("pciBusID", vec![json!("0000:3b:00.0"), json!("0000:5e:00.0")]),
+        (
+            "hwaddr",
+            vec![json!(denied_mac), json!("02:00:00:00:00:77")],
+        ),
+        (
+            "kernelpath",
+            vec![
+                json!("/sys/devices/virtual/net/denied/.."),
+                json!("/sys/devices/x"),
+            ],
+        ),
+        (
+            "pciBusID",
+            vec![json!("0000:3b:00.0"), json!("0000:5e:00.0")],
+        ),
         ("rdmaDevice", vec![json!("mlx5_0"), json!("mlx5_9")]),
-        ("deviceID", vec![json!("0000:3b:00.0"), json!("pool_3e71787e_1"), json!("x.sf.1")]),
+        (
+            "deviceID",
+            vec![
+                json!("0000:3b:00.0"),
+                json!("pool_3e71787e_1"),
+                json!("x.sf.1"),
+            ],
+        ),
         ("linkInContainer", vec![json!(true), json!(false)]),
         (
             "mode",
-            ["bridge", "passthru", "private", "l2", "l3", "datagram"].map(Value::from).to_vec(),
+            ["bridge", "passthru", "private", "l2", "l3", "datagram"]
+                .map(Value::from)
+                .to_vec(),
         ),
         ("mtu", vec![json!(1400), json!(9000), json!(0), json!(-1)]),
         ("mac", vec![json!("02:00:00:00:00:99"), json!(denied_mac)]),
@@ -63,8 +95,14 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
         ("pkey", vec![json!("0x8001")]),
         ("umcast", vec![json!(true)]),
         ("bcqueuelen", vec![json!(100)]),
-        ("rdma", ["auto", "off", "required"].map(Value::from).to_vec()),
-        ("rails", vec![json!(true), json!({"table": 7}), json!(false)]),
+        (
+            "rdma",
+            ["auto", "off", "required"].map(Value::from).to_vec(),
+        ),
+        (
+            "rails",
+            vec![json!(true), json!({"table": 7}), json!(false)],
+        ),
         ("linkLocal", vec![json!(true), json!(false)]),
         ("acceptRA", vec![json!(true)]),
         ("dad", vec![json!(true)]),
@@ -123,7 +161,10 @@ fn random_networks() -> Result<()> {
     let mut attached = 0_u32;
     for number in 0..NETWORKS {
         let network = network(&mut random, &denied_mac);
-        let what = format!("network {number}: {}", printable(network.to_string().as_bytes()));
+        let what = format!(
+            "network {number}: {}",
+            printable(network.to_string().as_bytes())
+        );
         let call = scene.call();
         let answer = answer_of(&call, "ADD", &network)?;
         let added = answer.status.success();
@@ -131,7 +172,10 @@ fn random_networks() -> Result<()> {
         // While it is attached, too: only what is allowed may have left or have a child.
         let links = scene.host.netns.ip("-br link show")?;
         for kept in ["denied", "vlan7", "peer0"] {
-            ensure!(links.contains(kept), "{what}: {kept} left the host:\n{links}");
+            ensure!(
+                links.contains(kept),
+                "{what}: {kept} left the host:\n{links}"
+            );
         }
         let removed = answer_of(&call, "DEL", &network)?;
         ensure!(removed.status.success(), "{what}: DEL failed: {removed:?}");
@@ -140,6 +184,9 @@ fn random_networks() -> Result<()> {
             unchanged(&pod_before, || state(&scene.pod), &what)?;
         }
     }
-    ensure!(attached > 0, "not one of the networks was attached: nothing was shown");
+    ensure!(
+        attached > 0,
+        "not one of the networks was attached: nothing was shown"
+    );
     Ok(())
 }

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
-use e2e::scene::{PCI, Scene, TRY_AGAIN, DENIED, answer_of, mac_of, refusal};
+use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
 
@@ -228,14 +228,34 @@ fn with_vfs() -> Result<Scene> {
     let scene = Scene::with_hardware()?;
     scene.host.add_nic("vf0", "vfpeer0")?;
     let tree = scene.tree()?;
-    tree.pci(&PciSpec { total_vfs: 8, ..PciSpec::MLX5 });
+    tree.pci(&PciSpec {
+        total_vfs: 8,
+        ..PciSpec::MLX5
+    });
     for index in 0..2 {
         let address = format!("0000:3b:00.{}", index + 2);
-        tree.vf(PCI, index, &PciSpec { address: &address, device: 0x101e, ..PciSpec::MLX5 });
+        tree.vf(
+            PCI,
+            index,
+            &PciSpec {
+                address: &address,
+                device: 0x101e,
+                ..PciSpec::MLX5
+            },
+        );
     }
     let mac = mac_of(&scene.host.netns, "vf0")?;
-    tree.netdev(&NetdevSpec { name: "vf0", mac: &mac, on: On::Pci("0000:3b:00.2"), ..NetdevSpec::default() });
-    tree.rdma(&RdmaSpec { name: "mlx5_2", on: On::Pci("0000:3b:00.2"), ..RdmaSpec::default() });
+    tree.netdev(&NetdevSpec {
+        name: "vf0",
+        mac: &mac,
+        on: On::Pci("0000:3b:00.2"),
+        ..NetdevSpec::default()
+    });
+    tree.rdma(&RdmaSpec {
+        name: "mlx5_2",
+        on: On::Pci("0000:3b:00.2"),
+        ..RdmaSpec::default()
+    });
     Ok(scene)
 }
 
@@ -253,7 +273,10 @@ fn pf_with_vfs() -> Result<()> {
 
 fn vf_of_pf() -> Result<()> {
     let scene = with_vfs()?;
-    for keys in [json!({"attach": "move", "device": "vf0"}), json!({"deviceID": "0000:3b:00.2"})] {
+    for keys in [
+        json!({"attach": "move", "device": "vf0"}),
+        json!({"deviceID": "0000:3b:00.2"}),
+    ] {
         scene.returns(&scene.network(&keys), &["link set net1 mtu 400"])?;
     }
     Ok(())
@@ -261,7 +284,10 @@ fn vf_of_pf() -> Result<()> {
 
 fn pf_without_vfs() -> Result<()> {
     let scene = Scene::with_hardware()?;
-    scene.tree()?.pci(&PciSpec { total_vfs: 8, ..PciSpec::MLX5 });
+    scene.tree()?.pci(&PciSpec {
+        total_vfs: 8,
+        ..PciSpec::MLX5
+    });
     scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])
 }
 
@@ -274,7 +300,11 @@ fn had(host: &[&str], words: &[&str]) -> Result<()> {
     let before = scene.host_state()?;
     let answer = answer_of(&scene.call(), "ADD", &scene.moving())?;
     if answer.status.success() {
-        scene.in_pod(&["addr flush dev net1", "link set net1 down", "link set net1 up"])?;
+        scene.in_pod(&[
+            "addr flush dev net1",
+            "link set net1 down",
+            "link set net1 up",
+        ])?;
     } else {
         refusal(&answer, &[TRY_AGAIN, DENIED], &["nic0"])?;
     }
@@ -296,15 +326,19 @@ fn multipath() -> Result<()> {
 
 fn order_of_ipv6() -> Result<()> {
     let scene = Scene::furnished()?;
-    scene.on_host(&["addr add fd09::3/64 dev nic0 nodad", "addr add fd09::2/64 dev nic0 nodad"])?;
+    scene.on_host(&[
+        "addr add fd09::3/64 dev nic0 nodad",
+        "addr add fd09::2/64 dev nic0 nodad",
+    ])?;
     let shown = || scene.host.netns.ip("-6 -o addr show dev nic0 scope global");
     let before = shown()?;
     scene.returns(&scene.moving(), &[])?;
     let after = shown()?;
     ensure!(
-        before.lines().map(|line| line.split_whitespace().nth(3)).eq(after
+        before
             .lines()
-            .map(|line| line.split_whitespace().nth(3))),
+            .map(|line| line.split_whitespace().nth(3))
+            .eq(after.lines().map(|line| line.split_whitespace().nth(3))),
         "the order was\n{before}\nand is\n{after}"
     );
     Ok(())

@@ -23,7 +23,10 @@ const NODES: usize = 16;
 
 /// Operations of each node; `RDMA_E2E_CROWD` asks for more or fewer.
 fn rounds(default: usize) -> usize {
-    std::env::var("RDMA_E2E_CROWD").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var("RDMA_E2E_CROWD")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
 /// One ADD and, where it succeeded, the DEL that ended it. Times from one clock.
@@ -54,7 +57,10 @@ fn crowd(store: &LeaseStore, config: &Value, rounds: usize, keep: usize) -> Resu
                 start.wait();
                 match node_life(store, config, &clock, node, rounds, keep) {
                     Ok(stays) => all.lock().unwrap().extend(stays),
-                    Err(error) => failures.lock().unwrap().push(format!("node {node}: {error:#}")),
+                    Err(error) => failures
+                        .lock()
+                        .unwrap()
+                        .push(format!("node {node}: {error:#}")),
                 }
             });
         }
@@ -96,11 +102,22 @@ fn node_life(
         if address.is_some() {
             living.push(stays.len());
         }
-        stays.push(Stay { container, asked, answered, address, leaving: answered, left: answered });
+        stays.push(Stay {
+            container,
+            asked,
+            answered,
+            address,
+            leaving: answered,
+            left: answered,
+        });
         // Now the oldest goes, now the youngest.
         while living.len() > keep {
             let index = if round % 3 == 0 { living.len() - 1 } else { 0 };
-            leave(stays.get_mut(living.remove(index)).context("no such stay")?)?;
+            leave(
+                stays
+                    .get_mut(living.remove(index))
+                    .context("no such stay")?,
+            )?;
         }
     }
     for index in living {
@@ -140,14 +157,23 @@ fn nobody_was_sent_away(stays: &[Stay], size: usize) -> Result<usize> {
     for refused in stays.iter().filter(|stay| stay.address.is_none()) {
         sent_away += 1;
         let during = |stay: &&Stay| {
-            stay.asked <= refused.answered && stay.left >= refused.asked && stay.container != refused.container
+            stay.asked <= refused.answered
+                && stay.left >= refused.asked
+                && stay.container != refused.container
         };
-        let mut possibly: Vec<&str> =
-            stays.iter().filter(during).filter_map(|stay| stay.address.as_deref()).collect();
+        let mut possibly: Vec<&str> = stays
+            .iter()
+            .filter(during)
+            .filter_map(|stay| stay.address.as_deref())
+            .collect();
         possibly.sort_unstable();
         possibly.dedup();
         // Others that were refused as well may have been on a seat for a moment.
-        let passing = stays.iter().filter(during).filter(|stay| stay.address.is_none()).count();
+        let passing = stays
+            .iter()
+            .filter(during)
+            .filter(|stay| stay.address.is_none())
+            .count();
         ensure!(
             possibly.len() + passing >= size,
             "{} was sent away while at most {} of {size} addresses were held",
@@ -164,7 +190,10 @@ fn nothing_is_left(store: &LeaseStore) -> Result<()> {
     let records = store.files("owners");
     ensure!(records.is_empty(), "records left: {records:?}");
     let checkup = store.admin("n0", &["fsck"])?;
-    ensure!(checkup["findings"] == serde_json::json!([]), "fsck: {checkup}");
+    ensure!(
+        checkup["findings"] == serde_json::json!([]),
+        "fsck: {checkup}"
+    );
     Ok(())
 }
 
@@ -172,9 +201,15 @@ fn nobody_shares_an_address_on_a_large_range() -> Result<()> {
     let store = LeaseStore::new("30s")?;
     let stays = crowd(&store, &network(&["10.0.0.0/16"]), rounds(60), 4)?;
     let distinct = nobody_shared(&stays)?;
-    ensure!(stays.iter().all(|stay| stay.address.is_some()), "somebody was sent away from a /16");
+    ensure!(
+        stays.iter().all(|stay| stay.address.is_some()),
+        "somebody was sent away from a /16"
+    );
     nothing_is_left(&store)?;
-    println!("{} stays of {NODES} nodes on {distinct} addresses", stays.len());
+    println!(
+        "{} stays of {NODES} nodes on {distinct} addresses",
+        stays.len()
+    );
     Ok(())
 }
 
@@ -184,7 +219,10 @@ fn nobody_is_sent_away_from_a_small_range_that_has_room() -> Result<()> {
     nobody_shared(&stays)?;
     let sent_away = nobody_was_sent_away(&stays, 14)?;
     nothing_is_left(&store)?;
-    println!("{} stays of {NODES} nodes on 14 addresses, {sent_away} sent away rightly", stays.len());
+    println!(
+        "{} stays of {NODES} nodes on 14 addresses, {sent_away} sent away rightly",
+        stays.len()
+    );
     Ok(())
 }
 
@@ -199,7 +237,13 @@ fn a_range_that_is_nearly_full_is_used_to_the_last_address() -> Result<()> {
     let stays = crowd(&store, &config, rounds(30), 0)?;
     nobody_shared(&stays)?;
     let sent_away = nobody_was_sent_away(&stays, 5)?;
-    ensure!(store.held("n0")?.len() == 505, "a lease of the fill was lost");
-    println!("{} stays of {NODES} nodes on the last 5 of 510 addresses, {sent_away} sent away rightly", stays.len());
+    ensure!(
+        store.held("n0")?.len() == 505,
+        "a lease of the fill was lost"
+    );
+    println!(
+        "{} stays of {NODES} nodes on the last 5 of 510 addresses, {sent_away} sent away rightly",
+        stays.len()
+    );
     Ok(())
 }

@@ -17,18 +17,74 @@ pub(crate) const CASES: &[Case] = &[
 
 /// Errors of a file system, and the calls that may see each.
 const FAULTS: [(&str, &[&str]); 4] = [
-    ("ENOSPC", &["openat", "open", "write", "pwrite64", "linkat", "renameat", "renameat2", "mkdirat", "fsync"]),
-    ("EDQUOT", &["openat", "open", "write", "pwrite64", "linkat", "mkdirat", "fsync"]),
-    ("EIO", &[
-        "openat", "open", "read", "pread64", "write", "pwrite64", "linkat", "renameat", "renameat2",
-        "unlinkat", "mkdirat", "getdents64", "fstat", "newfstatat", "statx", "fsync", "ftruncate",
-        "fstatfs", "statfs",
-    ]),
-    ("ESTALE", &[
-        "openat", "open", "read", "pread64", "write", "pwrite64", "linkat", "renameat", "renameat2",
-        "unlinkat", "mkdirat", "getdents64", "fstat", "newfstatat", "statx", "fsync", "ftruncate",
-        "fstatfs", "statfs",
-    ]),
+    (
+        "ENOSPC",
+        &[
+            "openat",
+            "open",
+            "write",
+            "pwrite64",
+            "linkat",
+            "renameat",
+            "renameat2",
+            "mkdirat",
+            "fsync",
+        ],
+    ),
+    (
+        "EDQUOT",
+        &[
+            "openat", "open", "write", "pwrite64", "linkat", "mkdirat", "fsync",
+        ],
+    ),
+    (
+        "EIO",
+        &[
+            "openat",
+            "open",
+            "read",
+            "pread64",
+            "write",
+            "pwrite64",
+            "linkat",
+            "renameat",
+            "renameat2",
+            "unlinkat",
+            "mkdirat",
+            "getdents64",
+            "fstat",
+            "newfstatat",
+            "statx",
+            "fsync",
+            "ftruncate",
+            "fstatfs",
+            "statfs",
+        ],
+    ),
+    (
+        "ESTALE",
+        &[
+            "openat",
+            "open",
+            "read",
+            "pread64",
+            "write",
+            "pwrite64",
+            "linkat",
+            "renameat",
+            "renameat2",
+            "unlinkat",
+            "mkdirat",
+            "getdents64",
+            "fstat",
+            "newfstatat",
+            "statx",
+            "fsync",
+            "ftruncate",
+            "fstatfs",
+            "statfs",
+        ],
+    ),
 ];
 
 fn ranges() -> Value {
@@ -54,15 +110,23 @@ fn enumerate(store: &LeaseStore, verb: &str) -> Result<Vec<Point>> {
     // Before the node's boot ID comes the C library's start, and the policy: a
     // DEL that cannot read it goes by the defaults, and leaves the rest to reclaim.
     // An answer that cannot be written is the runtime's to notice, which makes a DEL.
-    let begin = points.iter().position(|point| point.line.contains("boot_id"));
+    let begin = points
+        .iter()
+        .position(|point| point.line.contains("boot_id"));
     let begin = begin.context("the boot ID was not read")?;
     let points = points.into_iter().skip(begin);
-    Ok(points.filter(|point| !point.line.starts_with("write(1, ")).collect())
+    Ok(points
+        .filter(|point| !point.line.starts_with("write(1, "))
+        .collect())
 }
 
 fn of(store: &LeaseStore, container: &str) -> Result<Vec<String>> {
     let held = store.held("n1")?;
-    Ok(held.into_iter().filter(|(_, of)| of == container).map(|(address, _)| address).collect())
+    Ok(held
+        .into_iter()
+        .filter(|(_, of)| of == container)
+        .map(|(address, _)| address)
+        .collect())
 }
 
 fn an_add_that_is_failed_anywhere_leaves_nothing() -> Result<()> {
@@ -71,26 +135,59 @@ fn an_add_that_is_failed_anywhere_leaves_nothing() -> Result<()> {
     store.del(&victim(), &ranges())?;
     let (mut refused, mut coped) = (0, 0);
     for (error, calls) in FAULTS {
-        for point in points.iter().filter(|point| calls.contains(&point.call.as_str())) {
-            let at = || format!("{error} from {} number {}: {}", point.call, point.occurrence, point.line);
+        for point in points
+            .iter()
+            .filter(|point| calls.contains(&point.call.as_str()))
+        {
+            let at = || {
+                format!(
+                    "{error} from {} number {}: {}",
+                    point.call, point.occurrence, point.line
+                )
+            };
             let mut command = store.command("ADD", &victim(), &fail_at(point, error));
             let answer = answer(&mut command, ranges().to_string().as_bytes())?;
             let held = of(&store, "victim").with_context(at)?;
             if answer.status.success() {
                 coped += 1;
                 let given = addresses(&answer).with_context(at)?;
-                ensure!(given.len() == 2 && given == held, "{}: answered {given:?}, holds {held:?}", at());
+                ensure!(
+                    given.len() == 2 && given == held,
+                    "{}: answered {given:?}, holds {held:?}",
+                    at()
+                );
             } else {
                 refused += 1;
                 let (code, message) = answer.refusal().with_context(at)?;
                 let known = [5, 7, 11, 101, 105].contains(&code);
-                ensure!(known && !message.is_empty(), "{}: code {code}, {message}", at());
-                ensure!(held.is_empty(), "{}: refused ({message}), but holds {held:?}", at());
+                ensure!(
+                    known && !message.is_empty(),
+                    "{}: code {code}, {message}",
+                    at()
+                );
+                ensure!(
+                    held.is_empty(),
+                    "{}: refused ({message}), but holds {held:?}",
+                    at()
+                );
             }
             store.del(&victim(), &ranges()).with_context(at)?;
-            ensure!(of(&store, "victim")?.is_empty(), "{}: DEL left something", at());
-            ensure!(of(&store, "bystander")?.len() == 2, "{}: a bystander lost his lease", at());
-            ensure!(store.files("owners").len() == 2, "{}: {:?}", at(), store.files("owners"));
+            ensure!(
+                of(&store, "victim")?.is_empty(),
+                "{}: DEL left something",
+                at()
+            );
+            ensure!(
+                of(&store, "bystander")?.len() == 2,
+                "{}: a bystander lost his lease",
+                at()
+            );
+            ensure!(
+                store.files("owners").len() == 2,
+                "{}: {:?}",
+                at(),
+                store.files("owners")
+            );
         }
     }
     ensure!(refused > 40, "only {refused} faults were noticed");
@@ -104,8 +201,16 @@ fn a_del_that_says_done_has_freed() -> Result<()> {
     let points = enumerate(&store, "DEL")?;
     let (mut refused, mut coped) = (0, 0);
     for (error, calls) in FAULTS {
-        for point in points.iter().filter(|point| calls.contains(&point.call.as_str())) {
-            let at = || format!("{error} from {} number {}: {}", point.call, point.occurrence, point.line);
+        for point in points
+            .iter()
+            .filter(|point| calls.contains(&point.call.as_str()))
+        {
+            let at = || {
+                format!(
+                    "{error} from {} number {}: {}",
+                    point.call, point.occurrence, point.line
+                )
+            };
             store.add(&victim(), &ranges()).with_context(at)?;
             let mut command = store.command("DEL", &victim(), &fail_at(point, error));
             let answer = answer(&mut command, ranges().to_string().as_bytes())?;
@@ -118,9 +223,22 @@ fn a_del_that_says_done_has_freed() -> Result<()> {
                 answer.refusal().with_context(at)?;
             }
             store.del(&victim(), &ranges()).with_context(at)?;
-            ensure!(of(&store, "victim")?.is_empty(), "{}: the next DEL left something", at());
-            ensure!(of(&store, "bystander")?.len() == 2, "{}: a bystander lost his lease", at());
-            ensure!(store.files("owners").len() == 2, "{}: {:?}", at(), store.files("owners"));
+            ensure!(
+                of(&store, "victim")?.is_empty(),
+                "{}: the next DEL left something",
+                at()
+            );
+            ensure!(
+                of(&store, "bystander")?.len() == 2,
+                "{}: a bystander lost his lease",
+                at()
+            );
+            ensure!(
+                store.files("owners").len() == 2,
+                "{}: {:?}",
+                at(),
+                store.files("owners")
+            );
         }
     }
     ensure!(refused > 15, "only {refused} faults were noticed");

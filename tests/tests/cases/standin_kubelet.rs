@@ -54,7 +54,10 @@ struct World {
 impl World {
     fn new() -> Result<Self> {
         let root = tempfile::tempdir()?;
-        Ok(Self { kubelet: Kubelet::start(Settings::below(root.path()))?, root })
+        Ok(Self {
+            kubelet: Kubelet::start(Settings::below(root.path()))?,
+            root,
+        })
     }
 
     fn plugins(&self) -> &Path {
@@ -76,19 +79,33 @@ impl World {
     }
 
     fn restart(self) -> Result<Self> {
-        Ok(Self { kubelet: self.kubelet.restart()?, root: self.root })
+        Ok(Self {
+            kubelet: self.kubelet.restart()?,
+            root: self.root,
+        })
     }
 }
 
 fn refuses_what_is_no_extended_resource() -> Result<()> {
     let world = World::new()?;
     let plugin = world.plugin(Script::default())?;
-    for name in ["hca", "RDMA/hca", "kubernetes.io/hca", "rdma/", "rdma/a b", "requests.rdma/hca"] {
+    for name in [
+        "hca",
+        "RDMA/hca",
+        "kubernetes.io/hca",
+        "rdma/",
+        "rdma/a b",
+        "requests.rdma/hca",
+    ] {
         let refused = plugin.register(name).unwrap_err();
         assert_eq!(refused.code(), Code::Unknown);
         assert!(refused.message().contains(name), "{}", refused.message());
     }
-    assert_eq!(plugin.script.lock().unwrap().options_asked, 0, "no dial back for a bad name");
+    assert_eq!(
+        plugin.script.lock().unwrap().options_asked,
+        0,
+        "no dial back for a bad name"
+    );
     assert!(world.kubelet.node().is_empty());
     Ok(())
 }
@@ -100,7 +117,11 @@ fn refuses_a_version_it_does_not_speak() -> Result<()> {
         let mut request = request(HCA, "hca.sock");
         request.version = version.to_owned();
         let refused = register(world.plugins(), &request).unwrap_err();
-        assert!(refused.message().contains("v1beta1"), "{}", refused.message());
+        assert!(
+            refused.message().contains("v1beta1"),
+            "{}",
+            refused.message()
+        );
     }
     Ok(())
 }
@@ -112,8 +133,15 @@ fn refuses_a_plugin_that_does_not_serve_yet() -> Result<()> {
     let _bound = UnixListener::bind(world.plugins().join("hca.sock"))?;
     let before = Instant::now();
     let refused = register(world.plugins(), &request(HCA, "hca.sock")).unwrap_err();
-    assert!(before.elapsed() >= Duration::from_secs(9), "the kubelet is patient for 10 s");
-    assert!(refused.message().contains("failed to dial"), "{}", refused.message());
+    assert!(
+        before.elapsed() >= Duration::from_secs(9),
+        "the kubelet is patient for 10 s"
+    );
+    assert!(
+        refused.message().contains("failed to dial"),
+        "{}",
+        refused.message()
+    );
     assert!(world.kubelet.node().is_empty());
     Ok(())
 }
@@ -140,7 +168,13 @@ fn asks_the_plugin_for_its_options_and_ignores_those_of_the_request() -> Result<
 
 fn speaks_to_the_authority_localhost() -> Result<()> {
     let (_world, plugin) = World::with_devices(Script::default(), &["a"])?;
-    let authorities: BTreeSet<_> = plugin.script.lock().unwrap().authorities.drain(..).collect();
+    let authorities: BTreeSet<_> = plugin
+        .script
+        .lock()
+        .unwrap()
+        .authorities
+        .drain(..)
+        .collect();
     assert_eq!(authorities, ["localhost".to_owned()].into());
     Ok(())
 }
@@ -149,9 +183,15 @@ fn a_registration_does_not_wait_for_devices() -> Result<()> {
     let world = World::new()?;
     let plugin = world.plugin(Script::default())?;
     plugin.register(HCA)?;
-    assert!(world.kubelet.node().is_empty(), "no list yet, so the node does not know the resource");
+    assert!(
+        world.kubelet.node().is_empty(),
+        "no list yet, so the node does not know the resource"
+    );
     let refused = world.kubelet.admit(Pod::with_limits("early", &[(HCA, 1)])?);
-    assert!(matches!(refused, Err(NotAdmitted::Unschedulable { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(NotAdmitted::Unschedulable { .. })),
+        "{refused:?}"
+    );
     plugin.list_healthy(&["a"]);
     world.kubelet.wait_allocatable(HCA, 1, SOON)
 }
@@ -164,13 +204,20 @@ fn a_start_deletes_sockets_and_nothing_else() -> Result<()> {
     let _nested = UnixListener::bind(plugins.join("directory/inner.sock"))?;
 
     let world = world.restart()?;
-    assert!(!plugins.join("hca.sock").exists(), "a plugin notices by its vanished socket");
+    assert!(
+        !plugins.join("hca.sock").exists(),
+        "a plugin notices by its vanished socket"
+    );
     assert!(plugins.join("kubelet.sock").exists());
     assert!(plugins.join(CHECKPOINT_FILE).exists());
     assert!(plugins.join("notes").exists());
     assert!(plugins.join("directory/inner.sock").exists());
     let quantity = world.kubelet.node()[HCA];
-    assert_eq!((quantity.capacity, quantity.allocatable), (0, 0), "known, but nothing of it");
+    assert_eq!(
+        (quantity.capacity, quantity.allocatable),
+        (0, 0),
+        "known, but nothing of it"
+    );
 
     drop(plugin);
     let again = world.plugin(Script::default())?;
@@ -190,7 +237,11 @@ fn a_stream_that_ends_takes_all_devices_at_once() -> Result<()> {
     let again = world.plugin(Script::default())?;
     again.list_healthy(&["a"]);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(world.kubelet.node()[HCA].allocatable, 0, "the kubelet never redials");
+    assert_eq!(
+        world.kubelet.node()[HCA].allocatable,
+        0,
+        "the kubelet never redials"
+    );
     again.register(HCA)?;
     world.kubelet.wait_allocatable(HCA, 1, SOON)
 }
@@ -207,7 +258,11 @@ fn the_end_of_an_older_plugin_hits_the_newer() -> Result<()> {
     world.kubelet.wait_allocatable(HCA, 0, SOON)?;
     newer.list_healthy(&["a", "b", "c"]);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(world.kubelet.node()[HCA].allocatable, 0, "its stream is closed too");
+    assert_eq!(
+        world.kubelet.node()[HCA].allocatable,
+        0,
+        "its stream is closed too"
+    );
     newer.register(HCA)?;
     world.kubelet.wait_allocatable(HCA, 3, SOON)
 }
@@ -228,11 +283,15 @@ fn each_container_has_one_allocate_of_one_request() -> Result<()> {
         Container::with_limits("two", &[(HCA, 2)]),
         Container::with_limits("none", &[]),
     ];
-    world.kubelet.admit(Pod::of_containers("pod", Vec::new(), containers)?)?;
+    world
+        .kubelet
+        .admit(Pod::of_containers("pod", Vec::new(), containers)?)?;
     let sizes: Vec<Vec<usize>> = {
         let script = plugin.script.lock().unwrap();
         let requests = script.allocated.iter().map(|call| &call.container_requests);
-        requests.map(|all| all.iter().map(|one| one.devices_ids.len()).collect()).collect()
+        requests
+            .map(|all| all.iter().map(|one| one.devices_ids.len()).collect())
+            .collect()
     };
     assert_eq!(sizes, [[1], [2]]);
 
@@ -240,9 +299,19 @@ fn each_container_has_one_allocate_of_one_request() -> Result<()> {
     let all: BTreeSet<_> = assigned.values().flatten().collect();
     assert_eq!(all.len(), 3, "no device twice");
     let options = world.kubelet.run_options("default/pod", "two")?;
-    let paths: BTreeSet<_> = options.devices.iter().map(|d| d.container_path.clone()).collect();
+    let paths: BTreeSet<_> = options
+        .devices
+        .iter()
+        .map(|d| d.container_path.clone())
+        .collect();
     let key = ("two".to_owned(), HCA.to_owned());
-    assert_eq!(paths, assigned[&key].iter().map(|id| format!("/dev/{id}")).collect());
+    assert_eq!(
+        paths,
+        assigned[&key]
+            .iter()
+            .map(|id| format!("/dev/{id}"))
+            .collect()
+    );
     Ok(())
 }
 
@@ -254,7 +323,11 @@ fn a_restarted_container_gets_the_old_answer() -> Result<()> {
     assert_eq!(plugin.script.lock().unwrap().allocated.len(), 1);
 
     let world = world.restart()?;
-    assert_eq!(world.kubelet.run_options("default/pod", "main")?, first, "from the checkpoint");
+    assert_eq!(
+        world.kubelet.run_options("default/pod", "main")?,
+        first,
+        "from the checkpoint"
+    );
     assert_eq!(plugin.script.lock().unwrap().allocated.len(), 1);
 
     world.kubelet.remove("default/pod")?;
@@ -269,7 +342,11 @@ fn preference_is_asked_only_if_advertised() -> Result<()> {
         ..DevicePluginOptions::default()
     };
     let preferred = ["c", "taken", "b"].map(str::to_owned).to_vec();
-    let script = Script { options, preferred, ..Script::default() };
+    let script = Script {
+        options,
+        preferred,
+        ..Script::default()
+    };
     let (world, plugin) = World::with_devices(script, &["a", "b", "c", "d"])?;
     world.kubelet.admit(Pod::with_limits("pod", &[(HCA, 2)])?)?;
 
@@ -283,7 +360,9 @@ fn preference_is_asked_only_if_advertised() -> Result<()> {
     assert!(container.must_include_device_i_ds.is_empty());
 
     // What was preferred is taken now: any other will do.
-    world.kubelet.admit(Pod::with_limits("other", &[(HCA, 2)])?)?;
+    world
+        .kubelet
+        .admit(Pod::with_limits("other", &[(HCA, 2)])?)?;
     assert_eq!(world.kubelet.assigned("default/other")?[&key], ["a", "d"]);
     Ok(())
 }
@@ -297,16 +376,26 @@ fn init_containers_devices_are_used_again() -> Result<()> {
     let of = |container: &str| assigned[&(container.to_owned(), HCA.to_owned())].clone();
     assert_eq!(of("init"), of("app"));
     assert_eq!(world.kubelet.node()[HCA].in_use, 2);
-    assert_eq!(plugin.script.lock().unwrap().allocated.len(), 2, "the plugin is asked for each");
+    assert_eq!(
+        plugin.script.lock().unwrap().allocated.len(),
+        2,
+        "the plugin is asked for each"
+    );
     Ok(())
 }
 
 fn a_refused_allocate_leaves_nothing() -> Result<()> {
     let (world, plugin) = World::with_devices(Script::default(), &["a"])?;
     plugin.script.lock().unwrap().refuse_allocate = Some("the HCA is gone".to_owned());
-    let refused = world.kubelet.admit(Pod::with_limits("pod", &[(HCA, 1)])?).unwrap_err();
+    let refused = world
+        .kubelet
+        .admit(Pod::with_limits("pod", &[(HCA, 1)])?)
+        .unwrap_err();
     let text = refused.to_string();
-    assert!(text.contains("UnexpectedAdmissionError") && text.contains("the HCA is gone"), "{text}");
+    assert!(
+        text.contains("UnexpectedAdmissionError") && text.contains("the HCA is gone"),
+        "{text}"
+    );
     assert_eq!(world.kubelet.node()[HCA].in_use, 0);
     assert!(world.kubelet.pods().is_empty());
 
@@ -317,8 +406,21 @@ fn a_refused_allocate_leaves_nothing() -> Result<()> {
 fn a_pod_that_does_not_fit_stays_pending() -> Result<()> {
     let (world, plugin) = World::with_devices(Script::default(), &["a", "b"])?;
     world.kubelet.admit(Pod::with_limits("one", &[(HCA, 1)])?)?;
-    let refused = world.kubelet.admit(Pod::with_limits("two", &[(HCA, 2)])?).unwrap_err();
-    assert!(matches!(refused, NotAdmitted::Unschedulable { wanted: 2, free: 1, .. }), "{refused}");
+    let refused = world
+        .kubelet
+        .admit(Pod::with_limits("two", &[(HCA, 2)])?)
+        .unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            NotAdmitted::Unschedulable {
+                wanted: 2,
+                free: 1,
+                ..
+            }
+        ),
+        "{refused}"
+    );
     assert_eq!(plugin.script.lock().unwrap().allocated.len(), 1);
     world.kubelet.remove("default/one")?;
     Ok(world.kubelet.admit(Pod::with_limits("two", &[(HCA, 2)])?)?)
@@ -335,9 +437,17 @@ fn after_a_reboot_a_pod_fails_until_its_plugin_is_back() -> Result<()> {
 }
 
 fn pre_start_is_called_each_time_if_asked_for() -> Result<()> {
-    let options = DevicePluginOptions { pre_start_required: true, ..Default::default() };
-    let (world, plugin) =
-        World::with_devices(Script { options, ..Script::default() }, &["a"])?;
+    let options = DevicePluginOptions {
+        pre_start_required: true,
+        ..Default::default()
+    };
+    let (world, plugin) = World::with_devices(
+        Script {
+            options,
+            ..Script::default()
+        },
+        &["a"],
+    )?;
     world.kubelet.admit(Pod::with_limits("pod", &[(HCA, 1)])?)?;
     world.kubelet.run_options("default/pod", "main")?;
     world.kubelet.run_options("default/pod", "main")?;
@@ -348,18 +458,29 @@ fn pre_start_is_called_each_time_if_asked_for() -> Result<()> {
 fn pod_resources_has_an_entry_for_each_device() -> Result<()> {
     let on = |id: &str, nodes: &[i64]| {
         let nodes = nodes.iter().map(|&id| NumaNode { id }).collect();
-        Device { topology: Some(TopologyInfo { nodes }), ..healthy(id) }
+        Device {
+            topology: Some(TopologyInfo { nodes }),
+            ..healthy(id)
+        }
     };
     let world = World::new()?;
     let plugin = world.plugin(Script::default())?;
-    plugin.list(vec![healthy("none"), on("zero", &[0]), on("both", &[0, 1]), on("empty", &[])]);
+    plugin.list(vec![
+        healthy("none"),
+        on("zero", &[0]),
+        on("both", &[0, 1]),
+        on("empty", &[]),
+    ]);
     plugin.register(HCA)?;
     world.kubelet.wait_allocatable(HCA, 4, SOON)?;
     world.kubelet.admit(Pod::with_limits("pod", &[(HCA, 4)])?)?;
 
     let client = Client::connect(&world.kubelet.pod_resources_socket())?;
     let mut lister = PodResourcesListerClient::new(client.channel.clone());
-    let list = client.runtime.block_on(lister.list(ListPodResourcesRequest {}))?.into_inner();
+    let list = client
+        .runtime
+        .block_on(lister.list(ListPodResourcesRequest {}))?
+        .into_inner();
     let container = &list.pod_resources[0].containers[0];
     let mut entries: Vec<_> = container
         .devices
@@ -367,24 +488,51 @@ fn pod_resources_has_an_entry_for_each_device() -> Result<()> {
         .map(|entry| (entry.device_ids.join(","), entry.topology.is_some()))
         .collect();
     entries.sort();
-    let expected =
-        [("both", true), ("both", true), ("empty", false), ("none", false), ("zero", true)];
-    assert_eq!(entries, expected.map(|(id, topology)| (id.to_owned(), topology)));
+    let expected = [
+        ("both", true),
+        ("both", true),
+        ("empty", false),
+        ("none", false),
+        ("zero", true),
+    ];
+    assert_eq!(
+        entries,
+        expected.map(|(id, topology)| (id.to_owned(), topology))
+    );
 
     let asked = AllocatableResourcesRequest {};
-    let allocatable = client.runtime.block_on(lister.get_allocatable_resources(asked))?;
-    let mut ids: Vec<_> =
-        allocatable.into_inner().devices.into_iter().flat_map(|entry| entry.device_ids).collect();
+    let allocatable = client
+        .runtime
+        .block_on(lister.get_allocatable_resources(asked))?;
+    let mut ids: Vec<_> = allocatable
+        .into_inner()
+        .devices
+        .into_iter()
+        .flat_map(|entry| entry.device_ids)
+        .collect();
     ids.sort();
-    assert_eq!(ids, ["both", "both", "none", "zero"], "a topology without nodes hides its device");
+    assert_eq!(
+        ids,
+        ["both", "both", "none", "zero"],
+        "a topology without nodes hides its device"
+    );
 
     let get = |name: &str| GetPodResourcesRequest {
         pod_name: name.to_owned(),
         pod_namespace: "default".to_owned(),
     };
-    let pod = client.runtime.block_on(lister.get(get("pod")))?.into_inner();
-    assert_eq!(pod.pod_resources.unwrap().containers, list.pod_resources[0].containers);
-    let missing = client.runtime.block_on(lister.get(get("other"))).unwrap_err();
+    let pod = client
+        .runtime
+        .block_on(lister.get(get("pod")))?
+        .into_inner();
+    assert_eq!(
+        pod.pod_resources.unwrap().containers,
+        list.pod_resources[0].containers
+    );
+    let missing = client
+        .runtime
+        .block_on(lister.get(get("other")))
+        .unwrap_err();
     assert_eq!(missing.code(), Code::Unknown);
     Ok(())
 }
@@ -393,10 +541,16 @@ fn misbehaves_when_told_to() -> Result<()> {
     let world = World::new()?;
     let plugin = world.plugin(Script::default())?;
     plugin.list_healthy(&["a"]);
-    world.kubelet.misbehave(Misbehaviour { refuse: 2, ..Misbehaviour::default() });
+    world.kubelet.misbehave(Misbehaviour {
+        refuse: 2,
+        ..Misbehaviour::default()
+    });
     assert!(plugin.register(HCA).is_err());
     assert!(plugin.register(HCA).is_err());
-    world.kubelet.misbehave(Misbehaviour { never_watch: true, ..Misbehaviour::default() });
+    world.kubelet.misbehave(Misbehaviour {
+        never_watch: true,
+        ..Misbehaviour::default()
+    });
     plugin.register(HCA)?;
     std::thread::sleep(Duration::from_millis(300));
     assert!(world.kubelet.node().is_empty());

@@ -16,11 +16,25 @@ use serde_json::{Value, json};
 use crate::multus_node::MultusNode;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(gives_a_pod_its_default_network_and_those_it_asks_for, Root, Netns, Macvlan, ReferencePlugins),
+    case!(
+        gives_a_pod_its_default_network_and_those_it_asks_for,
+        Root,
+        Netns,
+        Macvlan,
+        ReferencePlugins
+    ),
     case!(puts_device_ids_where_multus_puts_them, Root, Netns),
     case!(a_network_that_fails_takes_the_others_back, Root, Netns),
-    case!(a_delete_goes_on_without_namespace_or_scratch_file, Root, Netns),
-    case!(a_taken_interface_name_is_refused_before_the_plugin, Root, Netns),
+    case!(
+        a_delete_goes_on_without_namespace_or_scratch_file,
+        Root,
+        Netns
+    ),
+    case!(
+        a_taken_interface_name_is_refused_before_the_plugin,
+        Root,
+        Netns
+    ),
     case!(check_status_and_gc_reach_no_secondary_network, Root, Netns),
 ];
 
@@ -39,9 +53,15 @@ impl World {
         fs::write(node.path("networks/networks.yaml"), networks)?;
         fs::create_dir(node.path("calls"))?;
         let recorder = node.path("bin/recorder");
-        fs::write(&recorder, RECORDER.replace("CALLS", &node.path("calls").to_string_lossy()))?;
+        fs::write(
+            &recorder,
+            RECORDER.replace("CALLS", &node.path("calls").to_string_lossy()),
+        )?;
         fs::set_permissions(&recorder, fs::Permissions::from_mode(0o755))?;
-        Ok(Self { node, pod_netns: Netns::new("pod")? })
+        Ok(Self {
+            node,
+            pod_netns: Netns::new("pod")?,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -62,7 +82,9 @@ impl World {
     }
 
     fn call_in(&self, command: &str, pod: &Pod, netns: &Path) -> Result<Answer> {
-        self.node.multus(pod, netns)?.run(command, &self.node.multus_conf())
+        self.node
+            .multus(pod, netns)?
+            .run(command, &self.node.multus_conf())
     }
 
     /// What the recorder was called with, in order: command and interface, stdin, `CNI_ARGS`.
@@ -78,7 +100,11 @@ impl World {
                 found.unwrap_or_default().to_owned()
             };
             let what = format!("{} {}", of("CNI_COMMAND="), of("CNI_IFNAME="));
-            calls.push((what.trim().to_owned(), call["stdin"].clone(), of("CNI_ARGS=")));
+            calls.push((
+                what.trim().to_owned(),
+                call["stdin"].clone(),
+                of("CNI_ARGS="),
+            ));
         }
         Ok(calls)
     }
@@ -144,7 +170,10 @@ fn gives_a_pod_its_default_network_and_those_it_asks_for() -> Result<()> {
     let pod = world.pod("rail", 1)?;
 
     let result = world.call("ADD", &pod)?.success()?;
-    assert_eq!(result["ips"][0]["address"], "10.244.0.2/24", "the default network's result");
+    assert_eq!(
+        result["ips"][0]["address"], "10.244.0.2/24",
+        "the default network's result"
+    );
     let links = world.pod_netns.ip_json("addr show")?;
     let name = |link: &Value| link["ifname"].as_str().unwrap().to_owned();
     let names: Vec<_> = links.as_array().unwrap().iter().map(name).collect();
@@ -159,7 +188,15 @@ fn gives_a_pod_its_default_network_and_those_it_asks_for() -> Result<()> {
     assert_eq!(status[1]["ips"], json!(["192.168.111.2"]));
 
     world.call("DEL", &pod)?.success()?;
-    assert_eq!(world.pod_netns.ip_json("link show")?.as_array().unwrap().len(), 1);
+    assert_eq!(
+        world
+            .pod_netns
+            .ip_json("link show")?
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
     for network in ["default-net", "rail"] {
         let left: Vec<_> = fs::read_dir(leases.path().join(network))?
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -184,18 +221,32 @@ fn puts_device_ids_where_multus_puts_them() -> Result<()> {
     let dp = world.path("devinfo/dp");
     fs::create_dir_all(&dp)?;
     for id in ["0000:3b:00.0", "0000:d8:00.0"] {
-        fs::write(dp.join(format!("rdma-hca-{id}-device.json")), format!("{{\"id\": \"{id}\"}}"))?;
+        fs::write(
+            dp.join(format!("rdma-hca-{id}-device.json")),
+            format!("{{\"id\": \"{id}\"}}"),
+        )?;
     }
     let annotation = r#"[{"name": "chain", "mac": "02:00:00:00:00:07"},
         {"name": "single", "interface": "rail9", "cni-args": {"rail": 9}}]"#;
     let pod = world.pod(annotation, 2)?;
-    let held = world.node.kubelet.assigned("default/pod")?.into_values().next().unwrap();
+    let held = world
+        .node
+        .kubelet
+        .assigned("default/pod")?
+        .into_values()
+        .next()
+        .unwrap();
     world.call("ADD", &pod)?.success()?;
 
     let calls = world.calls()?;
     let names: Vec<_> = calls.iter().map(|(what, ..)| what.as_str()).collect();
     assert_eq!(names, ["ADD eth0", "ADD net1", "ADD net1", "ADD rail9"]);
-    let [(_, default, _), (_, first, args), (_, second, _), (_, single, _)] = calls.as_slice()
+    let [
+        (_, default, _),
+        (_, first, args),
+        (_, second, _),
+        (_, single, _),
+    ] = calls.as_slice()
     else {
         panic!("{names:?}");
     };
@@ -204,31 +255,58 @@ fn puts_device_ids_where_multus_puts_them() -> Result<()> {
 
     assert_eq!(first["name"], "own-name");
     assert_eq!(first["deviceID"], first["pciBusID"]);
-    assert_eq!(first["deviceID"], second["deviceID"], "every plugin of the list has it");
+    assert_eq!(
+        first["deviceID"], second["deviceID"],
+        "every plugin of the list has it"
+    );
     assert_eq!(first["runtimeConfig"]["deviceID"], first["deviceID"]);
     assert!(second["runtimeConfig"].get("deviceID").is_none());
     assert_eq!(second["runtimeConfig"]["mac"], "02:00:00:00:00:07");
     assert_eq!(second["prevResult"]["interfaces"][0]["name"], "net1");
-    let info = first["runtimeConfig"]["CNIDeviceInfoFile"].as_str().unwrap();
-    assert_eq!(info, world.path("devinfo/cni/default-chain-sandbox-pod_net1").to_str().unwrap());
+    let info = first["runtimeConfig"]["CNIDeviceInfoFile"]
+        .as_str()
+        .unwrap();
+    assert_eq!(
+        info,
+        world
+            .path("devinfo/cni/default-chain-sandbox-pod_net1")
+            .to_str()
+            .unwrap()
+    );
     let copied: Value = serde_json::from_slice(&fs::read(info)?)?;
     assert_eq!(copied["id"], first["deviceID"]);
     assert!(args.ends_with(";MAC=02:00:00:00:00:07"), "{args}");
-    assert_eq!(args.matches("K8S_POD_NAME=pod").count(), 2, "each pair twice: {args}");
+    assert_eq!(
+        args.matches("K8S_POD_NAME=pod").count(),
+        2,
+        "each pair twice: {args}"
+    );
     assert!(args.starts_with("IgnoreUnknown=true;"), "{args}");
 
-    assert_eq!(single["name"], "single", "the definition's name where there is no other");
-    assert_ne!(single["deviceID"], first["deviceID"], "the next device of the resource");
+    assert_eq!(
+        single["name"], "single",
+        "the definition's name where there is no other"
+    );
+    assert_ne!(
+        single["deviceID"], first["deviceID"],
+        "the next device of the resource"
+    );
     assert_eq!(single["args"]["cni"]["rail"], 9);
     let mut seen = [&first["deviceID"], &single["deviceID"]].map(|id| id.as_str().unwrap());
     seen.sort_unstable();
     assert_eq!(seen, held.as_slice());
 
     world.call("DEL", &pod)?.success()?;
-    assert_eq!(world.names()?[4..], ["DEL rail9", "DEL net1", "DEL net1", "DEL eth0"]);
+    assert_eq!(
+        world.names()?[4..],
+        ["DEL rail9", "DEL net1", "DEL net1", "DEL eth0"]
+    );
     let del = &world.calls()?[6].1;
     assert_eq!(del["deviceID"], first["deviceID"]);
-    assert_eq!(del["prevResult"]["ips"][0]["address"], "10.0.0.9/24", "the list's whole result");
+    assert_eq!(
+        del["prevResult"]["ips"][0]["address"], "10.0.0.9/24",
+        "the list's whole result"
+    );
     assert!(!Path::new(info).exists());
     Ok(())
 }
@@ -240,14 +318,23 @@ fn a_network_that_fails_takes_the_others_back() -> Result<()> {
     fs::write(world.path("fail"), "ADD net2")?;
     let (code, message) = world.call("ADD", &pod)?.refusal()?;
     assert_eq!(code, 999);
-    assert!(message.contains("told to fail (code 11)") && message.contains("default/b"), "{message}");
-    let expected = ["ADD eth0", "ADD net1", "ADD net2", "DEL net2", "DEL net1", "DEL eth0"];
+    assert!(
+        message.contains("told to fail (code 11)") && message.contains("default/b"),
+        "{message}"
+    );
+    let expected = [
+        "ADD eth0", "ADD net1", "ADD net2", "DEL net2", "DEL net1", "DEL eth0",
+    ];
     assert_eq!(world.names()?, expected);
 
     fs::write(world.path("fail"), "DEL net1")?;
     let (_, message) = world.call("DEL", &pod)?.refusal()?;
     assert!(message.contains("told to fail"), "{message}");
-    assert_eq!(world.names()?[6..], ["DEL net2", "DEL net1", "DEL eth0"], "all, whatever fails");
+    assert_eq!(
+        world.names()?[6..],
+        ["DEL net2", "DEL net1", "DEL eth0"],
+        "all, whatever fails"
+    );
     Ok(())
 }
 
@@ -261,7 +348,11 @@ fn a_delete_goes_on_without_namespace_or_scratch_file() -> Result<()> {
     assert_eq!(world.names()?[2..], ["DEL net1", "DEL eth0"]);
 
     world.call_in("DEL", &pod, Path::new(""))?.success()?;
-    assert_eq!(world.names()?[4..], ["DEL net1", "DEL eth0"], "from the pod's annotation");
+    assert_eq!(
+        world.names()?[4..],
+        ["DEL net1", "DEL eth0"],
+        "from the pod's annotation"
+    );
     world.node.kubelet.remove("default/pod")?;
     world.call_in("DEL", &pod, Path::new(""))?.success()?;
     assert_eq!(world.names()?.len(), 6, "nothing to go by, and no error");
@@ -277,7 +368,9 @@ fn a_taken_interface_name_is_refused_before_the_plugin() -> Result<()> {
     let networks = definitions(&[("a", recorder(json!({})))]);
     let world = World::new(&recorded_default(), &networks)?;
     let pod = world.pod("a@taken", 1)?;
-    world.pod_netns.ip("link add taken type veth peer name other")?;
+    world
+        .pod_netns
+        .ip("link add taken type veth peer name other")?;
     let (_, message) = world.call("ADD", &pod)?.refusal()?;
     assert!(message.contains("taken already exists"), "{message}");
     assert_eq!(world.names()?, ["ADD eth0", "DEL taken", "DEL eth0"]);
@@ -294,7 +387,10 @@ fn check_status_and_gc_reach_no_secondary_network() -> Result<()> {
     for command in ["CHECK", "STATUS", "GC"] {
         assert_eq!(world.call(command, &pod)?.success()?, Value::Null);
     }
-    assert_eq!(world.names()?, ["ADD eth0", "ADD net1", "STATUS eth0", "GC eth0"]);
+    assert_eq!(
+        world.names()?,
+        ["ADD eth0", "ADD net1", "STATUS eth0", "GC eth0"]
+    );
     let versions = world.call("VERSION", &pod)?.success()?;
     assert_eq!(versions["supportedVersions"].as_array().unwrap().len(), 7);
     Ok(())

@@ -1,8 +1,6 @@
-//! Completions and manual pages of the programs, from their own command lines.
-//!
-//! A program that is built with its feature `pages` writes them instead of doing its work when it
-//! is asked to; those that are shipped are built without, since every byte of a CNI program is
-//! read for each interface of a pod.
+//! Writes the manual pages and completions of the three programs, from their own command lines:
+//! `pages DIRECTORY`. The programs know nothing of it, since every byte of a CNI program is read
+//! for each interface of a pod.
 
 #![forbid(unsafe_code)]
 
@@ -14,27 +12,31 @@ use std::process::ExitCode;
 use clap::Command;
 use clap_complete::Shell;
 
-/// The variable with the directory that they are written to.
-pub const ASKED_BY: &str = "RDMA_PAGES_DIR";
-
-/// Writes them if the environment asks for it; then the program has nothing else to do.
-#[must_use]
-pub fn if_asked(command: Command) -> Option<ExitCode> {
-    let directory = std::env::var_os(ASKED_BY)?;
-    Some(match write(command, Path::new(&directory)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "write pages: {error}");
-            ExitCode::FAILURE
+fn main() -> ExitCode {
+    let Some(directory) = std::env::args_os().nth(1) else {
+        let _ = writeln!(io::stderr(), "usage: pages DIRECTORY");
+        return ExitCode::from(2);
+    };
+    let programs = [
+        rdma_device_plugin::cli::command(),
+        rdma_netdev::admin::command(),
+        ipam::admin::command(),
+    ];
+    for program in programs {
+        if let Err(error) = write(program, Path::new(&directory)) {
+            let _ = writeln!(
+                io::stderr(),
+                "write pages to {}: {error}",
+                directory.display()
+            );
+            return ExitCode::FAILURE;
         }
-    })
+    }
+    ExitCode::SUCCESS
 }
 
 /// `man1/NAME.1` with one page more for each sub-command, and `completions/` for bash, zsh, fish.
-///
-/// # Errors
-/// A file cannot be written.
-pub fn write(mut command: Command, directory: &Path) -> io::Result<()> {
+fn write(mut command: Command, directory: &Path) -> io::Result<()> {
     // Before completions are made, which puts the sub-commands "help" in: their pages would say
     // nothing.
     let pages = directory.join("man1");
