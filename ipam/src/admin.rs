@@ -47,7 +47,7 @@ struct Global {
     #[arg(long, global = true, env = "RDMA_NODE_NAME")]
     node_name: Option<String>,
     /// Prefix of /proc, /etc and the network namespaces' paths
-    #[arg(long, global = true, default_value = "/")]
+    #[arg(long, global = true, env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
     /// Print JSON
     #[arg(long, global = true)]
@@ -117,6 +117,10 @@ pub fn run() -> ExitCode {
 
 impl Global {
     fn plugin(&self) -> Result<Plugin> {
+        // Without a policy the defaults count; one that was named is meant to be there.
+        if self.policy != Path::new(DEFAULT_PATH) && !self.policy.exists() {
+            return Err(anyhow!("the policy {} is not there", self.policy.display()));
+        }
         let policy = Policy::load(&self.policy).map_err(|e| anyhow!(e.with_remedy()))?;
         // A store that nobody used has no leases; one that nobody configured is a mistake.
         if !policy.stores.contains_key(&self.store) {

@@ -16,10 +16,12 @@ use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
 use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
+use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError};
+use node::policy::{Policy, PolicyError, Store as StorePolicy};
 use serde_json::{Map, Value};
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -347,7 +349,44 @@ impl Plugin {
         let section = flat
             .as_ref()
             .map_or_else(|| Section::absent("flat file"), Section::root);
-        Config::read(&request.config, &section, &self.policy)
+        let config = Config::read(&request.config, &section, &self.policy)?;
+        self.within_bounds(&config)?;
+        Ok(config)
+    }
+
+    /// Refuses ranges and network names that the policy's store is not for.
+    fn within_bounds(&self, config: &Config) -> Result<(), Error> {
+        let Some(StorePolicy::File { bounds, .. }) = self.policy.stores.get(&config.store) else {
+            return Ok(());
+        };
+        let refuse = |what: String| {
+            let store = &config.store;
+            let message = format!("the node's policy does not allow {what} in store {store:?}");
+            Err(Error::new(Code::Policy, message).with_details(format!(
+                "use another, or let an administrator add it to stores.{store}"
+            )))
+        };
+        let name = config.network_name.as_deref().unwrap_or_default();
+        if let Some(names) = &bounds.network_names
+            && !names.iter().any(|known| known == name)
+        {
+            return refuse(format!("network_name {name:?}"));
+        }
+        let Some(allowed) = &bounds.ranges else {
+            return Ok(());
+        };
+        for range in &config.ranges {
+            let subnet = range.subnet();
+            let inside = |(address, length): &(IpAddr, u8)| {
+                IpNetwork::new(*address, *length).is_ok_and(|allowed| {
+                    allowed.prefix() <= subnet.prefix() && allowed.contains(subnet.network())
+                })
+            };
+            if !allowed.iter().any(inside) {
+                return refuse(format!("range {subnet}"));
+            }
+        }
+        Ok(())
     }
 
     fn trusted_policy(&self) -> Result<(), Error> {

@@ -90,6 +90,7 @@ pub use take::{Order, Part, Refused, Space};
 
 use dir::Dir;
 use format::Format;
+use fsck::server_time;
 use memory::Memory;
 use nix::errno::Errno;
 use node::identity::{IdentityError, NodeIdentity};
@@ -367,6 +368,7 @@ impl Store {
         if !memory.knows(&node) || memory.id != format.id || memory.directory != place.directory {
             probe::try_out(&dir)?;
             warnings.extend(file_system.warning.clone());
+            warnings.extend(skew(server_time(&dir)?, jiff::Timestamp::now().as_second()));
             memory.note(place.directory, &format.id, &file_system.name, &node);
             match memory.write(&path) {
                 Ok(()) => {}
@@ -624,6 +626,7 @@ impl<'p> Place<'p> {
                 directory,
                 id,
                 shared,
+                bounds: _,
             }) => Ok(Self {
                 directory,
                 id: id.as_deref(),
@@ -668,6 +671,20 @@ impl<'p> Place<'p> {
         }
         Ok(())
     }
+}
+
+/// More than this between this machine's clock and the file server's, in seconds, is
+/// worth a warning: nodes count an address' rest by their own clocks.
+const MAX_SKEW_SECONDS: i64 = 2;
+
+fn skew(server: i64, here: i64) -> Option<String> {
+    let skew = here - server;
+    (skew.abs() > MAX_SKEW_SECONDS).then(|| {
+        let (by, way) = (skew.abs(), if skew > 0 { "ahead of" } else { "behind" });
+        format!(
+            "this node's clock is {by} s {way} the file server's: freed addresses rest by each node's own clock; synchronize them"
+        )
+    })
 }
 
 fn make(directory: &Path) -> Result<(), DirError> {

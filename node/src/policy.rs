@@ -25,6 +25,7 @@ pub use selector::{Candidate, Selector};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -68,7 +69,20 @@ pub enum Store {
         /// this machine has is refused there: it is what lies below the mount point
         /// of a share that is not mounted.
         shared: bool,
+        /// Which networks may use it.
+        bounds: StoreBounds,
     },
+}
+
+/// Which ranges and network names a store may be used for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreBounds {
+    /// `ranges`: address and prefix length of networks that a range must lie in;
+    /// `None` is any.
+    pub ranges: Option<Vec<(IpAddr, u8)>>,
+    /// `networkNames`: what `network_name` may be; the empty one stands for none.
+    /// `None` is any.
+    pub network_names: Option<Vec<String>>,
 }
 
 /// `ipam` of the policy.
@@ -173,6 +187,7 @@ impl Default for Policy {
                     directory,
                     id: None,
                     shared: false,
+                    bounds: StoreBounds::default(),
                 },
             )]),
             ipam: Ipam {

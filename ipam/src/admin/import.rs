@@ -44,7 +44,7 @@ enum From {
         /// The interface, for old records that have none
         #[arg(long, default_value = "net1")]
         interface: String,
-        /// A network_name of the networks, where the file has no NodeSlicePool; may be repeated
+        /// A network name of the networks, where the file has no node slices; may be repeated
         #[arg(long)]
         network_name: Vec<String>,
         #[command(flatten)]

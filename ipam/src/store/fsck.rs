@@ -75,7 +75,7 @@ impl Store {
         let mut fsck = Fsck {
             store: self,
             repair,
-            settled_before: self.server_time()?.saturating_sub(min_age),
+            settled_before: server_time(&self.root)?.saturating_sub(min_age),
             checkup: Checkup::default(),
         };
         fsck.root()?;
@@ -85,20 +85,6 @@ impl Store {
         }
         fsck.pods()?;
         Ok(fsck.checkup)
-    }
-
-    /// The time by the clock that stamps the store's files, in Unix seconds.
-    ///
-    /// # Errors
-    /// When no file can be made in the store.
-    pub(super) fn server_time(&self) -> Result<i64, StoreError> {
-        let name = format!("{}{:016x}", probe::PREFIX, random64());
-        let Some(file) = self.root.create(&name, b"", false)? else {
-            return Err(self.root.failed("create", &name)(nix::errno::Errno::EEXIST).into());
-        };
-        let meta = meta_of(&file).map_err(self.root.failed("read the time of", &name));
-        self.root.unlink(&name)?;
-        Ok(meta?.changed)
     }
 
     /// Whether the owner's records lead to a seat.
@@ -190,6 +176,20 @@ impl Store {
         )?;
         Ok(())
     }
+}
+
+/// The time by the clock that stamps the store's files, in Unix seconds.
+///
+/// # Errors
+/// When no file can be made in the store.
+pub(super) fn server_time(root: &Dir) -> Result<i64, StoreError> {
+    let name = format!("{}{:016x}", probe::PREFIX, random64());
+    let Some(file) = root.create(&name, b"", false)? else {
+        return Err(root.failed("create", &name)(nix::errno::Errno::EEXIST).into());
+    };
+    let meta = meta_of(&file).map_err(root.failed("read the time of", &name));
+    root.unlink(&name)?;
+    Ok(meta?.changed)
 }
 
 impl Fsck<'_> {

@@ -102,8 +102,23 @@ impl Store {
         Ok(())
     }
 
-    /// Frees the seat of a record, if it holds it, and the pod's hint.
+    /// Frees the seat of a record, if it holds it, and the pod's hint. The address rests
+    /// from now.
     pub(super) fn release_seat(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
+        self.release_seat_at(lease, meta, now())
+    }
+
+    /// The same for an address that was never answered, so that nobody can send to it:
+    /// it does not rest.
+    pub(super) fn release_unanswered(&self, owned: &Owned) -> Result<(), StoreError> {
+        if let Content::Lease(lease, meta) = &owned.content {
+            self.release_seat_at(lease, meta, 0)?;
+        }
+        self.release_owned(owned)?;
+        Ok(())
+    }
+
+    fn release_seat_at(&self, lease: &Lease, meta: &Meta, at: u64) -> Result<bool, StoreError> {
         let mut held = false;
         if let Some(shard) = self.shard_of(lease)? {
             let seat = Seat::of(lease);
@@ -113,7 +128,7 @@ impl Store {
                 .is_some_and(|there| there.same_file(meta))
             {
                 let freed = Seat {
-                    freed: Some(now()),
+                    freed: Some(at),
                     ..seat
                 };
                 held = shard.rename(&name, &freed.name())?;

@@ -410,6 +410,7 @@ mod tests {
             directory: place.join("store"),
             id: None,
             shared: false,
+            bounds: node::policy::StoreBounds::default(),
         };
         let mut policy = Policy {
             state_dir: place.join("state"),

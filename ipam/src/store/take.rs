@@ -272,7 +272,7 @@ impl Store {
         // the runtime's DEL to it.
         if let Ok(there) = self.owned_here(&of.holder.container, &of.holder.interface) {
             for owned in there.iter().skip(of.kept).rev() {
-                let _ = self.release_owned(owned);
+                let _ = self.release_unanswered(owned);
             }
         }
     }
@@ -396,6 +396,7 @@ mod tests {
             directory: place.join("store"),
             id: None,
             shared: false,
+            bounds: node::policy::StoreBounds::default(),
         };
         let mut policy = Policy {
             state_dir: place.join("state"),
@@ -482,6 +483,10 @@ mod tests {
             .unwrap_err();
         assert_eq!(refused.part, Some(3));
         assert!(matches!(refused.error, StoreError::Held { .. }));
+        // What was never answered does not rest.
+        let mut next = order(vec![part(None, "10.0.1.0/24", None)]);
+        next.holder.container = "next".into();
+        assert_eq!(addresses(&store.take(&next).unwrap()), ["10.0.1.1"]);
         let holder = &rival.holder;
         let container = &order(Vec::new()).holder.container;
         assert_eq!(

@@ -691,3 +691,55 @@ fn a_failing_command_says_so() {
         Some(1)
     );
 }
+
+#[test]
+fn explain_reads_lists_and_network_attachment_definitions() {
+    let place = Place::new();
+    let file = place.path().join("network");
+    let plugin = range("10.0.0.0/24");
+    let list = json!({"cniVersion": "1.0.0", "name": "rails",
+        "plugins": [{"type": "tuning"}, plugin]});
+    let nad = format!(
+        "kind: NetworkAttachmentDefinition\nmetadata: {{name: rail0}}\nspec:\n  config: '{plugin}'\n"
+    );
+    for text in [plugin.to_string(), list.to_string(), nad] {
+        std::fs::write(&file, &text).unwrap();
+        let answer = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+        assert_eq!(
+            answer.document["ranges"][0]["next"], "10.0.0.1",
+            "{text}: {answer:?}"
+        );
+    }
+    std::fs::write(&file, r#"{"name": "a", "plugins": [{"type": "tuning"}]}"#).unwrap();
+    let answer = place.admin(&["explain", file.to_str().unwrap()]);
+    assert!(
+        answer.status == Some(1) && answer.stderr.contains("ipam"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn pools_show_which_node_has_which_slice() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
+    );
+    place.add(&c("a").node("n1"), &config).address();
+    place.add(&c("b").node("n2"), &config).address();
+    let pools = place.admin(&["pools", "--json"]).document;
+    assert_eq!(pools["slices"][1]["slice"], "10.0.0.64/26");
+    assert_eq!(pools["slices"][1]["node"], "n2");
+    assert!(text(&place.admin(&["pools"]).document).contains("10.0.0.64/26"));
+}
+
+#[test]
+fn a_policy_that_was_named_must_be_there() {
+    let place = Place::new();
+    let missing = place.path().join("none.json");
+    let answer = place.admin(&["list", "--policy", missing.to_str().unwrap()]);
+    assert!(
+        answer.status == Some(1) && answer.stderr.contains("is not there"),
+        "{answer:?}"
+    );
+}

@@ -373,6 +373,34 @@ fn a_network_name_that_no_record_could_hold_is_refused() {
 }
 
 #[test]
+fn a_store_is_for_the_ranges_and_network_names_of_the_policy() {
+    let place = Place::new();
+    name_store(
+        &place,
+        json!({"ranges": ["10.0.0.0/16", "fd00::/48"], "networkNames": ["", "blue"]}),
+    );
+    let ask = |container: &str, ipam: serde_json::Value| {
+        place.add(&c(container), &crate::support::network("rdma-ipam", ipam))
+    };
+    for ipam in [
+        json!({"range": "10.1.0.0/24"}),
+        json!({"range": "10.0.0.0/15"}),
+        json!({"range": "fd01::/64"}),
+        json!({"range": "10.0.0.0/24", "network_name": "red"}),
+        json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "192.168.0.0/24"}]}),
+    ] {
+        let (code, text) = ask("a", ipam.clone()).error();
+        assert!(
+            code == 101 && text.contains("does not allow"),
+            "{ipam}: {code} {text}"
+        );
+    }
+    assert_eq!(place.held().len(), 0);
+    ask("a", json!({"range": "10.0.7.0/24", "network_name": "blue"})).address();
+    ask("b", json!({"range": "fd00::/64"})).address();
+}
+
+#[test]
 fn a_newer_store_is_refused_untouched() {
     let (place, _) = used();
     let format = place.store().join("FORMAT");

@@ -1,9 +1,12 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
-use super::{Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store};
+use super::{
+    Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store, StoreBounds,
+};
 use crate::{duration, pattern::Pattern, spelling};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -107,7 +110,18 @@ impl Reader<'_> {
         for (name, value) in self.map("stores", value)? {
             let at = format!("stores.{name}");
             let object = self.map(&at, value)?;
-            self.known(&at, object, &["type", "directory", "id", "shared"])?;
+            self.known(
+                &at,
+                object,
+                &[
+                    "type",
+                    "directory",
+                    "id",
+                    "shared",
+                    "ranges",
+                    "networkNames",
+                ],
+            )?;
             match object.get("type") {
                 Some(kind) if kind == "file" => {}
                 other => {
@@ -140,10 +154,42 @@ impl Reader<'_> {
                 directory,
                 id,
                 shared,
+                bounds: self.bounds(&at, object)?,
             };
             stores.insert(name.clone(), store);
         }
         Ok(stores)
+    }
+
+    fn bounds(&self, at: &str, store: &Map<String, Value>) -> Result<StoreBounds, PolicyError> {
+        let list = |key: &str, rule: &'static str| match store.get(key) {
+            None => Ok(None),
+            Some(value) => value
+                .as_array()
+                .and_then(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>())
+                .filter(|texts| !texts.is_empty())
+                .map(Some)
+                .ok_or_else(|| self.wrong(&format!("{at}.{key}"), value, rule)),
+        };
+        let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
+        let ranges = list("ranges", rule)?
+            .map(|texts| texts.into_iter().map(network).collect::<Option<Vec<_>>>())
+            .map(|ranges| {
+                ranges.ok_or_else(|| {
+                    self.wrong(
+                        &format!("{at}.ranges"),
+                        store.get("ranges").unwrap_or(&Value::Null),
+                        rule,
+                    )
+                })
+            })
+            .transpose()?;
+        let rule = "must be a list of names, \"\" for networks without network_name";
+        let names = list("networkNames", rule)?;
+        Ok(StoreBounds {
+            ranges,
+            network_names: names.map(|names| names.into_iter().map(str::to_owned).collect()),
+        })
     }
 
     fn ipam(&self, value: &Value) -> Result<Ipam, PolicyError> {
@@ -341,6 +387,15 @@ impl Reader<'_> {
     }
 }
 
+/// Address and prefix length of a network.
+fn network(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let length = length.parse().ok().filter(|length| *length <= longest)?;
+    Some((address, length))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,7 +409,8 @@ mod tests {
         let policy = parse(
             r#"{
               "version": 1, "node": "gpu-7", "stateDir": "/srv/state",
-              "stores": {"shared": {"type": "file", "directory": "/mnt/leases", "shared": true}},
+              "stores": {"shared": {"type": "file", "directory": "/mnt/leases", "shared": true,
+                  "ranges": ["10.0.0.0/8"], "networkNames": ["blue", ""]}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
                         "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
@@ -371,6 +427,10 @@ mod tests {
             directory: "/mnt/leases".into(),
             id: None,
             shared: true,
+            bounds: StoreBounds {
+                ranges: Some(vec![([10, 0, 0, 0].into(), 8)]),
+                network_names: Some(vec!["blue".into(), String::new()]),
+            },
         };
         assert_eq!(policy.stores["shared"], shared);
         assert_eq!(policy.ipam.profile, Some(Profile::Compatible));
@@ -441,6 +501,14 @@ mod tests {
                 "stores.a.directory",
             ),
             (
+                r#"{"stores": {"a": {"type": "file", "directory": "/b", "ranges": ["10.0.0.0"]}}}"#,
+                "stores.a.ranges: must be a list of networks",
+            ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directory": "/b", "networkNames": "x"}}}"#,
+                "stores.a.networkNames: must be a list of names",
+            ),
+            (
                 r#"{"stores": {"a": {"type": "file", "directory": "/b", "shared": "yes"}}}"#,
                 "stores.a.shared: must be true or false",
             ),
@@ -493,6 +561,7 @@ mod tests {
                 directory: "/mnt".into(),
                 id: None,
                 shared: false,
+                bounds: StoreBounds::default(),
             })
         );
         assert_eq!(policy.ipam, Policy::default().ipam);

@@ -40,6 +40,7 @@ fn policy(place: &Path) -> Policy {
         directory: place.join("store"),
         id: None,
         shared: false,
+        bounds: node::policy::StoreBounds::default(),
     };
     std::fs::create_dir_all(place.join("store")).unwrap();
     let mut policy = Policy {
@@ -532,7 +533,7 @@ fn a_record_that_could_not_be_read_again_is_not_written() {
     let store = open(place.path(), "n1");
     let range = range("10.0.0.0/24");
     let mut holder = holder("c1");
-    holder.netns = Some("/".repeat(lease::MAX_BYTES as usize));
+    holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
     let refused = store.allocate(&want(&range, &holder));
     assert!(
         matches!(refused, Err(StoreError::Oversize { .. })),
