@@ -80,10 +80,14 @@ fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
     let Ok(mut value) = serde_yaml_ng::from_slice::<Value>(text) else {
         return Ok(text.to_owned());
     };
-    if value["kind"] == "NetworkAttachmentDefinition" {
-        let name = value["metadata"]["name"].clone();
-        let config = value["spec"]["config"]
-            .as_str()
+    if value
+        .get("kind")
+        .is_some_and(|kind| kind == "NetworkAttachmentDefinition")
+    {
+        let name = value.pointer("/metadata/name").cloned().unwrap_or_default();
+        let config = value
+            .pointer("/spec/config")
+            .and_then(Value::as_str)
             .context("the NetworkAttachmentDefinition has no spec.config")?;
         value = serde_json::from_str(config).context("read spec.config")?;
         if let Some(map) = value.as_object_mut()
@@ -92,7 +96,7 @@ fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
             map.insert("name".into(), name);
         }
     }
-    let Some(plugins) = value["plugins"].as_array() else {
+    let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
         return match serde_json::from_slice::<Value>(text) {
             Ok(same) if same == value => Ok(text.to_owned()),
             _ => Ok(value.to_string().into_bytes()),
@@ -100,7 +104,7 @@ fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
     };
     let mut plugin = plugins
         .iter()
-        .find(|plugin| plugin["ipam"].is_object())
+        .find(|plugin| plugin.get("ipam").is_some_and(Value::is_object))
         .context("no plugin of the list has an ipam")?
         .clone();
     if let Some(map) = plugin.as_object_mut() {
