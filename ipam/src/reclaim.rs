@@ -468,6 +468,109 @@ mod tests {
         assert_eq!(ripe(9000, 0, 1000), (1000, false), "the clock was set back");
     }
 
+    /// A store with one lease whose record a crash emptied, long before this boot, and
+    /// to which no owner's record leads.
+    struct Crashed {
+        place: tempfile::TempDir,
+        seat: PathBuf,
+    }
+
+    impl Crashed {
+        fn new() -> Self {
+            let place = tempfile::tempdir().unwrap();
+            let shard = place.path().join("store/leases/default/10.0.0.0-24");
+            std::fs::create_dir(place.path().join("store")).unwrap();
+            let crashed = Self {
+                seat: shard.join("10.0.0.5@1"),
+                place,
+            };
+            crashed.store();
+            std::fs::create_dir_all(&shard).unwrap();
+            let file = std::fs::File::create(&crashed.seat).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH).unwrap();
+            crashed
+        }
+
+        fn store(&self) -> Store {
+            use node::policy::{Policy, Store as StorePolicy, StoreBounds};
+            let mut policy = Policy {
+                state_dir: self.place.path().join("state"),
+                ..Policy::default()
+            };
+            let store = StorePolicy::File {
+                directory: self.place.path().join("store"),
+                id: None,
+                shared: false,
+                bounds: StoreBounds::default(),
+            };
+            policy.stores.insert("default".into(), store);
+            let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
+            Store::open(&policy, "default", node, Path::new("/")).unwrap()
+        }
+
+        fn run(&self, store: &Store, dry_run: bool) -> Report {
+            let options = Options {
+                netns_root: Path::new("/"),
+                proc: Path::new("/proc"),
+                state_dir: &self.place.path().join("state"),
+                store: "default",
+                cluster_node: false,
+                dry_run,
+                now: Timestamp::now(),
+            };
+            run(store, &options).unwrap()
+        }
+
+        fn swept(&self, store: &Store) -> bool {
+            let path = self.place.path().join("state/reclaim/default");
+            Sightings::read(&path, &store.node().boot).swept
+        }
+    }
+
+    #[test]
+    fn leases_without_owner_are_looked_for_once_in_a_boot() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        crashed.run(&store, true);
+        assert!(crashed.seat.exists(), "a dry run freed something");
+        assert!(!crashed.swept(&store), "a dry run counted");
+        crashed.run(&store, false);
+        assert!(!crashed.seat.exists());
+        assert!(crashed.swept(&store));
+        // It is not made again, nor forgotten by a dry run.
+        let file = std::fs::File::create(&crashed.seat).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        for dry_run in [true, false, true] {
+            crashed.run(&store, dry_run);
+            assert!(crashed.seat.exists() && crashed.swept(&store), "{dry_run}");
+        }
+        // In another boot it is.
+        std::fs::remove_file(crashed.place.path().join("state/reclaim/default")).unwrap();
+        crashed.run(&store, false);
+        assert!(!crashed.seat.exists());
+    }
+
+    #[test]
+    fn an_emptied_record_of_this_boot_may_be_a_call_on_its_way() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        std::fs::File::create(&crashed.seat).unwrap();
+        let file = std::fs::File::open(&crashed.seat).unwrap();
+        file.set_modified(std::time::SystemTime::now()).unwrap();
+        crashed.run(&store, false);
+        assert!(crashed.seat.exists());
+    }
+
+    /// There every record is on the server before it counts, and leases without owner may
+    /// be another node's.
+    #[test]
+    fn leases_without_owner_are_not_looked_for_on_a_shared_file_system() {
+        let crashed = Crashed::new();
+        let store = crashed.store().as_shared();
+        crashed.run(&store, false);
+        assert!(crashed.seat.exists());
+    }
+
     #[test]
     fn sightings_are_of_one_boot() {
         let place = tempfile::tempdir().unwrap();

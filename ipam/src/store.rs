@@ -607,6 +607,13 @@ impl Store {
         self.file_system.shared
     }
 
+    /// As if other machines saw the file system.
+    #[cfg(test)]
+    pub(crate) fn as_shared(mut self) -> Self {
+        self.file_system.shared = true;
+        self
+    }
+
     fn durable(&self) -> bool {
         self.file_system.shared
     }
