@@ -262,6 +262,7 @@ fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
             proc: &node.roots.proc,
             state_dir: &node.policy.values.state_dir,
             store: name,
+            cluster_node: plugin.is_cluster_node(),
             dry_run: false,
             now: jiff::Timestamp::now(),
         };

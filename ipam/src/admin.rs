@@ -6,6 +6,7 @@
 mod explain;
 mod fsck;
 mod import;
+mod init;
 mod list;
 mod pools;
 mod reclaim;
@@ -46,7 +47,7 @@ struct Global {
     #[arg(long, global = true, env = "RDMA_NODE_NAME")]
     node_name: Option<String>,
     /// Prefix of /proc, /etc and the network namespaces' paths
-    #[arg(long, global = true, default_value = "/")]
+    #[arg(long, global = true, env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
     /// Print JSON
     #[arg(long, global = true)]
@@ -55,6 +56,8 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make the store's directory a store, with the id that the policy names for it
+    Init(init::Init),
     /// Leases, by address
     List(list::List),
     /// Everything known about an address, a pod or a container
@@ -92,6 +95,7 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let global = &cli.global;
     let ran = match cli.command {
+        Command::Init(command) => command.run(global),
         Command::List(command) => command.run(global),
         Command::Show(command) => command.run(global),
         Command::Pools(command) => command.run(global),
@@ -113,6 +117,10 @@ pub fn run() -> ExitCode {
 
 impl Global {
     fn plugin(&self) -> Result<Plugin> {
+        // Without a policy the defaults count; one that was named is meant to be there.
+        if self.policy != Path::new(DEFAULT_PATH) && !self.policy.exists() {
+            return Err(anyhow!("the policy {} is not there", self.policy.display()));
+        }
         let policy = Policy::load(&self.policy).map_err(|e| anyhow!(e.with_remedy()))?;
         // A store that nobody used has no leases; one that nobody configured is a mistake.
         if !policy.stores.contains_key(&self.store) {
@@ -172,6 +180,11 @@ fn confirmed(yes: bool, question: &str) -> Result<bool> {
         .read_line(&mut answer)
         .context("read the answer")?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// A duration of an argument.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    node::duration::parse(text).ok_or_else(|| "is no duration, as in 30s, 2m or 0".to_owned())
 }
 
 /// What a path is called in output.

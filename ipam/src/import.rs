@@ -115,13 +115,34 @@ pub fn host_local(
     Ok((planned, empty))
 }
 
+/// What whereabouts' objects say.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Addresses to take over.
+    pub leases: Vec<Planned>,
+    /// What was passed over, or needs a look afterwards: for people.
+    pub remarks: Vec<String>,
+}
+
+/// A `NodeSlicePool`: the range that is cut, and which node has which slice.
+#[derive(Debug)]
+struct Slices<'v> {
+    name: &'v str,
+    range: IpNetwork,
+    slices: Vec<(&'v str, IpNetwork)>,
+}
+
 /// The leases in whereabouts' objects, as `kubectl get -o yaml` or `-o json`
-/// prints them: `IPPool`s, and the reservations that no pool has. Pools of node
-/// slices are named after their nodes, which `NodeSlicePool` objects tell.
+/// prints them: `IPPool`s, and the reservations that no pool has.
+///
+/// What stands before the range in a pool's name is a `network_name`, a node, or
+/// both, with nothing between that could tell. `NodeSlicePool` objects name the
+/// nodes; without them, each must be among `network_names`.
 ///
 /// # Errors
-/// [`ImportError`] naming the object that cannot be made sense of.
-pub fn whereabouts(documents: &[Value]) -> Result<Vec<Planned>, ImportError> {
+/// [`ImportError`] naming the object that cannot be made sense of, and the pools
+/// that give one address to two holders.
+pub fn whereabouts(documents: &[Value], network_names: &[String]) -> Result<Plan, ImportError> {
     let mut objects = Vec::new();
     for document in documents {
         match text_at(document, "/kind") {
@@ -137,31 +158,52 @@ pub fn whereabouts(documents: &[Value]) -> Result<Vec<Planned>, ImportError> {
             _ => objects.push(document),
         }
     }
-    let nodes: Vec<&str> = objects
-        .iter()
-        .filter_map(|object| object.pointer("/status/allocations")?.as_array())
-        .flatten()
-        .filter_map(|slice| text_at(slice, "/nodeName"))
-        .filter(|node| !node.is_empty())
-        .collect();
-    let mut planned: BTreeMap<(Option<String>, IpAddr), Planned> = BTreeMap::new();
-    let mut ranges = Vec::new();
+    let mut slices = Vec::new();
     for object in &objects {
-        if text_at(object, "/kind") == Some("IPPool") {
-            ranges.push(pool(object, &nodes, &mut planned)?);
-        }
-    }
-    for object in objects {
         match text_at(object, "/kind") {
-            Some("IPPool" | "NodeSlicePool") => {}
-            Some("OverlappingRangeIPReservation") => reservation(object, &ranges, &mut planned)?,
+            Some("NodeSlicePool") => slices.push(node_slices(object)?),
+            Some("IPPool" | "OverlappingRangeIPReservation") => {}
             other => {
                 let why = format!("kind {other:?} is not whereabouts'");
                 return Err(wrong(name_of(object), why));
             }
         }
     }
-    Ok(planned.into_values().collect())
+    let of_kind = |kind: &'static str| {
+        objects
+            .iter()
+            .filter(move |object| text_at(object, "/kind") == Some(kind))
+    };
+    let mut import = Whereabouts {
+        slices,
+        network_names,
+        planned: BTreeMap::new(),
+        ranges: Vec::new(),
+        doubles: Vec::new(),
+        remarks: Vec::new(),
+    };
+    for object in of_kind("IPPool") {
+        import.pool(object)?;
+    }
+    for object in of_kind("OverlappingRangeIPReservation") {
+        import.reservation(object);
+    }
+    if !import.doubles.is_empty() {
+        let why = format!(
+            "addresses with two holders; find out which pod is alive and delete the other's \
+             record: {}",
+            import.doubles.join("; ")
+        );
+        return Err(wrong("IPPool", why));
+    }
+    Ok(Plan {
+        leases: import
+            .planned
+            .into_values()
+            .map(|(planned, _)| planned)
+            .collect(),
+        remarks: import.remarks,
+    })
 }
 
 fn name_of(object: &Value) -> String {
@@ -172,105 +214,216 @@ fn name_of(object: &Value) -> String {
     )
 }
 
-/// The name of a pool is `[network-][node-]range`, with ':' and '/' written '-'
-/// (and "0" after a ':' at the end).
-fn pool(
-    object: &Value,
-    nodes: &[&str],
-    planned: &mut BTreeMap<(Option<String>, IpAddr), Planned>,
-) -> Result<(IpNetwork, Option<String>), ImportError> {
-    let place = name_of(object);
-    let text = text_at(object, "/spec/range").unwrap_or_default();
-    let range = match range::with_length(text) {
-        Some((address, Some(length))) => IpNetwork::new(address, length).ok(),
+fn network(text: &str) -> Option<IpNetwork> {
+    match range::with_length(text) {
+        Some((address, Some(length))) => {
+            let range = IpNetwork::new(address, length).ok()?;
+            IpNetwork::new(range.network(), range.prefix()).ok()
+        }
         _ => None,
-    };
-    let range = range.ok_or_else(|| wrong(&place, format!("spec.range {text:?} is no CIDR")))?;
-    let range = IpNetwork::new(range.network(), range.prefix()).unwrap_or(range);
-    let name = text_at(object, "/metadata/name").unwrap_or_default();
-    let prefix = name
-        .strip_suffix(&object_name(text))
-        .map(|rest| rest.trim_end_matches('-'));
-    let (network_name, node) = network_and_node(prefix.unwrap_or_default(), nodes);
-    for (offset, record) in object
-        .pointer("/spec/allocations")
-        .and_then(Value::as_object)
+    }
+}
+
+fn node_slices(object: &Value) -> Result<Slices<'_>, ImportError> {
+    let text = text_at(object, "/spec/range").unwrap_or_default();
+    let range = network(text)
+        .ok_or_else(|| wrong(name_of(object), format!("spec.range {text:?} is no CIDR")))?;
+    let allocations = object
+        .pointer("/status/allocations")
+        .and_then(Value::as_array)
         .into_iter()
-        .flatten()
-    {
-        let place = format!("{place}, allocation {offset}");
-        let address = offset
-            .parse::<u128>()
-            .ok()
-            .and_then(|offset| bits(range.network()).checked_add(offset))
-            .map(|bits| from_bits(range.is_ipv4(), bits))
-            .filter(|address| range.contains(*address))
-            .ok_or_else(|| wrong(&place, format!("is no offset in {range}")))?;
-        let container = text_at(record, "/id").unwrap_or_default();
-        planned.insert(
-            (network_name.clone(), address),
-            Planned {
+        .flatten();
+    let slice = |slice| {
+        let node = text_at(slice, "/nodeName").filter(|node| !node.is_empty())?;
+        Some((node, network(text_at(slice, "/sliceRange")?)?))
+    };
+    Ok(Slices {
+        name: text_at(object, "/metadata/name").unwrap_or_default(),
+        range,
+        slices: allocations.filter_map(slice).collect(),
+    })
+}
+
+/// One import on its way.
+struct Whereabouts<'v> {
+    slices: Vec<Slices<'v>>,
+    network_names: &'v [String],
+    /// By network name and address, with the pool's name.
+    planned: BTreeMap<(Option<String>, IpAddr), (Planned, String)>,
+    ranges: Vec<(IpNetwork, Option<String>)>,
+    doubles: Vec<String>,
+    remarks: Vec<String>,
+}
+
+impl Whereabouts<'_> {
+    /// The name of a pool is `[network-][node-]range`, with ':' and '/' written '-'
+    /// (and "0" after a ':' at the end).
+    fn pool(&mut self, object: &Value) -> Result<(), ImportError> {
+        let place = name_of(object);
+        let text = text_at(object, "/spec/range").unwrap_or_default();
+        let range = network(text)
+            .ok_or_else(|| wrong(&place, format!("spec.range {text:?} is no CIDR")))?;
+        let name = text_at(object, "/metadata/name").unwrap_or_default();
+        let prefix = name
+            .strip_suffix(&object_name(text))
+            .map(|rest| rest.trim_end_matches('-'));
+        let whose = self
+            .whose(prefix.unwrap_or_default(), range)
+            .map_err(|why| wrong(&place, why))?;
+        for (offset, record) in object
+            .pointer("/spec/allocations")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+        {
+            let place = format!("{place}, allocation {offset}");
+            let address = offset
+                .parse::<u128>()
+                .ok()
+                .and_then(|offset| bits(range.network()).checked_add(offset))
+                .map(|bits| from_bits(range.is_ipv4(), bits))
+                .filter(|address| range.contains(*address))
+                .ok_or_else(|| wrong(&place, format!("is no offset in {range}")))?;
+            let planned = Planned {
                 address,
-                range,
-                network_name: network_name.clone(),
-                node: node.clone(),
-                container: container.to_owned(),
+                range: whose.range,
+                network_name: whose.network_name.clone(),
+                node: whose.node.clone(),
+                container: text_at(record, "/id").unwrap_or_default().to_owned(),
                 interface: text_at(record, "/ifname").map(str::to_owned),
                 pod: text_at(record, "/podref").and_then(podref),
-            },
-        );
+            };
+            self.plan(planned, name);
+        }
+        self.ranges.push((whose.range, whose.network_name));
+        Ok(())
     }
-    Ok((range, network_name))
-}
 
-/// What stands before the range in a pool's name.
-fn network_and_node(prefix: &str, nodes: &[&str]) -> (Option<String>, Option<String>) {
-    let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    for node in nodes {
-        if let Some(network) = prefix.strip_suffix(node)
-            && (network.is_empty() || network.ends_with('-'))
-        {
-            return (some(network.trim_end_matches('-')), some(node));
+    fn plan(&mut self, planned: Planned, pool: &str) {
+        let key = (planned.network_name.clone(), planned.address);
+        match self.planned.get(&key) {
+            None => {
+                self.planned.insert(key, (planned, pool.to_owned()));
+            }
+            Some((other, of)) => {
+                let same = |a: &Planned, b: &Planned| {
+                    a.container == b.container && a.interface == b.interface && a.pod == b.pod
+                };
+                if !same(other, &planned) {
+                    self.doubles.push(format!(
+                        "{} is {} in {of} and {} in {pool}",
+                        planned.address,
+                        holder_of(other),
+                        holder_of(&planned)
+                    ));
+                }
+            }
         }
     }
-    (some(prefix), None)
-}
 
-/// A reservation adds what its pool lacks; most say what the pool says.
-fn reservation(
-    object: &Value,
-    ranges: &[(IpNetwork, Option<String>)],
-    planned: &mut BTreeMap<(Option<String>, IpAddr), Planned>,
-) -> Result<(), ImportError> {
-    let place = name_of(object);
-    let name = text_at(object, "/metadata/name").unwrap_or_default();
-    let (address, network_name) = reserved(name, ranges)
-        .ok_or_else(|| wrong(&place, "its name is no address of any pool in the file"))?;
-    let key = (network_name.clone(), address);
-    if planned.contains_key(&key) {
-        return Ok(());
+    /// Network name, node and whole range of a pool, by what stands before the range
+    /// in its name. A `NodeSlicePool` is called by its network's `network_name`, where
+    /// it has one.
+    fn whose(&self, prefix: &str, range: IpNetwork) -> Result<Whose, String> {
+        let mut found: Vec<Whose> = Vec::new();
+        let mut ends_with_a_node = false;
+        for slices in &self.slices {
+            for (node, slice) in &slices.slices {
+                let network_name = match prefix.strip_suffix(node) {
+                    Some("") => None,
+                    Some(rest) if rest.ends_with('-') => rest.strip_suffix('-'),
+                    Some(_) | None => continue,
+                };
+                ends_with_a_node = true;
+                let whose = Whose {
+                    network_name: network_name.map(str::to_owned),
+                    node: Some((*node).to_owned()),
+                    range: slices.range,
+                };
+                let fits = network_name.is_none_or(|name| name == slices.name);
+                if fits && *slice == range && !found.contains(&whose) {
+                    found.push(whose);
+                }
+            }
+        }
+        let declared = self.network_names.iter().any(|known| known == prefix);
+        let no_node = !self.slices.is_empty() && !ends_with_a_node;
+        match found.len() {
+            1 => Ok(found.remove(0)),
+            0 if prefix.is_empty() || declared || no_node => Ok(Whose {
+                network_name: Some(prefix.to_owned()).filter(|name| !name.is_empty()),
+                node: None,
+                range,
+            }),
+            0 => Err(format!(
+                "{prefix:?} before its range is a network_name, or a node that has a slice: \
+                 export NodeSlicePools too, or say --network-name {prefix}"
+            )),
+            _ => Err(format!(
+                "{prefix:?} before its range is a node, with or without a network_name, in more \
+                 than one way: import the networks one by one"
+            )),
+        }
     }
-    let found = ranges
-        .iter()
-        .find(|(range, of)| range.contains(address) && *of == network_name);
-    let Some((range, _)) = found else {
-        return Err(wrong(place, format!("no pool in the file has {address}")));
-    };
-    planned.insert(
-        key,
-        Planned {
+
+    /// A reservation adds what its pool lacks; most say what the pool says. One
+    /// that no pool has is held all the same: its pod may live, and no DEL could
+    /// tell.
+    fn reservation(&mut self, object: &Value) {
+        let place = name_of(object);
+        let name = text_at(object, "/metadata/name").unwrap_or_default();
+        let Some((address, network_name)) = reserved(name, &self.ranges) else {
+            self.remarks.push(format!(
+                "{place}: not imported, its name is no address of any pool in the file"
+            ));
+            return;
+        };
+        let key = (network_name.clone(), address);
+        if self.planned.contains_key(&key) {
+            return;
+        }
+        let range = (self.ranges.iter())
+            .find(|(range, of)| range.contains(address) && *of == network_name)
+            .map(|(range, _)| *range);
+        let Some(range) = range else { return };
+        let container = text_at(object, "/spec/containerid").unwrap_or_default();
+        let planned = Planned {
             address,
-            range: *range,
+            range,
             network_name,
             node: None,
-            container: text_at(object, "/spec/containerid")
-                .unwrap_or_default()
-                .to_owned(),
-            interface: text_at(object, "/spec/ifname").map(str::to_owned),
+            container: match container {
+                // whereabouts never writes it.
+                "" => format!("reservation-{}", address.to_string().replace(':', "-")),
+                id => id.to_owned(),
+            },
+            interface: text_at(object, "/spec/ifname")
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned),
             pod: text_at(object, "/spec/podref").and_then(podref),
-        },
-    );
-    Ok(())
+        };
+        self.remarks.push(format!(
+            "{place}: {}, but no pool has it; it is held until rdma-ipam release {address}, \
+             because that pod may be alive",
+            holder_of(&planned)
+        ));
+        self.planned.insert(key, (planned, place));
+    }
+}
+
+/// Whose addresses a pool has.
+#[derive(Debug, PartialEq, Eq)]
+struct Whose {
+    network_name: Option<String>,
+    node: Option<String>,
+    range: IpNetwork,
+}
+
+fn holder_of(planned: &Planned) -> String {
+    match &planned.pod {
+        Some((namespace, name)) => format!("pod {namespace}/{name}'s"),
+        None => format!("container {:?}'s", planned.container),
+    }
 }
 
 /// The address that a reservation's name stands for. The name alone is
@@ -345,7 +498,9 @@ mod tests {
             let name = object_name(range);
             let mut allocations = json!({});
             allocations[offset] = record.clone();
-            let planned = whereabouts(&[ip_pool(&name, range, allocations)]).unwrap();
+            let planned = whereabouts(&[ip_pool(&name, range, allocations)], &[])
+                .unwrap()
+                .leases;
             assert_eq!(planned[0].address, address.parse::<IpAddr>().unwrap());
             assert_eq!(
                 (
@@ -360,7 +515,11 @@ mod tests {
             let mut allocations = json!({});
             allocations[offset] = record.clone();
             assert!(
-                whereabouts(&[ip_pool("p", "192.168.1.0/24", allocations)]).is_err(),
+                whereabouts(
+                    &[ip_pool("192.168.1.0-24", "192.168.1.0/24", allocations)],
+                    &[]
+                )
+                .is_err(),
                 "{offset}"
             );
         }
@@ -379,39 +538,101 @@ mod tests {
                 "metadata": {"name": name}, "spec": {"podref": "a/b", "ifname": "net1"}});
             let list =
                 json!({"kind": "List", "items": [pools[0], pools[1], pools[2], reservation]});
-            whereabouts(&[list]).map(|mut planned| planned.remove(0))
+            whereabouts(&[list], &["test".to_owned()]).map(|plan| (plan.leases, plan.remarks))
         };
-        assert_eq!(of("10.1.2.3").unwrap().network_name, None);
+        let leased = |name: &str| {
+            let (mut leases, remarks) = of(name).unwrap();
+            assert!(remarks[0].contains("rdma-ipam release"), "{remarks:?}");
+            leases.remove(0)
+        };
+        assert_eq!(leased("10.1.2.3").network_name, None);
+        assert_eq!(leased("10.1.2.3").container, "reservation-10.1.2.3");
         assert_eq!(
-            of("test-10.1.2.3").unwrap().network_name.as_deref(),
+            leased("test-10.1.2.3").network_name.as_deref(),
             Some("test")
         );
         assert_eq!(
-            of("fd00-1--5").unwrap().address,
+            leased("fd00-1--5").address,
             "fd00:1::5".parse::<IpAddr>().unwrap()
         );
-        assert!(of("192.168.1.5").is_err() && of("junk").is_err());
-        assert!(whereabouts(&[json!({"kind": "Pod", "metadata": {"name": "x"}})]).is_err());
+        for stray in ["192.168.1.5", "junk"] {
+            let (leases, remarks) = of(stray).unwrap();
+            assert_eq!((leases.len(), remarks.len()), (0, 1), "{stray}");
+            assert!(remarks[0].contains("not imported"), "{remarks:?}");
+        }
+        let pod = json!({"kind": "Pod", "metadata": {"name": "x"}});
+        assert!(whereabouts(&[pod], &[]).is_err());
+    }
+
+    fn node_slice_pool(name: &str, range: &str, slices: &[(&str, &str)]) -> Value {
+        let allocations: Vec<Value> = slices
+            .iter()
+            .map(|(node, slice)| json!({"nodeName": node, "sliceRange": slice}))
+            .collect();
+        json!({"kind": "NodeSlicePool", "metadata": {"name": name},
+               "spec": {"range": range}, "status": {"allocations": allocations}})
     }
 
     #[test]
     fn pools_of_node_slices_name_their_node() {
-        let slices = json!({"kind": "NodeSlicePool", "metadata": {"name": "net"},
-            "status": {"allocations": [{"nodeName": "gpu-7", "sliceRange": "10.0.0.0/10"}, {"nodeName": ""}]}});
+        let slices = [
+            ("7", "10.0.0.0/12"),
+            ("gpu-7", "10.16.0.0/12"),
+            ("", "10.32.0.0/12"),
+        ];
+        let net = node_slice_pool("net", "10.0.0.0/10", &slices);
+        let blue = node_slice_pool("blue", "10.0.0.0/10", &slices);
         let record = json!({"5": {"id": "c1", "podref": "a/b"}});
-        for (name, network, node) in [
-            ("gpu-7-10.0.0.0-10", None, Some("gpu-7")),
-            ("blue-gpu-7-10.0.0.0-10", Some("blue"), Some("gpu-7")),
-            ("blue-10.0.0.0-10", Some("blue"), None),
+        for (name, range, expected) in [
+            ("7-10.0.0.0-12", "10.0.0.0/12", (None, Some("7"))),
+            ("gpu-7-10.16.0.0-12", "10.16.0.0/12", (None, Some("gpu-7"))),
+            (
+                "blue-gpu-7-10.16.0.0-12",
+                "10.16.0.0/12",
+                (Some("blue"), Some("gpu-7")),
+            ),
+            ("red-10.0.0.0-10", "10.0.0.0/10", (Some("red"), None)),
         ] {
-            let pool = ip_pool(name, "10.0.0.0/10", record.clone());
-            let planned = whereabouts(&[slices.clone(), pool]).unwrap();
+            let pool = ip_pool(name, range, record.clone());
+            let documents = [net.clone(), blue.clone(), pool];
+            let planned = whereabouts(&documents, &[]).unwrap().leases;
             let got = (
                 planned[0].network_name.as_deref(),
                 planned[0].node.as_deref(),
             );
-            assert_eq!(got, (network, node), "{name}");
+            assert_eq!(got, expected, "{name}");
+            let whole: IpNetwork = "10.0.0.0/10".parse().unwrap();
+            assert_eq!(planned[0].range, whole, "{name}: of the whole range");
         }
+    }
+
+    #[test]
+    fn a_pool_that_may_be_a_slice_is_not_taken_for_a_network() {
+        let record = json!({"5": {"id": "c1", "podref": "a/b"}});
+        let pool = ip_pool("gpu-7-10.0.0.0-12", "10.0.0.0/12", record);
+        let refused = whereabouts(std::slice::from_ref(&pool), &[]).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("NodeSlicePools") && text.contains("--network-name gpu-7"));
+        let declared = whereabouts(std::slice::from_ref(&pool), &["gpu-7".to_owned()]).unwrap();
+        assert_eq!(declared.leases[0].network_name.as_deref(), Some("gpu-7"));
+        // A node's name, but not its slice.
+        let slices = node_slice_pool("net", "10.0.0.0/10", &[("7", "10.16.0.0/12")]);
+        assert!(whereabouts(&[slices, pool], &[]).is_err());
+    }
+
+    #[test]
+    fn an_address_with_two_holders_is_said_and_neither_is_dropped() {
+        let record = |pod: &str| json!({"5": {"id": pod, "podref": pod, "ifname": "net1"}});
+        let small = ip_pool("10.0.0.0-24", "10.0.0.0/24", record("ml/a"));
+        let large = ip_pool("10.0.0.0-16", "10.0.0.0/16", record("ml/b"));
+        let text = whereabouts(&[small.clone(), large], &[])
+            .unwrap_err()
+            .to_string();
+        for part in ["10.0.0.5", "ml/a", "ml/b", "10.0.0.0-24", "10.0.0.0-16"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let again = ip_pool("10.0.0.0-16", "10.0.0.0/16", record("ml/a"));
+        assert_eq!(whereabouts(&[small, again], &[]).unwrap().leases.len(), 1);
     }
 
     #[test]
@@ -423,9 +644,9 @@ mod tests {
         );
         let again = json!({"kind": "OverlappingRangeIPReservation", "metadata": {"name": "10.0.0.5"},
             "spec": {"podref": "a/b"}});
-        let planned = whereabouts(&[pool, again]).unwrap();
-        assert_eq!(planned.len(), 1);
-        assert_eq!(planned[0].container, "c1");
+        let plan = whereabouts(&[pool, again], &[]).unwrap();
+        assert_eq!((plan.leases.len(), plan.remarks.len()), (1, 0));
+        assert_eq!(plan.leases[0].container, "c1");
     }
 
     #[test]

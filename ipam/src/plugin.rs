@@ -16,10 +16,12 @@ use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
 use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
+use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError};
+use node::policy::{Policy, PolicyError, Store as StorePolicy};
 use serde_json::{Map, Value};
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -38,6 +40,7 @@ pub struct Plugin {
     fault: Option<PolicyError>,
     root: PathBuf,
     node: String,
+    cluster_node: bool,
     log: Log,
 }
 
@@ -46,8 +49,10 @@ impl Plugin {
     /// on a live host); `node` the value of `RDMA_NODE_NAME`, if there is one.
     #[must_use]
     pub fn new(policy: Policy, root: &Path, node: Option<&str>) -> Self {
+        let by_the_cluster = node.filter(|name| !name.is_empty());
         let node = policy.node_name(node);
         Self {
+            cluster_node: by_the_cluster == Some(node.as_str()),
             log: Log::new(&policy.log, "rdma-ipam", ""),
             policy,
             fault: None,
@@ -105,32 +110,78 @@ impl Plugin {
         let store = self.open(&config.store)?;
         self.warn(request, &config, &store);
         let holder = self.holder(request, store.node())?;
-        add::add(request, &config, &store, &holder)
+        let request_excluded = self.policy.allow.request_excluded;
+        add::add(request, &config, &store, &holder, request_excluded)
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
-    /// the configuration but the names of network and store; what is gone already is no error.
+    /// the configuration but the names of network and store; what is gone already is no error. What
+    /// the policy's store does not have is freed in those that this node used before under the
+    /// name.
     ///
     /// # Errors
-    /// Code 105, or 11 where another try may help: the lease is still there.
+    /// Code 105, or 11 where another try may help: the lease is still there. Code 101 when nothing of
+    /// the policy can be read, so that it is not known where leases are.
     pub fn del(&self, request: &Request) -> Result<(), Error> {
-        let Some(store) = self.open_existing(&config::store_name(&request.config))? else {
-            return Ok(());
-        };
         let id = request.attachment()?;
-        let (_, strange) = store
-            .release(
-                id.container_id.as_str(),
-                id.ifname.as_str(),
-                &request.config.name,
-            )
-            .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
-        for record in strange {
-            self.log.about(&subject(request)).warn(format_args!(
-                "free the addresses of {id}: {record}; see rdma-ipam fsck"
-            ));
+        let name = config::store_name(&request.config);
+        let log = self.log.about(&subject(request));
+        let release = |store: &Store| -> Result<bool, Error> {
+            let (freed, strange) = store
+                .give_back(
+                    id.container_id.as_str(),
+                    id.ifname.as_str(),
+                    &request.config.name,
+                )
+                .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
+            for record in strange {
+                log.warn(format_args!(
+                    "free the addresses of {id}: {record}; see rdma-ipam fsck"
+                ));
+            }
+            Ok(!freed.is_empty())
+        };
+        let current = self.open_existing(&name)?;
+        if let Some(store) = &current
+            && release(store)?
+        {
+            return Ok(());
         }
-        Ok(())
+        let node = self.identity()?;
+        let mut used = current.is_some();
+        let mut unreachable = None;
+        for store in Store::open_remembered(&self.policy, &name, &node) {
+            match store {
+                Ok(store) => {
+                    used = true;
+                    if release(&store)? {
+                        return Ok(());
+                    }
+                }
+                Err(e) => {
+                    log.warn(format_args!(
+                        "free the addresses of {id}: a previous store {name:?}: {e}"
+                    ));
+                    unreachable = unreachable.or(Some(e));
+                }
+            }
+        }
+        // None of those that this node used could be asked.
+        if let Some(e) = unreachable.filter(|_| !used) {
+            return Err(to_error(&e, format_args!("free the addresses of {id}")));
+        }
+        match &self.fault {
+            Some(fault) if !used && self.policy == Policy::default() => Err(Error::new(
+                Code::Policy,
+                format!("free the addresses of {id}: nothing was found to free: {fault}"),
+            )
+            .with_details(fault.remedy())),
+            Some(fault) => {
+                log.warn(format_args!("freed no address of {id}: {fault}"));
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// CHECK: the leases are there and are those of `prevResult`.
@@ -147,7 +198,7 @@ impl Plugin {
         let store = self.open(&config.store)?;
         let id = request.attachment()?;
         let held = store
-            .held_by(id.container_id.as_str(), id.ifname.as_str())
+            .held(id.container_id.as_str(), id.ifname.as_str())
             .map_err(|e| to_error(&e, format_args!("look for the addresses of {id}")))?;
         for range in &config.ranges {
             let Some(lease) = held.iter().find(|lease| lease.range == range.subnet()) else {
@@ -189,11 +240,8 @@ impl Plugin {
         store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
         for range in &config.ranges {
-            let range = add::part_to_come(range, &config, &store)
-                .map_err(|e| unavailable(to_error(&e, &at)))?;
-            let want = add::want(&range, &config, &holder, 0);
             store
-                .has_room(&want)
+                .room(&add::part(range, &config, None), &holder)
                 .map_err(|e| unavailable(to_error(&e, &at)))?;
         }
         Ok(())
@@ -220,7 +268,7 @@ impl Plugin {
         };
         let attempt = format!("collect garbage of network {network}");
         let report =
-            reclaim::collect(&store, network, &listed).map_err(|e| to_error(&e, &attempt))?;
+            reclaim::keep_only(&store, network, &listed).map_err(|e| to_error(&e, &attempt))?;
         if report.failed.is_empty() {
             return Ok(());
         }
@@ -237,9 +285,20 @@ impl Plugin {
     /// The policy's or the store's fault.
     pub fn open(&self, name: &str) -> Result<Store, Error> {
         self.trusted_policy()?;
-        let node = self.look()?;
+        let node = self.identity()?;
         Store::open(&self.policy, name, node, &self.root)
             .map_err(|e| to_error(&e, format_args!("open store {name:?}")))
+    }
+
+    /// Makes a directory of the policy a store, if it is none yet.
+    ///
+    /// # Errors
+    /// The policy's or the store's fault.
+    pub fn init(&self, name: &str) -> Result<Store, Error> {
+        self.trusted_policy()?;
+        let node = self.identity()?;
+        Store::init(&self.policy, name, node, &self.root)
+            .map_err(|e| to_error(&e, format_args!("make store {name:?}")))
     }
 
     /// Opens a store of the policy if it is there.
@@ -247,7 +306,7 @@ impl Plugin {
     /// # Errors
     /// When it may be there, but cannot be reached.
     pub fn open_existing(&self, name: &str) -> Result<Option<Store>, Error> {
-        let node = self.look()?;
+        let node = self.identity()?;
         match Store::open_existing(&self.policy, name, node) {
             // Nothing can have been leased in a store that nobody configured.
             Err(StoreError::Unknown { .. }) => Ok(None),
@@ -268,8 +327,8 @@ impl Plugin {
     ) -> Result<Survey, Error> {
         let attempt = format!("look for an address of {}", range.subnet());
         let holder = self.anybody(request, store.node());
-        add::part_to_come(range, config, store)
-            .and_then(|part| store.survey(&add::want(&part, config, &holder, 0)))
+        store
+            .survey_part(&add::part(range, config, None), &holder)
             .map_err(|e| to_error(&e, attempt))
     }
 
@@ -290,7 +349,44 @@ impl Plugin {
         let section = flat
             .as_ref()
             .map_or_else(|| Section::absent("flat file"), Section::root);
-        Config::read(&request.config, &section, &self.policy)
+        let config = Config::read(&request.config, &section, &self.policy)?;
+        self.within_bounds(&config)?;
+        Ok(config)
+    }
+
+    /// Refuses ranges and network names that the policy's store is not for.
+    fn within_bounds(&self, config: &Config) -> Result<(), Error> {
+        let Some(StorePolicy::File { bounds, .. }) = self.policy.stores.get(&config.store) else {
+            return Ok(());
+        };
+        let refuse = |what: String| {
+            let store = &config.store;
+            let message = format!("the node's policy does not allow {what} in store {store:?}");
+            Err(Error::new(Code::Policy, message).with_details(format!(
+                "use another, or let an administrator add it to stores.{store}"
+            )))
+        };
+        let name = config.network_name.as_deref().unwrap_or_default();
+        if let Some(names) = &bounds.network_names
+            && !names.iter().any(|known| known == name)
+        {
+            return refuse(format!("network_name {name:?}"));
+        }
+        let Some(allowed) = &bounds.ranges else {
+            return Ok(());
+        };
+        for range in &config.ranges {
+            let subnet = range.subnet();
+            let inside = |(address, length): &(IpAddr, u8)| {
+                IpNetwork::new(*address, *length).is_ok_and(|allowed| {
+                    allowed.prefix() <= subnet.prefix() && allowed.contains(subnet.network())
+                })
+            };
+            if !allowed.iter().any(inside) {
+                return refuse(format!("range {subnet}"));
+            }
+        }
+        Ok(())
     }
 
     fn trusted_policy(&self) -> Result<(), Error> {
@@ -302,7 +398,18 @@ impl Plugin {
         }
     }
 
-    fn look(&self) -> Result<NodeIdentity, Error> {
+    /// Whether this node's name is the one that the cluster gave it (`RDMA_NODE_NAME`):
+    /// no two machines have it at a time.
+    #[must_use]
+    pub fn is_cluster_node(&self) -> bool {
+        self.cluster_node
+    }
+
+    /// This machine, as leases name it.
+    ///
+    /// # Errors
+    /// Code 105: no boot ID, or a name that cannot be used.
+    pub fn identity(&self) -> Result<NodeIdentity, Error> {
         NodeIdentity::read(&self.root, &self.node)
             .map_err(|e| to_error(&e.into(), "identify this node"))
     }

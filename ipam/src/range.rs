@@ -155,6 +155,13 @@ impl Range {
         self.subnet
     }
 
+    /// Whether an address is among those that are given.
+    #[must_use]
+    pub fn gives(&self, address: IpAddr) -> bool {
+        let same_family = self.subnet.is_ipv4() == address.is_ipv4();
+        same_family && self.spans.iter().any(|span| span.contains(bits(address)))
+    }
+
     /// First and last address that could be given if nothing were excluded.
     #[must_use]
     pub fn window(&self) -> (IpAddr, IpAddr) {

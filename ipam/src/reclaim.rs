@@ -4,7 +4,10 @@
 //! A lease is freed on evidence, never for lack of it. The evidence is this
 //! node's own: the lease is of an earlier boot of this very machine, or its
 //! network namespace is gone; seen twice, some seconds apart, of a lease that is
-//! not young. GC brings the runtime's word instead, which needs no second look.
+//! not young. A node that was reinstalled, or whose machine ID changes with each
+//! boot, has no machine ID to go by: where the cluster names its nodes, a lease of
+//! this node's name and another boot that was made well before this boot began is
+//! over, since a cluster has no two nodes of one name. GC brings the runtime's word instead, which needs no second look.
 //! What cannot be told is kept. Leases of other nodes are theirs.
 //!
 //! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
@@ -36,6 +39,8 @@ pub struct Options<'a> {
     pub state_dir: &'a Path,
     /// The store's name in the policy.
     pub store: &'a str,
+    /// Whether the cluster gave this node its name, so that no other machine has it.
+    pub cluster_node: bool,
     /// Only say what would be freed.
     pub dry_run: bool,
     /// The time.
@@ -47,6 +52,9 @@ pub struct Options<'a> {
 pub enum Over {
     /// It is of an earlier boot of this machine.
     Boot,
+    /// It is of a previous machine that was this node, or of this one by another
+    /// machine ID, and older than this boot.
+    PreviousMachine,
     /// Its network namespace is gone.
     Netns,
     /// The runtime does not list it.
@@ -60,8 +68,8 @@ pub struct Report {
     pub freed: Vec<(Lease, Over)>,
     /// Over by the evidence, but seen for the first time or still young.
     pub waiting: Vec<(Lease, Over)>,
-    /// Leases of this node that are not over, or cannot be told to be.
-    pub kept: usize,
+    /// Leases of this node that are not over, or cannot be told to be; and why.
+    pub kept: Vec<(Lease, &'static str)>,
     /// What could not be freed.
     pub failed: Vec<String>,
     /// What is no record; see fsck.
@@ -74,6 +82,7 @@ impl Over {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Boot => "its boot is over",
+            Self::PreviousMachine => "it is of the machine that was this node before",
             Self::Netns => "its network namespace is gone",
             Self::Unlisted => "the runtime does not list it",
         }
@@ -132,11 +141,11 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     Ok(run.report)
 }
 
-/// Frees this node's leases of one network that the runtime does not list.
+/// Frees this machine's leases of one network that the runtime does not list.
 ///
 /// # Errors
 /// When the store cannot be gone through. What could not be freed is in the report.
-pub fn collect(
+pub fn keep_only(
     store: &Store,
     network: &str,
     listed: &impl Fn(&Holder) -> bool,
@@ -148,8 +157,10 @@ pub fn collect(
                 .lease()
                 .filter(|lease| lease.holder.network == network)
             {
-                if listed(&lease.holder) {
-                    report.kept += 1;
+                if !is_of_this_machine(&lease.holder, store.node()) {
+                    report.kept.push((lease.clone(), ANOTHER_MACHINE));
+                } else if listed(&lease.holder) {
+                    report.kept.push((lease.clone(), "the runtime lists it"));
                 } else {
                     report.free(store, &owned, Over::Unlisted);
                 }
@@ -159,6 +170,13 @@ pub fn collect(
         report.findings.extend(findings);
     }
     Ok(report)
+}
+
+/// Whether an attachment is provably of this machine. Its node's name proves
+/// nothing: two hosts may have been `localhost` before each got its own name.
+fn is_of_this_machine(holder: &Holder, node: &NodeIdentity) -> bool {
+    let same_machine = !node.machine.is_empty() && holder.machine == node.machine;
+    (!holder.boot.is_empty() && holder.boot == node.boot) || same_machine
 }
 
 impl Report {
@@ -182,9 +200,12 @@ struct Run<'a> {
 impl Run<'_> {
     fn record(&mut self, owned: &Owned) {
         let Some(lease) = owned.lease() else { return };
-        let Some(why) = self.judge(lease) else {
-            self.report.kept += 1;
-            return;
+        let why = match self.judge(lease) {
+            Ok(why) => why,
+            Err(why) => {
+                self.report.kept.push((lease.clone(), why));
+                return;
+            }
         };
         let ripe = self.ripe(lease, &owned.path());
         match (ripe, self.options.dry_run) {
@@ -201,7 +222,7 @@ impl Run<'_> {
             return;
         }
         let over = match &entry.record {
-            Ok(lease) => self.judge(lease).is_some(),
+            Ok(lease) => self.judge(lease).is_ok(),
             // Whose it was is lost, but not that it was before this boot.
             Err(_) => match (entry.modified(), self.store.node().booted()) {
                 (Some(modified), Some(booted)) => modified < booted,
@@ -220,7 +241,8 @@ impl Run<'_> {
         }
     }
 
-    fn judge(&self, lease: &Lease) -> Option<Over> {
+    /// Why a lease is over, or why it is kept.
+    fn judge(&self, lease: &Lease) -> Result<Over, &'static str> {
         let netns = |holder: &Holder| match &holder.netns {
             Some(path) => netns::look(
                 self.options.netns_root,
@@ -230,47 +252,75 @@ impl Run<'_> {
             ),
             None => Netns::Unknown("no namespace is recorded"),
         };
-        over(&lease.holder, self.store.node(), netns)
+        let node = self.store.node();
+        // Without the cluster's word another machine may have this name, too.
+        let booted = node.booted().filter(|_| self.options.cluster_node);
+        over(lease, node, booted, netns)
     }
 
     /// Whether a lease that is over was seen so before and is old enough.
     fn ripe(&mut self, lease: &Lease, path: &Path) -> bool {
         let key = format!("{}#{}", path.display(), lease.created);
         let now = self.options.now.as_second();
-        let first = first_seen(self.before.seen.get(&key).copied(), now);
+        let first = self.before.seen.get(&key).copied().unwrap_or(now);
+        let (first, ripe) = ripe(first, lease.created.as_second(), now);
         self.after.seen.insert(key, first);
-        is_ripe(first, lease.created.as_second(), now)
+        ripe
     }
 }
 
-/// When a lease that is over was first seen so. A time to come was written by a clock that was set
-/// back since, and says nothing. Pure.
-fn first_seen(noted: Option<i64>, now: i64) -> i64 {
-    noted.filter(|first| *first <= now).unwrap_or(now)
+/// When a lease was first seen to be over, and whether that and its age are long
+/// enough ago; all in Unix seconds. A clock that was wrong has stamped what it
+/// stamped in the future: that says nothing, and counts from now.
+fn ripe(first: i64, created: i64, now: i64) -> (i64, bool) {
+    let gap = i64::try_from(MIN_GAP.as_secs()).unwrap_or(i64::MAX);
+    let age = i64::try_from(MIN_AGE.as_secs()).unwrap_or(i64::MAX);
+    let first = first.min(now);
+    let seen_for = now - first;
+    let old = match created <= now {
+        true => now - created >= age,
+        false => seen_for >= age,
+    };
+    (first, seen_for >= gap && old)
 }
 
-/// Whether a lease that is over is old enough, and was seen so long enough ago; all in seconds. One
-/// from the future was leased before the clock was set back. Pure.
-fn is_ripe(first: i64, created: i64, now: i64) -> bool {
-    let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
-    now - first >= seconds(MIN_GAP) && !(0..seconds(MIN_AGE)).contains(&(now - created))
-}
+const ANOTHER_MACHINE: &str = "it is of another machine, or cannot be told to be of this one";
 
-/// Whether a lease is over, by what this node can know. Pure but for `netns`.
+/// How much older than this boot, in seconds, a lease of a previous machine must be:
+/// its clock may have been another.
+const PREVIOUS_MACHINE_MARGIN_SECONDS: i64 = 300;
+
+/// Why a lease is over, by what this node can know, or why it is kept. Pure but for
+/// `netns`. `booted` is when this boot began, in Unix seconds, where the cluster
+/// gave the node its name.
 fn over(
-    holder: &Holder,
+    lease: &Lease,
     node: &NodeIdentity,
+    booted: Option<i64>,
     netns: impl FnOnce(&Holder) -> Netns,
-) -> Option<Over> {
+) -> Result<Over, &'static str> {
+    let holder = &lease.holder;
     if holder.boot == node.boot {
         // A boot ID is unique: the lease was made here, whatever name was used.
-        return (netns(holder) == Netns::Gone).then_some(Over::Netns);
+        return match netns(holder) {
+            Netns::Gone => Ok(Over::Netns),
+            Netns::Present => Err("its network namespace is there"),
+            Netns::Unknown(why) => Err(why),
+        };
     }
-    let this_machine = holder.node == node.name
-        && !node.machine.is_empty()
-        && holder.machine == node.machine
-        && !holder.boot.is_empty();
-    this_machine.then_some(Over::Boot)
+    if holder.node != node.name || holder.boot.is_empty() {
+        return Err(ANOTHER_MACHINE);
+    }
+    if !node.machine.is_empty() && holder.machine == node.machine {
+        return Ok(Over::Boot);
+    }
+    let created = lease.created.as_second();
+    match booted {
+        Some(booted) if created.saturating_add(PREVIOUS_MACHINE_MARGIN_SECONDS) < booted => {
+            Ok(Over::PreviousMachine)
+        }
+        _ => Err(ANOTHER_MACHINE),
+    }
 }
 
 fn sightings_path(options: &Options<'_>) -> PathBuf {
@@ -318,6 +368,14 @@ mod tests {
         }
     }
 
+    fn lease(holder: Holder, created: i64) -> Lease {
+        Lease {
+            holder,
+            created: Timestamp::from_second(created).unwrap(),
+            ..crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24")
+        }
+    }
+
     #[test]
     fn only_evidence_of_this_machine_ends_a_lease() {
         let unknown = Netns::Unknown("");
@@ -341,8 +399,9 @@ mod tests {
             (holder("n1", "m1", ""), Netns::Gone, None),
             (holder("", "", ""), Netns::Gone, None),
         ] {
+            let of = lease(of, 0);
             assert_eq!(
-                over(&of, &node(), |_| netns.clone()),
+                over(&of, &node(), None, |_| netns.clone()).ok(),
                 verdict,
                 "{of:?} {netns:?}"
             );
@@ -350,17 +409,166 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_keeps_no_lease() {
-        assert!(is_ripe(1000, 900, 1005));
-        assert!(!is_ripe(1000, 900, 1004));
-        assert!(!is_ripe(1000, 950, 1005), "young");
-        assert!(
-            is_ripe(1000, 9000, 1005),
-            "leased before the clock was set back"
-        );
-        assert_eq!(first_seen(Some(1000), 1005), 1000);
-        assert_eq!(first_seen(Some(9000), 1005), 1005);
-        assert_eq!(first_seen(None, 1005), 1005);
+    fn a_reinstalled_node_ends_what_it_held_before_this_boot() {
+        let before = Some(Over::PreviousMachine);
+        for (of, created, booted, verdict) in [
+            (holder("n1", "m2", "before"), 699, Some(1000), before),
+            (holder("n1", "m2", "before"), 700, Some(1000), None),
+            (holder("n1", "m2", "before"), 5000, Some(1000), None),
+            (holder("n1", "", "before"), 699, Some(1000), before),
+            (holder("n1", "m2", "before"), 699, None, None),
+            (holder("n2", "m2", "before"), 699, Some(1000), None),
+            (holder("n1", "m2", ""), 699, Some(1000), None),
+            (holder("n1", "m2", "now"), 699, Some(1000), None),
+        ] {
+            let of = lease(of, created);
+            let netns = |_: &Holder| Netns::Present;
+            assert_eq!(over(&of, &node(), booted, netns).ok(), verdict, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn garbage_collection_is_for_leases_of_this_machine_alone() {
+        for (of, ours) in [
+            (holder("n1", "m1", "now"), true),
+            (holder("n1", "m1", "before"), true),
+            (holder("old-name", "m1", "now"), true),
+            (holder("n1", "m2", "now"), true),
+            (holder("n1", "m2", "before"), false),
+            (holder("n1", "", "before"), false),
+            (holder("n1", "", ""), false),
+        ] {
+            assert_eq!(is_of_this_machine(&of, &node()), ours, "{of:?}");
+        }
+        let mut nameless = node();
+        nameless.machine.clear();
+        assert!(!is_of_this_machine(&holder("n1", "", "before"), &nameless));
+    }
+
+    #[test]
+    fn a_lease_is_freed_when_it_is_old_and_was_seen_before() {
+        for (first, created, freed) in [
+            (995, 940, true),
+            (996, 940, false),
+            (995, 941, false),
+            (1000, 0, false),
+            // Stamped by a clock that was ahead: seen for as long as it must be old.
+            (940, 5000, true),
+            (941, 5000, false),
+            (995, 5000, false),
+            (0, 1000, false),
+            (0, 940, true),
+        ] {
+            assert_eq!(
+                ripe(first, created, 1000),
+                (first, freed),
+                "{first} {created}"
+            );
+        }
+        assert_eq!(ripe(9000, 0, 1000), (1000, false), "the clock was set back");
+    }
+
+    /// A store with one lease whose record a crash emptied, long before this boot, and
+    /// to which no owner's record leads.
+    struct Crashed {
+        place: tempfile::TempDir,
+        seat: PathBuf,
+    }
+
+    impl Crashed {
+        fn new() -> Self {
+            let place = tempfile::tempdir().unwrap();
+            let shard = place.path().join("store/leases/default/10.0.0.0-24");
+            std::fs::create_dir(place.path().join("store")).unwrap();
+            let crashed = Self {
+                seat: shard.join("10.0.0.5@1"),
+                place,
+            };
+            crashed.store();
+            std::fs::create_dir_all(&shard).unwrap();
+            let file = std::fs::File::create(&crashed.seat).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH).unwrap();
+            crashed
+        }
+
+        fn store(&self) -> Store {
+            use node::policy::{Policy, Store as StorePolicy, StoreBounds};
+            let mut policy = Policy {
+                state_dir: self.place.path().join("state"),
+                ..Policy::default()
+            };
+            let store = StorePolicy::File {
+                directory: self.place.path().join("store"),
+                id: None,
+                shared: false,
+                bounds: StoreBounds::default(),
+            };
+            policy.stores.insert("default".into(), store);
+            let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
+            Store::open(&policy, "default", node, Path::new("/")).unwrap()
+        }
+
+        fn run(&self, store: &Store, dry_run: bool) -> Report {
+            let options = Options {
+                netns_root: Path::new("/"),
+                proc: Path::new("/proc"),
+                state_dir: &self.place.path().join("state"),
+                store: "default",
+                cluster_node: false,
+                dry_run,
+                now: Timestamp::now(),
+            };
+            run(store, &options).unwrap()
+        }
+
+        fn swept(&self, store: &Store) -> bool {
+            let path = self.place.path().join("state/reclaim/default");
+            Sightings::read(&path, &store.node().boot).swept
+        }
+    }
+
+    #[test]
+    fn leases_without_owner_are_looked_for_once_in_a_boot() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        crashed.run(&store, true);
+        assert!(crashed.seat.exists(), "a dry run freed something");
+        assert!(!crashed.swept(&store), "a dry run counted");
+        crashed.run(&store, false);
+        assert!(!crashed.seat.exists());
+        assert!(crashed.swept(&store));
+        // It is not made again, nor forgotten by a dry run.
+        let file = std::fs::File::create(&crashed.seat).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        for dry_run in [true, false, true] {
+            crashed.run(&store, dry_run);
+            assert!(crashed.seat.exists() && crashed.swept(&store), "{dry_run}");
+        }
+        // In another boot it is.
+        std::fs::remove_file(crashed.place.path().join("state/reclaim/default")).unwrap();
+        crashed.run(&store, false);
+        assert!(!crashed.seat.exists());
+    }
+
+    #[test]
+    fn an_emptied_record_of_this_boot_may_be_a_call_on_its_way() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        std::fs::File::create(&crashed.seat).unwrap();
+        let file = std::fs::File::open(&crashed.seat).unwrap();
+        file.set_modified(std::time::SystemTime::now()).unwrap();
+        crashed.run(&store, false);
+        assert!(crashed.seat.exists());
+    }
+
+    /// There every record is on the server before it counts, and leases without owner may
+    /// be another node's.
+    #[test]
+    fn leases_without_owner_are_not_looked_for_on_a_shared_file_system() {
+        let crashed = Crashed::new();
+        let store = crashed.store().as_shared();
+        crashed.run(&store, false);
+        assert!(crashed.seat.exists());
     }
 
     #[test]

@@ -18,8 +18,9 @@
 //! 3. Link it to the seat's name. The file system lets one contender have a
 //!    name, whatever each has cached. *Killed here*: a lease that its owner's
 //!    record leads to; DEL frees it, a repeated ADD goes on with step 4.
-//! 4. Count the file's names: fewer than two mean that a DEL overtook this ADD
-//!    and removed the owner's record; withdraw. List the shard once more: if
+//! 4. Read the owner's name again and count the file's names: one that is gone or
+//!    another file, or fewer than two, mean that a DEL overtook this ADD and
+//!    removed the owner's record; withdraw. List the shard once more: if
 //!    the address has any other held name, by whatever number, somebody else
 //!    has it or is about to; withdraw. The same if it has a freed name of this
 //!    number or a higher one: the listing that this ADD chose by was out of
@@ -42,8 +43,9 @@
 //!
 //! # DEL ([`release`])
 //! For each record under the owner's name, last first: if the seat's name is
-//! this very file (inode), rename it to its freed name; remove the pod's hint;
-//! remove the owner's record. Killed anywhere, the record that is left leads
+//! this very file (inode), rename it to its freed name, on a shared file system
+//! durably; remove the pod's hint; remove the owner's record; if an ADD linked the
+//! seat meanwhile, rename it now. Killed anywhere, the record that is left leads
 //! the next DEL through the same steps. Renaming cannot hit another holder: its
 //! number is another, so its name is.
 //!
@@ -62,33 +64,37 @@ mod allocate;
 mod claim;
 mod dir;
 mod format;
-mod former;
 mod fsck;
 mod hint;
 mod memory;
 mod name;
 mod owner;
 mod pools;
+mod previous;
 pub(crate) mod probe;
 mod release;
 mod scan;
 mod shard;
 mod slices;
+mod take;
 
 pub use allocate::{Survey, Want};
 pub use dir::DirError;
-pub use former::Former;
-pub use fsck::Checkup;
+pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};
 pub use owner::Owned;
 pub use pools::Pool;
+pub use previous::PreviousLease;
 pub use scan::{Entry, Finding};
+pub use slices::Slice;
+pub use take::{Order, Part, Refused, Space};
 
 use dir::Dir;
 use format::Format;
+use fsck::server_time;
 use memory::Memory;
 use nix::errno::Errno;
 use node::identity::{IdentityError, NodeIdentity};
-use node::policy::{Policy, Store as StorePolicy};
+use node::policy::{DEFAULT_STORE_DIRECTORY, Policy, Store as StorePolicy};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -105,8 +111,8 @@ pub struct Store {
     id: String,
     file_system: probe::FileSystem,
     node: NodeIdentity,
-    /// Other names of this machine in this boot.
-    former_names: Vec<String>,
+    /// Previous names of this machine in this boot.
+    previous_names: Vec<String>,
     cooldown: Duration,
     /// What the administrator should hear although it works.
     warnings: Vec<String>,
@@ -144,6 +150,33 @@ pub enum StoreError {
         /// Identity and file system as met.
         found: String,
     },
+    /// A store that the policy calls shared is on a file system of this machine.
+    #[error(
+        "{}: the policy says that the store is shared, but {found} is a file system of this machine alone: the share is not mounted",
+        directory.display()
+    )]
+    NotShared {
+        /// The directory.
+        directory: PathBuf,
+        /// The kind of file system.
+        found: String,
+    },
+    /// This node used a store, but what it noted of it cannot be read.
+    #[error("{}: this node's note of which store it uses cannot be read: {why}", path.display())]
+    Forgotten {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// What this node must remember of a store could not be kept.
+    #[error("note in {} which store this node uses: {source}", path.display())]
+    Remember {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
     /// The directory must not be used as it is.
     #[error("store {}: {why}", path.display())]
     Unfit {
@@ -162,6 +195,28 @@ pub enum StoreError {
         address: IpAddr,
         /// Its holder.
         holder: String,
+    },
+    /// A record would be larger than what is read.
+    #[error(
+        "the record of the lease would have {bytes} bytes, {} at most are read: a name, path or device of the attachment is too long",
+        crate::lease::MAX_BYTES
+    )]
+    Oversize {
+        /// How large.
+        bytes: usize,
+    },
+    /// Files made in the store do not belong to the directory's owner.
+    #[error(
+        "{}: files that this node makes belong to user {by}, the directory to {owner}: the file server squashes this node's root",
+        directory.display()
+    )]
+    Squashed {
+        /// The store's directory.
+        directory: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Whose the files are.
+        by: u32,
     },
     /// No address of the range is free.
     #[error("range {range} is exhausted: {why}")]
@@ -232,9 +287,16 @@ impl StoreError {
             Self::Identity { .. } => {
                 "mount the share; if the store was replaced on purpose, run rdma-ipam fsck --adopt"
             }
+            Self::NotShared { .. } => "mount the share on this node",
+            Self::Forgotten { .. } => {
+                "make sure that the share is mounted, then run rdma-ipam fsck --adopt"
+            }
+            Self::Remember { .. } => "make the policy's stateDir writable for root on this node",
             Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } => "ask for another address, or for none",
+            Self::Oversize { .. } => "shorten the network's name",
+            Self::Squashed { .. } => "export the directory with no_root_squash to this node",
             Self::Exhausted { .. } => {
                 "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
             }
@@ -252,7 +314,9 @@ fn remedy_of(error: &DirError) -> &'static str {
         Errno::EROFS | Errno::EACCES | Errno::EPERM => {
             "make the store writable for root on this node"
         }
-        Errno::ENOENT => "make the store's directory, or correct the policy's stores",
+        Errno::ENOENT => {
+            "mount the share; if there is none, make the directory, or correct the policy's stores"
+        }
         Errno::ESTALE | Errno::ETIMEDOUT => {
             "see whether the file server is there; the runtime tries again"
         }
@@ -262,8 +326,9 @@ fn remedy_of(error: &DirError) -> &'static str {
 
 impl Store {
     /// Opens a store of the policy and makes sure that it is the one this node
-    /// knows, on a file system that was probed in this boot. A new directory is
-    /// made a store. `root` is the prefix of `/proc`.
+    /// knows, on a file system that was probed in this boot. An empty directory is
+    /// made a store, unless the policy or this node knows another one there.
+    /// `root` is the prefix of `/proc`.
     ///
     /// # Errors
     /// [`StoreError`]: not in the policy, not reachable, not a store, another one.
@@ -273,36 +338,48 @@ impl Store {
         node: NodeIdentity,
         root: &Path,
     ) -> Result<Self, StoreError> {
-        let (directory, pinned) = place(policy, name)?;
-        if !directory.exists() {
-            make(directory)?;
-        }
-        let dir = Dir::open_path(directory)?;
+        let place = Place::of(policy, name)?;
+        place.make_if_built_in()?;
+        let dir = Dir::open_path(place.directory)?;
         trust(&dir)?;
         let path = memory::path(&policy.state_dir, name);
-        let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
+        let remembered = place.remembered(&path, place.id.is_some())?;
         let file_system = match &remembered {
             Some(memory) if memory.knows(&node) => probe::known(&dir, &memory.filesystem)?,
             _ => probe::file_system(&dir, root)?,
         };
-        let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
+        place.check_shared(&file_system)?;
+        let expected = place.expected(remembered.as_ref());
         let format = match Format::read(&dir)? {
             Some(format) => format,
             None => {
                 memory::check(&dir, expected, "no store", &file_system.name)?;
                 probe::try_out(&dir)?;
-                Format::establish(&dir, file_system.shared)?
+                Format::establish(&dir, None, file_system.shared)?
             }
         };
         memory::check(&dir, expected, &format.id, &file_system.name)?;
         let mut warnings = Vec::new();
-        let mut memory = remembered.unwrap_or_default();
-        if !memory.knows(&node) || memory.id != format.id {
+        // One of another directory keeps what is in it: its leases may still be held.
+        let mut memory = match remembered {
+            Some(memory) => memory,
+            None => Memory::read(&path).ok().flatten().unwrap_or_default(),
+        };
+        if !memory.knows(&node) || memory.id != format.id || memory.directory != place.directory {
             probe::try_out(&dir)?;
             warnings.extend(file_system.warning.clone());
-            memory.note(directory, &format.id, &file_system.name, &node);
-            if let Err(error) = memory.write(&path) {
-                warnings.push(format!("remember the store in {}: {error}", path.display()));
+            warnings.extend(skew(server_time(&dir)?, jiff::Timestamp::now().as_second()));
+            memory.note(place.directory, &format.id, &file_system.name, &node);
+            match memory.write(&path) {
+                Ok(()) => {}
+                // Without it nothing would tell this store from a directory in which
+                // the share is not mounted.
+                Err(source) if file_system.shared => {
+                    return Err(StoreError::Remember { path, source });
+                }
+                Err(error) => {
+                    warnings.push(format!("remember the store in {}: {error}", path.display()));
+                }
             }
         }
         Ok(Self::with(
@@ -325,22 +402,34 @@ impl Store {
         name: &str,
         node: NodeIdentity,
     ) -> Result<Option<Self>, StoreError> {
-        let (directory, pinned) = place(policy, name)?;
+        let place = Place::of(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
-        let remembered = Memory::read(&path).filter(|memory| memory.directory == directory);
-        let expected = pinned.or(remembered.as_ref().map(|memory| memory.id.as_str()));
-        let dir = match Dir::open_path(directory) {
-            Err(error) if error.source == Errno::ENOENT && expected.is_none() => return Ok(None),
+        // A store that is there is used whatever this node noted: freeing by inode
+        // cannot free what is another's. One that is not may have been forgotten.
+        let remembered = place.remembered(&path, true)?;
+        let missing = || place.remembered(&path, false).map(|_| None);
+        let expected = place.expected(remembered.as_ref());
+        let dir = match Dir::open_path(place.directory) {
+            Err(error) if error.source == Errno::ENOENT && remembered.is_none() => {
+                return missing();
+            }
             other => other?,
         };
         trust(&dir)?;
+        let memory = remembered.clone().unwrap_or_default();
+        let file_system = probe::known(&dir, &memory.filesystem)?;
+        if let Err(error) = place.check_shared(&file_system) {
+            // A node that never had the share has nothing in it.
+            return match remembered {
+                None => missing(),
+                Some(_) => Err(error),
+            };
+        }
         let Some(format) = Format::read(&dir)? else {
             memory::check(&dir, expected, "no store", "its file system")?;
-            return Ok(None);
+            return missing();
         };
         memory::check(&dir, expected, &format.id, "its file system")?;
-        let memory = remembered.unwrap_or_default();
-        let file_system = probe::known(&dir, &memory.filesystem)?;
         Ok(Some(Self::with(
             policy,
             dir,
@@ -352,6 +441,78 @@ impl Store {
         )))
     }
 
+    /// The stores that this node used under a name of the policy and that the policy
+    /// does not name there now, or at all: each that is there, or why it is not.
+    #[must_use]
+    pub fn open_remembered(
+        policy: &Policy,
+        name: &str,
+        node: &NodeIdentity,
+    ) -> Vec<Result<Self, StoreError>> {
+        let current = Place::of(policy, name).ok().map(|place| place.directory);
+        let Ok(Some(mut memory)) = Memory::read(&memory::path(&policy.state_dir, name)) else {
+            return Vec::new();
+        };
+        let mut stores = std::mem::take(&mut memory.previous);
+        stores.push(memory::Known {
+            id: memory.id.clone(),
+            directory: memory.directory.clone(),
+        });
+        stores.retain(|known| current != Some(known.directory.as_path()));
+        let open = |known: memory::Known| {
+            let dir = Dir::open_path(&known.directory)?;
+            trust(&dir)?;
+            let file_system = probe::known(&dir, &memory.filesystem)?;
+            let found = Format::read(&dir)?;
+            let id = found.as_ref().map_or("no store", |format| &format.id);
+            memory::check(&dir, Some(&known.id), id, &file_system.name)?;
+            let format = found.ok_or_else(|| StoreError::Format {
+                path: known.directory.clone(),
+                why: "it is no store".to_owned(),
+            })?;
+            let (node, memory) = (node.clone(), memory.clone());
+            Ok(Self::with(
+                policy,
+                dir,
+                format,
+                file_system,
+                node,
+                memory,
+                Vec::new(),
+            ))
+        };
+        stores.into_iter().rev().map(open).collect()
+    }
+
+    /// Makes the policy's directory a store, by the identity that the policy names
+    /// or a new one. The one way to make a store whose `id` the policy names.
+    ///
+    /// # Errors
+    /// [`StoreError`]; a directory that is missing is not made.
+    pub fn init(
+        policy: &Policy,
+        name: &str,
+        node: NodeIdentity,
+        root: &Path,
+    ) -> Result<Self, StoreError> {
+        let place = Place::of(policy, name)?;
+        place.make_if_built_in()?;
+        let dir = Dir::open_path(place.directory)?;
+        trust(&dir)?;
+        let file_system = probe::file_system(&dir, root)?;
+        place.check_shared(&file_system)?;
+        let path = memory::path(&policy.state_dir, name);
+        let remembered = place.remembered(&path, place.id.is_some())?;
+        if Format::read(&dir)?.is_none() {
+            let known = remembered.map(|memory| memory.id);
+            let other = known.filter(|known| place.id.is_none_or(|id| id != known));
+            memory::check(&dir, other.as_deref(), "no store", &file_system.name)?;
+            probe::try_out(&dir)?;
+            Format::establish(&dir, place.id, file_system.shared)?;
+        }
+        Self::open(policy, name, node, root)
+    }
+
     fn with(
         policy: &Policy,
         root: Dir,
@@ -361,12 +522,13 @@ impl Store {
         memory: Memory,
         warnings: Vec<String>,
     ) -> Self {
-        let mut former_names = if memory.boot == node.boot {
+        let mut previous_names = if memory.boot == node.boot {
             memory.nodes
         } else {
             Vec::new()
         };
-        former_names.retain(|former| *former != node.name && node::identity::is_name(former));
+        previous_names
+            .retain(|previous| *previous != node.name && node::identity::is_name(previous));
         let cooldown = policy.ipam.cooldown;
         Self {
             root,
@@ -374,7 +536,7 @@ impl Store {
             id: format.id,
             file_system,
             node,
-            former_names,
+            previous_names,
             cooldown,
             warnings,
         }
@@ -385,7 +547,7 @@ impl Store {
     /// # Errors
     /// When there is no such store, or the memory cannot be removed.
     pub fn forget(policy: &Policy, name: &str) -> Result<(), StoreError> {
-        place(policy, name)?;
+        Place::of(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -445,16 +607,91 @@ impl Store {
         self.file_system.shared
     }
 
+    /// As if other machines saw the file system.
+    #[cfg(test)]
+    pub(crate) fn as_shared(mut self) -> Self {
+        self.file_system.shared = true;
+        self
+    }
+
     fn durable(&self) -> bool {
         self.file_system.shared
     }
 }
 
-fn place<'p>(policy: &'p Policy, name: &str) -> Result<(&'p Path, Option<&'p str>), StoreError> {
-    match policy.stores.get(name) {
-        Some(StorePolicy::File { directory, id }) => Ok((directory, id.as_deref())),
-        None => Err(StoreError::unknown(policy, name)),
+/// Where the policy says that a store is.
+struct Place<'p> {
+    directory: &'p Path,
+    id: Option<&'p str>,
+    shared: bool,
+}
+
+impl<'p> Place<'p> {
+    fn of(policy: &'p Policy, name: &str) -> Result<Self, StoreError> {
+        match policy.stores.get(name) {
+            Some(StorePolicy::File {
+                directory,
+                id,
+                shared,
+                bounds: _,
+            }) => Ok(Self {
+                directory,
+                id: id.as_deref(),
+                shared: *shared,
+            }),
+            None => Err(StoreError::unknown(policy, name)),
+        }
     }
+
+    /// Makes the directory that is nobody's mount point.
+    fn make_if_built_in(&self) -> Result<(), DirError> {
+        let built_in = self.directory == Path::new(DEFAULT_STORE_DIRECTORY);
+        match built_in && !self.directory.exists() {
+            true => make(self.directory),
+            false => Ok(()),
+        }
+    }
+
+    /// What this node noted of the store in this directory. With `lenient`, a note
+    /// that cannot be read is none.
+    fn remembered(&self, path: &Path, lenient: bool) -> Result<Option<Memory>, StoreError> {
+        match Memory::read(path) {
+            Ok(memory) => Ok(memory.filter(|memory| memory.directory == self.directory)),
+            Err(_) if lenient => Ok(None),
+            Err(why) => Err(StoreError::Forgotten {
+                path: path.to_owned(),
+                why,
+            }),
+        }
+    }
+
+    fn expected<'m>(&'m self, remembered: Option<&'m Memory>) -> Option<&'m str> {
+        self.id.or(remembered.map(|memory| memory.id.as_str()))
+    }
+
+    fn check_shared(&self, file_system: &probe::FileSystem) -> Result<(), StoreError> {
+        if self.shared && !file_system.shared {
+            return Err(StoreError::NotShared {
+                directory: self.directory.to_owned(),
+                found: file_system.name.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// More than this between this machine's clock and the file server's, in seconds, is
+/// worth a warning: nodes count an address' rest by their own clocks.
+const MAX_SKEW_SECONDS: i64 = 2;
+
+fn skew(server: i64, here: i64) -> Option<String> {
+    let skew = here - server;
+    (skew.abs() > MAX_SKEW_SECONDS).then(|| {
+        let (by, way) = (skew.abs(), if skew > 0 { "ahead of" } else { "behind" });
+        format!(
+            "this node's clock is {by} s {way} the file server's: freed addresses rest by each node's own clock; synchronize them"
+        )
+    })
 }
 
 fn make(directory: &Path) -> Result<(), DirError> {

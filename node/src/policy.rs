@@ -25,12 +25,16 @@ pub use selector::{Candidate, Selector};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
+/// Directory of the store `default` where the policy names none. It is the only one that is
+/// created when it is missing: one that the policy names may be a share that is not mounted.
+pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
 /// A policy is a page of text; more is a mistake.
 const SIZE_LIMIT: u64 = 1 << 20;
 
@@ -61,7 +65,24 @@ pub enum Store {
         /// `id`: the store's identity. When it is named, no other store is used
         /// and none is made: a share that is not mounted cannot be mistaken.
         id: Option<String>,
+        /// `shared`: other nodes use the directory, too. A file system that only
+        /// this machine has is refused there: it is what lies below the mount point
+        /// of a share that is not mounted.
+        shared: bool,
+        /// Which networks may use it.
+        bounds: StoreBounds,
     },
+}
+
+/// Which ranges and network names a store may be used for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreBounds {
+    /// `ranges`: address and prefix length of networks that a range must lie in;
+    /// `None` is any.
+    pub ranges: Option<Vec<(IpAddr, u8)>>,
+    /// `networkNames`: what `network_name` may be; the empty one stands for none.
+    /// `None` is any.
+    pub network_names: Option<Vec<String>>,
 }
 
 /// `ipam` of the policy.
@@ -107,6 +128,9 @@ pub struct Allow {
     /// `unallocated`: a pod may be given what the kubelet did not allocate to
     /// it. For runtimes without a kubelet.
     pub unallocated: bool,
+    /// `requestExcluded`: a pod may ask for an address that its network's range
+    /// excludes, or that is beyond the range's bounds.
+    pub request_excluded: bool,
 }
 
 /// The IPAM programs that are allowed unless the policy names others: ours, and
@@ -123,6 +147,7 @@ impl Default for Allow {
             passthru: false,
             virtual_links: false,
             unallocated: false,
+            request_excluded: false,
         }
     }
 }
@@ -152,7 +177,7 @@ pub enum LogLevel {
 
 impl Default for Policy {
     fn default() -> Self {
-        let directory = PathBuf::from("/var/lib/rdma-ipam");
+        let directory = PathBuf::from(DEFAULT_STORE_DIRECTORY);
         Self {
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
@@ -161,6 +186,8 @@ impl Default for Policy {
                 Store::File {
                     directory,
                     id: None,
+                    shared: false,
+                    bounds: StoreBounds::default(),
                 },
             )]),
             ipam: Ipam {

@@ -113,6 +113,7 @@ impl CniHost {
     /// # Errors
     /// The file cannot be written.
     pub fn policy(&self, keys: &Value) -> Result<()> {
+        fs::create_dir_all(self.directory().join("leases"))?;
         let mut policy = json!({
             "stateDir": self.state(),
             "stores": {"default": {"type": "file", "directory": self.directory().join("leases")}},

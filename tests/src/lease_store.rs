@@ -85,6 +85,7 @@ impl LeaseStore {
             "ipam": {"cooldown": self.cooldown},
         });
         fs::create_dir_all(self.place.path().join("etc"))?;
+        fs::create_dir_all(self.directory())?;
         fs::write(self.policy(node), policy.to_string()).context("write the policy")
     }
 

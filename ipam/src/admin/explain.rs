@@ -13,7 +13,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(super) struct Explain {
-    /// File with a network configuration (of one plugin), or - for standard input
+    /// File with a network configuration, a conflist or a `NetworkAttachmentDefinition`
+    /// (JSON or YAML), or - for standard input
     config: PathBuf,
 }
 
@@ -68,9 +69,52 @@ impl Explain {
         };
         Ok(Request {
             env,
-            config: NetworkConfig::parse(&text)?,
+            config: NetworkConfig::parse(&one_plugin(&text)?)?,
         })
     }
+}
+
+/// The configuration of the plugin that has an `ipam`, out of whatever holds it.
+fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
+    // What is no YAML, the reader of configurations says better.
+    let Ok(mut value) = serde_yaml_ng::from_slice::<Value>(text) else {
+        return Ok(text.to_owned());
+    };
+    if value
+        .get("kind")
+        .is_some_and(|kind| kind == "NetworkAttachmentDefinition")
+    {
+        let name = value.pointer("/metadata/name").cloned().unwrap_or_default();
+        let config = value
+            .pointer("/spec/config")
+            .and_then(Value::as_str)
+            .context("the NetworkAttachmentDefinition has no spec.config")?;
+        value = serde_json::from_str(config).context("read spec.config")?;
+        if let Some(map) = value.as_object_mut()
+            && !map.contains_key("name")
+        {
+            map.insert("name".into(), name);
+        }
+    }
+    let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
+        return match serde_json::from_slice::<Value>(text) {
+            Ok(same) if same == value => Ok(text.to_owned()),
+            _ => Ok(value.to_string().into_bytes()),
+        };
+    };
+    let mut plugin = plugins
+        .iter()
+        .find(|plugin| plugin.get("ipam").is_some_and(Value::is_object))
+        .context("no plugin of the list has an ipam")?
+        .clone();
+    if let Some(map) = plugin.as_object_mut() {
+        for key in ["name", "cniVersion"] {
+            if let Some(of_the_list) = value.get(key) {
+                map.insert(key.into(), of_the_list.clone());
+            }
+        }
+    }
+    Ok(plugin.to_string().into_bytes())
 }
 
 fn unique(config: &Config) -> &'static str {

@@ -1,19 +1,23 @@
-//! `rdma-ipam fsck`: what should not be in the store.
+//! `rdma-ipam fsck`: what should not be in the store, and its repair.
 
 use super::{Global, Outcome, say, say_json, shown};
 use crate::store::Store;
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
+use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Fsck {
-    /// Put right what can be, and put aside what is no record
+    /// Repair what can be, and put aside what is no record
     #[arg(long)]
     repair: bool,
     /// First forget which store this node knew: another one was put in its place on purpose
     #[arg(long)]
     adopt: bool,
+    /// Leave alone what changed less than this ago: it may be a call on its way
+    #[arg(long, value_name = "DURATION", value_parser = super::duration, default_value = "60s")]
+    min_age: Duration,
 }
 
 impl Fsck {
@@ -24,30 +28,37 @@ impl Fsck {
         }
         let (_, store) = global.open()?;
         store.probe()?;
-        let checkup = store.fsck(self.repair)?;
-        let left = checkup.findings.len().saturating_sub(checkup.repaired);
+        let checkup = store.fsck(self.repair, self.min_age)?;
+        let repaired = checkup.repaired();
+        let left = checkup.findings.len().saturating_sub(repaired);
         if global.json {
             let findings: Vec<_> = checkup
                 .findings
                 .iter()
-                .map(|finding| json!({"file": finding.path, "what": finding.what}))
+                .map(|problem| {
+                    json!({
+                        "file": problem.finding.path,
+                        "what": problem.finding.what,
+                        "repaired": problem.repaired,
+                    })
+                })
                 .collect();
             say_json(&json!({
-                "sound": checkup.sound, "findings": findings, "repaired": checkup.repaired,
+                "sound": checkup.sound, "findings": findings, "repaired": repaired,
             }))?;
         } else {
-            for finding in &checkup.findings {
+            for problem in &checkup.findings {
                 say(&format!(
-                    "{}: {}\n",
-                    shown(&finding.path),
-                    finding.what.escape_debug()
+                    "{}: {}{}\n",
+                    shown(&problem.finding.path),
+                    problem.finding.what.escape_debug(),
+                    if problem.repaired { " (repaired)" } else { "" }
                 ));
             }
             say(&format!(
-                "{} leases in order, {} findings, {} put right\n",
+                "{} leases in order, {} findings, {repaired} repaired\n",
                 checkup.sound,
                 checkup.findings.len(),
-                checkup.repaired
             ));
         }
         Ok(if left == 0 {

@@ -3,6 +3,7 @@
 use super::{Global, Outcome, complain, say, say_json};
 use crate::import::{self, Planned};
 use crate::lease::{Holder, Pod};
+use crate::plugin::Plugin;
 use crate::range::{Range, Spec};
 use crate::store::{Store, Want};
 use anyhow::{Context, Result, bail};
@@ -43,6 +44,9 @@ enum From {
         /// The interface, for old records that have none
         #[arg(long, default_value = "net1")]
         interface: String,
+        /// A network name of the networks, where the file has no node slices; may be repeated
+        #[arg(long)]
+        network_name: Vec<String>,
         #[command(flatten)]
         how: How,
     },
@@ -58,7 +62,6 @@ struct How {
 impl Import {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let plugin = global.plugin()?;
-        let store = plugin.open(&global.store)?;
         match self.from {
             From::HostLocal {
                 directory,
@@ -79,7 +82,7 @@ impl Import {
                 let network = network
                     .or(name)
                     .context("name the network with --network")?;
-                let node = store.node().clone();
+                let node = plugin.identity()?;
                 let holder = move |planned: &Planned| Holder {
                     network: network.clone(),
                     node: node.name.clone(),
@@ -87,20 +90,24 @@ impl Import {
                     boot: node.boot.clone(),
                     ..anybody(planned, "eth0")
                 };
-                apply(global, &store, &planned, &holder, &how)
+                apply(global, &plugin, &planned, &holder, &how)
             }
             From::Whereabouts {
                 file,
                 network,
                 interface,
+                network_name,
                 how,
             } => {
-                let planned = import::whereabouts(&documents(&file)?)?;
+                let plan = import::whereabouts(&documents(&file)?, &network_name)?;
+                for remark in &plan.remarks {
+                    complain(remark);
+                }
                 let holder = move |planned: &Planned| Holder {
                     network: network.clone(),
                     ..anybody(planned, &interface)
                 };
-                apply(global, &store, &planned, &holder, &how)
+                apply(global, &plugin, &plan.leases, &holder, &how)
             }
         }
     }
@@ -143,7 +150,7 @@ fn documents(file: &Path) -> Result<Vec<Value>> {
 /// Shows the plan; with `--yes` leases all of it or, if one fails, none.
 fn apply(
     global: &Global,
-    store: &Store,
+    plugin: &Plugin,
     planned: &[Planned],
     holder: &impl Fn(&Planned) -> Holder,
     how: &How,
@@ -164,6 +171,7 @@ fn apply(
     }
     let mut done = Vec::new();
     if how.yes {
+        let store = &plugin.open(&global.store)?;
         for (planned, range) in planned.iter().zip(&ranges) {
             match lease(store, planned, range, &holder(planned)) {
                 Ok(true) => done.push(planned),
@@ -226,12 +234,13 @@ fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Re
     if there.iter().filter_map(|owned| owned.lease()).any(same) {
         return Ok(false);
     }
+    let index = store.records_under(&holder.node, &holder.container, &holder.interface)?;
     let want = Want {
         range,
         network_name: planned.network_name.as_deref(),
         overlapping: true,
         holder,
-        index: there.len(),
+        index,
     };
     store.allocate_this(&want, planned.address)?;
     Ok(true)

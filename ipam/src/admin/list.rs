@@ -3,7 +3,7 @@
 use super::{Global, Outcome, complain, say, say_json, shown};
 use crate::lease::Lease;
 use crate::store::Store;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use ipnetwork::IpNetwork;
 use node::table::{age, cell, table};
@@ -13,6 +13,12 @@ pub(super) struct List {
     /// Only leases of this range, as in 10.0.0.0/24
     #[arg(long)]
     pool: Option<IpNetwork>,
+    /// Only leases of this network name; "" for those without one
+    #[arg(long)]
+    network_name: Option<String>,
+    /// Only leases of this pod: namespace/name, or a name
+    #[arg(long)]
+    pod: Option<String>,
     /// Only leases of this node
     #[arg(long)]
     node: Option<String>,
@@ -34,6 +40,7 @@ impl List {
         say(&table(
             &[
                 "ADDRESS",
+                "NETWORK NAME",
                 "POD",
                 "INTERFACE",
                 "NODE",
@@ -63,15 +70,28 @@ impl List {
                 finding.what
             ));
         }
-        leases.retain(|lease| {
-            self.pool.is_none_or(|pool| pool == lease.range)
-                && self
-                    .node
-                    .as_ref()
-                    .is_none_or(|node| *node == lease.holder.node)
-        });
+        if let Some(pool) = self.pool
+            && !leases.iter().any(|lease| lease.range == pool)
+            && !store.pools()?.iter().any(|known| known.range == pool)
+        {
+            bail!("the store has no pool {pool}; rdma-ipam pools lists them");
+        }
+        leases.retain(|lease| self.means(lease));
         leases.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));
         Ok(leases)
+    }
+}
+
+impl List {
+    fn means(&self, lease: &Lease) -> bool {
+        let network_name = lease.network_name.as_deref().unwrap_or_default();
+        self.pool.is_none_or(|pool| pool == lease.range)
+            && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+            && (self.node.as_ref()).is_none_or(|node| *node == lease.holder.node)
+            && (self.pod.as_ref()).is_none_or(|name| {
+                let pod = lease.holder.pod.as_ref();
+                pod.is_some_and(|pod| pod.name == *name || pod.to_string() == *name)
+            })
     }
 }
 
@@ -84,6 +104,7 @@ fn row(lease: &Lease, now: jiff::Timestamp) -> Vec<String> {
         .unwrap_or_default();
     vec![
         format!("{}/{}", lease.address, lease.prefix),
+        cell(lease.network_name.as_deref().unwrap_or_default()),
         cell(&pod),
         cell(&holder.interface),
         cell(&holder.node),

@@ -22,6 +22,7 @@ impl Pools {
         let cooldown = plugin.policy().ipam.cooldown.as_millis();
         let pools = store.pools()?;
         let counts = count(&store, &pools, cooldown)?;
+        let slices = store.slices()?;
         if global.json {
             let pools: Vec<_> = pools
                 .iter()
@@ -29,7 +30,7 @@ impl Pools {
                 .map(|(p, c)| as_json(p, c))
                 .collect();
             let place = json!({"directory": store.directory(), "id": store.id(), "filesystem": store.file_system()});
-            say_json(&json!({"store": place, "pools": pools}))?;
+            say_json(&json!({"store": place, "pools": pools, "slices": slices}))?;
             return Ok(Outcome::Done);
         }
         say(&format!(
@@ -50,6 +51,21 @@ impl Pools {
             "FREE",
         ];
         say(&table(&header, &rows));
+        if !slices.is_empty() {
+            let rows: Vec<Vec<String>> = slices
+                .iter()
+                .map(|slice| {
+                    vec![
+                        slice.slice.to_string(),
+                        slice.range.to_string(),
+                        cell(slice.network_name.as_deref().unwrap_or_default()),
+                        cell(&slice.node),
+                    ]
+                })
+                .collect();
+            say("\n");
+            say(&table(&["SLICE", "RANGE", "NETWORK NAME", "NODE"], &rows));
+        }
         Ok(Outcome::Done)
     }
 }

@@ -1,6 +1,6 @@
 //! `rdma-ipam reclaim`: free this node's leases that are over.
 
-use super::{Global, Outcome, complain, say, say_json, shown};
+use super::{Global, Outcome, complain, confirmed, say, say_json, shown};
 use crate::lease::Lease;
 use crate::reclaim::{self, Options, Over, Report};
 use anyhow::{Result, bail};
@@ -11,32 +11,54 @@ use serde_json::json;
 #[derive(Debug, Args)]
 pub(super) struct Reclaim {
     /// Only say what would be freed
-    #[arg(long)]
+    #[arg(long, conflicts_with = "yes")]
     dry_run: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
 }
 
 impl Reclaim {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let (plugin, store) = global.open()?;
-        let options = Options {
-            netns_root: &global.host_root,
-            proc: &global.host_root.join("proc"),
-            state_dir: &plugin.policy().state_dir,
-            store: &global.store,
-            dry_run: self.dry_run,
-            now: jiff::Timestamp::now(),
+        let run = |dry_run| {
+            let options = Options {
+                netns_root: &global.host_root,
+                proc: &global.host_root.join("proc"),
+                state_dir: &plugin.policy().state_dir,
+                store: &global.store,
+                cluster_node: plugin.is_cluster_node(),
+                dry_run,
+                now: jiff::Timestamp::now(),
+            };
+            reclaim::run(&store, &options)
         };
-        let report = reclaim::run(&store, &options)?;
+        let mut dry_run = !self.yes;
+        let mut report = run(dry_run)?;
+        if dry_run && !self.dry_run && !global.json && !report.freed.is_empty() {
+            print(&report, dry_run);
+            if !is_terminal() {
+                say("nothing was freed, say --yes\n");
+                return Ok(Outcome::Done);
+            }
+            if !confirmed(false, "free them?")? {
+                return Ok(Outcome::Found);
+            }
+            dry_run = false;
+            report = run(dry_run)?;
+        }
         if global.json {
             say_json(&json!({
-                "dryRun": self.dry_run,
+                "dryRun": dry_run,
                 "freed": as_json(&report.freed),
                 "waiting": as_json(&report.waiting),
-                "kept": report.kept,
+                "kept": report.kept.iter()
+                    .map(|(lease, why)| json!({"lease": lease, "because": why}))
+                    .collect::<Vec<_>>(),
                 "failed": report.failed,
             }))?;
         } else {
-            self.print(&report);
+            print(&report, dry_run);
         }
         for finding in &report.findings {
             complain(&format!(
@@ -50,38 +72,47 @@ impl Reclaim {
         }
         Ok(Outcome::Done)
     }
+}
 
-    fn print(&self, report: &Report) {
-        let done = if self.dry_run {
-            "would be freed"
-        } else {
-            "freed"
-        };
-        let mut rows = Vec::new();
-        for (leases, state) in [
-            (&report.freed, done),
-            (&report.waiting, "seen; freed by a later run"),
-        ] {
-            for (lease, why) in leases {
-                let holder = lease.holder.to_string();
-                rows.push(vec![
-                    lease.address.to_string(),
-                    state.to_owned(),
-                    why.as_str().to_owned(),
-                    holder,
-                ]);
-            }
-        }
-        if !rows.is_empty() {
-            say(&table(&["ADDRESS", "STATE", "BECAUSE", "HOLDER"], &rows));
-        }
-        say(&format!(
-            "{} {done}, {} to be looked at once more, {} kept\n",
-            report.freed.len(),
-            report.waiting.len(),
-            report.kept
-        ));
+fn is_terminal() -> bool {
+    use std::io::IsTerminal;
+    std::io::stdin().is_terminal()
+}
+
+fn print(report: &Report, dry_run: bool) {
+    let done = if dry_run { "would be freed" } else { "freed" };
+    let over = |state, leases: &[(Lease, Over)]| -> Vec<Vec<String>> {
+        leases
+            .iter()
+            .map(|(lease, why)| row(lease, state, why.as_str()))
+            .collect()
+    };
+    let mut rows = over(done, &report.freed);
+    rows.extend(over("seen; freed by a later run", &report.waiting));
+    rows.extend(
+        report
+            .kept
+            .iter()
+            .map(|(lease, why)| row(lease, "kept", why)),
+    );
+    if !rows.is_empty() {
+        say(&table(&["ADDRESS", "STATE", "BECAUSE", "HOLDER"], &rows));
     }
+    say(&format!(
+        "{} {done}, {} to be seen once more, {} kept\n",
+        report.freed.len(),
+        report.waiting.len(),
+        report.kept.len()
+    ));
+}
+
+fn row(lease: &Lease, state: &str, why: &str) -> Vec<String> {
+    vec![
+        lease.address.to_string(),
+        state.to_owned(),
+        why.to_owned(),
+        lease.holder.to_string(),
+    ]
 }
 
 fn as_json(leases: &[(Lease, Over)]) -> Vec<serde_json::Value> {

@@ -1,9 +1,11 @@
 //! `rdma-ipam release`: free leases by hand.
 
 use super::{Global, Outcome, complain, confirmed, say, say_json};
-use crate::store::Entry;
+use crate::lease::Lease;
+use crate::store::{Entry, Store};
 use anyhow::{Result, bail};
 use clap::Args;
+use ipnetwork::IpNetwork;
 use node::table::{cell, table};
 use serde_json::json;
 use std::net::IpAddr;
@@ -16,7 +18,7 @@ struct Which {
     /// All leases of a node, and its slices: the node must be gone
     #[arg(long)]
     node: Option<String>,
-    /// All leases of a pod, namespace/name
+    /// All leases of a pod: namespace/name, or a name
     #[arg(long)]
     pod: Option<String>,
 }
@@ -25,9 +27,16 @@ struct Which {
 pub(super) struct Release {
     #[command(flatten)]
     which: Which,
-    /// Only within this network name
+    /// With --node and this node's own name: only leases of machines that were this node
+    /// before, or of its earlier boots; the node may be alive
+    #[arg(long, alias = "former", requires = "node")]
+    previous: bool,
+    /// Only within this network name; "" for leases without one
     #[arg(long)]
     network_name: Option<String>,
+    /// Only of this range, as in 10.0.0.0/24
+    #[arg(long)]
+    pool: Option<IpNetwork>,
     /// Do not ask
     #[arg(long, short)]
     yes: bool,
@@ -36,20 +45,25 @@ pub(super) struct Release {
 impl Release {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let (_, store) = global.open()?;
-        let mut chosen: Vec<Entry> = Vec::new();
-        store.seats(true, |entry| {
-            if entry.freed.is_none() && self.means(&entry) {
-                chosen.push(entry);
-            }
-            Ok(())
-        })?;
+        if self.previous && self.which.node.as_ref() != Some(&store.node().name) {
+            bail!(
+                "--previous tells this node's leases from those before: run it on the node, which is {}",
+                store.node().name
+            );
+        }
+        let boot = store.node().boot.clone();
+        let mut chosen = self.choose(&store)?;
+        chosen.retain(|entry| {
+            let of_this_boot = |lease: &Lease| lease.holder.boot == boot;
+            !self.previous || !entry.record.as_ref().is_ok_and(of_this_boot)
+        });
         if chosen.is_empty() && self.which.node.is_none() {
             complain("no such lease");
             return Ok(Outcome::Found);
         }
         let rows: Vec<Vec<String>> = chosen.iter().map(row).collect();
         if !global.json {
-            say(&table(&["ADDRESS", "HOLDER"], &rows));
+            say(&table(&HEADER, &rows));
         }
         let question = format!(
             "free {}? A pod that still uses one of them will share it with the next.",
@@ -70,7 +84,8 @@ impl Release {
             }
         }
         let slices = match &self.which.node {
-            Some(node) => store.release_slices(node)?,
+            Some(_) if self.previous => Vec::new(),
+            Some(node) => store.release_slices(node, self.network_name())?,
             None => Vec::new(),
         };
         if global.json {
@@ -87,27 +102,82 @@ impl Release {
         Ok(Outcome::Done)
     }
 
-    fn means(&self, entry: &Entry) -> bool {
-        if self.network_name.is_some() && self.network_name != entry.network_name {
-            return false;
-        }
+    /// The leases that are meant. Of one address there is one lease in each network
+    /// name (and of ranges that do not overlap others, one in each): which, is asked.
+    fn choose(&self, store: &Store) -> Result<Vec<Entry>> {
+        let mut chosen = Vec::new();
         if let Some(address) = self.which.address {
-            return entry.address == address;
+            chosen = store.seats_at(address)?;
+            chosen.retain(|entry| entry.freed.is_none() && self.in_scope(entry));
+            if chosen.len() > 1 {
+                let candidates: Vec<String> = chosen.iter().map(candidate).collect();
+                bail!(
+                    "{address} is leased {} times; say which by --network-name (\"\" for none) or --pool: {}",
+                    chosen.len(),
+                    candidates.join("; ")
+                );
+            }
+            return Ok(chosen);
         }
+        store.seats(true, |entry| {
+            if entry.freed.is_none() && self.in_scope(&entry) && self.means(&entry) {
+                chosen.push(entry);
+            }
+            Ok(())
+        })?;
+        Ok(chosen)
+    }
+
+    /// The network name that was named, if one was: the empty one is none.
+    fn network_name(&self) -> Option<Option<&str>> {
+        let name = self.network_name.as_deref()?;
+        Some(Some(name).filter(|name| !name.is_empty()))
+    }
+
+    fn in_scope(&self, entry: &Entry) -> bool {
+        let network_name = entry.network_name.as_deref().unwrap_or_default();
+        (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+            && self
+                .pool
+                .is_none_or(|pool| entry.record.as_ref().is_ok_and(|lease| lease.range == pool))
+    }
+
+    fn means(&self, entry: &Entry) -> bool {
         let Ok(lease) = &entry.record else {
             return false;
         };
         if let Some(node) = &self.which.node {
             return lease.holder.node == *node;
         }
-        lease.holder.pod.as_ref().map(ToString::to_string) == self.which.pod
+        let (pod, wanted) = (lease.holder.pod.as_ref(), self.which.pod.as_ref());
+        pod.zip(wanted)
+            .is_some_and(|(pod, wanted)| pod.to_string() == *wanted || pod.name == *wanted)
     }
 }
+
+const HEADER: [&str; 4] = ["ADDRESS", "NETWORK NAME", "RANGE", "HOLDER"];
 
 fn row(entry: &Entry) -> Vec<String> {
     let holder = match &entry.record {
         Ok(lease) => lease.holder.to_string(),
         Err(why) => format!("unknown: {why}"),
     };
-    vec![entry.address.to_string(), cell(&holder)]
+    let range = entry.record.as_ref().map(|lease| lease.range.to_string());
+    vec![
+        entry.address.to_string(),
+        cell(entry.network_name.as_deref().unwrap_or_default()),
+        range.unwrap_or_default(),
+        cell(&holder),
+    ]
+}
+
+fn candidate(entry: &Entry) -> String {
+    let network_name = match &entry.network_name {
+        Some(name) => format!("network name {name:?}"),
+        None => "no network name".to_owned(),
+    };
+    match &entry.record {
+        Ok(lease) => format!("{network_name}, range {}, {}", lease.range, lease.holder),
+        Err(why) => format!("{network_name}, {why}"),
+    }
 }

@@ -19,17 +19,16 @@ impl Show {
         let (_, store) = global.open()?;
         let address: Option<IpAddr> = self.what.parse().ok();
         let mut found = Vec::new();
-        store.seats(true, |entry| {
-            let wanted = match (address, &entry.record) {
-                (Some(address), _) => entry.address == address,
-                (None, Ok(lease)) => self.means(lease),
-                (None, Err(_)) => false,
-            };
-            if wanted {
-                found.push(describe(&entry));
-            }
-            Ok(())
-        })?;
+        if let Some(address) = address {
+            found = store.seats_at(address)?.iter().map(describe).collect();
+        } else {
+            store.seats(true, |entry| {
+                if entry.record.as_ref().is_ok_and(|lease| self.means(lease)) {
+                    found.push(describe(&entry));
+                }
+                Ok(())
+            })?;
+        }
         if found.is_empty() {
             complain(&format!(
                 "nothing is known about {}",
@@ -62,6 +61,7 @@ fn describe(entry: &Entry) -> Value {
     };
     let mut value = json!({
         "address": entry.address,
+        "networkName": entry.network_name,
         "state": state,
         "timesLeased": entry.generation,
         "file": entry.path,

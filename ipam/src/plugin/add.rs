@@ -1,10 +1,10 @@
-//! ADD: what is there already, what was asked for, what has to be leased.
+//! ADD: the order that a configuration and a request make, and its result.
 
 use super::answer::to_error;
 use crate::config::{Config, Requested, Source};
-use crate::lease::{Holder, Lease};
+use crate::lease::Holder;
 use crate::range::{IpAddrWithLength, Range};
-use crate::store::{Owned, Store, StoreError, Want};
+use crate::store::{Order, Part, Space, Store};
 use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request};
 use node::policy::Profile;
 use std::net::IpAddr;
@@ -15,19 +15,26 @@ pub(super) fn add(
     config: &Config,
     store: &Store,
     holder: &Holder,
+    request_excluded: bool,
 ) -> Result<CniResult, Error> {
     let requested = Requested::read(request, config.profile)?;
-    let asked = assign(&requested.instead, config)?;
-    let leases = match lease_all(config, store, holder, &asked) {
-        Ok(leases) => leases,
-        Err((error, range)) => {
-            let attempt = match range {
-                Some(range) => format!("lease an address of {} for {holder}", range.subnet()),
-                None => format!("look for the addresses of {holder}"),
-            };
-            return Err(to_error(&error, attempt));
-        }
+    let asked = assign(&requested.instead, config, request_excluded)?;
+    let parts = config.ranges.iter().zip(asked);
+    let order = Order {
+        holder: holder.clone(),
+        profile: config.profile,
+        parts: parts
+            .map(|(range, requested)| part(range, config, requested))
+            .collect(),
     };
+    let leases = store.take(&order).map_err(|refused| {
+        let range = refused.part.and_then(|part| config.ranges.get(part));
+        let attempt = match range {
+            Some(range) => format!("lease an address of {} for {holder}", range.subnet()),
+            None => format!("read the addresses of {holder}"),
+        };
+        to_error(&refused.error, attempt)
+    })?;
     let mut result = CniResult {
         routes: config.routes.clone(),
         dns: config.dns.clone(),
@@ -48,48 +55,25 @@ pub(super) fn add(
     Ok(result)
 }
 
-/// What is wanted of one range.
-pub(super) fn want<'a>(
-    range: &'a Range,
-    config: &'a Config,
-    holder: &'a Holder,
-    index: usize,
-) -> Want<'a> {
-    Want {
-        range,
-        network_name: config.network_name.as_deref(),
-        overlapping: config.overlapping,
-        holder,
-        index,
+/// What a range of the configuration asks for.
+pub(super) fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
+    Part {
+        interface: None,
+        range: range.clone(),
+        slice: config.slice,
+        space: Space {
+            network_name: config.network_name.clone(),
+            overlapping: config.overlapping,
+        },
+        requested,
     }
-}
-
-/// The range, or this node's slice of it.
-fn part_of_node(range: &Range, config: &Config, store: &Store) -> Result<Range, StoreError> {
-    let Some(length) = config.slice else {
-        return Ok(range.clone());
-    };
-    let slice = store.slice(config.network_name.as_deref(), range.subnet(), length)?;
-    Ok(range.slice(slice))
-}
-
-/// The same without taking a slice.
-pub(super) fn part_to_come(
-    range: &Range,
-    config: &Config,
-    store: &Store,
-) -> Result<Range, StoreError> {
-    let Some(length) = config.slice else {
-        return Ok(range.clone());
-    };
-    let slice = store.slice_to_come(config.network_name.as_deref(), range.subnet(), length)?;
-    Ok(range.slice(slice))
 }
 
 /// Which range each requested address is to come from.
 fn assign(
     requested: &[(IpAddrWithLength, Source)],
     config: &Config,
+    request_excluded: bool,
 ) -> Result<Vec<Option<IpAddr>>, Error> {
     let mut asked = vec![None; config.ranges.len()];
     for ((address, length), source) in requested {
@@ -128,196 +112,14 @@ fn assign(
         if config.profile == Profile::Strict && config.gateway == Some(*address) {
             return Err(refuse("is the gateway".to_owned()));
         }
+        if !request_excluded && !range.gives(*address) {
+            return Err(
+                refuse(format!("is excluded from {subnet}, or beyond its bounds")).with_details(
+                    "ask for another; the node's policy may allow it by allow.requestExcluded",
+                ),
+            );
+        }
         *slot = Some(*address);
     }
     Ok(asked)
-}
-
-/// One lease from each range, all or none.
-fn lease_all<'c>(
-    config: &'c Config,
-    store: &Store,
-    holder: &Holder,
-    asked: &[Option<IpAddr>],
-) -> Result<Vec<Lease>, (StoreError, Option<&'c Range>)> {
-    let mut there = store
-        .owned(&holder.container, &holder.interface)
-        .and_then(|there| without_remains(store, there))
-        .map_err(|error| (error, None))?;
-    let kept = there.len();
-    let mut next = kept;
-    let mut leases = Vec::new();
-    for (range, asked) in config.ranges.iter().zip(asked) {
-        let one = part_of_node(range, config, store).and_then(|part| {
-            if let Some(lease) = reuse(config, store, &part, *asked, &mut there)? {
-                return Ok(lease);
-            }
-            let want = want(&part, config, holder, next);
-            let lease = lease_one(config.profile, store, &want, *asked)?;
-            next += 1;
-            Ok(lease)
-        });
-        match one {
-            Ok(lease) => {
-                let network_name = config.network_name.as_deref();
-                store.note_pool(range, network_name, config.overlapping, &holder.network);
-                leases.push(lease);
-            }
-            Err(error) => {
-                give_back(store, holder, kept);
-                return Err((error, Some(range)));
-            }
-        }
-    }
-    Ok(leases)
-}
-
-/// Drops records from the top that hold nothing: an ADD or DEL was killed there.
-fn without_remains(store: &Store, mut there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
-    while let Some(last) = there.last() {
-        if store.is_held(last)? {
-            break;
-        }
-        store.release_owned(last)?;
-        if store.still_there(last)? {
-            return Err(StoreError::Foreign {
-                path: last.path(),
-                what: last
-                    .fault()
-                    .unwrap_or_else(|| "a record that stays".to_owned()),
-            });
-        }
-        there.pop();
-    }
-    Ok(there)
-}
-
-/// A lease of the range that the attachment has already.
-fn reuse(
-    config: &Config,
-    store: &Store,
-    range: &Range,
-    asked: Option<IpAddr>,
-    there: &mut Vec<Owned>,
-) -> Result<Option<Lease>, StoreError> {
-    let of_range = |owned: &Owned| {
-        owned.lease().is_some_and(|lease| {
-            lease.range == range.subnet()
-                && lease.network_name == config.network_name
-                && lease.overlapping == config.overlapping
-        })
-    };
-    let Some(position) = there.iter().position(of_range) else {
-        return Ok(None);
-    };
-    let owned = there.remove(position);
-    let Some(lease) = owned.lease() else {
-        return Ok(None);
-    };
-    let wanted = match asked {
-        Some(address) => lease.address == address,
-        // whereabouts keeps an address that its range has shrunk away from.
-        None => {
-            config.profile == Profile::Compatible
-                || lease.requested
-                || range.window_contains(lease.address)
-        }
-    };
-    if wanted && store.is_held(&owned)? {
-        return Ok(Some(lease.clone()));
-    }
-    store.vacate(&owned)?;
-    Ok(None)
-}
-
-fn lease_one(
-    profile: Profile,
-    store: &Store,
-    want: &Want<'_>,
-    asked: Option<IpAddr>,
-) -> Result<Lease, StoreError> {
-    if let Some(address) = asked {
-        return store.allocate_this(want, address);
-    }
-    if let Some(former) = store.former_lease(want)?
-        && may_take_over(profile, former.lease(), want.holder, former.netns_is_gone())
-        && (profile == Profile::Compatible || want.range.window_contains(former.lease().address))
-    {
-        let address = former.lease().address;
-        store.end(&former)?;
-        match store.allocate_this(want, address) {
-            Err(StoreError::Held { .. }) => {}
-            other => return other,
-        }
-    }
-    store.allocate(want)
-}
-
-/// Whether a new sandbox may take over the address of a pod's former one.
-///
-/// By name alone a pod could get the address of its namesake that is still alive
-/// on another node. So, strictly, it must be the same pod (UID), or the former
-/// sandbox must be known to be gone; without UIDs the node's runtime is trusted
-/// to have one sandbox of a pod at a time.
-fn may_take_over(profile: Profile, former: &Lease, now: &Holder, netns_gone: bool) -> bool {
-    if profile == Profile::Compatible {
-        return true;
-    }
-    let same_node = former.holder.node == now.node;
-    let uid = |holder: &Holder| holder.pod.as_ref().and_then(|pod| pod.uid.clone());
-    match (uid(&former.holder), uid(now)) {
-        (Some(before), Some(now)) if before == now => same_node || netns_gone,
-        (Some(_), Some(_)) => same_node && netns_gone,
-        _ => same_node,
-    }
-}
-
-/// Frees what a failed ADD leased.
-fn give_back(store: &Store, holder: &Holder, kept: usize) {
-    // The first error is the one to report. What cannot be given back now leads
-    // the runtime's DEL to it.
-    if let Ok(there) = store.owned(&holder.container, &holder.interface) {
-        for owned in there.iter().skip(kept).rev() {
-            let _ = store.release_owned(owned);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lease::Pod;
-
-    fn former(node: &str, uid: Option<&str>) -> Lease {
-        let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
-        lease.holder.node = node.into();
-        lease.holder.pod = Some(Pod {
-            namespace: "a".into(),
-            name: "b".into(),
-            uid: uid.map(str::to_owned),
-        });
-        lease
-    }
-
-    #[test]
-    fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
-        let here = former("n1", Some("u1")).holder;
-        let anonymous = former("n1", None).holder;
-        for (before, now, gone, strict) in [
-            (former("n1", Some("u1")), &here, false, true),
-            (former("n1", Some("u2")), &here, false, false),
-            (former("n1", Some("u2")), &here, true, true),
-            (former("n2", Some("u1")), &here, false, false),
-            (former("n2", Some("u2")), &here, false, false),
-            (former("n1", None), &anonymous, false, true),
-            (former("n2", None), &anonymous, false, false),
-        ] {
-            assert_eq!(
-                may_take_over(Profile::Strict, &before, now, gone),
-                strict,
-                "{before:?}"
-            );
-            assert!(may_take_over(Profile::Compatible, &before, now, gone));
-        }
-    }
 }

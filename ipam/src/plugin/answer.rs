@@ -26,10 +26,14 @@ fn code(error: &StoreError) -> Code {
         StoreError::Held { .. } | StoreError::Exhausted { .. } | StoreError::NoSlice { .. } => {
             Code::Exhausted
         }
-        StoreError::SliceSize { .. } => Code::InvalidConfig,
+        StoreError::SliceSize { .. } | StoreError::Oversize { .. } => Code::InvalidConfig,
         StoreError::Format { .. }
         | StoreError::Identity { .. }
+        | StoreError::NotShared { .. }
+        | StoreError::Forgotten { .. }
+        | StoreError::Remember { .. }
         | StoreError::Unfit { .. }
+        | StoreError::Squashed { .. }
         | StoreError::Foreign { .. }
         | StoreError::Node(_) => Code::State,
     }

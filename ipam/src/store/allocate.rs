@@ -166,7 +166,7 @@ impl Store {
         };
         let found = match search.this(bits(address)) {
             Ok(Some(lease)) => Ok(lease),
-            Ok(None) => Err(self.held(want, address)),
+            Ok(None) => Err(self.held_by_another(want, address)),
             Err(error) => Err(error),
         };
         search.finish(found)
@@ -258,7 +258,7 @@ impl Store {
         Ok(survey)
     }
 
-    fn held(&self, want: &Want<'_>, address: IpAddr) -> StoreError {
+    fn held_by_another(&self, want: &Want<'_>, address: IpAddr) -> StoreError {
         let space = name::space(want.network_name);
         let holder = self
             .holder_of(&space, address)

@@ -4,7 +4,7 @@ use super::dir::{Dir, Meta, meta_of};
 use super::name::{self, Class, Seat};
 use super::shard::Standing;
 use super::{Store, StoreError};
-use crate::lease::Lease;
+use crate::lease::{self, Lease};
 use nix::errno::Errno;
 use std::fs::File;
 use std::rc::Rc;
@@ -24,10 +24,22 @@ impl Store {
         let holder = &lease.holder;
         let (bucket, name) = name::owner(&holder.container, &holder.interface, index);
         let dir = self.make_below(&["owners", name::node(&holder.node), &bucket])?;
-        let Some(file) = dir.create(&name, &lease.encode(), self.durable())? else {
+        let record = bounded_record(lease)?;
+        let Some(file) = dir.create(&name, &record, self.durable())? else {
             return Err(overtaken(lease));
         };
-        let meta = meta_of(&file).map_err(dir.failed("look at", &name))?;
+        if let Some(by) = dir
+            .stranger(&file)
+            .map_err(dir.failed("read the owner of", &name))?
+        {
+            dir.unlink(&name)?;
+            return Err(StoreError::Squashed {
+                directory: self.root.path().to_owned(),
+                owner: dir.owner(),
+                by,
+            });
+        }
+        let meta = meta_of(&file).map_err(dir.failed("read", &name))?;
         Ok(Intent {
             dir,
             name,
@@ -38,9 +50,12 @@ impl Store {
 
     /// The same record for another seat: nothing leads to the one before.
     pub(super) fn intend_instead(&self, intent: &Intent, lease: &Lease) -> Result<(), StoreError> {
-        Ok(intent
-            .dir
-            .refill(&intent.name, &intent.file, &lease.encode(), self.durable())?)
+        Ok(intent.dir.refill(
+            &intent.name,
+            &intent.file,
+            &bounded_record(lease)?,
+            self.durable(),
+        )?)
     }
 
     /// Steps 3 to 5: whether the seat is ours. An error leaves the record, which
@@ -51,24 +66,46 @@ impl Store {
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        let seat = Seat::of(lease);
-        let seat_name = seat.name();
+        Ok(self.link_seat(intent, lease, shard)? && self.confirm(intent, lease, shard)?)
+    }
+
+    /// Step 3: whether the seat's name is this record's.
+    pub(super) fn link_seat(
+        &self,
+        intent: &Intent,
+        lease: &Lease,
+        shard: &Dir,
+    ) -> Result<bool, StoreError> {
+        let seat_name = Seat::of(lease).name();
         let linked = match intent.dir.link(&intent.name, shard, &seat_name) {
             // The record is gone: a DEL was here.
             Err(error) if error.source == Errno::ENOENT => return Err(overtaken(lease)),
             other => other?,
         };
-        if !linked {
-            // The answer to a link that was done may have been lost on its way.
-            let there = shard.meta(&seat_name)?;
-            if !there.is_some_and(|there| there.same_file(&intent.meta)) {
-                return Ok(false);
-            }
+        if linked {
+            return Ok(true);
         }
+        // The answer to a link that was done may have been lost on its way.
+        let there = shard.meta(&seat_name)?;
+        Ok(there.is_some_and(|there| there.same_file(&intent.meta)))
+    }
+
+    /// Steps 4 and 5: whether a seat that was linked is ours; if not, it is withdrawn.
+    pub(super) fn confirm(
+        &self,
+        intent: &Intent,
+        lease: &Lease,
+        shard: &Dir,
+    ) -> Result<bool, StoreError> {
+        let seat = Seat::of(lease);
+        let seat_name = seat.name();
         let names = meta_of(&intent.file)
-            .map_err(intent.dir.failed("look at", &intent.name))?
+            .map_err(intent.dir.failed("read", &intent.name))?
             .names;
-        if names < 2 {
+        // The count alone is not enough: NFS gives a file that this process has open
+        // another name when it is removed ("silly rename"), and counts that one.
+        let named = intent.dir.meta(&intent.name)?;
+        if names < 2 || !named.is_some_and(|there| there.same_file(&intent.meta)) {
             shard.unlink(&seat_name)?;
             return Err(overtaken(lease));
         }
@@ -95,7 +132,7 @@ impl Store {
     }
 
     /// Whether a seat of the twin class at the same address is of the same range.
-    fn taken_by_twin(
+    pub(super) fn taken_by_twin(
         &self,
         listing: &[String],
         seat: &Seat,
@@ -176,6 +213,17 @@ impl Store {
 /// The class of seats that the same range may have in another configuration.
 pub(super) fn twin(lease: &Lease) -> Class {
     Class::of(lease.range, !lease.overlapping)
+}
+
+/// The record, which must be one that can be read again.
+fn bounded_record(lease: &Lease) -> Result<Vec<u8>, StoreError> {
+    let record = lease.encode();
+    if record.len() as u64 > lease::MAX_BYTES {
+        return Err(StoreError::Oversize {
+            bytes: record.len(),
+        });
+    }
+    Ok(record)
 }
 
 fn overtaken(lease: &Lease) -> StoreError {

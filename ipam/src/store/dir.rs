@@ -30,7 +30,10 @@ pub(crate) struct Meta {
     pub(crate) device: u64,
     pub(crate) inode: u64,
     pub(crate) names: u64,
+    /// When its content was written, in Unix seconds of the file server.
     pub(crate) modified: i64,
+    /// When its content or its names changed, likewise.
+    pub(crate) changed: i64,
 }
 
 /// What a name of the store turned out to be.
@@ -38,6 +41,8 @@ pub(crate) struct Meta {
 pub(crate) enum Found {
     /// A file of the store's owner, and its content.
     File(Vec<u8>, Meta),
+    /// A file of the store's owner that is larger than any record.
+    TooLarge(Meta),
     /// Something that is not believed; the reason.
     Foreign(&'static str),
 }
@@ -70,6 +75,7 @@ impl From<&FileStat> for Meta {
             inode: stat.st_ino.into(),
             names: stat.st_nlink.into(),
             modified: stat.st_mtime.into(),
+            changed: stat.st_ctime.into(),
         }
     }
 }
@@ -94,6 +100,17 @@ impl Dir {
             path: path.to_owned(),
             owner: stat.st_uid,
         })
+    }
+
+    /// The user whose files are believed: the one that the store's directory belongs to.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// The user that a file belongs to, when it is another one.
+    pub(crate) fn stranger(&self, file: &File) -> Result<Option<u32>, Errno> {
+        let uid = nix::sys::stat::fstat(file)?.st_uid;
+        Ok((uid != self.owner).then_some(uid))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -130,14 +147,15 @@ impl Dir {
         }))
     }
 
-    /// A directory in this one, made if need be.
-    pub(crate) fn open_or_make(&self, name: &str) -> Result<Self, DirError> {
+    /// A directory in this one, made if need be; with `durable` its name is synced.
+    pub(crate) fn open_or_make(&self, name: &str, durable: bool) -> Result<Self, DirError> {
         // It may be removed between the two calls by somebody who tidies up.
         for _ in 0..4 {
             if let Some(dir) = self.open(name)? {
                 return Ok(dir);
             }
             match nix::sys::stat::mkdirat(&self.fd, name, Mode::S_IRWXU) {
+                Ok(()) if durable => self.sync()?,
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(source) => return Err(self.failed("make directory", name)(source)),
             }
@@ -147,6 +165,19 @@ impl Dir {
 
     /// A file's content, read without following anything or waiting for a FIFO.
     pub(crate) fn read(&self, name: &str, limit: u64) -> Result<Option<Found>, DirError> {
+        self.read_of(name, limit, true)
+    }
+
+    /// The same, whoever the file belongs to. Not to be believed.
+    pub(crate) fn read_of_anybody(
+        &self,
+        name: &str,
+        limit: u64,
+    ) -> Result<Option<Found>, DirError> {
+        self.read_of(name, limit, false)
+    }
+
+    fn read_of(&self, name: &str, limit: u64, own_only: bool) -> Result<Option<Found>, DirError> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => fd,
@@ -163,7 +194,7 @@ impl Dir {
             SFlag::S_IFIFO => return Ok(Some(Found::Foreign("a FIFO"))),
             _ => return Ok(Some(Found::Foreign("no regular file"))),
         }
-        if stat.st_uid != self.owner {
+        if own_only && stat.st_uid != self.owner {
             return Ok(Some(Found::Foreign(
                 "a file of another owner than the store's",
             )));
@@ -174,7 +205,7 @@ impl Dir {
             .read_to_end(&mut content)
             .map_err(|e| self.failed("read", name)(errno(&e)))?;
         if content.len() as u64 > limit {
-            return Ok(Some(Found::Foreign("larger than any record")));
+            return Ok(Some(Found::TooLarge(Meta::from(&stat))));
         }
         Ok(Some(Found::File(content, Meta::from(&stat))))
     }
@@ -408,7 +439,11 @@ mod tests {
         std::fs::write(at("big"), vec![b'x'; 100]).unwrap();
         symlink("/etc", at("dirlink")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-        for name in ["link", "fifo", "dir", "big", "socket"] {
+        assert!(matches!(
+            dir.read("big", 50).unwrap(),
+            Some(Found::TooLarge(_))
+        ));
+        for name in ["link", "fifo", "dir", "socket"] {
             let found = dir.read(name, 50).unwrap();
             assert!(
                 matches!(found, Some(Found::Foreign(_))),

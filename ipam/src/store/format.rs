@@ -34,6 +34,7 @@ impl Format {
         let bytes = match root.read(NAME, 4096)? {
             None => return Ok(None),
             Some(Found::File(bytes, _)) => bytes,
+            Some(Found::TooLarge(_)) => return Err(refuse("it is too large".to_owned())),
             Some(Found::Foreign(what)) => return Err(refuse(format!("it is {what}"))),
         };
         #[derive(Deserialize)]
@@ -60,8 +61,13 @@ impl Format {
         Ok(Some(format))
     }
 
-    /// Makes a directory a store, unless somebody else just did.
-    pub(crate) fn establish(root: &Dir, durable: bool) -> Result<Self, StoreError> {
+    /// Makes a directory a store, unless somebody else just did: by the identity
+    /// `id`, or a new one.
+    pub(crate) fn establish(
+        root: &Dir,
+        id: Option<&str>,
+        durable: bool,
+    ) -> Result<Self, StoreError> {
         let names = root.names()?;
         if let Some(stranger) = names.iter().find(|name| !may_lie_in_an_empty_store(name)) {
             // Unless somebody else was first, and uses the store already.
@@ -73,11 +79,14 @@ impl Format {
         let format = Self {
             format: KIND.to_owned(),
             version: VERSION,
-            id: format!("{:016x}{:016x}", random64(), random64()),
+            id: id.map_or_else(
+                || format!("{:016x}{:016x}", random64(), random64()),
+                str::to_owned,
+            ),
             created: jiff::Timestamp::now(),
         };
         let text = serde_json::to_vec_pretty(&format).unwrap_or_default();
-        let draft = format!(".{NAME}.{}", format.id);
+        let draft = format!(".{NAME}.{:016x}", random64());
         if root.create(&draft, &text, durable)?.is_some() {
             let linked = root.link(&draft, root, NAME);
             root.unlink(&draft)?;
@@ -117,8 +126,8 @@ mod tests {
     fn the_first_user_makes_the_store_and_the_second_finds_it() {
         let (place, dir) = place();
         assert_eq!(Format::read(&dir).unwrap(), None);
-        let first = Format::establish(&dir, false).unwrap();
-        assert_eq!(Format::establish(&dir, false).unwrap(), first);
+        let first = Format::establish(&dir, None, false).unwrap();
+        assert_eq!(Format::establish(&dir, None, false).unwrap(), first);
         assert_eq!(Format::read(&dir).unwrap(), Some(first));
         assert_eq!(
             std::fs::read_dir(place.path()).unwrap().count(),
@@ -131,7 +140,9 @@ mod tests {
     fn a_directory_of_something_else_is_not_taken_over() {
         let (place, dir) = place();
         std::fs::write(place.path().join("10.0.0.5"), "container\r\neth0").unwrap();
-        let error = Format::establish(&dir, false).unwrap_err().to_string();
+        let error = Format::establish(&dir, None, false)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("10.0.0.5") && error.contains("no store"),
             "{error}"

@@ -1,21 +1,30 @@
-//! Looking for what should not be in a store, and putting it right.
+//! What should not be in a store, and putting it right.
 //!
 //! Every repair is a step that could be taken at any time anyway; none makes an
-//! address free whose holder is not known to be gone, but for a seat that is no
-//! record at all: that is put aside, into `lost`, when repair is asked for.
+//! address free whose holder is not known to be gone, but for something in an
+//! address' place that is no record at all: that is put aside, into `lost`, when
+//! repair is asked for. What changed a moment ago may be a call on its way, and is
+//! left alone. The moment is the file server's: its files' times are compared with
+//! that of a new file, never with this machine's clock.
+//!
+//! One shard is in memory at a time.
 
-use super::dir::{Dir, Meta};
+use super::dir::{Dir, Found, Meta, meta_of};
+use super::hint::random64;
 use super::name::{self, Seat};
 use super::owner::{Content, Owned};
 use super::release::now;
-use super::scan::{Entry, Finding};
+use super::scan::{Entry, Finding, ShardListing};
 use super::shard::Standing;
 use super::{Store, StoreError, probe};
-use crate::lease::Lease;
-use std::collections::BTreeMap;
+use crate::lease::{self, Lease};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
-/// Whatever is younger may be on its way: in milliseconds.
-const SETTLED: u64 = 60_000;
+/// Whatever changed later than this may be a call on its way.
+pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// What lies in a store.
 const ROOMS: [&str; 8] = [
     "FORMAT", "leases", "owners", "pods", "hints", "pools", "slices", "lost",
@@ -27,127 +36,55 @@ pub struct Checkup {
     /// Leases that are in order.
     pub sound: usize,
     /// What is wrong.
-    pub findings: Vec<Finding>,
-    /// How many of those were put right.
-    pub repaired: usize,
+    pub findings: Vec<Problem>,
+}
+
+/// Something that is wrong, and whether it was put right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where and what.
+    pub finding: Finding,
+    /// Whether it was put right just now.
+    pub repaired: bool,
+}
+
+impl Checkup {
+    /// How many findings were put right.
+    #[must_use]
+    pub fn repaired(&self) -> usize {
+        self.findings.iter().filter(|found| found.repaired).count()
+    }
+}
+
+/// One run.
+struct Fsck<'a> {
+    store: &'a Store,
+    repair: bool,
+    /// Unix seconds before which something must have changed last: the file server's.
+    settled_before: i64,
+    checkup: Checkup,
 }
 
 impl Store {
-    /// Goes through the whole store.
+    /// Reads the whole store. What changed less than `min_age` ago is left alone.
     ///
     /// # Errors
     /// When a directory cannot be read, or a repair failed.
-    pub fn fsck(&self, repair: bool) -> Result<Checkup, StoreError> {
-        let mut checkup = Checkup::default();
-        self.check_root(&mut checkup, repair)?;
-        self.check_seats(&mut checkup, repair)?;
-        for node in self.nodes()? {
-            self.check_records(&node, &mut checkup, repair)?;
-        }
-        self.check_pods(&mut checkup, repair)?;
-        Ok(checkup)
-    }
-
-    fn check_root(&self, checkup: &mut Checkup, repair: bool) -> Result<(), StoreError> {
-        for name in self.root.names()? {
-            let path = self.root.path().join(&name);
-            let leftover = name.starts_with(probe::PREFIX) || name.starts_with(".FORMAT.");
-            if leftover && self.settled(self.root.meta(&name)?) {
-                checkup.note(
-                    path,
-                    "left behind by a probe or a first use that was killed",
-                );
-                if repair {
-                    if let Ok(Some(dir)) = self.root.open(&name) {
-                        for file in dir.names()? {
-                            dir.unlink(&file)?;
-                        }
-                        self.root.remove_dir(&name)?;
-                    } else {
-                        self.root.unlink(&name)?;
-                    }
-                    checkup.repaired += 1;
-                }
-            } else if !leftover && !ROOMS.contains(&name.as_str()) && !by_the_file_system(&name) {
-                checkup.note(path, "nothing of this store");
-            }
-        }
-        Ok(())
-    }
-
-    fn check_seats(&self, checkup: &mut Checkup, repair: bool) -> Result<(), StoreError> {
-        let mut held: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
-        let strange = self.seats(true, |entry| {
-            if entry.freed.is_none() {
-                let key = format!(
-                    "{:?} {} {:?}",
-                    entry.network_name, entry.address, entry.seat.class
-                );
-                held.entry(key).or_default().push(entry);
-            }
-            Ok(())
-        })?;
-        for finding in strange {
-            // A shard's place that something else has can be put aside as well.
-            checkup.findings.push(finding);
-        }
-        for entries in held.into_values() {
-            for entry in &entries {
-                self.check_seat(entry, checkup, repair)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_seat(
-        &self,
-        entry: &Entry,
-        checkup: &mut Checkup,
-        repair: bool,
-    ) -> Result<(), StoreError> {
-        let lease = match &entry.record {
-            Ok(lease) => lease,
-            Err(why) => {
-                checkup.note(
-                    entry.path.clone(),
-                    &format!("holds {}: {why}", entry.address),
-                );
-                if repair && entry.meta.is_none() && entry.dir.meta(&entry.seat.name())?.is_some() {
-                    self.put_aside(&entry.dir, &entry.seat.name())?;
-                    checkup.repaired += 1;
-                }
-                return Ok(());
-            }
+    pub fn fsck(&self, repair: bool, min_age: Duration) -> Result<Checkup, StoreError> {
+        let min_age = i64::try_from(min_age.as_secs()).unwrap_or(i64::MAX);
+        let mut fsck = Fsck {
+            store: self,
+            repair,
+            settled_before: server_time(&self.root)?.saturating_sub(min_age),
+            checkup: Checkup::default(),
         };
-        let names = entry.dir.names()?;
-        let standing = Standing::of(&entry.seat, names.iter().map(String::as_str));
-        if standing == Standing::Contested {
-            if self.settled(entry.meta) {
-                // One of them was killed before it withdrew. Which, its names do
-                // not tell; its owner's DEL or ADD takes it away.
-                checkup.note(
-                    entry.path.clone(),
-                    &format!(
-                        "one of several claims of {}: {}",
-                        entry.address, lease.holder
-                    ),
-                );
-            }
-            return Ok(());
+        fsck.root()?;
+        fsck.addresses()?;
+        for node in self.nodes()? {
+            fsck.records(&node)?;
         }
-        if !self.has_owner(entry)? && self.settled(entry.meta) {
-            checkup.note(
-                entry.path.clone(),
-                &format!("no record of its owner, {}", lease.holder),
-            );
-            if repair {
-                self.give_owner(entry, lease)?;
-                checkup.repaired += 1;
-            }
-            return Ok(());
-        }
-        checkup.sound += 1;
-        Ok(())
+        fsck.pods()?;
+        Ok(fsck.checkup)
     }
 
     /// Whether the owner's records lead to a seat.
@@ -159,12 +96,20 @@ impl Store {
             return Ok(false);
         };
         let holder = &lease.holder;
-        let records = self.owned_at(
-            name::node(&holder.node),
-            &holder.container,
-            &holder.interface,
-        )?;
-        Ok(records.iter().any(|owned| owned.is_file(meta)))
+        let (bucket, _) = name::owner(&holder.container, &holder.interface, 0);
+        let path = ["owners", name::node(&holder.node), &bucket];
+        let Some(dir) = self.open_below(&path)? else {
+            return Ok(false);
+        };
+        for index in 0.. {
+            let (_, record) = name::owner(&holder.container, &holder.interface, index);
+            match dir.meta(&record)? {
+                None => break,
+                Some(there) if there.same_file(meta) => return Ok(true),
+                Some(_) => {}
+            }
+        }
+        Ok(false)
     }
 
     /// Frees a seat by itself; its owner's record, if any, stays.
@@ -221,91 +166,7 @@ impl Store {
         Ok(())
     }
 
-    fn check_records(
-        &self,
-        node: &str,
-        checkup: &mut Checkup,
-        repair: bool,
-    ) -> Result<(), StoreError> {
-        let mut owners: BTreeMap<String, Vec<Owned>> = BTreeMap::new();
-        let strange = self.records_of(node, |owned| {
-            let owner = owned
-                .name
-                .rsplit_once(':')
-                .map_or("", |(owner, _)| owner)
-                .to_owned();
-            owners.entry(owner).or_default().push(owned);
-            Ok(())
-        })?;
-        checkup.findings.extend(strange);
-        for records in owners.into_values() {
-            // Last first, as they were given: from the top.
-            let mut top = true;
-            for owned in &records {
-                let fault = match &owned.content {
-                    Content::Foreign(what) => Some(format!("it is {what}")),
-                    Content::Broken(why, meta) if meta.names < 2 && self.settled(Some(*meta)) => {
-                        Some(format!("an ADD that was killed: {why}"))
-                    }
-                    Content::Broken(..) => None,
-                    Content::Lease(lease, meta) if self.settled(Some(*meta)) => (!self
-                        .holds(lease, meta)?)
-                    .then(|| format!("holds nothing of {}", lease.address)),
-                    Content::Lease(..) => None,
-                };
-                let Some(fault) = fault else {
-                    top = false;
-                    continue;
-                };
-                checkup.note(owned.path(), &fault);
-                if !repair {
-                    continue;
-                }
-                match &owned.content {
-                    Content::Foreign(_) => self.put_aside(&owned.dir, &owned.name)?,
-                    // In the middle it has to stay, or the numbering would have a gap.
-                    _ if !top => continue,
-                    _ => drop(self.release_owned(owned)?),
-                }
-                checkup.repaired += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_pods(&self, checkup: &mut Checkup, repair: bool) -> Result<(), StoreError> {
-        let Some(pods) = self.open_below(&["pods"])? else {
-            return Ok(());
-        };
-        for bucket in pods.names()? {
-            let Ok(Some(dir)) = pods.open(&bucket) else {
-                checkup.note(
-                    pods.path().join(&bucket),
-                    "not a directory of the store's owner",
-                );
-                continue;
-            };
-            for entry in dir.names()? {
-                let stale = match super::owner::read(&dir, &entry)? {
-                    None => false,
-                    Some(Content::Lease(lease, meta)) => {
-                        self.settled(Some(meta)) && !self.holds(&lease, &meta)?
-                    }
-                    Some(_) => true,
-                };
-                if stale {
-                    checkup.note(dir.path().join(&entry), "a pod's hint that leads nowhere");
-                    if repair {
-                        dir.unlink(&entry)?;
-                        checkup.repaired += 1;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves something that is no record out of the way, without looking into it.
+    /// Moves something that is no record out of the way, unread.
     fn put_aside(&self, dir: &Dir, name: &str) -> Result<(), StoreError> {
         let lost = self.make_below(&["lost"])?;
         dir.move_to(
@@ -315,29 +176,281 @@ impl Store {
         )?;
         Ok(())
     }
+}
+
+/// The time by the clock that stamps the store's files, in Unix seconds.
+///
+/// # Errors
+/// When no file can be made in the store.
+pub(super) fn server_time(root: &Dir) -> Result<i64, StoreError> {
+    let name = format!("{}{:016x}", probe::PREFIX, random64());
+    let Some(file) = root.create(&name, b"", false)? else {
+        return Err(root.failed("create", &name)(nix::errno::Errno::EEXIST).into());
+    };
+    let meta = meta_of(&file).map_err(root.failed("read the time of", &name));
+    root.unlink(&name)?;
+    Ok(meta?.changed)
+}
+
+impl Fsck<'_> {
+    fn root(&mut self) -> Result<(), StoreError> {
+        let root = &self.store.root;
+        for name in root.names()? {
+            let path = root.path().join(&name);
+            let leftover = name.starts_with(probe::PREFIX) || name.starts_with(".FORMAT.");
+            if leftover && self.settled(root.meta(&name)?) {
+                if self.repair {
+                    if let Ok(Some(dir)) = root.open(&name) {
+                        for file in dir.names()? {
+                            dir.unlink(&file)?;
+                        }
+                        root.remove_dir(&name)?;
+                    } else {
+                        root.unlink(&name)?;
+                    }
+                }
+                let what = "left behind by a probe or a first use that was killed";
+                self.note(path, what, self.repair);
+            } else if !leftover && !ROOMS.contains(&name.as_str()) && !by_the_file_system(&name) {
+                self.note(path, "nothing of this store", false);
+            }
+        }
+        Ok(())
+    }
+
+    fn addresses(&mut self) -> Result<(), StoreError> {
+        let strange = self.store.shards(|shard| self.shard(&shard))?;
+        for finding in strange {
+            self.checkup.findings.push(Problem {
+                finding,
+                repaired: false,
+            });
+        }
+        Ok(())
+    }
+
+    fn shard(&mut self, shard: &ShardListing) -> Result<(), StoreError> {
+        let mut by_address: HashMap<IpAddr, Vec<&str>> = HashMap::new();
+        for (name, seat) in &shard.seats {
+            by_address.entry(seat.address).or_default().push(name);
+        }
+        for (name, seat) in &shard.seats {
+            if seat.freed.is_none() {
+                let names = by_address.get(&seat.address).map_or(&[][..], Vec::as_slice);
+                self.address(&shard.entry(name, *seat, true)?, names)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn address(&mut self, entry: &Entry, names: &[&str]) -> Result<(), StoreError> {
+        let lease = match &entry.record {
+            Ok(lease) => lease,
+            Err(why) => {
+                let mut what = format!("holds {}: {why}", entry.address);
+                let name = entry.seat.name();
+                let mut repaired = false;
+                if entry.meta.is_none() && entry.dir.meta(&name)?.is_some() {
+                    match self.is_of_a_squashed_node(&entry.dir, &name)? {
+                        true => what += SQUASHED,
+                        false if self.repair => {
+                            self.store.put_aside(&entry.dir, &name)?;
+                            repaired = true;
+                        }
+                        false => {}
+                    }
+                }
+                self.note(entry.path.clone(), &what, repaired);
+                return Ok(());
+            }
+        };
+        let standing = Standing::of(&entry.seat, names.iter().copied());
+        if standing == Standing::Contested {
+            if self.settled(entry.meta) {
+                // One of them was killed before it withdrew. Which, its names do
+                // not tell; its owner's DEL or ADD takes it away.
+                let what = format!(
+                    "one of several claims of {}: {}",
+                    entry.address, lease.holder
+                );
+                self.note(entry.path.clone(), &what, false);
+            }
+            return Ok(());
+        }
+        if !self.store.has_owner(entry)? && self.settled(entry.meta) {
+            if self.repair {
+                self.store.give_owner(entry, lease)?;
+            }
+            let what = format!("no record of its owner, {}", lease.holder);
+            self.note(entry.path.clone(), &what, self.repair);
+            return Ok(());
+        }
+        self.checkup.sound += 1;
+        Ok(())
+    }
+
+    /// Whether a file of another user may be a lease: of a node whose root the file
+    /// server takes for that user. One that has just changed may become one.
+    fn is_of_a_squashed_node(&self, dir: &Dir, name: &str) -> Result<bool, StoreError> {
+        Ok(match dir.read_of_anybody(name, lease::MAX_BYTES)? {
+            Some(Found::File(bytes, meta)) => {
+                meta.names > 1 || Lease::decode(&bytes).is_ok() || !self.settled(Some(meta))
+            }
+            // No node writes so much, but none of ours made it.
+            Some(Found::TooLarge(meta)) => meta.names > 1,
+            Some(Found::Foreign(_)) | None => false,
+        })
+    }
+
+    fn records(&mut self, node: &str) -> Result<(), StoreError> {
+        let mut owners: BTreeMap<String, Vec<Owned>> = BTreeMap::new();
+        let mut bucket: Option<PathBuf> = None;
+        let store = self.store;
+        // One bucket is in memory at a time.
+        let strange = store.records_of(node, |owned| {
+            if bucket.as_deref() != Some(owned.dir.path()) {
+                bucket = Some(owned.dir.path().to_owned());
+                self.owners(std::mem::take(&mut owners))?;
+            }
+            let owner = owned
+                .name
+                .rsplit_once(':')
+                .map_or("", |(owner, _)| owner)
+                .to_owned();
+            owners.entry(owner).or_default().push(owned);
+            Ok(())
+        })?;
+        self.owners(owners)?;
+        for finding in strange {
+            self.checkup.findings.push(Problem {
+                finding,
+                repaired: false,
+            });
+        }
+        Ok(())
+    }
+
+    fn owners(&mut self, owners: BTreeMap<String, Vec<Owned>>) -> Result<(), StoreError> {
+        for records in owners.into_values() {
+            // Last first, as they were given: from the top.
+            let mut top = true;
+            for owned in &records {
+                let Some(fault) = self.fault_of(owned)? else {
+                    top = false;
+                    continue;
+                };
+                // In the middle it has to stay, or the numbering would have a gap.
+                let repaired = self.repair && self.remove_record(owned, top)?;
+                self.note(owned.path(), &fault, repaired);
+            }
+        }
+        Ok(())
+    }
+
+    fn fault_of(&self, owned: &Owned) -> Result<Option<String>, StoreError> {
+        Ok(match &owned.content {
+            Content::Foreign(what) => {
+                let squashed = match self.is_of_a_squashed_node(&owned.dir, &owned.name)? {
+                    true => SQUASHED,
+                    false => "",
+                };
+                Some(format!("it is {what}{squashed}"))
+            }
+            Content::Broken(why, meta) if meta.names < 2 && self.settled(Some(*meta)) => {
+                Some(format!("an ADD that was killed: {why}"))
+            }
+            Content::Lease(lease, meta) if self.settled(Some(*meta)) => {
+                (!self.store.holds(lease, meta)?)
+                    .then(|| format!("holds nothing of {}", lease.address))
+            }
+            Content::Broken(..) | Content::Lease(..) => None,
+        })
+    }
+
+    /// Removes a record that holds nothing. It never frees an address: one that was
+    /// linked since keeps its record.
+    fn remove_record(&self, owned: &Owned, top: bool) -> Result<bool, StoreError> {
+        let meta = match &owned.content {
+            Content::Foreign(_) => {
+                if self.is_of_a_squashed_node(&owned.dir, &owned.name)? {
+                    return Ok(false);
+                }
+                self.store.put_aside(&owned.dir, &owned.name)?;
+                return Ok(true);
+            }
+            Content::Lease(_, meta) | Content::Broken(_, meta) => meta,
+        };
+        // As it is now, not as it was read: a link changes the file's times.
+        let now = owned.dir.meta(&owned.name)?;
+        let unchanged = now.is_some_and(|now| now.same_file(meta) && now.changed == meta.changed);
+        if !top || !unchanged {
+            return Ok(false);
+        }
+        self.store.remove_last(owned, meta)?;
+        if let Content::Lease(lease, meta) = &owned.content
+            && self.store.holds(lease, meta)?
+            && let Some(shard) = self.store.shard_of(lease)?
+        {
+            shard.link(&Seat::of(lease).name(), &owned.dir, &owned.name)?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn pods(&mut self) -> Result<(), StoreError> {
+        let Some(pods) = self.store.open_below(&["pods"])? else {
+            return Ok(());
+        };
+        for bucket in pods.names()? {
+            let Ok(Some(dir)) = pods.open(&bucket) else {
+                let path = pods.path().join(&bucket);
+                self.note(path, "not a directory of the store's owner", false);
+                continue;
+            };
+            for entry in dir.names()? {
+                let stale = match super::owner::read(&dir, &entry)? {
+                    None => false,
+                    Some(Content::Lease(lease, meta)) => {
+                        self.settled(Some(meta)) && !self.store.holds(&lease, &meta)?
+                    }
+                    Some(_) => true,
+                };
+                if stale {
+                    if self.repair {
+                        dir.unlink(&entry)?;
+                    }
+                    let what = "a pod's hint that leads nowhere";
+                    self.note(dir.path().join(&entry), what, self.repair);
+                }
+            }
+        }
+        Ok(())
+    }
 
     fn settled(&self, meta: Option<Meta>) -> bool {
-        let Some(modified) = meta.and_then(|meta| u64::try_from(meta.modified).ok()) else {
-            return true;
-        };
-        now().saturating_sub(modified.saturating_mul(1000)) > SETTLED
+        meta.is_none_or(|meta| meta.changed <= self.settled_before)
+    }
+
+    fn note(&mut self, path: PathBuf, what: &str, repaired: bool) {
+        self.checkup.findings.push(Problem {
+            finding: Finding {
+                path,
+                what: what.to_owned(),
+            },
+            repaired,
+        });
     }
 }
+
+/// What to do about a lease that belongs to another user than the store.
+const SQUASHED: &str = "; it may be a lease of a node whose root the file server squashes: \
+    export with no_root_squash, or give all files to the store's owner";
 
 impl Entry {
     /// When the record was written, in Unix seconds.
     #[must_use]
     pub fn modified(&self) -> Option<i64> {
         self.meta.map(|meta| meta.modified)
-    }
-}
-
-impl Checkup {
-    fn note(&mut self, path: std::path::PathBuf, what: &str) {
-        self.findings.push(Finding {
-            path,
-            what: what.to_owned(),
-        });
     }
 }
 

@@ -7,8 +7,9 @@
 //! went by during the boot: a DEL must find what an ADD made under a host name
 //! that was changed since.
 //!
-//! Written whole under another name and renamed. What a crash leaves of it, or
-//! what cannot be written, costs a new probe.
+//! Written whole under another name, synced and renamed. A file that cannot be
+//! read is no licence to make a store: a person says so, by `fsck --adopt`. Where
+//! it cannot be written, a shared store is not used.
 
 use super::StoreError;
 use super::dir::Dir;
@@ -31,7 +32,22 @@ pub(crate) struct Memory {
     /// The names of this machine in that boot.
     #[serde(default)]
     pub(crate) nodes: Vec<String>,
+    /// Stores that this name of the policy stood for before, latest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) previous: Vec<Known>,
 }
+
+/// A store that was used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    /// Its identity.
+    pub(crate) id: String,
+    /// Where it was.
+    pub(crate) directory: PathBuf,
+}
+
+/// Previous stores that are remembered.
+const MAX_PREVIOUS: usize = 8;
 
 /// The file for a store of the policy.
 pub(crate) fn path(state_dir: &Path, store: &str) -> PathBuf {
@@ -39,9 +55,21 @@ pub(crate) fn path(state_dir: &Path, store: &str) -> PathBuf {
 }
 
 impl Memory {
-    /// What is remembered; `None` when nothing is, or nothing legible.
-    pub(crate) fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    /// What is remembered; `None` when nothing is.
+    ///
+    /// # Errors
+    /// Why the file cannot be read. It is written whole and synced, so one that is
+    /// empty or torn was spoilt by something else, and says nothing about the store.
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>, String> {
+        let text = match std::fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        match serde_json::from_slice(&text) {
+            Ok(memory) => Ok(Some(memory)),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Whether this boot of this machine has probed the store under this name.
@@ -57,6 +85,18 @@ impl Memory {
         filesystem: &str,
         node: &NodeIdentity,
     ) {
+        if !self.id.is_empty() && (self.id != id || self.directory != directory) {
+            let before = Known {
+                id: std::mem::take(&mut self.id),
+                directory: std::mem::take(&mut self.directory),
+            };
+            self.previous.retain(|known| *known != before);
+            self.previous.push(before);
+            let surplus = self.previous.len().saturating_sub(MAX_PREVIOUS);
+            self.previous.drain(..surplus);
+        }
+        self.previous
+            .retain(|known| known.id != id || known.directory != directory);
         id.clone_into(&mut self.id);
         directory.clone_into(&mut self.directory);
         filesystem.clone_into(&mut self.filesystem);
@@ -124,13 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_back_and_survives_garbage() {
+    fn it_reads_back_and_garbage_is_not_nothing() {
         let place = tempfile::tempdir().unwrap();
         let path = path(place.path(), "default");
-        assert_eq!(Memory::read(&path), None);
+        assert_eq!(Memory::read(&path), Ok(None));
         memory().write(&path).unwrap();
-        assert_eq!(Memory::read(&path), Some(memory()));
-        std::fs::write(&path, "").unwrap();
-        assert_eq!(Memory::read(&path), None);
+        assert_eq!(Memory::read(&path), Ok(Some(memory())));
+        for spoilt in ["", "{", "[]"] {
+            std::fs::write(&path, spoilt).unwrap();
+            assert!(Memory::read(&path).is_err(), "{spoilt:?}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 const LOOKS: usize = 10;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// How many directories stay open.
-const MOST_OPEN: usize = 64;
+const MOST_OPEN: usize = 384;
 
 /// A record under its owner's name.
 #[derive(Debug)]
@@ -57,6 +57,12 @@ impl Owned {
         }
     }
 
+    /// Whether another record is in the same directory.
+    #[must_use]
+    pub fn is_beside(&self, other: &Self) -> bool {
+        self.dir.path() == other.dir.path()
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -75,28 +81,53 @@ impl Owned {
 }
 
 impl Store {
-    /// The records of an attachment on this node, by number.
+    /// The records of an attachment on this node: those of each directory by number,
+    /// this node's own first.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn owned(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
-        let mut found = self.owned_at(&self.node.name, container, interface)?;
-        for former in &self.former_names {
-            if found.is_empty() {
-                found = self.owned_at(former, container, interface)?;
-            }
-        }
-        if found.is_empty() {
-            found = self.owned_at(name::IMPORTED, container, interface)?;
+        let mut found = Vec::new();
+        for directory in self.directories() {
+            found.extend(self.owned_at(directory, container, interface)?);
         }
         Ok(found)
+    }
+
+    /// The records of an attachment under this node's name: their count is the number
+    /// of the next one.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn owned_here(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
+        self.owned_at(&self.node.name, container, interface)
+    }
+
+    /// How many records an attachment has under a node's name; an empty one stands for
+    /// an import that does not know it.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn records_under(
+        &self,
+        node: &str,
+        container: &str,
+        interface: &str,
+    ) -> Result<usize, StoreError> {
+        Ok(self.owned_at(name::node(node), container, interface)?.len())
+    }
+
+    /// Where records of this machine's attachments may be: under its name, under
+    /// previous ones, and where an import put those whose node it did not know.
+    fn directories(&self) -> impl Iterator<Item = &str> {
+        self.names().chain(std::iter::once(name::IMPORTED))
     }
 
     /// The leases that an attachment holds.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn held_by(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
+    pub fn held(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
         let mut held = Vec::new();
         for owned in self.owned(container, interface)? {
             if let Content::Lease(lease, meta) = &owned.content
@@ -133,7 +164,9 @@ impl Store {
         for _ in 0..LOOKS {
             let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
             let standing = Standing::of(&seat, listing.iter().map(String::as_str));
-            if standing != Standing::Contested {
+            if standing != Standing::Contested
+                && !self.taken_by_twin(&listing, &seat, lease, &shard)?
+            {
                 return Ok(true);
             }
             std::thread::sleep(BETWEEN_LOOKS);
@@ -212,7 +245,9 @@ impl Store {
 
     /// A directory, made if need be.
     pub(super) fn make_below(&self, path: &[&str]) -> Result<Rc<Dir>, StoreError> {
-        let made = self.walk(path, |dir, name| dir.open_or_make(name).map(Some))?;
+        let made = self.walk(path, |dir, name| {
+            dir.open_or_make(name, self.durable()).map(Some)
+        })?;
         // Only an empty path walks to nothing.
         made.ok_or_else(|| self.root.failed("make", "")(nix::errno::Errno::EINVAL).into())
     }
@@ -259,6 +294,9 @@ pub(super) fn read(dir: &Dir, name: &str) -> Result<Option<Content>, StoreError>
     Ok(match dir.read(name, lease::MAX_BYTES)? {
         None => None,
         Some(Found::Foreign(what)) => Some(Content::Foreign(what)),
+        Some(Found::TooLarge(meta)) => {
+            Some(Content::Broken("larger than any record".to_owned(), meta))
+        }
         Some(Found::File(bytes, meta)) => Some(match Lease::decode(&bytes) {
             Ok(lease) => Content::Lease(Box::new(lease), meta),
             Err(error) => Content::Broken(error.to_string(), meta),

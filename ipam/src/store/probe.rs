@@ -78,10 +78,10 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
 /// the mounts, of which a node may have thousands.
 pub(crate) fn known(dir: &Dir, name: &str) -> Result<FileSystem, StoreError> {
     let magic = file_system_magic(&dir.file_system()?);
-    let shared = !LOCAL.iter().any(|(known, _)| *known == magic);
+    let local = LOCAL.iter().find(|(known, _)| *known == magic);
     Ok(FileSystem {
-        name: name.to_owned(),
-        shared,
+        name: local.map_or(name, |(_, local)| local).to_owned(),
+        shared: local.is_none(),
         warning: None,
     })
 }
@@ -185,7 +185,7 @@ fn classify(magic: u32, mount: Option<&Mount>) -> Result<FileSystem, String> {
 /// [`StoreError::Unfit`] naming the one that is not kept, or what could not be tried.
 pub(crate) fn try_out(root: &Dir) -> Result<(), StoreError> {
     let name = format!("{PREFIX}{:016x}", random64());
-    let dir = root.open_or_make(&name)?;
+    let dir = root.open_or_make(&name, false)?;
     let tried = promises(&dir);
     for left in dir.names().unwrap_or_default() {
         // What is left is left for fsck; the answer is the first failure.
@@ -211,7 +211,7 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
     match dir.stat_self() {
         Ok(stat) if Some(stat.st_uid) != owner_of(&file) => {
             return Ok(Some(
-                "files made here do not belong to the directory's owner",
+                "files made here do not belong to the directory's owner: the file server squashes this node's root; export with no_root_squash",
             ));
         }
         Ok(_) => {}

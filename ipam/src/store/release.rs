@@ -21,7 +21,7 @@ impl Store {
     ///
     /// # Errors
     /// The first thing that failed; the rest was attempted.
-    pub fn release(
+    pub fn give_back(
         &self,
         container: &str,
         interface: &str,
@@ -53,8 +53,7 @@ impl Store {
         match &owned.content {
             Content::Lease(lease, meta) => {
                 let held = self.release_seat(lease, meta)?;
-                self.remove_last(owned, meta)?;
-                Ok(held)
+                Ok(self.remove_released(owned, lease, meta)? || held)
             }
             // Killed between create and write: no seat was ever taken by it.
             Content::Broken(_, meta) if meta.names < 2 => {
@@ -67,10 +66,26 @@ impl Store {
         }
     }
 
+    /// Removes the record of a seat that was freed or was not there; whether an ADD that
+    /// slept had linked it since, and it was freed now: that ADD read the record before
+    /// it was removed, so it did not withdraw.
+    pub(super) fn remove_released(
+        &self,
+        owned: &Owned,
+        lease: &Lease,
+        meta: &Meta,
+    ) -> Result<bool, StoreError> {
+        self.remove_last(owned, meta)?;
+        match self.holds(lease, meta)? {
+            true => self.release_seat(lease, meta),
+            false => Ok(false),
+        }
+    }
+
     /// This machine's names in this boot.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.node.name)
-            .chain(&self.former_names)
+            .chain(&self.previous_names)
             .map(String::as_str)
     }
 
@@ -87,8 +102,23 @@ impl Store {
         Ok(())
     }
 
-    /// Frees the seat of a record, if it holds it, and the pod's hint.
+    /// Frees the seat of a record, if it holds it, and the pod's hint. The address rests
+    /// from now.
     pub(super) fn release_seat(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
+        self.release_seat_at(lease, meta, now())
+    }
+
+    /// The same for an address that was never answered, so that nobody can send to it:
+    /// it does not rest.
+    pub(super) fn release_unanswered(&self, owned: &Owned) -> Result<(), StoreError> {
+        if let Content::Lease(lease, meta) = &owned.content {
+            self.release_seat_at(lease, meta, 0)?;
+        }
+        self.release_owned(owned)?;
+        Ok(())
+    }
+
+    fn release_seat_at(&self, lease: &Lease, meta: &Meta, at: u64) -> Result<bool, StoreError> {
         let mut held = false;
         if let Some(shard) = self.shard_of(lease)? {
             let seat = Seat::of(lease);
@@ -98,10 +128,14 @@ impl Store {
                 .is_some_and(|there| there.same_file(meta))
             {
                 let freed = Seat {
-                    freed: Some(now()),
+                    freed: Some(at),
                     ..seat
                 };
                 held = shard.rename(&name, &freed.name())?;
+                // Or a loss of power might take back this, but not the next step.
+                if self.durable() {
+                    shard.sync()?;
+                }
             }
         }
         // Even when it was not held: a DEL killed half-way may have left this out.

@@ -46,9 +46,37 @@ pub struct Finding {
     pub what: String,
 }
 
+/// The names of one shard.
+pub(super) struct ShardListing {
+    pub(super) network_name: Option<String>,
+    pub(super) dir: Rc<Dir>,
+    /// Those that are of an address of the shard, sorted.
+    pub(super) seats: Vec<(String, Seat)>,
+}
+
+impl ShardListing {
+    pub(super) fn entry(&self, name: &str, seat: Seat, records: bool) -> Result<Entry, StoreError> {
+        let (record, meta) = match records {
+            true => record(&self.dir, name, &seat)?,
+            false => (Err(String::new()), None),
+        };
+        Ok(Entry {
+            network_name: self.network_name.clone(),
+            address: seat.address,
+            generation: seat.generation,
+            freed: seat.freed,
+            path: self.dir.path().join(name),
+            record,
+            dir: Rc::clone(&self.dir),
+            seat,
+            meta,
+        })
+    }
+}
+
 impl Store {
-    /// Calls `each` with every seat, in no order; with `records` their files are
-    /// read too. Answers what could not be made sense of.
+    /// Calls `each` with every name of an address, freed ones too, in no order;
+    /// with `records` their files are read too. Answers what is none.
     ///
     /// # Errors
     /// When a directory of the store cannot be read.
@@ -56,6 +84,60 @@ impl Store {
         &self,
         records: bool,
         mut each: impl FnMut(Entry) -> Result<(), StoreError>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        self.shards(|shard| {
+            for (name, seat) in &shard.seats {
+                each(shard.entry(name, *seat, records)?)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The names of one address in all spaces, read by their place.
+    ///
+    /// # Errors
+    /// When a directory of the store cannot be read.
+    pub fn seats_at(&self, address: IpAddr) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = Vec::new();
+        let Some(leases) = self.open_below(&["leases"])? else {
+            return Ok(entries);
+        };
+        let v4 = address.is_ipv4();
+        let number = name::shard_number(crate::range::bits(address));
+        for space in sorted(leases.names()?) {
+            let Some(network_name) = name::network_name(&space) else {
+                continue;
+            };
+            let mut findings = Vec::new();
+            let Some(shards) = enter(&leases, &space, &mut findings)? else {
+                continue;
+            };
+            let Some(dir) = enter(&shards, &name::shard(v4, number), &mut findings)? else {
+                continue;
+            };
+            let text = address.to_string();
+            let names = sorted(dir.names_that(|name| name::is_seat_of(&text, name))?);
+            let seats = names
+                .into_iter()
+                .filter_map(|name| Some((Seat::parse(&name)?, name)))
+                .map(|(seat, name)| (name, seat))
+                .collect();
+            let listing = ShardListing {
+                network_name,
+                dir: Rc::new(dir),
+                seats,
+            };
+            for (name, seat) in &listing.seats {
+                entries.push(listing.entry(name, *seat, true)?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Calls `each` with the names of one shard after the other.
+    pub(super) fn shards(
+        &self,
+        mut each: impl FnMut(ShardListing) -> Result<(), StoreError>,
     ) -> Result<Vec<Finding>, StoreError> {
         let mut findings = Vec::new();
         let Some(leases) = self.open_below(&["leases"])? else {
@@ -85,33 +167,21 @@ impl Store {
                 let Some(dir) = enter(&shards, &shard, &mut findings)? else {
                     continue;
                 };
-                let dir = Rc::new(dir);
+                let mut seats = Vec::new();
                 for name in sorted(dir.names()?) {
-                    let path = dir.path().join(&name);
-                    let seat = Seat::parse(&name).filter(|seat| belongs(seat, v4, number));
-                    let Some(seat) = seat else {
-                        findings.push(Finding {
-                            path,
+                    match Seat::parse(&name).filter(|seat| belongs(seat, v4, number)) {
+                        Some(seat) => seats.push((name, seat)),
+                        None => findings.push(Finding {
+                            path: dir.path().join(&name),
                             what: "not an address of this shard".into(),
-                        });
-                        continue;
-                    };
-                    let (record, meta) = match records {
-                        true => record(&dir, &name, &seat)?,
-                        false => (Err(String::new()), None),
-                    };
-                    each(Entry {
-                        network_name: network_name.clone(),
-                        address: seat.address,
-                        generation: seat.generation,
-                        freed: seat.freed,
-                        path,
-                        record,
-                        dir: Rc::clone(&dir),
-                        seat,
-                        meta,
-                    })?;
+                        }),
+                    }
                 }
+                each(ShardListing {
+                    network_name: network_name.clone(),
+                    dir: Rc::new(dir),
+                    seats,
+                })?;
             }
         }
         Ok(findings)
@@ -135,10 +205,22 @@ impl Store {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
-            let Some(dir) = enter(&buckets, &bucket, &mut findings)?.map(Rc::new) else {
-                continue;
+            let opened = enter(&buckets, &bucket, &mut findings);
+            let listed = opened.and_then(|dir| match dir {
+                Some(dir) => Ok(Some((dir.names()?, Rc::new(dir)))),
+                None => Ok(None),
+            });
+            let (mut names, dir) = match listed {
+                Ok(Some(listed)) => listed,
+                Ok(None) => continue,
+                Err(error) => {
+                    findings.push(Finding {
+                        path: buckets.path().join(&bucket),
+                        what: error.to_string(),
+                    });
+                    continue;
+                }
             };
-            let mut names = dir.names()?;
             names.sort_by_key(|name| std::cmp::Reverse(index(name)));
             for name in names {
                 if index(&name).is_none() {
@@ -149,8 +231,17 @@ impl Store {
                     });
                     continue;
                 };
-                let Some(content) = read(&dir, &name)? else {
-                    continue;
+                let content = match read(&dir, &name) {
+                    Ok(Some(content)) => content,
+                    Ok(None) => continue,
+                    // One that cannot be read must not stop the rest.
+                    Err(error) => {
+                        findings.push(Finding {
+                            path: dir.path().join(&name),
+                            what: error.to_string(),
+                        });
+                        continue;
+                    }
                 };
                 each(Owned {
                     dir: Rc::clone(&dir),
@@ -188,7 +279,11 @@ fn belongs(seat: &Seat, v4: bool, number: u128) -> bool {
 type Read = (Result<Lease, String>, Option<Meta>);
 
 fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Read, StoreError> {
-    Ok(match read(dir, name)? {
+    let content = match read(dir, name) {
+        Ok(content) => content,
+        Err(error) => return Ok((Err(error.to_string()), None)),
+    };
+    Ok(match content {
         None => (Err("it vanished".to_owned()), None),
         Some(Content::Foreign(what)) => (Err(format!("it is {what}")), None),
         Some(Content::Broken(why, meta)) => (Err(why), Some(meta)),

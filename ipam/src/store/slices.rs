@@ -1,21 +1,33 @@
 //! Which part of a range a node has, when `node_slice_size` cuts it.
 //!
 //! ```text
-//! slices/<space>/<range>/<number>@<length>   the node's name; linked, so exclusive
-//! slices/<space>/<range>/node:<name>         the same file
+//! slices/<space>/<range>/node:<name>         the node's file, its name in it; linked, so exclusive
+//! slices/<space>/<range>/<number>@<length>   the same file: the slice is the node's
+//! slices/<space>/<range>/at:<name>           <number>@<length>, a hint
 //! ```
-//! The lowest number that is free goes to the node that asks first. A node that
-//! is killed between the two links finds its number again by reading them all.
-//! A slice stays the node's until an operator releases it: its pods may live on.
+//! The lowest number that is free and has a usable address goes to the node that
+//! asks first. All calls on a node link one file, the node's, so two that are
+//! first at the same time find each other's number. Which number a node has is
+//! read from the hint and believed when that number is the node's file; without it
+//! the numbers are compared with the file, none is read. A slice stays the node's
+//! until an operator releases it: its pods may live on.
 
-use super::dir::{Dir, Found};
+use super::dir::{Dir, Found, Meta};
 use super::hint::random64;
 use super::{Store, StoreError, name};
+use crate::range::Range;
 use crate::slice;
 use ipnetwork::IpNetwork;
+use std::collections::BTreeSet;
 
 /// Longer than any node name.
 const MAX_BYTES: u64 = 256;
+/// Node names up to this length, in bytes, are written out in names of files.
+const MAX_NODE_BYTES: usize = 200;
+/// More slices without a usable address than this are not stepped over.
+const MAX_UNUSABLE: usize = 1 << 16;
+/// How often a call starts again when an operator removes what it has just made.
+const MAX_STARTS: usize = 8;
 
 impl Store {
     /// This node's slice of a range, taken if it has none yet.
@@ -26,14 +38,15 @@ impl Store {
     pub fn slice(
         &self,
         network_name: Option<&str>,
-        subnet: IpNetwork,
+        range: &Range,
         length: u8,
     ) -> Result<IpNetwork, StoreError> {
-        let [space, range] = place(network_name, subnet);
-        let dir = self.make_below(&["slices", &space, &range])?;
-        let number = match self.slice_by_node(&dir, subnet, length)? {
+        let subnet = range.subnet();
+        let [space, place] = place(network_name, subnet);
+        let dir = self.make_below(&["slices", &space, &place])?;
+        let number = match self.slice_by_hint(&dir, subnet, length)? {
             Some(number) => number,
-            None => self.take_slice(&dir, subnet, length)?,
+            None => self.take_slice(&dir, range, length)?,
         };
         slice::nth(subnet, length, number).ok_or_else(|| self.no_slice(subnet, length))
     }
@@ -45,34 +58,48 @@ impl Store {
     pub fn slice_to_come(
         &self,
         network_name: Option<&str>,
-        subnet: IpNetwork,
+        range: &Range,
         length: u8,
     ) -> Result<IpNetwork, StoreError> {
-        let [space, range] = place(network_name, subnet);
-        let number = match self.open_below(&["slices", &space, &range])? {
-            None => Some(0),
-            Some(dir) => {
-                let taken = taken(&dir, &dir.names()?)?;
-                refuse_other_size(&taken, subnet, length)?;
-                let mine = taken.iter().find(|taken| taken.node == self.node.name);
-                mine.map(|mine| mine.number)
-                    .or_else(|| lowest_free(&taken, subnet, length))
-            }
+        let subnet = range.subnet();
+        let [space, place] = place(network_name, subnet);
+        let number = match self.open_below(&["slices", &space, &place])? {
+            None => lowest_free(&BTreeSet::new(), range, length),
+            Some(dir) => match self.slice_by_hint(&dir, subnet, length)? {
+                Some(number) => Some(number),
+                None => {
+                    let names = numbers(&dir)?;
+                    refuse_other_size(&names, subnet, length)?;
+                    let mine = match dir.meta(&by_node(&self.node.name))? {
+                        Some(mine) => number_of(&dir, &names, &mine)?,
+                        None => None,
+                    };
+                    mine.or_else(|| lowest_free(&taken(&names), range, length))
+                }
+            },
         };
         let slice = number.and_then(|number| slice::nth(subnet, length, number));
         slice.ok_or_else(|| self.no_slice(subnet, length))
     }
 
-    /// Gives up a node's slices; answers their names.
+    /// Gives up a node's slices, those of one network name if one is named; answers
+    /// what they were.
     ///
     /// # Errors
     /// When the store cannot be read or written.
-    pub fn release_slices(&self, node: &str) -> Result<Vec<String>, StoreError> {
+    pub fn release_slices(
+        &self,
+        node: &str,
+        network_name: Option<Option<&str>>,
+    ) -> Result<Vec<String>, StoreError> {
         let mut released = Vec::new();
         let Some(slices) = self.open_below(&["slices"])? else {
             return Ok(released);
         };
         for space in slices.names()? {
+            if network_name.is_some_and(|wanted| name::space(wanted) != space) {
+                continue;
+            }
             let Some(ranges) = slices.open(&space)? else {
                 continue;
             };
@@ -80,85 +107,164 @@ impl Store {
                 let Some(dir) = ranges.open(&range)? else {
                     continue;
                 };
-                for taken in taken(&dir, &dir.names()?)? {
-                    if taken.node == node {
-                        dir.unlink(&taken.name)?;
-                        released.push(format!("{range} number {}", taken.number));
+                for number in numbers(&dir)? {
+                    let number = number.name();
+                    if let Some(Found::File(text, _)) = dir.read(&number, MAX_BYTES)?
+                        && String::from_utf8_lossy(&text).trim() == node
+                    {
+                        dir.unlink(&number)?;
+                        released.push(format!("{range} number {number}"));
                     }
                 }
                 dir.unlink(&by_node(node))?;
+                dir.unlink(&hint_of(node))?;
             }
         }
         Ok(released)
     }
 
-    fn slice_by_node(
+    /// The slices that nodes have: network name, range, slice and node.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn slices(&self) -> Result<Vec<Slice>, StoreError> {
+        let mut all = Vec::new();
+        let Some(slices) = self.open_below(&["slices"])? else {
+            return Ok(all);
+        };
+        for space in slices.names()? {
+            let (Some(network_name), Some(ranges)) =
+                (name::network_name(&space), slices.open(&space)?)
+            else {
+                continue;
+            };
+            for range in ranges.names()? {
+                let subnet = range.rsplit_once('-').and_then(|(address, length)| {
+                    let length = length.parse().ok()?;
+                    IpNetwork::new(address.parse().ok()?, length).ok()
+                });
+                let (Some(subnet), Some(dir)) = (subnet, ranges.open(&range)?) else {
+                    continue;
+                };
+                for number in numbers(&dir)? {
+                    let node = match dir.read(&number.name(), MAX_BYTES)? {
+                        Some(Found::File(text, _)) => {
+                            String::from_utf8_lossy(&text).trim().to_owned()
+                        }
+                        _ => String::new(),
+                    };
+                    if let Some(slice) = slice::nth(subnet, number.length, number.number) {
+                        all.push(Slice {
+                            network_name: network_name.clone(),
+                            range: subnet,
+                            slice,
+                            node,
+                        });
+                    }
+                }
+            }
+        }
+        all.sort_by(|a, b| (&a.network_name, a.slice).cmp(&(&b.network_name, b.slice)));
+        Ok(all)
+    }
+
+    /// The number in the node's hint, if that number is the node's file.
+    fn slice_by_hint(
         &self,
         dir: &Dir,
         subnet: IpNetwork,
         length: u8,
     ) -> Result<Option<u128>, StoreError> {
-        let Some(mine) = dir.meta(&by_node(&self.node.name))? else {
+        let Some(Found::File(hint, _)) = dir.read(&hint_of(&self.node.name), MAX_BYTES)? else {
             return Ok(None);
         };
-        for taken in taken(dir, &dir.names()?)? {
-            if dir
-                .meta(&taken.name)?
-                .is_some_and(|there| there.same_file(&mine))
-            {
-                if taken.length != length {
-                    return Err(size_mismatch(subnet, taken.length, length));
-                }
-                return Ok(Some(taken.number));
-            }
-        }
-        // The operator released it while we looked, or half of it.
-        dir.unlink_same(&by_node(&self.node.name), &mine)?;
-        Ok(None)
-    }
-
-    fn take_slice(&self, dir: &Dir, subnet: IpNetwork, length: u8) -> Result<u128, StoreError> {
-        let draft = format!(".{:016x}", random64());
-        let text = format!("{}\n", self.node.name);
-        if dir
-            .create(&draft, text.as_bytes(), self.durable())?
-            .is_none()
+        let text = String::from_utf8_lossy(&hint);
+        let Some(hint) = Number::parse(text.trim()) else {
+            return Ok(None);
+        };
+        let (file, number) = (
+            dir.meta(&by_node(&self.node.name))?,
+            dir.meta(&hint.name())?,
+        );
+        if !file
+            .zip(number)
+            .is_some_and(|(file, number)| file.same_file(&number))
         {
-            return Err(self.no_slice(subnet, length));
+            return Ok(None);
         }
-        let number = self.link_slice(dir, &draft, subnet, length);
-        dir.unlink(&draft)?;
-        number
+        match hint.length == length {
+            true => Ok(Some(hint.number)),
+            false => Err(size_mismatch(subnet, hint.length, length)),
+        }
     }
 
-    fn link_slice(
-        &self,
-        dir: &Dir,
-        draft: &str,
-        subnet: IpNetwork,
-        length: u8,
-    ) -> Result<u128, StoreError> {
-        loop {
-            let taken = taken(dir, &dir.names()?)?;
-            refuse_other_size(&taken, subnet, length)?;
-            // Ours already, if we were killed before the second link.
-            let mine = taken.iter().find(|taken| taken.node == self.node.name);
-            if let Some(mine) = mine {
-                dir.link(&mine.name, dir, &by_node(&self.node.name))?;
-                return Ok(mine.number);
+    fn take_slice(&self, dir: &Dir, range: &Range, length: u8) -> Result<u128, StoreError> {
+        for _ in 0..MAX_STARTS {
+            self.make_node_file(dir)?;
+            if let Some(number) = self.link_slice(dir, range, length)? {
+                let number = Number { number, length };
+                // A hint: what cannot be written costs the next call a comparison.
+                if dir.unlink(&hint_of(&self.node.name)).is_ok() {
+                    let _ = dir.create(
+                        &hint_of(&self.node.name),
+                        format!("{}\n", number.name()).as_bytes(),
+                        false,
+                    );
+                }
+                return Ok(number.number);
             }
-            let Some(number) = lowest_free(&taken, subnet, length) else {
+        }
+        Err(self.no_slice(range.subnet(), length))
+    }
+
+    /// Makes the node's file, unless it is there.
+    fn make_node_file(&self, dir: &Dir) -> Result<(), StoreError> {
+        let name = by_node(&self.node.name);
+        for _ in 0..MAX_STARTS {
+            if dir.meta(&name)?.is_some() {
+                return Ok(());
+            }
+            let draft = format!(".{:016x}", random64());
+            let text = format!("{}\n", self.node.name);
+            if dir
+                .create(&draft, text.as_bytes(), self.durable())?
+                .is_some()
+            {
+                // Of two calls one has the name; both use what has it then.
+                let linked = dir.link(&draft, dir, &name);
+                dir.unlink(&draft)?;
+                linked?;
+            }
+        }
+        Err(dir.failed("keep", &name)(nix::errno::Errno::ENOENT).into())
+    }
+
+    /// Links the node's file to the lowest number that is free; none when an operator
+    /// removed the file meanwhile.
+    fn link_slice(&self, dir: &Dir, range: &Range, length: u8) -> Result<Option<u128>, StoreError> {
+        let subnet = range.subnet();
+        loop {
+            // Anew each time: it counts the file's names.
+            let Some(mine) = dir.meta(&by_node(&self.node.name))? else {
+                return Ok(None);
+            };
+            let names = numbers(dir)?;
+            refuse_other_size(&names, subnet, length)?;
+            if let Some(number) = number_of(dir, &names, &mine)? {
+                return Ok(Some(number));
+            }
+            let Some(number) = lowest_free(&taken(&names), range, length) else {
                 return Err(self.no_slice(subnet, length));
             };
-            let name = format!("{number}@{length}");
-            if !dir.link(draft, dir, &name)? {
-                continue;
+            let name = Number { number, length }.name();
+            match dir.link(&by_node(&self.node.name), dir, &name) {
+                Ok(true) if self.durable() => dir.sync()?,
+                // Taken: by another node, or by another call on this one, which the
+                // next listing shows. Each turn, somebody has got a number.
+                Ok(_) => {}
+                Err(error) if error.source == nix::errno::Errno::ENOENT => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
-            if dir.link(draft, dir, &by_node(&self.node.name))? {
-                return Ok(number);
-            }
-            // Another call on this node was faster; its slice is the node's.
-            dir.unlink(&name)?;
         }
     }
 
@@ -171,37 +277,71 @@ impl Store {
     }
 }
 
-/// A slice that some node has.
-struct Taken {
-    name: String,
-    number: u128,
-    length: u8,
-    node: String,
+/// A slice that a node has.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Slice {
+    /// `network_name`.
+    pub network_name: Option<String>,
+    /// The range that is cut.
+    pub range: IpNetwork,
+    /// The part of it.
+    pub slice: IpNetwork,
+    /// Whose it is; empty where that cannot be read.
+    pub node: String,
 }
 
-fn taken(dir: &Dir, names: &[String]) -> Result<Vec<Taken>, StoreError> {
-    let mut all = Vec::new();
-    for name in names {
-        let Some((number, length)) = name.split_once('@') else {
-            continue;
+/// A slice's number and length, as its file is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Number {
+    number: u128,
+    length: u8,
+}
+
+impl Number {
+    fn parse(name: &str) -> Option<Self> {
+        let (number, length) = name.split_once('@')?;
+        let parsed = Self {
+            number: number.parse().ok()?,
+            length: length.parse().ok()?,
         };
-        let (Ok(number), Ok(length)) = (number.parse(), length.parse()) else {
-            continue;
-        };
-        // What cannot be read is somebody's all the same.
-        let node = match dir.read(name, MAX_BYTES)? {
-            None => continue,
-            Some(Found::File(text, _)) => String::from_utf8_lossy(&text).trim().to_owned(),
-            Some(Found::Foreign(_)) => String::new(),
-        };
-        all.push(Taken {
-            name: name.clone(),
-            number,
-            length,
-            node,
-        });
+        // One spelling, or one slice would have several exclusive names.
+        (parsed.name() == name).then_some(parsed)
     }
-    Ok(all)
+
+    fn name(self) -> String {
+        format!("{}@{}", self.number, self.length)
+    }
+}
+
+fn numbers(dir: &Dir) -> Result<Vec<Number>, StoreError> {
+    let names = dir.names_that(|name| Number::parse(name).is_some())?;
+    Ok(names
+        .iter()
+        .filter_map(|name| Number::parse(name))
+        .collect())
+}
+
+fn taken(names: &[Number]) -> BTreeSet<u128> {
+    names.iter().map(|name| name.number).collect()
+}
+
+/// The lowest number that is a node's file.
+fn number_of(dir: &Dir, names: &[Number], file: &Meta) -> Result<Option<u128>, StoreError> {
+    // A file with one name is no slice's.
+    if file.names < 2 {
+        return Ok(None);
+    }
+    let mut found = None;
+    for name in names {
+        if dir
+            .meta(&name.name())?
+            .is_some_and(|there| there.same_file(file))
+        {
+            found = Some(found.map_or(name.number, |known: u128| known.min(name.number)));
+        }
+    }
+    Ok(found)
 }
 
 fn place(network_name: Option<&str>, subnet: IpNetwork) -> [String; 2] {
@@ -211,19 +351,41 @@ fn place(network_name: Option<&str>, subnet: IpNetwork) -> [String; 2] {
     ]
 }
 
-fn lowest_free(taken: &[Taken], subnet: IpNetwork, length: u8) -> Option<u128> {
-    (0..slice::count(subnet, length)).find(|number| !taken.iter().any(|t| t.number == *number))
+/// The lowest number that no node has and whose slice has a usable address.
+fn lowest_free(taken: &BTreeSet<u128>, range: &Range, length: u8) -> Option<u128> {
+    let subnet = range.subnet();
+    (0..slice::count(subnet, length))
+        .filter(|number| !taken.contains(number))
+        .take(MAX_UNUSABLE)
+        .find(|number| {
+            let slice = slice::nth(subnet, length, *number);
+            slice.is_some_and(|slice| range.slice(slice).size() > 0)
+        })
 }
 
-fn refuse_other_size(taken: &[Taken], subnet: IpNetwork, length: u8) -> Result<(), StoreError> {
-    match taken.iter().find(|taken| taken.length != length) {
+fn refuse_other_size(names: &[Number], subnet: IpNetwork, length: u8) -> Result<(), StoreError> {
+    match names.iter().find(|name| name.length != length) {
         Some(other) => Err(size_mismatch(subnet, other.length, length)),
         None => Ok(()),
     }
 }
 
 fn by_node(node: &str) -> String {
-    format!("node:{node}")
+    format!("node:{}", short(node))
+}
+
+fn hint_of(node: &str) -> String {
+    format!("at:{}", short(node))
+}
+
+/// A node's name as part of a file's: a file system takes 255 bytes.
+fn short(node: &str) -> String {
+    match node.get(..MAX_NODE_BYTES) {
+        Some(start) if node.len() > MAX_NODE_BYTES => {
+            format!("{start}+{:016x}", name::hash64(node))
+        }
+        _ => node.to_owned(),
+    }
 }
 
 fn size_mismatch(subnet: IpNetwork, found: u8, wanted: u8) -> StoreError {
@@ -231,5 +393,140 @@ fn size_mismatch(subnet: IpNetwork, found: u8, wanted: u8) -> StoreError {
         range: subnet.to_string(),
         found: found.to_string(),
         wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::range::Spec;
+    use node::identity::NodeIdentity;
+    use node::policy::{Policy, Profile, Store as StorePolicy};
+    use std::path::Path;
+
+    fn open(place: &Path, node: &str) -> Store {
+        std::fs::create_dir_all(place.join("store")).unwrap();
+        let store = StorePolicy::File {
+            directory: place.join("store"),
+            id: None,
+            shared: false,
+            bounds: node::policy::StoreBounds::default(),
+        };
+        let mut policy = Policy {
+            state_dir: place.join("state"),
+            ..Policy::default()
+        };
+        policy.stores.insert("default".into(), store);
+        let node = NodeIdentity::read(Path::new("/"), node).unwrap();
+        Store::open(&policy, "default", node, Path::new("/")).unwrap()
+    }
+
+    fn range(text: &str, exclude: &[&str]) -> Range {
+        let spec = Spec {
+            range: text,
+            exclude,
+            ..Spec::default()
+        };
+        Range::new(&spec, Profile::Strict).unwrap()
+    }
+
+    #[test]
+    fn calls_of_one_node_that_meet_share_one_slice() {
+        for _ in 0..20 {
+            let place = tempfile::tempdir().unwrap();
+            let range = range("10.0.0.0/24", &[]);
+            open(place.path(), "n0");
+            let start = std::sync::Barrier::new(6);
+            let all = std::sync::Mutex::new(Vec::new());
+            std::thread::scope(|scope| {
+                for call in 0..6 {
+                    let (range, start, all, place) = (&range, &start, &all, place.path());
+                    scope.spawn(move || {
+                        let node = format!("n{}", call % 2);
+                        let store = open(place, &node);
+                        start.wait();
+                        store.slice(None, range, 26).unwrap();
+                        all.lock().unwrap().push(node);
+                    });
+                }
+            });
+            let [one, two] = ["n0", "n1"].map(|node| {
+                let store = open(place.path(), node);
+                let first = store.slice(None, &range, 26).unwrap();
+                assert_eq!(store.slice(None, &range, 26).unwrap(), first);
+                assert_eq!(store.slice_to_come(None, &range, 26).unwrap(), first);
+                first
+            });
+            assert_ne!(one, two);
+            assert_eq!(all.into_inner().unwrap().len(), 6);
+        }
+    }
+
+    #[test]
+    fn a_slice_is_found_without_its_hint_and_never_by_a_wrong_one() {
+        let place = tempfile::tempdir().unwrap();
+        let range = range("10.0.0.0/24", &[]);
+        let [one, two] = ["n1", "n2"].map(|node| open(place.path(), node));
+        let first = one.slice(None, &range, 26).unwrap();
+        let second = two.slice(None, &range, 26).unwrap();
+        let dir = place.path().join("store/slices/default/10.0.0.0-24");
+        for hint in ["1@26", "7@26", "0@25", "junk", ""] {
+            std::fs::write(dir.join("at:n1"), hint).unwrap();
+            assert_eq!(one.slice(None, &range, 26).unwrap(), first, "{hint}");
+        }
+        std::fs::remove_file(dir.join("at:n2")).unwrap();
+        assert_eq!(two.slice_to_come(None, &range, 26).unwrap(), second);
+        assert_eq!(two.slice(None, &range, 26).unwrap(), second);
+        assert!(matches!(
+            one.slice(None, &range, 27),
+            Err(StoreError::SliceSize { .. })
+        ));
+        assert_eq!(two.slices().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_slice_without_a_usable_address_is_nobodys() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path(), "n1");
+        let excluded = range("10.0.0.0/24", &["10.0.0.0/26"]);
+        let slice = store.slice_to_come(None, &excluded, 26).unwrap();
+        assert_eq!(slice.to_string(), "10.0.0.64/26");
+        assert_eq!(store.slice(None, &excluded, 26).unwrap(), slice);
+        // The network's own address is none.
+        let single = range("10.0.1.0/24", &[]);
+        let slice = store.slice(None, &single, 32).unwrap();
+        assert_eq!(slice.to_string(), "10.0.1.1/32");
+        let one = range("10.0.2.0/30", &["10.0.2.1"]);
+        store.slice(None, &one, 31).unwrap();
+        let late = open(place.path(), "n2").slice(None, &one, 31);
+        assert!(matches!(late, Err(StoreError::NoSlice { .. })), "{late:?}");
+    }
+
+    #[test]
+    fn nodes_with_long_names_have_slices_of_their_own() {
+        let place = tempfile::tempdir().unwrap();
+        let range = range("10.0.0.0/24", &[]);
+        let long = |end: &str| format!("{}{end}", "n".repeat(252));
+        let [one, two] = ["1", "2"].map(|end| open(place.path(), &long(end)));
+        let first = one.slice(None, &range, 26).unwrap();
+        assert_ne!(two.slice(None, &range, 26).unwrap(), first);
+        assert_eq!(one.slice(None, &range, 26).unwrap(), first);
+        let released = two.release_slices(&long("1"), None).unwrap();
+        assert_eq!(released.len(), 1, "{released:?}");
+        assert_eq!(one.slices().unwrap()[0].node, long("2"));
+    }
+
+    #[test]
+    fn slices_are_released_in_one_network_name() {
+        let place = tempfile::tempdir().unwrap();
+        let range = range("10.0.0.0/24", &[]);
+        let store = open(place.path(), "n1");
+        store.slice(None, &range, 26).unwrap();
+        store.slice(Some("blue"), &range, 26).unwrap();
+        assert_eq!(store.release_slices("n1", Some(None)).unwrap().len(), 1);
+        let left = store.slices().unwrap();
+        assert_eq!(left[0].network_name.as_deref(), Some("blue"));
+        assert_eq!(store.release_slices("n2", None).unwrap().len(), 0);
+        assert_eq!(store.release_slices("n1", None).unwrap().len(), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! The tool that a person runs.
 
-use crate::support::{Attachment, Place, network, range};
+use crate::support::{Attachment, Place, edit_lease, network, range};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -236,10 +236,10 @@ fn reclaim_frees_what_is_over_after_a_second_look() {
     for name in ["gone", "live", "blind", "far"] {
         age(&place, name, 120);
     }
-    let first = place.admin(&["reclaim", "--json"]).document;
+    let first = place.admin(&["reclaim", "--yes", "--json"]).document;
     assert_eq!(freed(&first).len(), 0);
     assert_eq!(
-        place.admin(&["reclaim", "--json"]).document["freed"],
+        place.admin(&["reclaim", "--yes", "--json"]).document["freed"],
         json!([]),
         "too soon"
     );
@@ -247,9 +247,14 @@ fn reclaim_frees_what_is_over_after_a_second_look() {
     let dry = place.admin(&["reclaim", "--dry-run", "--json"]).document;
     assert_eq!(freed(&dry), ["10.0.0.1"]);
     assert_eq!(place.held().len(), 5, "a dry run freed something");
-    let second = place.admin(&["reclaim", "--json"]).document;
+    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(second["waiting"][0]["lease"]["container"], "young");
+    let kept = second["kept"].to_string();
+    assert!(
+        kept.contains("its network namespace is there") && kept.contains("not there to be"),
+        "{kept}"
+    );
     assert_eq!(
         place.held(),
         ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"]
@@ -297,7 +302,7 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
         );
     }
     // The sweep for seats without a legible record is made once in a boot.
-    let first = place.admin(&["reclaim", "--json"]);
+    let first = place.admin(&["reclaim", "--yes", "--json"]);
     assert!(first.ok(), "{first:?}");
     assert_eq!(
         place.held(),
@@ -305,9 +310,59 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
         "emptied before this boot"
     );
     see_earlier(&place);
-    let second = place.admin(&["reclaim", "--json"]).document;
+    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(place.held(), ["10.0.0.3", "10.0.0.4"]);
+}
+
+#[test]
+fn reclaim_acts_when_told_to() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    let gone = netns(&place, "gone");
+    place.add(&c("gone").netns(&gone), &config).address();
+    std::fs::remove_file(&gone).unwrap();
+    age(&place, "gone", 120);
+    assert!(place.admin(&["reclaim"]).ok());
+    see_earlier(&place);
+    let asked = place.admin(&["reclaim"]);
+    assert!(
+        asked.ok() && text(&asked.document).contains("say --yes"),
+        "{asked:?}"
+    );
+    assert_eq!(place.held().len(), 1);
+    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    assert_eq!(place.held().len(), 0);
+}
+
+/// The test's node name is the cluster's, by `RDMA_NODE_NAME`.
+#[test]
+fn what_a_reinstalled_node_held_before_is_reclaimed_and_can_be_released() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["long-ago", "just-now", "alive"] {
+        place.add(&c(name), &config).address();
+    }
+    let before = json!({"machine": "another", "boot": "an-earlier-one"});
+    edit_lease(&place, "just-now", before.clone());
+    edit_lease(&place, "long-ago", before);
+    edit_lease(
+        &place,
+        "long-ago",
+        json!({"created": "2001-01-01T00:00:00Z"}),
+    );
+    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    see_earlier(&place);
+    let report = place.admin(&["reclaim", "--yes", "--json"]).document;
+    assert_eq!(freed(&report), ["10.0.0.1"]);
+    let elsewhere = place.admin(&["release", "--node", "n2", "--previous", "--yes"]);
+    assert_eq!(elsewhere.status, Some(1), "{elsewhere:?}");
+    assert!(
+        place
+            .admin(&["release", "--node", "n1", "--previous", "--yes"])
+            .ok()
+    );
+    assert_eq!(place.held(), ["10.0.0.3"]);
 }
 
 #[test]
@@ -339,6 +394,84 @@ fn release_frees_by_hand_and_asks_first() {
     );
     assert_eq!(place.admin(&["release"]).status, Some(2));
     assert!(place.del(&c("a"), &config).ok());
+}
+
+#[test]
+fn release_of_an_address_is_for_one_network_name() {
+    let place = Place::new();
+    let blue = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "network_name": "blue"}),
+    );
+    let apart = network(
+        "rdma-ipam",
+        json!({"range": "10.0.1.0/24", "enable_overlapping_ranges": false}),
+    );
+    place
+        .add(&c("a").pod("ml/a"), &range("10.0.0.0/24"))
+        .address();
+    place.add(&c("b").pod("ml/b"), &blue).address();
+    place.add(&c("d"), &apart).address();
+    place
+        .add(&c("e").args("IP=10.0.1.1"), &range("10.0.0.0/16"))
+        .address();
+    let several = place.admin(&["release", "10.0.0.1", "--yes"]);
+    assert_eq!(several.status, Some(1));
+    for part in ["ml/a", "ml/b", "blue", "--network-name"] {
+        assert!(several.stderr.contains(part), "{part}: {several:?}");
+    }
+    assert_eq!(place.held().len(), 4);
+    let released = place.admin(&["release", "10.0.0.1", "--network-name", "", "--yes"]);
+    assert!(released.ok(), "{released:?}");
+    assert_eq!(
+        place.admin(&["show", "ml/b", "--json"]).document[0]["state"],
+        "held"
+    );
+    assert!(
+        place.admin(&["release", "10.0.0.1", "--yes"]).ok(),
+        "the last one"
+    );
+    assert_eq!(
+        place.admin(&["release", "10.0.1.1", "--yes"]).status,
+        Some(1)
+    );
+    let pool = ["release", "10.0.1.1", "--pool", "10.0.1.0/24", "--yes"];
+    assert!(place.admin(&pool).ok());
+    assert_eq!(place.held(), ["10.0.1.1"]);
+    assert_eq!(place.records().len(), 1);
+}
+
+#[test]
+fn list_is_of_what_was_asked_for() {
+    let place = Place::new();
+    let blue = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "network_name": "blue"}),
+    );
+    place
+        .add(&c("a").pod("ml/a"), &range("10.0.0.0/24"))
+        .address();
+    place.add(&c("b").pod("ml/b"), &blue).address();
+    for (arguments, container) in [
+        (["--network-name", "blue"], "b"),
+        (["--network-name", ""], "a"),
+        (["--pod", "ml/b"], "b"),
+        (["--pod", "a"], "a"),
+    ] {
+        let mut all = vec!["list", "--json"];
+        all.extend(arguments);
+        let listed = place.admin(&all).document;
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{arguments:?}");
+        assert_eq!(listed[0]["container"], container, "{arguments:?}");
+    }
+    let table = place.admin(&["list"]).document;
+    assert!(text(&table).contains("blue"), "{table}");
+    let unknown = place.admin(&["list", "--pool", "10.9.0.0/24"]);
+    assert_eq!(unknown.status, Some(1));
+    assert!(
+        unknown.stderr.contains("no pool 10.9.0.0/24"),
+        "{unknown:?}"
+    );
 }
 
 #[test]
@@ -398,21 +531,9 @@ fn fsck_puts_right_what_can_be() {
     std::fs::remove_file(shard.join("10.0.0.2@1")).unwrap();
     std::fs::create_dir(place.store().join("probe-0123")).unwrap();
     std::fs::write(place.store().join("stray"), "").unwrap();
-    for path in [
-        shard.join("10.0.0.1@1"),
-        of("b").clone(),
-        place.store().join("probe-0123"),
-    ] {
-        assert!(
-            std::process::Command::new("touch")
-                .args(["-d", "-2min"])
-                .arg(path)
-                .status()
-                .unwrap()
-                .success()
-        );
-    }
-    let found = place.admin(&["fsck", "--json"]);
+    let young = place.admin(&["fsck", "--repair", "--json"]);
+    assert_eq!(young.document["repaired"], json!(0), "{young:?}");
+    let found = place.admin(&["fsck", "--min-age", "0", "--json"]);
     assert_eq!(
         (
             found.status,
@@ -421,10 +542,10 @@ fn fsck_puts_right_what_can_be() {
         (Some(3), 5),
         "{found:?}"
     );
-    let repaired = place.admin(&["fsck", "--repair", "--json"]);
+    let repaired = place.admin(&["fsck", "--repair", "--min-age", "0", "--json"]);
     assert_eq!(
         (repaired.status, &repaired.document["repaired"]),
-        (Some(3), &json!(3)),
+        (Some(3), &json!(4)),
         "{repaired:?}"
     );
     assert!(
@@ -460,6 +581,7 @@ fn import_of_host_local_shows_its_plan_first() {
         place.admin(&arguments)
     };
     let plan = import(&[]);
+    assert_eq!(place.files("").len(), 0, "a dry run made a store");
     assert_eq!(
         (
             plan.document["leases"].as_array().unwrap().len(),
@@ -526,6 +648,19 @@ spec:
     assert!(place.del(&c("taken"), &range("10.0.0.0/24")).ok());
     let plan = place.admin(&["import", "whereabouts", &from]);
     assert!(text(&plan.document).contains("nothing was written"));
+    // A reservation without a pool's record is held, and stops nothing.
+    let half = yaml
+        .replace("10.0.0.5}", "10.0.0.9}")
+        .replace("{podref: ml/train-0", "{podref: ml/other");
+    let beside = place.path().join("half.yaml");
+    std::fs::write(&beside, half).unwrap();
+    let half = place.admin(&["import", "whereabouts", beside.to_str().unwrap(), "--yes"]);
+    assert!(
+        half.ok() && half.stderr.contains("rdma-ipam release 10.0.0.9"),
+        "{half:?}"
+    );
+    assert!(place.held().contains(&"10.0.0.9".to_owned()));
+    assert!(place.admin(&["release", "10.0.0.9", "--yes"]).ok());
     assert!(place.admin(&["import", "whereabouts", &from, "--yes"]).ok());
     assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6", "fd00::8000:0:0:1"]);
     // The container's DEL finds it, from whichever node; so does the pod's next sandbox.
@@ -554,5 +689,57 @@ fn a_failing_command_says_so() {
             .admin(&["import", "whereabouts", "/nonexistent"])
             .status,
         Some(1)
+    );
+}
+
+#[test]
+fn explain_reads_lists_and_network_attachment_definitions() {
+    let place = Place::new();
+    let file = place.path().join("network");
+    let plugin = range("10.0.0.0/24");
+    let list = json!({"cniVersion": "1.0.0", "name": "rails",
+        "plugins": [{"type": "tuning"}, plugin]});
+    let nad = format!(
+        "kind: NetworkAttachmentDefinition\nmetadata: {{name: rail0}}\nspec:\n  config: '{plugin}'\n"
+    );
+    for text in [plugin.to_string(), list.to_string(), nad] {
+        std::fs::write(&file, &text).unwrap();
+        let answer = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+        assert_eq!(
+            answer.document["ranges"][0]["next"], "10.0.0.1",
+            "{text}: {answer:?}"
+        );
+    }
+    std::fs::write(&file, r#"{"name": "a", "plugins": [{"type": "tuning"}]}"#).unwrap();
+    let answer = place.admin(&["explain", file.to_str().unwrap()]);
+    assert!(
+        answer.status == Some(1) && answer.stderr.contains("ipam"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn pools_show_which_node_has_which_slice() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
+    );
+    place.add(&c("a").node("n1"), &config).address();
+    place.add(&c("b").node("n2"), &config).address();
+    let pools = place.admin(&["pools", "--json"]).document;
+    assert_eq!(pools["slices"][1]["slice"], "10.0.0.64/26");
+    assert_eq!(pools["slices"][1]["node"], "n2");
+    assert!(text(&place.admin(&["pools"]).document).contains("10.0.0.64/26"));
+}
+
+#[test]
+fn a_policy_that_was_named_must_be_there() {
+    let place = Place::new();
+    let missing = place.path().join("none.json");
+    let answer = place.admin(&["list", "--policy", missing.to_str().unwrap()]);
+    assert!(
+        answer.status == Some(1) && answer.stderr.contains("is not there"),
+        "{answer:?}"
     );
 }

@@ -93,6 +93,7 @@ impl Place {
             dir: tempfile::tempdir().unwrap(),
             policy: std::cell::RefCell::default(),
         };
+        std::fs::create_dir(place.store()).unwrap();
         place.set_policy(policy);
         place
     }
@@ -230,6 +231,21 @@ impl Place {
         files.sort();
         files
     }
+}
+
+/// Changes keys of a container's record in place.
+pub(crate) fn edit_lease(place: &Place, container: &str, keys: Value) {
+    let records = place.records();
+    let mut of_container = records
+        .iter()
+        .filter(|r| r.to_str().unwrap().contains(&format!("/{container}:")));
+    let record = of_container.next().unwrap();
+    let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    lease
+        .as_object_mut()
+        .unwrap()
+        .extend(keys.as_object().unwrap().clone());
+    std::fs::write(record, lease.to_string()).unwrap();
 }
 
 /// Runs a command with something on its standard input.

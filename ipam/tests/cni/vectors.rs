@@ -587,6 +587,8 @@ fn import(place: &Place, objects: Value) -> Vec<Value> {
         "import",
         "whereabouts",
         file.to_str().unwrap(),
+        "--network-name",
+        "blue",
         "--yes",
         "--json",
     ]);
@@ -645,7 +647,8 @@ fn pool_name(vector: &Value, profile: Profile) -> Result<(), String> {
     let record = json!({"id": "c1", "podref": "a/b", "ifname": "net1"});
     let objects = match config["ip"].as_str() {
         None => json!([
-            {"kind": "NodeSlicePool", "status": {"allocations": [{"nodeName": "testnode"}]}},
+            {"kind": "NodeSlicePool", "metadata": {"name": "net"}, "spec": {"range": config["range"]},
+             "status": {"allocations": [{"nodeName": "testnode", "sliceRange": config["range"]}]}},
             {"kind": "IPPool", "metadata": {"name": name}, "spec": {"range": config["range"], "allocations": {"7": record}}},
         ]),
         Some(ip) => {

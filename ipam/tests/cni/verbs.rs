@@ -1,6 +1,6 @@
 //! What each verb does, and what wrong input gets.
 
-use crate::support::{Answer, Attachment, BINARY, Place, feed, network, range};
+use crate::support::{Answer, Attachment, BINARY, Place, edit_lease, feed, network, range};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
@@ -80,7 +80,10 @@ fn del_needs_neither_ranges_nor_namespace_nor_policy_in_order() {
 fn del_of_a_store_that_never_was_is_done() {
     let place = Place::new();
     assert!(place.del(&c("a"), &range("10.0.0.0/24")).ok());
-    assert!(!place.store().exists(), "DEL made a store");
+    assert_eq!(place.files("").len(), 0, "DEL made a store");
+    std::fs::remove_dir(place.store()).unwrap();
+    assert!(place.del(&c("a"), &range("10.0.0.0/24")).ok());
+    assert!(!place.store().exists(), "DEL made a directory");
     let elsewhere = network(
         "rdma-ipam",
         json!({"range": "10.0.0.0/24", "store": "nope"}),
@@ -365,6 +368,61 @@ fn gc_frees_what_is_not_listed_of_this_node_and_network() {
     assert_eq!(place.call("GC", &c("x"), &gc).error().0, 1);
 }
 
+/// Two hosts that both were `localhost` before each got its name.
+#[test]
+fn gc_keeps_what_another_machine_of_the_same_name_holds() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["ours", "theirs"] {
+        place.add(&c(name), &config).address();
+    }
+    edit_lease(
+        &place,
+        "theirs",
+        json!({"machine": "another", "boot": "its-own"}),
+    );
+    let mut gc = config.clone();
+    gc["cni.dev/valid-attachments"] = json!([]);
+    assert!(place.call("GC", &c("x"), &gc).ok());
+    assert_eq!(place.held(), ["10.0.0.2"]);
+}
+
+#[test]
+fn a_sandbox_whose_namespace_is_there_keeps_its_address() {
+    let place = Place::new();
+    for kind in ["rdma-ipam", "whereabouts"] {
+        let config = network(kind, json!({"range": "10.0.0.0/24"}));
+        let pod = format!("ml/{kind}");
+        let path = place.path().join(kind);
+        std::fs::write(&path, "").unwrap();
+        let next = |name: &str, uid: &str| {
+            c(&format!("{name}-{kind}"))
+                .pod(&pod)
+                .args(&format!("K8S_POD_UID={uid}"))
+        };
+        let first = place
+            .add(&next("one", "u1").netns(&path), &config)
+            .address();
+        let second = place
+            .add(&next("two", "u1").netns(&path), &config)
+            .address();
+        assert_ne!(first, second, "{kind}: the sandbox lives");
+        // Gone, but of another pod that only has the name: it is known to be gone.
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(place.add(&next("three", "u2"), &config).address(), second);
+        edit_lease(
+            &place,
+            &format!("three-{kind}"),
+            json!({"boot": "x", "node": "n2"}),
+        );
+        assert_ne!(
+            place.add(&next("four", "u3"), &config).address(),
+            second,
+            "{kind}"
+        );
+    }
+}
+
 #[test]
 fn wrong_input_gets_its_code_and_changes_nothing() {
     let place = Place::new();
@@ -426,7 +484,7 @@ fn wrong_input_gets_its_code_and_changes_nothing() {
         assert!(got == code && text.contains(part), "{stdin}: {got} {text}");
     }
     assert_eq!(call("FOO", "{}").0, 4);
-    assert!(!place.store().exists(), "something was written");
+    assert!(place.files("").is_empty(), "something was written");
 }
 
 #[test]
@@ -438,7 +496,7 @@ fn a_wrong_policy_stops_add_and_status() {
         let answer = place.call(verb, &c("a"), &config);
         assert!(matches!(answer.error().0, 101 | 50), "{answer:?}");
     }
-    assert!(!place.store().exists());
+    assert!(place.files("").is_empty());
 }
 
 #[test]
@@ -516,4 +574,26 @@ fn lowest_first_holds_over_many_shards() {
     assert_eq!(next("y"), "10.0.1.5/22");
     assert_eq!(next("z"), "10.0.1.245/22");
     assert_eq!(next("w"), "10.0.2.89/22");
+}
+
+#[test]
+fn a_requested_address_obeys_exclude_and_bounds_unless_the_policy_lifts_them() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "range_start": "10.0.0.10", "range_end": "10.0.0.20",
+               "exclude": ["10.0.0.12/32"]}),
+    );
+    let ask = |name: &str, ip: &str| place.add(&c(name).args(&format!("IP={ip}")), &config);
+    for ip in ["10.0.0.12", "10.0.0.9", "10.0.0.21"] {
+        let (code, text) = ask("a", ip).error();
+        assert!(
+            code == 4 && text.contains("allow.requestExcluded"),
+            "{ip}: {code} {text}"
+        );
+    }
+    assert_eq!(ask("a", "10.0.0.15").address(), "10.0.0.15/24");
+    place.set_policy(json!({"allow": {"requestExcluded": true}}));
+    assert_eq!(ask("b", "10.0.0.12").address(), "10.0.0.12/24");
+    assert_eq!(ask("d", "10.0.0.21").address(), "10.0.0.21/24");
 }

@@ -1,16 +1,19 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
-use super::{Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store};
+use super::{
+    Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store, StoreBounds,
+};
 use crate::{duration, pattern::Pattern, spelling};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const KEYS: [&str; 7] = [
     "version", "node", "stateDir", "stores", "ipam", "allow", "log",
 ];
-const ALLOW_KEYS: [&str; 7] = [
+const ALLOW_KEYS: [&str; 8] = [
     "nonRdma",
     "uplinks",
     "netdevs",
@@ -18,6 +21,7 @@ const ALLOW_KEYS: [&str; 7] = [
     "passthru",
     "virtual",
     "unallocated",
+    "requestExcluded",
 ];
 const SELECTOR_KEYS: [&str; 7] = [
     "ifNames",
@@ -106,7 +110,18 @@ impl Reader<'_> {
         for (name, value) in self.map("stores", value)? {
             let at = format!("stores.{name}");
             let object = self.map(&at, value)?;
-            self.known(&at, object, &["type", "directory", "id"])?;
+            self.known(
+                &at,
+                object,
+                &[
+                    "type",
+                    "directory",
+                    "id",
+                    "shared",
+                    "ranges",
+                    "networkNames",
+                ],
+            )?;
             match object.get("type") {
                 Some(kind) if kind == "file" => {}
                 other => {
@@ -124,9 +139,57 @@ impl Reader<'_> {
                     return Err(self.wrong(&format!("{at}.id"), other, rule));
                 }
             };
-            stores.insert(name.clone(), Store::File { directory, id });
+            let shared = match object.get("shared") {
+                None => false,
+                Some(Value::Bool(shared)) => *shared,
+                Some(other) => {
+                    return Err(self.wrong(
+                        &format!("{at}.shared"),
+                        other,
+                        "must be true or false",
+                    ));
+                }
+            };
+            let store = Store::File {
+                directory,
+                id,
+                shared,
+                bounds: self.bounds(&at, object)?,
+            };
+            stores.insert(name.clone(), store);
         }
         Ok(stores)
+    }
+
+    fn bounds(&self, at: &str, store: &Map<String, Value>) -> Result<StoreBounds, PolicyError> {
+        let list = |key: &str, rule: &'static str| match store.get(key) {
+            None => Ok(None),
+            Some(value) => value
+                .as_array()
+                .and_then(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>())
+                .filter(|texts| !texts.is_empty())
+                .map(Some)
+                .ok_or_else(|| self.wrong(&format!("{at}.{key}"), value, rule)),
+        };
+        let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
+        let ranges = list("ranges", rule)?
+            .map(|texts| texts.into_iter().map(network).collect::<Option<Vec<_>>>())
+            .map(|ranges| {
+                ranges.ok_or_else(|| {
+                    self.wrong(
+                        &format!("{at}.ranges"),
+                        store.get("ranges").unwrap_or(&Value::Null),
+                        rule,
+                    )
+                })
+            })
+            .transpose()?;
+        let rule = "must be a list of names, \"\" for networks without network_name";
+        let names = list("networkNames", rule)?;
+        Ok(StoreBounds {
+            ranges,
+            network_names: names.map(|names| names.into_iter().map(str::to_owned).collect()),
+        })
     }
 
     fn ipam(&self, value: &Value) -> Result<Ipam, PolicyError> {
@@ -184,6 +247,7 @@ impl Reader<'_> {
             passthru: flag("passthru")?,
             virtual_links: flag("virtual")?,
             unallocated: flag("unallocated")?,
+            request_excluded: flag("requestExcluded")?,
         })
     }
 
@@ -323,6 +387,15 @@ impl Reader<'_> {
     }
 }
 
+/// Address and prefix length of a network.
+fn network(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let length = length.parse().ok().filter(|length| *length <= longest)?;
+    Some((address, length))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,10 +409,11 @@ mod tests {
         let policy = parse(
             r#"{
               "version": 1, "node": "gpu-7", "stateDir": "/srv/state",
-              "stores": {"shared": {"type": "file", "directory": "/mnt/leases"}},
+              "stores": {"shared": {"type": "file", "directory": "/mnt/leases", "shared": true,
+                  "ranges": ["10.0.0.0/8"], "networkNames": ["blue", ""]}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
-                        "unallocated": true, "ipam": ["rdma-ipam", "host-local"],
+                        "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
@@ -349,10 +423,21 @@ mod tests {
         assert_eq!(policy.state_dir, Path::new("/srv/state"));
         let names: Vec<_> = policy.stores.keys().map(String::as_str).collect();
         assert_eq!(names, ["default", "shared"]);
+        let shared = Store::File {
+            directory: "/mnt/leases".into(),
+            id: None,
+            shared: true,
+            bounds: StoreBounds {
+                ranges: Some(vec![([10, 0, 0, 0].into(), 8)]),
+                network_names: Some(vec!["blue".into(), String::new()]),
+            },
+        };
+        assert_eq!(policy.stores["shared"], shared);
         assert_eq!(policy.ipam.profile, Some(Profile::Compatible));
         assert_eq!(policy.ipam.cooldown, Duration::from_secs(120));
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
         assert!(policy.allow.passthru && policy.allow.virtual_links && policy.allow.unallocated);
+        assert!(policy.allow.request_excluded);
         assert_eq!(policy.allow.ipam, ["rdma-ipam", "host-local"]);
         let nic = super::super::Candidate {
             if_name: "ens1",
@@ -415,6 +500,18 @@ mod tests {
                 r#"{"stores": {"a": {"type": "file"}}}"#,
                 "stores.a.directory",
             ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directory": "/b", "ranges": ["10.0.0.0"]}}}"#,
+                "stores.a.ranges: must be a list of networks",
+            ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directory": "/b", "networkNames": "x"}}}"#,
+                "stores.a.networkNames: must be a list of names",
+            ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directory": "/b", "shared": "yes"}}}"#,
+                "stores.a.shared: must be true or false",
+            ),
             (r#"{"stores": []}"#, "must be an object"),
             (r#"{"ipam": {"cooldown": "30"}}"#, "duration"),
             (r#"{"ipam": {"cooldown": 30}}"#, "duration"),
@@ -462,7 +559,9 @@ mod tests {
             policy.stores.get("default"),
             Some(&Store::File {
                 directory: "/mnt".into(),
-                id: None
+                id: None,
+                shared: false,
+                bounds: StoreBounds::default(),
             })
         );
         assert_eq!(policy.ipam, Policy::default().ipam);

@@ -128,6 +128,7 @@ impl Ground {
 
     fn policy(&self) -> Result<PathBuf> {
         let directory = self.directory.path();
+        fs::create_dir_all(directory.join("leases"))?;
         let policy = json!({
             "stateDir": directory.join("state"),
             "stores": {"default": {"type": "file", "directory": directory.join("leases")}},

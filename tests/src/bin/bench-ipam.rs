@@ -56,6 +56,7 @@ struct Side {
 impl Side {
     fn ours(ground: &Path) -> Result<Self> {
         let policy = ground.join("policy.json");
+        fs::create_dir_all(ground.join("leases"))?;
         let settings = json!({
             "node": "bench",
             "stateDir": ground.join("state"),

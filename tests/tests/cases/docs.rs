@@ -69,6 +69,7 @@ fn daemon(arguments: &[&str]) -> Result<std::result::Result<(), String>> {
 /// A node of its own, as far as STATUS looks.
 fn status(network: &Value, at: &TempDir) -> Result<std::result::Result<(), String>> {
     let policy = at.path().join("policy.json");
+    fs::create_dir_all(at.path().join("leases"))?;
     let leases = json!({"type": "file", "directory": at.path().join("leases")});
     let text = json!({"stateDir": at.path().join("state"), "stores": {"default": leases}});
     fs::write(&policy, text.to_string())?;

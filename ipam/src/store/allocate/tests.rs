@@ -1,6 +1,7 @@
 //! Claims that meet, in one process: as many views of the store as there are nodes.
 
 use super::*;
+use crate::lease;
 use crate::range::Spec;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, Profile, Store as StorePolicy};
@@ -38,7 +39,10 @@ fn policy(place: &Path) -> Policy {
     let store = StorePolicy::File {
         directory: place.join("store"),
         id: None,
+        shared: false,
+        bounds: node::policy::StoreBounds::default(),
     };
+    std::fs::create_dir_all(place.join("store")).unwrap();
     let mut policy = Policy {
         state_dir: place.join("state"),
         ..Policy::default()
@@ -215,19 +219,19 @@ fn a_claim_by_an_old_listing_is_withdrawn() {
     // Meanwhile it was held, freed, held, freed and held by others.
     lease_for("first");
     wakes(false);
-    store.release("first", "net1", "rail0").unwrap();
+    store.give_back("first", "net1", "rail0").unwrap();
     wakes(false);
     lease_for("second");
     wakes(false);
-    store.release("second", "net1", "rail0").unwrap();
+    store.give_back("second", "net1", "rail0").unwrap();
     assert_eq!(lease_for("third").generation, 3);
     wakes(false);
     assert_eq!(
-        store.held_by("third", "net1").unwrap().len(),
+        store.held("third", "net1").unwrap().len(),
         1,
         "the holder lost its lease"
     );
-    assert!(store.held_by("sleeper", "net1").unwrap().is_empty());
+    assert!(store.held("sleeper", "net1").unwrap().is_empty());
 }
 
 /// What a claim leaves whose listing was made while another's names changed,
@@ -271,7 +275,7 @@ fn a_holder_by_a_low_number_keeps_the_address() {
     // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
     let owned = store.owned("first", "net1").unwrap();
     assert!(store.is_held(&owned[0]).unwrap());
-    store.release("first", "net1", "rail0").unwrap();
+    store.give_back("first", "net1", "rail0").unwrap();
     let next = store.allocate_this(&want(&holders[1]), address).unwrap();
     assert_eq!(next.generation, 8);
 }
@@ -337,25 +341,61 @@ fn a_claim_whose_contender_stays_is_given_up() {
     assert!(held("second"));
 }
 
+/// One ADD has an address of a range where it overlaps others; another, where it
+/// does not, had linked its claim of the same address and was killed.
+#[test]
+fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
+    for killed_overlaps in [true, false] {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let address: IpAddr = "10.0.0.9".parse().unwrap();
+        let (keeps, killed) = (holder("keeps"), holder("killed"));
+        let first = Want {
+            overlapping: !killed_overlaps,
+            ..want(&range, &keeps)
+        };
+        store.allocate_this(&first, address).unwrap();
+        let second = Want {
+            overlapping: killed_overlaps,
+            ..want(&range, &killed)
+        };
+        let candidate = Candidate {
+            address: bits(address),
+            generation: 1,
+            twin: None,
+        };
+        let lease = second.lease(candidate, false);
+        store.intend(&lease, 0).unwrap();
+        let (bucket, record) = name::owner("killed", "net1", 0);
+        let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+        let shard = store.shard_of(&lease).unwrap().unwrap();
+        assert!(
+            owners
+                .link(&record, &shard, &name::Seat::of(&lease).name())
+                .unwrap()
+        );
+        let owned = store.owned("killed", "net1").unwrap();
+        assert!(!store.is_held(&owned[0]).unwrap(), "two hold {address}");
+        let owned = store.owned("keeps", "net1").unwrap();
+        assert!(store.is_held(&owned[0]).unwrap());
+        assert_eq!(shard.names().unwrap().len(), 1);
+    }
+}
+
 #[test]
 fn fsck_tells_of_claims_that_met_and_takes_none_away() {
     let place = tempfile::tempdir().unwrap();
     let (store, [first, _]) = contested(place.path());
-    let notes = || {
-        let checkup = store.fsck(true).unwrap();
+    let notes = |min_age| {
+        let checkup = store.fsck(true, Duration::from_secs(min_age)).unwrap();
         let findings = checkup.findings.into_iter();
-        findings.map(|found| found.what).collect::<Vec<_>>()
+        findings
+            .map(|problem| problem.finding.what)
+            .collect::<Vec<_>>()
     };
-    assert_eq!(notes(), [""; 0], "young ones may be on their way");
-    for seat in ["10.0.0.9@1", "10.0.0.9@2"] {
-        let path = place
-            .path()
-            .join("store/leases/default/10.0.0.0-24")
-            .join(seat);
-        let file = std::fs::File::open(path).unwrap();
-        file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    }
-    let told = notes();
+    assert_eq!(notes(60), [""; 0], "young ones may be on their way");
+    let told = notes(0);
     assert_eq!(told.len(), 2, "{told:?}");
     for (told, container) in told.iter().zip(["first", "second"]) {
         assert!(
@@ -365,6 +405,41 @@ fn fsck_tells_of_claims_that_met_and_takes_none_away() {
     }
     let shard = store.shard_of(&first).unwrap().unwrap();
     assert_eq!(shard.names().unwrap().len(), 2);
+}
+
+/// fsck has read a record that holds nothing; then its ADD goes on.
+#[test]
+fn fsck_removes_no_record_whose_add_went_on() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(told.findings, [], "it may be on its way");
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(store.claim(&intent, &lease, &shard).unwrap());
+    let told = store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((told.sound, told.findings.len()), (1, 0));
+    // Without its place in the shard for longer, the record goes and nothing else.
+    let (seat, aside) = (name::Seat::of(&lease).name(), "10.0.0.2@1");
+    assert!(shard.rename(&seat, aside).unwrap());
+    let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(told.repaired(), 0, "{told:?}");
+    assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
+    let told = store.fsck(true, Duration::ZERO).unwrap();
+    assert!(told.repaired() > 0, "{told:?}");
+    assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
+    assert_eq!(shard.names().unwrap(), [aside]);
 }
 
 #[test]
@@ -382,7 +457,7 @@ fn a_del_that_overtakes_an_add_wins() {
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
     // DEL comes while the ADD sleeps between its steps 2 and 3.
-    store.release("c1", "net1", "rail0").unwrap();
+    store.give_back("c1", "net1", "rail0").unwrap();
     let shard = store
         .make_below(&["leases", "default", "10.0.0.0-24"])
         .unwrap();
@@ -391,6 +466,102 @@ fn a_del_that_overtakes_an_add_wins() {
         Err(StoreError::Overtaken { .. })
     ));
     assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+}
+
+/// NFS gives a file that is open another name when it is removed, and counts that one.
+#[test]
+fn a_del_that_overtakes_an_add_wins_where_the_removed_record_keeps_a_name() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(store.link_seat(&intent, &lease, &shard).unwrap());
+    // DEL read the seat before it was there, and removes the record now.
+    let (bucket, record) = name::owner("c1", "net1", 0);
+    let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+    assert!(owners.rename(&record, ".nfs0001").unwrap());
+    assert!(matches!(
+        store.confirm(&intent, &lease, &shard),
+        Err(StoreError::Overtaken { .. })
+    ));
+    assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+}
+
+/// The same the other way round: ADD had read its record before DEL removed it.
+#[test]
+fn a_del_frees_what_an_add_linked_while_it_slept() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        twin: None,
+    };
+    let lease = want.lease(candidate, false);
+    let intent = store.intend(&lease, 0).unwrap();
+    let asleep = store.owned("c1", "net1").unwrap().remove(0);
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let Content::Lease(read, meta) = &asleep.content else {
+        panic!("{asleep:?}")
+    };
+    assert!(!store.release_seat(read, meta).unwrap(), "not linked yet");
+    assert!(store.claim(&intent, &lease, &shard).unwrap());
+    assert!(store.remove_released(&asleep, read, meta).unwrap());
+    let names = shard.names().unwrap();
+    assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
+}
+
+#[test]
+fn a_record_that_could_not_be_read_again_is_not_written() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let mut holder = holder("c1");
+    holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
+    let refused = store.allocate(&want(&range, &holder));
+    assert!(
+        matches!(refused, Err(StoreError::Oversize { .. })),
+        "{refused:?}"
+    );
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
+    holder.netns = None;
+    store.allocate(&want(&range, &holder)).unwrap();
+}
+
+/// A host that changed its name while it ran has records under both.
+#[test]
+fn an_attachment_is_freed_under_all_names_of_its_node() {
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/24");
+    let [before, after] = ["localhost", "gpu-7"].map(|node| Holder {
+        node: node.into(),
+        ..holder("c1")
+    });
+    open(place.path(), "localhost")
+        .allocate(&want(&range, &before))
+        .unwrap();
+    let store = open(place.path(), "gpu-7");
+    store.allocate(&want(&range, &after)).unwrap();
+    assert_eq!(store.held("c1", "net1").unwrap().len(), 2);
+    store.give_back("c1", "net1", "rail0").unwrap();
+    assert!(store.held("c1", "net1").unwrap().is_empty());
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
 }
 
 #[test]
@@ -404,10 +575,10 @@ fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
     store.allocate_this(&want(&one), address).unwrap();
     // One DEL has read the record and sleeps; another frees the address.
     let asleep = store.owned("one", "net1").unwrap().remove(0);
-    store.release("one", "net1", "rail0").unwrap();
+    store.give_back("one", "net1", "rail0").unwrap();
     store.allocate_this(&want(&two), address).unwrap();
     store.release_owned(&asleep).unwrap();
-    assert_eq!(store.held_by("two", "net1").unwrap()[0].address, address);
+    assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
 }
 
 fn search_over() -> StoreError {

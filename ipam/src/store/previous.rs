@@ -1,4 +1,4 @@
-//! The lease of a pod's former sandbox, found by the pod's name.
+//! The lease of a pod's previous sandbox, found by the pod's name.
 
 use super::allocate::Want;
 use super::dir::Meta;
@@ -11,24 +11,24 @@ use std::path::Path;
 
 /// A lease that another container of the same pod holds.
 #[derive(Debug)]
-pub struct Former {
+pub struct PreviousLease {
     lease: Lease,
     meta: Meta,
-    gone: bool,
+    netns: Netns,
 }
 
-impl Former {
+impl PreviousLease {
     /// The lease.
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Whether its network namespace is known to be gone: by this node, of which
-    /// it must be one.
+    /// What this node knows of its network namespace, which must be one of this
+    /// node's to be known.
     #[must_use]
-    pub fn netns_is_gone(&self) -> bool {
-        self.gone
+    pub fn netns(&self) -> &Netns {
+        &self.netns
     }
 }
 
@@ -37,7 +37,7 @@ impl Store {
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn former_lease(&self, want: &Want<'_>) -> Result<Option<Former>, StoreError> {
+    pub fn previous_lease(&self, want: &Want<'_>) -> Result<Option<PreviousLease>, StoreError> {
         let Some((bucket, entry)) = want.pod_entry() else {
             return Ok(None);
         };
@@ -65,21 +65,21 @@ impl Store {
         if !same || lease.holder.container == want.holder.container || !self.holds(&lease, &meta)? {
             return Ok(None);
         }
-        let gone = self.is_gone(&lease);
-        Ok(Some(Former {
+        let netns = self.netns_of(&lease);
+        Ok(Some(PreviousLease {
             lease: *lease,
             meta,
-            gone,
+            netns,
         }))
     }
 
-    /// Ends a former lease: frees its address and its owner's record.
+    /// Ends a previous lease: frees its address and its owner's record.
     ///
     /// # Errors
     /// When a call failed; the lease may still be there then.
-    pub fn end(&self, former: &Former) -> Result<(), StoreError> {
-        self.release_seat(&former.lease, &former.meta)?;
-        self.drop_record(&former.lease, &former.meta)
+    pub fn end(&self, previous: &PreviousLease) -> Result<(), StoreError> {
+        self.release_seat(&previous.lease, &previous.meta)?;
+        self.drop_record(&previous.lease, &previous.meta)
     }
 
     /// Removes the record of a lease that was ended by somebody else than its owner.
@@ -96,17 +96,25 @@ impl Store {
         Ok(())
     }
 
-    fn is_gone(&self, lease: &Lease) -> bool {
+    fn netns_of(&self, lease: &Lease) -> Netns {
         let holder = &lease.holder;
-        if holder.node != self.node.name || holder.machine != self.node.machine {
-            return false;
+        if holder.boot == self.node.boot {
+            // A boot ID is unique: the namespace is of this machine.
+            return match &holder.netns {
+                Some(path) => {
+                    let (root, proc) = (Path::new("/"), Path::new("/proc"));
+                    netns::look(root, proc, path, holder.netns_inode)
+                }
+                None => Netns::Unknown("no namespace is recorded"),
+            };
         }
-        if holder.boot != self.node.boot {
-            return !holder.boot.is_empty() && !holder.machine.is_empty();
+        let earlier_boot = holder.node == self.node.name
+            && holder.machine == self.node.machine
+            && !holder.boot.is_empty()
+            && !holder.machine.is_empty();
+        match earlier_boot {
+            true => Netns::Gone,
+            false => Netns::Unknown("it is of another machine"),
         }
-        let Some(path) = &holder.netns else {
-            return false;
-        };
-        netns::look(Path::new("/"), Path::new("/proc"), path, holder.netns_inode) == Netns::Gone
     }
 }

@@ -1,0 +1,513 @@
+//! One call takes all addresses of an attachment, or none.
+//!
+//! What is there already is kept where it is what the order asks for: a repeated
+//! ADD gets the same answer, and an ADD that was killed is taken up. Each record
+//! leads to its seat wherever the call dies, so the owner's DEL finds them all.
+
+use super::allocate::{Survey, Want};
+use super::owner::Owned;
+use super::{Store, StoreError};
+use crate::lease::{Holder, Lease};
+use crate::range::Range;
+use node::netns::Netns;
+use node::policy::Profile;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// The addresses that one attachment is to have. Plain data.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// For whom. Its interface is that of parts that name none.
+    pub holder: Holder,
+    /// Whose rules a previous lease of the pod is taken over by.
+    pub profile: Profile,
+    /// One address each, in the order of the answer.
+    pub parts: Vec<Part>,
+}
+
+/// One address of an order.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The interface it is for, where it is not the holder's.
+    pub interface: Option<String>,
+    /// Which addresses may be given.
+    pub range: Range,
+    /// Prefix length of the part of the range that each node has, if it is cut.
+    pub slice: Option<u8>,
+    /// Whom the address is unique among.
+    pub space: Space,
+    /// The one address that may be given.
+    pub requested: Option<IpAddr>,
+}
+
+/// Whom an address is unique among.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Space {
+    /// `network_name`: apart from other names, an address may be leased again.
+    pub network_name: Option<String>,
+    /// `enable_overlapping_ranges`: unique in all ranges of the network name, not in
+    /// each.
+    pub overlapping: bool,
+}
+
+/// Why nothing was taken.
+#[derive(Debug)]
+pub struct Refused {
+    /// The part that could not be served, by its number in the order.
+    pub part: Option<usize>,
+    /// Why.
+    pub error: StoreError,
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        Self { part: None, error }
+    }
+}
+
+impl Part {
+    pub(super) fn want<'a>(
+        &'a self,
+        range: &'a Range,
+        holder: &'a Holder,
+        index: usize,
+    ) -> Want<'a> {
+        Want {
+            range,
+            network_name: self.space.network_name.as_deref(),
+            overlapping: self.space.overlapping,
+            holder,
+            index,
+        }
+    }
+}
+
+/// What one interface of the attachment has.
+struct Attached {
+    holder: Holder,
+    /// Records that no part has claimed yet.
+    there: Vec<Owned>,
+    /// Records under this node's name before the order.
+    kept: usize,
+    /// Number of the next record.
+    next: usize,
+}
+
+impl Store {
+    /// Takes one address for each part of the order, all or none. What the attachment
+    /// has already is answered again.
+    ///
+    /// # Errors
+    /// [`Refused`] naming the part. Nothing that was taken now is left, but an error of
+    /// a system call may leave records that lead the owner's DEL to what was begun.
+    pub fn take(&self, order: &Order) -> Result<Vec<Lease>, Refused> {
+        let mut attached: BTreeMap<&str, Attached> = BTreeMap::new();
+        for part in &order.parts {
+            let interface = part.interface.as_deref().unwrap_or(&order.holder.interface);
+            if !attached.contains_key(interface) {
+                attached.insert(interface, self.attached(order, interface)?);
+            }
+        }
+        let mut leases = Vec::with_capacity(order.parts.len());
+        for (number, part) in order.parts.iter().enumerate() {
+            let interface = part.interface.as_deref().unwrap_or(&order.holder.interface);
+            let Some(of) = attached.get_mut(interface) else {
+                continue;
+            };
+            match self.take_part(order.profile, part, of) {
+                Ok(lease) => {
+                    let space = &part.space;
+                    self.note_pool(
+                        &part.range,
+                        space.network_name.as_deref(),
+                        space.overlapping,
+                        &order.holder.network,
+                    );
+                    leases.push(lease);
+                }
+                Err(error) => {
+                    for of in attached.values() {
+                        self.take_back(of);
+                    }
+                    let part = Some(number);
+                    return Err(Refused { part, error });
+                }
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Whether [`Store::take`] would find an address for a part now. Takes nothing, no
+    /// slice either.
+    ///
+    /// # Errors
+    /// [`StoreError::Exhausted`], or what kept it from being read.
+    pub fn room(&self, part: &Part, holder: &Holder) -> Result<(), StoreError> {
+        let range = self.part_to_come(part)?;
+        self.has_room(&part.want(&range, holder, 0))
+    }
+
+    /// What [`Store::take`] would find on its way for a part now.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn survey_part(&self, part: &Part, holder: &Holder) -> Result<Survey, StoreError> {
+        let range = self.part_to_come(part)?;
+        self.survey(&part.want(&range, holder, 0))
+    }
+
+    /// The range of a part, or the slice of it that this node has or would take.
+    ///
+    /// # Errors
+    /// As [`Store::slice_to_come`].
+    pub fn part_to_come(&self, part: &Part) -> Result<Range, StoreError> {
+        let Some(length) = part.slice else {
+            return Ok(part.range.clone());
+        };
+        let network_name = part.space.network_name.as_deref();
+        let slice = self.slice_to_come(network_name, &part.range, length)?;
+        Ok(part.range.slice(slice))
+    }
+
+    fn attached(&self, order: &Order, interface: &str) -> Result<Attached, StoreError> {
+        let holder = Holder {
+            interface: interface.to_owned(),
+            ..order.holder.clone()
+        };
+        let there = without_remains(self, self.owned(&holder.container, interface)?)?;
+        let kept = self.owned_here(&holder.container, interface)?.len();
+        Ok(Attached {
+            holder,
+            there,
+            kept,
+            next: kept,
+        })
+    }
+
+    fn take_part(
+        &self,
+        profile: Profile,
+        part: &Part,
+        of: &mut Attached,
+    ) -> Result<Lease, StoreError> {
+        let range = match part.slice {
+            None => part.range.clone(),
+            Some(length) => {
+                let network_name = part.space.network_name.as_deref();
+                part.range
+                    .slice(self.slice(network_name, &part.range, length)?)
+            }
+        };
+        if let Some(lease) = self.reuse(profile, part, &range, &mut of.there)? {
+            return Ok(lease);
+        }
+        let want = part.want(&range, &of.holder, of.next);
+        let lease = match part.requested {
+            Some(address) => self.allocate_this(&want, address)?,
+            None => self.allocate_for_pod(profile, &want)?,
+        };
+        of.next += 1;
+        Ok(lease)
+    }
+
+    /// A lease of the part that the attachment has already.
+    fn reuse(
+        &self,
+        profile: Profile,
+        part: &Part,
+        range: &Range,
+        there: &mut Vec<Owned>,
+    ) -> Result<Option<Lease>, StoreError> {
+        let of_part = |owned: &Owned| {
+            owned.lease().is_some_and(|lease| {
+                lease.range == range.subnet()
+                    && lease.network_name == part.space.network_name
+                    && lease.overlapping == part.space.overlapping
+            })
+        };
+        let Some(position) = there.iter().position(of_part) else {
+            return Ok(None);
+        };
+        let owned = there.remove(position);
+        let Some(lease) = owned.lease() else {
+            return Ok(None);
+        };
+        let wanted = match part.requested {
+            Some(address) => lease.address == address,
+            // whereabouts keeps an address that its range has shrunk away from.
+            None => {
+                profile == Profile::Compatible
+                    || lease.requested
+                    || range.window_contains(lease.address)
+            }
+        };
+        if wanted && self.is_held(&owned)? {
+            return Ok(Some(lease.clone()));
+        }
+        self.vacate(&owned)?;
+        Ok(None)
+    }
+
+    /// The address of the pod's previous sandbox, where that may be taken over; else
+    /// the lowest that is free.
+    fn allocate_for_pod(&self, profile: Profile, want: &Want<'_>) -> Result<Lease, StoreError> {
+        if let Some(previous) = self.previous_lease(want)?
+            && may_take_over(profile, previous.lease(), want.holder, previous.netns())
+            && (profile == Profile::Compatible
+                || want.range.window_contains(previous.lease().address))
+        {
+            let address = previous.lease().address;
+            self.end(&previous)?;
+            match self.allocate_this(want, address) {
+                Err(StoreError::Held { .. }) => {}
+                other => return other,
+            }
+        }
+        self.allocate(want)
+    }
+
+    /// Gives back what an order that failed has taken.
+    fn take_back(&self, of: &Attached) {
+        // The first error is the one to report. What cannot be given back now leads
+        // the runtime's DEL to it.
+        if let Ok(there) = self.owned_here(&of.holder.container, &of.holder.interface) {
+            for owned in there.iter().skip(of.kept).rev() {
+                let _ = self.release_unanswered(owned);
+            }
+        }
+    }
+}
+
+/// Drops records from the top of each directory that hold nothing: an ADD or DEL was
+/// killed there.
+fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
+    let mut left: Vec<Owned> = Vec::new();
+    for owned in there.into_iter().rev() {
+        let top = left.last().is_none_or(|above| !owned.is_beside(above));
+        if !top || store.is_held(&owned)? {
+            left.push(owned);
+            continue;
+        }
+        store.release_owned(&owned)?;
+        if store.still_there(&owned)? {
+            return Err(StoreError::Foreign {
+                path: owned.path(),
+                what: owned
+                    .fault()
+                    .unwrap_or_else(|| "a record that stays".to_owned()),
+            });
+        }
+    }
+    left.reverse();
+    Ok(left)
+}
+
+/// Whether a new sandbox may take over the address of a pod's previous one.
+///
+/// A sandbox whose namespace is there keeps its address. By name alone a pod could
+/// get the address of its namesake that is still alive on another node. So it must
+/// be the same pod (UID), or the previous sandbox must be known to be gone. Without
+/// UIDs the runtime of one node has one sandbox of a pod at a time; whereabouts,
+/// whose records have no UID, goes by the name wherever the pod is.
+fn may_take_over(profile: Profile, previous: &Lease, now: &Holder, netns: &Netns) -> bool {
+    if *netns == Netns::Present {
+        return false;
+    }
+    let gone = *netns == Netns::Gone;
+    let same_node = previous.holder.node == now.node;
+    let uid = |holder: &Holder| holder.pod.as_ref().and_then(|pod| pod.uid.clone());
+    match (uid(&previous.holder), uid(now)) {
+        (Some(before), Some(now)) if before == now => {
+            same_node || gone || profile == Profile::Compatible
+        }
+        (Some(_), Some(_)) => same_node && gone,
+        _ => same_node || profile == Profile::Compatible,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Pod;
+
+    fn previous(node: &str, uid: Option<&str>) -> Lease {
+        let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
+        lease.holder.node = node.into();
+        lease.holder.pod = Some(Pod {
+            namespace: "a".into(),
+            name: "b".into(),
+            uid: uid.map(str::to_owned),
+        });
+        lease
+    }
+
+    #[test]
+    fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
+        let here = previous("n1", Some("u1")).holder;
+        let anonymous = previous("n1", None).holder;
+        let unknown = Netns::Unknown("");
+        for (before, now, netns, strict, compatible) in [
+            (previous("n1", Some("u1")), &here, &unknown, true, true),
+            (previous("n1", Some("u1")), &here, &Netns::Gone, true, true),
+            (
+                previous("n1", Some("u1")),
+                &here,
+                &Netns::Present,
+                false,
+                false,
+            ),
+            (previous("n1", Some("u2")), &here, &unknown, false, false),
+            (previous("n1", Some("u2")), &here, &Netns::Gone, true, true),
+            (
+                previous("n1", Some("u2")),
+                &here,
+                &Netns::Present,
+                false,
+                false,
+            ),
+            (previous("n2", Some("u1")), &here, &unknown, false, true),
+            (previous("n2", Some("u2")), &here, &unknown, false, false),
+            (previous("n1", None), &anonymous, &unknown, true, true),
+            (
+                previous("n1", None),
+                &anonymous,
+                &Netns::Present,
+                false,
+                false,
+            ),
+            (previous("n2", None), &anonymous, &unknown, false, true),
+        ] {
+            for (profile, expected) in
+                [(Profile::Strict, strict), (Profile::Compatible, compatible)]
+            {
+                assert_eq!(
+                    may_take_over(profile, &before, now, netns),
+                    expected,
+                    "{profile:?} {netns:?} {before:?}"
+                );
+            }
+        }
+    }
+
+    fn open(place: &std::path::Path) -> Store {
+        use node::policy::{Policy, Store as StorePolicy};
+        std::fs::create_dir_all(place.join("store")).unwrap();
+        let store = StorePolicy::File {
+            directory: place.join("store"),
+            id: None,
+            shared: false,
+            bounds: node::policy::StoreBounds::default(),
+        };
+        let mut policy = Policy {
+            state_dir: place.join("state"),
+            ..Policy::default()
+        };
+        policy.stores.insert("default".into(), store);
+        let root = std::path::Path::new("/");
+        let node = node::identity::NodeIdentity::read(root, "n1").unwrap();
+        Store::open(&policy, "default", node, root).unwrap()
+    }
+
+    fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
+        let spec = crate::range::Spec {
+            range,
+            ..crate::range::Spec::default()
+        };
+        Part {
+            interface: interface.map(str::to_owned),
+            range: Range::new(&spec, Profile::Strict).unwrap(),
+            slice: None,
+            space: Space {
+                network_name: None,
+                overlapping: true,
+            },
+            requested: requested.map(|address| address.parse().unwrap()),
+        }
+    }
+
+    fn order(parts: Vec<Part>) -> Order {
+        let mut holder = previous("n1", None).holder;
+        holder.pod = None;
+        Order {
+            holder,
+            profile: Profile::Strict,
+            parts,
+        }
+    }
+
+    fn addresses(leases: &[Lease]) -> Vec<String> {
+        leases
+            .iter()
+            .map(|lease| lease.address.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn one_call_takes_the_addresses_of_several_interfaces_and_answers_them_again() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let order = order(vec![
+            part(None, "10.0.0.0/24", None),
+            part(Some("net2"), "10.0.0.0/24", Some("10.0.0.9")),
+            part(Some("net2"), "fd00::/64", None),
+            part(None, "10.0.1.0/24", None),
+        ]);
+        let expected = ["10.0.0.1", "10.0.0.9", "fd00::1", "10.0.1.1"];
+        assert_eq!(addresses(&store.take(&order).unwrap()), expected);
+        assert_eq!(addresses(&store.take(&order).unwrap()), expected, "again");
+        let container = &order.holder.container;
+        for (interface, count) in [("net1", 2), ("net2", 2)] {
+            assert_eq!(store.held(container, interface).unwrap().len(), count);
+            store.give_back(container, interface, "rail0").unwrap();
+            assert!(store.owned(container, interface).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn an_order_that_cannot_be_served_takes_nothing_and_keeps_what_was_there() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        store
+            .take(&order(vec![part(None, "10.0.0.0/24", None)]))
+            .unwrap();
+        let mut rival = order(vec![part(None, "10.0.3.0/24", Some("10.0.3.7"))]);
+        rival.holder.container = "rival".into();
+        store.take(&rival).unwrap();
+        let refused = store
+            .take(&order(vec![
+                part(None, "10.0.0.0/24", None),
+                part(None, "10.0.1.0/24", None),
+                part(Some("net2"), "10.0.2.0/24", None),
+                part(Some("net2"), "10.0.3.0/24", Some("10.0.3.7")),
+            ]))
+            .unwrap_err();
+        assert_eq!(refused.part, Some(3));
+        assert!(matches!(refused.error, StoreError::Held { .. }));
+        // What was never answered does not rest.
+        let mut next = order(vec![part(None, "10.0.1.0/24", None)]);
+        next.holder.container = "next".into();
+        assert_eq!(addresses(&store.take(&next).unwrap()), ["10.0.1.1"]);
+        let holder = &rival.holder;
+        let container = &order(Vec::new()).holder.container;
+        assert_eq!(
+            addresses(&store.held(container, "net1").unwrap()),
+            ["10.0.0.1"]
+        );
+        assert!(store.owned(container, "net2").unwrap().is_empty());
+        assert_eq!(store.held(&holder.container, "net1").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn an_order_of_two_parts_of_one_range_has_two_addresses() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let order = order(vec![
+            part(Some("net1"), "10.0.0.0/24", None),
+            part(Some("net2"), "10.0.0.0/24", None),
+            part(Some("net2"), "10.0.0.0/24", None),
+        ]);
+        let taken = addresses(&store.take(&order).unwrap());
+        assert_eq!(taken, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+        assert_eq!(addresses(&store.take(&order).unwrap()), taken);
+    }
+}
