@@ -11,15 +11,16 @@ use hca::MacAddress;
 
 use crate::{
     config::Attach,
+    interface_config::InterfaceConfig,
     kernel::{
         self, Namespace, Socket, address, announce,
         link::{self, By, Change, Child, Link, NewChild},
         neighbour, route, rule, sysctl,
     },
-    layout::Layout,
     netdev::{
+        display,
         identity::{Identity, Place},
-        replay, restore, words,
+        replay, restore,
     },
     node::HostNetns,
     plan::{Plan, Source},
@@ -281,7 +282,7 @@ fn take_anew(
             }
             return Ok(moved);
         }
-        if started.elapsed() > restore::ON_ITS_WAY {
+        if started.elapsed() > restore::RETURN_TIMEOUT {
             return Err(Error::new(
                 Code::TryAgain,
                 format!(
@@ -311,43 +312,43 @@ pub fn configure(
     socket: &mut Socket,
     proc: &Path,
     link: &Link,
-    layout: &Layout,
+    interface_config: &InterfaceConfig,
     attach: Attach,
 ) -> kernel::Result<Link> {
     let (index, name) = (link.index, &link.name);
-    for setting in &layout.settings {
+    for setting in &interface_config.settings {
         sysctl::write_if_there(proc, setting.group, name, setting.key, setting.value)?;
     }
-    for message in &layout.addresses {
+    for message in &interface_config.addresses {
         let mut message = message.clone();
         message.header.index = index;
         address::add(
             socket,
-            &format!("give {} to {name}", words::address(&message)),
+            &format!("give {} to {name}", display::address(&message)),
             &message,
         )?;
     }
     link::change(socket, format_args!("set {name} up"), index, &Change::up())?;
-    for message in &layout.neighbours {
+    for message in &interface_config.neighbours {
         let mut message = message.clone();
         message.header.ifindex = index;
-        let what = format!("give neighbour {} to {name}", words::neighbour(&message));
+        let what = format!("give neighbour {} to {name}", display::neighbour(&message));
         neighbour::replace(socket, &what, &message)?;
     }
-    for message in &layout.routes {
-        let what = format!("route {} through {name}", words::route(message));
+    for message in &interface_config.routes {
+        let what = format!("route {} through {name}", display::route(message));
         route::append(socket, &what, &replay::route(message, 0, index))?;
     }
-    for message in &layout.rules {
+    for message in &interface_config.rules {
         rule::add(
             socket,
-            &format!("add rule {}", words::rule(message)),
+            &format!("add rule {}", display::rule(message)),
             message,
         )?;
     }
     let mut now = link::get(socket, By::Index(index))?;
     let trains = now.as_ref().is_some_and(|link| !link.carrier);
-    if trains && attach == Attach::Move && !layout.announced.is_empty() {
+    if trains && attach == Attach::Move && !interface_config.announced.is_empty() {
         let started = Instant::now();
         while now.as_ref().is_some_and(|link| !link.carrier) && started.elapsed() < CARRIER_TIMEOUT
         {
@@ -355,7 +356,7 @@ pub fn configure(
             now = link::get(socket, By::Index(index))?;
         }
         if let Some(link) = &now {
-            announce::announce(link, &layout.announced)?;
+            announce::announce(link, &interface_config.announced)?;
         }
     }
     Ok(now.unwrap_or_else(|| link.clone()))

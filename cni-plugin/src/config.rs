@@ -10,7 +10,7 @@ use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 
-use crate::{rails::Rails, rdma::Wish};
+use crate::{rails::Rails, rdma::RdmaRequirement};
 
 /// `attach`: what becomes the pod's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ pub struct Config {
     /// `rails`: whether it is routed by source.
     pub rails: Rails,
     /// `rdma`: what becomes of the RDMA devices.
-    pub rdma: Wish,
+    pub rdma: RdmaRequirement,
     /// `runtimeConfig.CNIDeviceInfoFile`.
     pub device_info: Option<String>,
 }
@@ -195,7 +195,7 @@ impl Config {
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
             rails: Rails::read(&root)?,
-            rdma: wish(&root, stands_in)?,
+            rdma: rdma_requirement(&root, stands_in)?,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
         };
         config.check(&root)?;
@@ -204,7 +204,7 @@ impl Config {
 
     fn check(&self, root: &Section<'_>) -> Result<(), Error> {
         let attach = self.attach;
-        if attach == Some(Attach::RdmaOnly) && self.rdma == Wish::Off {
+        if attach == Some(Attach::RdmaOnly) && self.rdma == RdmaRequirement::Off {
             return Err(root
                 .wrong("rdma", "off leaves attach rdma-only nothing to do")
                 .with_details("leave the plugin out of the chain, or set rdma to auto"));
@@ -360,12 +360,12 @@ fn device(root: &Section<'_>, bus: Option<&str>) -> Result<Option<Target>, Error
         .map(|name| Target::RdmaDevice(name.to_owned())))
 }
 
-fn wish(root: &Section<'_>, stands_in: bool) -> Result<Wish, Error> {
+fn rdma_requirement(root: &Section<'_>, stands_in: bool) -> Result<RdmaRequirement, Error> {
     match root.text("rdma")? {
         // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
-        None if stands_in => Ok(Wish::Required),
-        None => Ok(Wish::Auto),
-        Some(text) => Wish::parse(text).ok_or_else(|| {
+        None if stands_in => Ok(RdmaRequirement::Required),
+        None => Ok(RdmaRequirement::Auto),
+        Some(text) => RdmaRequirement::parse(text).ok_or_else(|| {
             root.wrong(
                 "rdma",
                 format_args!("{text:?} is not a wish about RDMA devices"),
@@ -634,10 +634,10 @@ mod tests {
     fn in_the_place_of_the_rdma_plugin_it_does_what_that_does() {
         let stands_in = read(json!({"type": "rdma", "deviceID": "0000:3b:00.2"})).unwrap();
         assert_eq!(stands_in.attach, Some(Attach::RdmaOnly));
-        assert_eq!(stands_in.rdma, Wish::Required);
+        assert_eq!(stands_in.rdma, RdmaRequirement::Required);
         let said = read(json!({"type": "rdma", "rdma": "auto"})).unwrap();
-        assert_eq!(said.rdma, Wish::Auto);
-        assert_eq!(read(json!({})).unwrap().rdma, Wish::Auto);
+        assert_eq!(said.rdma, RdmaRequirement::Auto);
+        assert_eq!(read(json!({})).unwrap().rdma, RdmaRequirement::Auto);
     }
 
     #[test]

@@ -28,16 +28,11 @@ use crate::{
 
 /// Undoes an attachment.
 ///
-/// `patience` is how long a netdev is waited for that is on its way out of a dying namespace.
+/// `timeout` is how long a netdev is waited for that is on its way out of a dying namespace.
 ///
 /// # Errors
 /// The first failure; its details name the others. Code 11 when a netdev is not home yet.
-pub fn detach(
-    node: &mut Node,
-    key: &Key,
-    record: &Record,
-    patience: Duration,
-) -> Result<(), Error> {
+pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
     // A record of an earlier boot: its links and namespaces ended with that.
     let mut keep = false;
@@ -46,10 +41,10 @@ pub fn detach(
         match pod {
             Ok(pod) => {
                 // RDMA devices first: netdevs of InfiniBand stand on them.
-                let rdma = rdma::bring_home(node, &record.rdma, pod.as_ref(), patience);
+                let rdma = rdma::return_devices(node, &record.rdma, pod.as_ref(), timeout);
                 failures.extend(rdma.err());
                 if let Some(taken) = &record.moved {
-                    match return_netdev(node, key, taken, pod.as_ref(), patience) {
+                    match return_netdev(node, key, taken, pod.as_ref(), timeout) {
                         Ok(pending) => keep = pending,
                         Err(e) => failures.push(e),
                     }
@@ -103,7 +98,7 @@ fn return_netdev(
     key: &Key,
     taken: &Snapshot,
     pod: Option<&Namespace>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<bool, Error> {
     let _lock = node.journal.lock(&taken.identity)?;
     match node.journal.claim(&taken.identity)? {
@@ -115,8 +110,8 @@ fn return_netdev(
             return Ok(false);
         }
     }
-    let home =
-        restore::return_netdev(&mut node.ground(), taken, pod, patience).map_err(unreturned)?;
+    let home = restore::return_netdev(&mut node.host_context(), taken, pod, timeout)
+        .map_err(unreturned)?;
     report(node, taken, &home);
     if home.goes_by.is_some() {
         return Ok(true);

@@ -21,7 +21,7 @@ use crate::{
     journal::{Key, Record, Store},
     kernel::{Namespace, Socket},
     log::{self, Log},
-    netdev::restore::Ground,
+    netdev::restore::HostContext,
 };
 
 /// Where things are, as `main` found them in the environment.
@@ -143,8 +143,8 @@ impl Node {
     }
 
     /// What a restoration stands on.
-    pub fn ground(&mut self) -> Ground<'_> {
-        Ground {
+    pub fn host_context(&mut self) -> HostContext<'_> {
+        HostContext {
             home: &self.netns.namespace,
             socket: &mut self.netns.socket,
             proc: &self.roots.proc,

@@ -11,10 +11,10 @@ use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
 
 use crate::{
     config::{Attach, Config},
+    interface_config::InterfaceConfig,
     journal::{RdmaDevice, record},
     kernel::link::{Child, Link},
-    layout::Layout,
-    netdev::{snapshot::Snapshot, words},
+    netdev::{display, snapshot::Snapshot},
     resolve::{ChildKind, HostLink, Parent, Resolved},
 };
 
@@ -30,7 +30,7 @@ pub struct Plan {
     /// What becomes the interface.
     pub interface: Source,
     /// What the interface is given; none while its IPAM wants to see it first.
-    pub layout: Option<Layout>,
+    pub interface_config: Option<InterfaceConfig>,
 }
 
 /// What becomes the pod's interface.
@@ -121,24 +121,24 @@ impl fmt::Display for Plan {
         if let Some(mac) = mac {
             write!(f, "; MAC {mac}")?;
         }
-        let Some(layout) = &self.layout else {
+        let Some(interface_config) = &self.interface_config else {
             return f.write_str("; addresses once the interface is up");
         };
-        for setting in &layout.settings {
+        for setting in &interface_config.settings {
             let (group, key, value) = (setting.group, setting.key, setting.value);
             write!(f, "; {group}/{key}={value}")?;
         }
-        for address in &layout.addresses {
-            write!(f, "; address {}", words::address(address))?;
+        for address in &interface_config.addresses {
+            write!(f, "; address {}", display::address(address))?;
         }
-        for neighbour in &layout.neighbours {
-            write!(f, "; neighbour {}", words::neighbour(neighbour))?;
+        for neighbour in &interface_config.neighbours {
+            write!(f, "; neighbour {}", display::neighbour(neighbour))?;
         }
-        for route in &layout.routes {
-            write!(f, "; route {}", words::route(route))?;
+        for route in &interface_config.routes {
+            write!(f, "; route {}", display::route(route))?;
         }
-        for rule in &layout.rules {
-            write!(f, "; rule {}", words::rule(rule))?;
+        for rule in &interface_config.rules {
+            write!(f, "; rule {}", display::rule(rule))?;
         }
         Ok(())
     }
@@ -473,7 +473,7 @@ mod tests {
             netns: "/run/netns/a".into(),
             rdma: Vec::new(),
             interface,
-            layout: None,
+            interface_config: None,
         };
         assert_eq!(
             plan.to_string(),

@@ -22,8 +22,8 @@ use netlink_packet_route::{
 };
 
 use crate::{
+    interface_config::{InterfaceConfig, Setting, own_address},
     kernel::route,
-    layout::{Layout, Setting, own_address},
     netdev::replay,
 };
 
@@ -100,20 +100,23 @@ impl Rails {
     /// bring rules of their own.
     pub fn families(
         &self,
-        layout: &Layout,
+        interface_config: &InterfaceConfig,
         others: &[AddressFamily],
         defaults: &[AddressFamily],
     ) -> Vec<AddressFamily> {
         let mut families: Vec<AddressFamily> = Vec::new();
-        for address in &layout.addresses {
+        for address in &interface_config.addresses {
             let family = address.header.family;
-            let has_rules = layout.rules.iter().any(|rule| rule.header.family == family);
+            let has_rules = interface_config
+                .rules
+                .iter()
+                .any(|rule| rule.header.family == family);
             let due = match self.wanted {
                 Some(wanted) => wanted,
                 None if has_rules => false,
                 None => {
                     others.contains(&family)
-                        || (defaults.contains(&family) && layout.has_default(family))
+                        || (defaults.contains(&family) && interface_config.has_default(family))
                 }
             };
             if due && !families.contains(&family) {
@@ -150,25 +153,31 @@ impl Rails {
     }
 
     /// Makes a rail of the interface, for these families.
-    pub fn apply(&self, layout: &mut Layout, families: &[AddressFamily], ifname: &str, table: u32) {
+    pub fn apply(
+        &self,
+        interface_config: &mut InterfaceConfig,
+        families: &[AddressFamily],
+        ifname: &str,
+        table: u32,
+    ) {
         let priority = self.priority.unwrap_or(PRIORITY);
         for family in families.iter().copied() {
             if family == AddressFamily::Inet {
                 // The kernel takes the larger of this and `all` (ip-sysctl.rst): 2, loose, holds
                 // whatever the pod's `all` is, 0 does not.
-                layout.settings.push(Setting {
+                interface_config.settings.push(Setting {
                     group: "ipv4/conf",
                     key: "rp_filter",
                     value: "2",
                 });
             }
-            let addresses: Vec<AddressMessage> = layout
+            let addresses: Vec<AddressMessage> = interface_config
                 .addresses
                 .iter()
                 .filter(|a| a.header.family == family)
                 .cloned()
                 .collect();
-            let gateway = layout
+            let gateway = interface_config
                 .gateways
                 .iter()
                 .copied()
@@ -177,7 +186,7 @@ impl Rails {
                 .iter()
                 .filter_map(|address| connected(address, table))
                 .collect();
-            let in_main: Vec<RouteMessage> = layout
+            let in_main: Vec<RouteMessage> = interface_config
                 .routes
                 .iter()
                 .filter(|r| r.header.address_family == family && route::table_of(r) == replay::MAIN)
@@ -192,27 +201,27 @@ impl Rails {
                 own.push(default_via(gateway, &addresses, table));
             }
             own.sort_by_key(replay::has_gateway);
-            if layout.defaults_of_the_pod.contains(&family) {
-                layout.without_defaults(&[family]);
+            if interface_config.defaults_of_the_pod.contains(&family) {
+                interface_config.without_defaults(&[family]);
             }
-            for route in &mut layout.routes {
+            for route in &mut interface_config.routes {
                 if route.header.address_family == family && route::table_of(route) == replay::MAIN {
                     hint_source(route, &addresses);
                 }
             }
             for mut route in own {
                 hint_source(&mut route, &addresses);
-                if !layout.routes.contains(&route) {
-                    layout.routes.push(route);
+                if !interface_config.routes.contains(&route) {
+                    interface_config.routes.push(route);
                 }
             }
             for address in &addresses {
-                layout.rules.extend(
+                interface_config.rules.extend(
                     own_address(address)
                         .map(|from| rule(family, Some(from), None, table, priority)),
                 );
             }
-            layout
+            interface_config
                 .rules
                 .push(rule(family, None, Some(ifname), table, priority));
         }
@@ -328,13 +337,16 @@ mod tests {
     use super::*;
     use crate::{
         config::{Attach, Config},
-        netdev::words,
+        netdev::display,
     };
 
     const V4: AddressFamily = AddressFamily::Inet;
     const V6: AddressFamily = AddressFamily::Inet6;
 
-    fn layout(ips: &[(&str, Option<&str>)], routes: &[(&str, Option<&str>)]) -> Layout {
+    fn interface_config(
+        ips: &[(&str, Option<&str>)],
+        routes: &[(&str, Option<&str>)],
+    ) -> InterfaceConfig {
         let result = CniResult {
             ips: ips
                 .iter()
@@ -350,7 +362,7 @@ mod tests {
                 .collect(),
             ..CniResult::default()
         };
-        Layout::of_result(Attach::Macvlan, &Config::default(), &result)
+        InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result)
     }
 
     fn read(value: Value) -> Result<Rails, Error> {
@@ -358,10 +370,10 @@ mod tests {
         Rails::read(&Section::root(object.as_object().unwrap()))
     }
 
-    fn said(layout: &Layout) -> (Vec<String>, Vec<String>) {
+    fn said(interface_config: &InterfaceConfig) -> (Vec<String>, Vec<String>) {
         (
-            layout.routes.iter().map(words::route).collect(),
-            layout.rules.iter().map(words::rule).collect(),
+            interface_config.routes.iter().map(display::route).collect(),
+            interface_config.rules.iter().map(display::rule).collect(),
         )
     }
 
@@ -392,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_pods_second_interface_of_a_family_is_a_rail() {
-        let both = layout(&[("10.0.0.5/24", None), ("fd00::5/64", None)], &[]);
+        let both = interface_config(&[("10.0.0.5/24", None), ("fd00::5/64", None)], &[]);
         let by = |wanted, others: &[AddressFamily]| {
             let rails = Rails {
                 wanted,
@@ -408,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_network_with_a_way_out_does_not_take_the_pods() {
-        let out = layout(&[("10.0.0.5/24", Some("10.0.0.1"))], &[("0.0.0.0/0", None)]);
+        let out = interface_config(&[("10.0.0.5/24", Some("10.0.0.1"))], &[("0.0.0.0/0", None)]);
         let auto = Rails::default();
         assert_eq!(auto.families(&out, &[], &[V4]), [V4]);
         assert!(auto.families(&out, &[], &[]).is_empty(), "the pod has none");
@@ -416,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_rail_has_its_networks_routes_and_gateway_in_its_table() {
-        let mut rail = layout(
+        let mut rail = interface_config(
             &[("10.0.0.5/24", Some("10.0.0.1"))],
             &[("0.0.0.0/0", None), ("10.0.0.0/8", None)],
         );
@@ -448,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_gateway_is_enough_and_may_lie_outside_of_a_single_address() {
-        let mut rail = layout(
+        let mut rail = interface_config(
             &[
                 ("10.0.0.5/32", Some("10.0.0.1")),
                 ("fd00::5/64", Some("fe80::1")),

@@ -28,13 +28,13 @@ use crate::{
         link::Link,
         rdma::{self, Device},
     },
-    netdev::restore::ON_ITS_WAY,
+    netdev::restore::RETURN_TIMEOUT,
     node::Node,
 };
 
 /// `rdma`: what the pod must have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wish {
+pub enum RdmaRequirement {
     /// What the mode of the RDMA subsystem calls for.
     #[default]
     Auto,
@@ -44,13 +44,13 @@ pub enum Wish {
     Off,
 }
 
-impl Wish {
+impl RdmaRequirement {
     /// As written in the configuration.
-    pub fn parse(text: &str) -> Option<Wish> {
+    pub fn parse(text: &str) -> Option<RdmaRequirement> {
         match text {
-            "auto" => Some(Wish::Auto),
-            "required" => Some(Wish::Required),
-            "off" => Some(Wish::Off),
+            "auto" => Some(RdmaRequirement::Auto),
+            "required" => Some(RdmaRequirement::Required),
+            "off" => Some(RdmaRequirement::Off),
             _ => None,
         }
     }
@@ -64,16 +64,16 @@ impl Wish {
 /// # Errors
 /// Code 50: the mode does not allow what is asked for; code 7: the netdev has no RDMA device.
 pub fn moves(
-    wish: Wish,
+    wish: RdmaRequirement,
     attach: Attach,
     mode: Option<NetnsMode>,
     has_rdma: bool,
     name: &str,
 ) -> Result<bool, Error> {
-    if wish == Wish::Off {
+    if wish == RdmaRequirement::Off {
         return Ok(false);
     }
-    if wish == Wish::Required {
+    if wish == RdmaRequirement::Required {
         isolation(mode)?;
         if !has_rdma {
             return Err(Error::new(
@@ -166,7 +166,7 @@ pub fn of_netdev(host: &Host, link: &Link, ports: &[PortId]) -> Result<BTreeSet<
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace, or would not keep its character device.
-pub fn take_down(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
+pub fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
     let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
@@ -331,15 +331,15 @@ fn keeps_its_number(device: &str, node: &str, all: &[(String, CharDevice)]) -> R
 }
 
 /// Brings devices home, out of `pod` when they are there, and gives them their names again.
-/// `patience` is how long a dying namespace may still have them.
+/// `timeout` is how long a dying namespace may still have them.
 ///
 /// # Errors
 /// Code 11 when one is still away; code 100: the kernel's refusal.
-pub fn bring_home(
+pub fn return_devices(
     node: &Node,
     devices: &[RdmaDevice],
     pod: Option<&Namespace>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), Error> {
     if devices.is_empty() || mode(&node.roots)? != Some(NetnsMode::Exclusive) {
         // In shared mode nothing is in a namespace; it cannot be left with devices in pods.
@@ -368,7 +368,7 @@ pub fn bring_home(
             let parents = parents(&node.roots)?;
             if let Some(device) = find(known, &there, &parents) {
                 if device.name != known.name {
-                    rename_home(node, &mut home, device, &known.name);
+                    restore_name(node, &mut home, device, &known.name);
                 }
                 node.log
                     .info(format_args!("RDMA device {} is home", known.name));
@@ -382,11 +382,11 @@ pub fn bring_home(
                 ));
                 break;
             }
-            if started.elapsed() >= patience {
+            if started.elapsed() >= timeout {
                 return Err(Error::new(
                     Code::TryAgain,
                     format!(
-                        "RDMA device {} is neither on the host nor in the pod after {patience:?}",
+                        "RDMA device {} is neither on the host nor in the pod after {timeout:?}",
                         known.name
                     ),
                 )
@@ -403,7 +403,7 @@ pub fn bring_home(
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn bring_home_by_name(
+pub fn return_device_by_name(
     node: &Node,
     inside: &str,
     name: &str,
@@ -425,11 +425,11 @@ pub fn bring_home_by_name(
         node_guid: device.node_guid.map(|guid| guid.to_string()),
         parent: None,
     };
-    bring_home(node, &[known], pod, ON_ITS_WAY)
+    return_devices(node, &[known], pod, RETURN_TIMEOUT)
 }
 
 /// A name that is taken meanwhile is a warning: the device is home.
-fn rename_home(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name: &str) {
+fn restore_name(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name: &str) {
     if let Err(e) = rdma::rename(home, device, name) {
         node.log.warn(e);
     }
@@ -500,15 +500,33 @@ mod tests {
     fn the_mode_decides_unless_the_network_does() {
         let ask = |wish, attach, mode, has| moves(wish, attach, mode, has, "eth1");
         for (wish, attach, mode, has, expected) in [
-            (Wish::Auto, Attach::Move, SHARED, true, false),
-            (Wish::Auto, Attach::Move, None, false, false),
-            (Wish::Auto, Attach::Move, EXCLUSIVE, true, true),
-            (Wish::Auto, Attach::RdmaOnly, EXCLUSIVE, true, true),
-            (Wish::Auto, Attach::Move, EXCLUSIVE, false, false),
-            (Wish::Required, Attach::Move, EXCLUSIVE, true, true),
-            (Wish::Auto, Attach::Macvlan, SHARED, true, false),
-            (Wish::Off, Attach::Macvlan, EXCLUSIVE, true, false),
-            (Wish::Off, Attach::Move, EXCLUSIVE, true, false),
+            (RdmaRequirement::Auto, Attach::Move, SHARED, true, false),
+            (RdmaRequirement::Auto, Attach::Move, None, false, false),
+            (RdmaRequirement::Auto, Attach::Move, EXCLUSIVE, true, true),
+            (
+                RdmaRequirement::Auto,
+                Attach::RdmaOnly,
+                EXCLUSIVE,
+                true,
+                true,
+            ),
+            (RdmaRequirement::Auto, Attach::Move, EXCLUSIVE, false, false),
+            (
+                RdmaRequirement::Required,
+                Attach::Move,
+                EXCLUSIVE,
+                true,
+                true,
+            ),
+            (RdmaRequirement::Auto, Attach::Macvlan, SHARED, true, false),
+            (
+                RdmaRequirement::Off,
+                Attach::Macvlan,
+                EXCLUSIVE,
+                true,
+                false,
+            ),
+            (RdmaRequirement::Off, Attach::Move, EXCLUSIVE, true, false),
         ] {
             assert_eq!(
                 ask(wish, attach, mode, has).unwrap(),
@@ -518,7 +536,7 @@ mod tests {
         }
         for (wish, attach, mode, has, code, word) in [
             (
-                Wish::Required,
+                RdmaRequirement::Required,
                 Attach::Move,
                 SHARED,
                 true,
@@ -526,7 +544,7 @@ mod tests {
                 "shared mode",
             ),
             (
-                Wish::Required,
+                RdmaRequirement::Required,
                 Attach::Move,
                 None,
                 false,
@@ -534,7 +552,7 @@ mod tests {
                 "no RDMA subsystem",
             ),
             (
-                Wish::Required,
+                RdmaRequirement::Required,
                 Attach::Move,
                 EXCLUSIVE,
                 false,
@@ -542,7 +560,7 @@ mod tests {
                 "eth1",
             ),
             (
-                Wish::Auto,
+                RdmaRequirement::Auto,
                 Attach::Macvlan,
                 EXCLUSIVE,
                 true,

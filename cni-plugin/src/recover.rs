@@ -76,10 +76,15 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
             return Err(in_use(&moved.name, &record));
         }
         let _lock = node.journal.lock(&moved.identity)?;
-        let returned = return_netdev(&mut node.ground(), moved, None, restore::ON_ITS_WAY)
-            .map_err(unreturned)?;
+        let returned = return_netdev(
+            &mut node.host_context(),
+            moved,
+            None,
+            restore::RETURN_TIMEOUT,
+        )
+        .map_err(unreturned)?;
         detach::report(node, moved, &returned);
-        return rdma::bring_home(node, &record.rdma, None, restore::ON_ITS_WAY);
+        return rdma::return_devices(node, &record.rdma, None, restore::RETURN_TIMEOUT);
     }
     Ok(())
 }
@@ -139,11 +144,11 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             && let Some(record) = node.journal.read(&key)?
             && let Some(moved) = &record.moved
         {
-            let returned = return_netdev(&mut node.ground(), moved, None, Duration::ZERO)
+            let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)
                 .map_err(unreturned)?;
             detach::report(node, moved, &returned);
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
-            rdma::bring_home(node, &record.rdma, None, Duration::ZERO)?;
+            rdma::return_devices(node, &record.rdma, None, Duration::ZERO)?;
             end(node, &key, &record)?;
         }
         node.journal.release(identity)?;

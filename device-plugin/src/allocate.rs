@@ -74,7 +74,9 @@ fn usable<'s>(
         .iter()
         .filter_map(|member| match &member.health {
             Health::Healthy => None,
-            Health::Unhealthy(ailment) => Some(format!("{}: {ailment}", member.id)),
+            Health::Unhealthy(unhealthy_reason) => {
+                Some(format!("{}: {unhealthy_reason}", member.id))
+            }
         })
         .collect();
     Err(Error::Unhealthy {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::observe::Observation;
+use crate::host_snapshot::HostSnapshot;
 use crate::telemetry::http::Details;
 use crate::{config, reclaim, run};
 
@@ -81,8 +81,8 @@ pub struct HostRoot {
 
 impl HostRoot {
     /// What there is on the host.
-    fn look(&self) -> anyhow::Result<Observation> {
-        Observation::make(&self.host(), &self.node_addresses).context("look at this host")
+    fn look(&self) -> anyhow::Result<HostSnapshot> {
+        HostSnapshot::make(&self.host(), &self.node_addresses).context("look at this host")
     }
 
     /// The roots.

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 /// What made the daemon look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum Trigger {
     /// The start.
     Start,
     /// The rescan interval.
@@ -43,38 +43,38 @@ pub enum Reason {
     Delivery,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for Trigger {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Reason::Start => "start",
-            Reason::Timer => "timer",
-            Reason::Link => "link",
-            Reason::Device => "device",
-            Reason::Rdma => "rdma",
-            Reason::Node => "node",
-            Reason::Damping => "damping",
-            Reason::Configuration => "configuration",
-            Reason::Container => "container",
-            Reason::Signal => "signal",
-            Reason::Pods => "pods",
-            Reason::Delivery => "delivery",
+            Trigger::Start => "start",
+            Trigger::Timer => "timer",
+            Trigger::Link => "link",
+            Trigger::Device => "device",
+            Trigger::Rdma => "rdma",
+            Trigger::Node => "node",
+            Trigger::Damping => "damping",
+            Trigger::Configuration => "configuration",
+            Trigger::Container => "container",
+            Trigger::Signal => "signal",
+            Trigger::Pods => "pods",
+            Trigger::Delivery => "delivery",
         })
     }
 }
 
 /// Where sources put their reasons.
 #[derive(Debug, Clone)]
-pub struct Bell(mpsc::Sender<Reason>);
+pub struct Triggers(mpsc::Sender<Trigger>);
 
-impl Bell {
-    /// A bell, and where it is heard.
-    pub fn new() -> (Self, mpsc::Receiver<Reason>) {
+impl Triggers {
+    /// The sender and the receiver.
+    pub fn new() -> (Self, mpsc::Receiver<Trigger>) {
         let (ring, heard) = mpsc::channel(64);
         (Self(ring), heard)
     }
 
     /// Asks for a look; never waits.
-    pub fn ring(&self, reason: Reason) {
+    pub fn send(&self, reason: Trigger) {
         // A full channel: a look is due anyway.
         let _ = self.0.try_send(reason);
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use hca::HcaId;
 
 use crate::config::{Damping, ResourceName};
-use crate::snapshot::{Ailment, Health, Snapshot};
+use crate::snapshot::{Health, Snapshot, UnhealthyReason};
 
 /// What ports did so far, for every HCA of every resource.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl Damper {
         for member in snapshot.members_mut() {
             let up = match &member.health {
                 Health::Healthy => true,
-                Health::Unhealthy(Ailment::Port(_)) => false,
+                Health::Unhealthy(UnhealthyReason::Port(_)) => false,
                 Health::Unhealthy(_) => continue,
             };
             let track = self
@@ -56,7 +56,7 @@ impl Damper {
                 .entry((resource.clone(), member.id.clone()))
                 .or_insert_with(|| Track::begin(up, now));
             track.see(up, now, damping);
-            if let Health::Unhealthy(Ailment::Port(trouble)) = &member.health {
+            if let Health::Unhealthy(UnhealthyReason::Port(trouble)) = &member.health {
                 track.trouble.clone_from(trouble);
             }
             let (health, due) = track.judge(now, damping);
@@ -112,13 +112,13 @@ impl Track {
         let again = due.filter(|_| self.told_up != self.up);
         let health = match (self.told_up, self.up) {
             (true, _) => Health::Healthy,
-            (false, false) => Health::Unhealthy(Ailment::Port(self.trouble.clone())),
-            (false, true) if flapping => Health::Unhealthy(Ailment::Flapping(format!(
+            (false, false) => Health::Unhealthy(UnhealthyReason::Port(self.trouble.clone())),
+            (false, true) if flapping => Health::Unhealthy(UnhealthyReason::Flapping(format!(
                 "its ports went down {} times within {:?}; waiting for {delay:?} without a change",
                 self.downs.len(),
                 damping.flap_window
             ))),
-            (false, true) => Health::Unhealthy(Ailment::Port(format!(
+            (false, true) => Health::Unhealthy(UnhealthyReason::Port(format!(
                 "active again; waiting for {delay:?} without a change"
             ))),
         };
@@ -245,9 +245,12 @@ mod tests {
         track.see(true, later, &DAMPING);
         let (health, again) = track.judge(later, &DAMPING);
         assert_eq!(again, Some(later + DAMPING.up_delay));
-        let Health::Unhealthy(ailment) = health else {
+        let Health::Unhealthy(unhealthy_reason) = health else {
             panic!("shown healthy")
         };
-        assert!(ailment.to_string().contains("active again"), "{ailment}");
+        assert!(
+            unhealthy_reason.to_string().contains("active again"),
+            "{unhealthy_reason}"
+        );
     }
 }

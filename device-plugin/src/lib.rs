@@ -18,21 +18,21 @@
 #![forbid(unsafe_code)]
 
 pub mod allocate;
-pub mod board;
 pub mod candidate;
 pub mod cli;
 pub mod config;
 pub mod deliver;
 pub mod events;
 pub mod health;
+pub mod host_snapshot;
 pub mod install;
 pub mod kubelet;
 pub mod links;
 pub mod network;
 pub mod node_socket;
-pub mod observe;
 pub mod podresources;
 pub mod pool;
+pub mod pool_state;
 pub mod prefer;
 pub mod preflight;
 pub mod reclaim;

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::candidate::{LinkType, gather};
     use crate::config::parse;
-    use crate::observe::Observation;
+    use crate::host_snapshot::HostSnapshot;
     use crate::pool::assemble;
 
     /// A host with two NICs, both down, and what pools make of it.
@@ -161,7 +161,7 @@ mod tests {
             let (rdma, netdev) = (format!("mlx5_{number}"), format!("rdma{number}"));
             tree.nic(&pci, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        let mut seen = Observation::make(&tree.host(), &[]).unwrap();
+        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
         for netdev in &mut seen.inventory.netdevs {
             netdev.up = false;
         }

@@ -192,7 +192,7 @@ pub async fn keep_serving(
         counts,
     });
     let serve = async {
-        let scanned = reports.wait_for(|report| report.looks.done);
+        let scanned = reports.wait_for(|report| report.scans.done);
         tokio::select! {
             () = stop.cancelled() => return,
             _ = timeout(FIRST_SCAN_TIMEOUT, scanned) => {}

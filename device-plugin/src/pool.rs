@@ -15,10 +15,10 @@ use crate::candidate::{Candidate, Function};
 use crate::config::{
     Config, Delivery, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing,
 };
-use crate::kubelet::holdings::{HcaHolding, Holder};
+use crate::host_snapshot::HostSnapshot;
+use crate::kubelet::allocated::{HcaAllocation, Holder};
 use crate::network::Uplinks;
-use crate::observe::Observation;
-use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
+use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).
 const SLOTS_WITHOUT_GIDS: u32 = 128;
@@ -33,14 +33,14 @@ pub struct Pools {
     /// One for each configured pool.
     pub snapshots: Vec<Snapshot>,
     /// HCAs that a pool's selectors choose and that are not in it, and why.
-    pub left_out: Vec<LeftOut>,
+    pub excluded: Vec<Excluded>,
     /// What an administrator should know about the way this configuration meets this host.
     pub remarks: Vec<String>,
 }
 
 /// An HCA that is chosen by a pool and is not in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct Excluded {
     /// The pool.
     pub resource: ResourceName,
     /// The HCA.
@@ -64,7 +64,7 @@ pub enum Reason {
     Held(String, Holder),
 }
 
-impl fmt::Display for LeftOut {
+impl fmt::Display for Excluded {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             resource,
@@ -93,7 +93,7 @@ impl fmt::Display for LeftOut {
             Reason::UplinksUnknown(reason) => write!(
                 formatter,
                 "{id} is left out of {resource}: whether the node itself needs its netdev cannot be \
-                 told: {reason}; mount the host's /proc, or set spare for this pool without uplinks"
+                 told: {reason}; mount the host's /proc, or set exclude for this pool without uplinks"
             ),
         }
     }
@@ -104,7 +104,7 @@ impl fmt::Display for LeftOut {
 pub fn assemble(
     config: &Config,
     candidates: &[Candidate],
-    seen: &Observation,
+    seen: &HostSnapshot,
     previous: &[Arc<Snapshot>],
 ) -> Pools {
     let node = Node::default();
@@ -116,7 +116,7 @@ pub fn assemble(
 pub struct Node {
     /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
     /// another one. So a changed configuration cannot give an HCA away twice.
-    pub held: BTreeMap<HcaId, Vec<HcaHolding>>,
+    pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
     /// The delivery of pools that state none.
     pub automatic_delivery: Delivery,
 }
@@ -125,12 +125,12 @@ pub struct Node {
 pub fn assemble_on(
     config: &Config,
     candidates: &[Candidate],
-    seen: &Observation,
+    seen: &HostSnapshot,
     previous: &[Arc<Snapshot>],
     node: &Node,
 ) -> Pools {
     let mut remarks = Vec::new();
-    let mut left_out = Vec::new();
+    let mut excluded = Vec::new();
     let mut claims: Vec<(&HcaId, &PoolConfig)> = Vec::new();
     let mut snapshots = Vec::new();
     let machine = Arc::new(seen.machine.clone());
@@ -147,7 +147,7 @@ pub fn assemble_on(
                     claims.push((&candidate.id, pool));
                     members.push(member(pool, candidate, seen));
                 }
-                Some(reason) => left_out.push(LeftOut {
+                Some(reason) => excluded.push(Excluded {
                     resource: pool.resource.clone(),
                     id: candidate.id.clone(),
                     reason,
@@ -180,7 +180,7 @@ pub fn assemble_on(
     }
     Pools {
         snapshots,
-        left_out,
+        excluded,
         remarks,
     }
 }
@@ -196,9 +196,9 @@ pub fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
 fn held_otherwise(
     pool: &PoolConfig,
     candidate: &Candidate,
-    held: &BTreeMap<HcaId, Vec<HcaHolding>>,
+    held: &BTreeMap<HcaId, Vec<HcaAllocation>>,
 ) -> Option<Reason> {
-    let conflicts = |holding: &&HcaHolding| {
+    let conflicts = |holding: &&HcaAllocation| {
         let same = holding.resource == pool.resource.as_str()
             && holding.exclusive != pool.sharing.is_shared();
         !same && (holding.exclusive || !pool.sharing.is_shared())
@@ -215,7 +215,7 @@ fn held_otherwise(
 fn obstacle(
     pool: &PoolConfig,
     candidate: &Candidate,
-    seen: &Observation,
+    seen: &HostSnapshot,
     claims: &[(&HcaId, &PoolConfig)],
 ) -> Option<Reason> {
     let claimed = claims.iter().find(|(id, by)| {
@@ -225,10 +225,10 @@ fn obstacle(
         return Some(Reason::Claimed(by.resource.clone()));
     }
     let vfs = candidate.pf.as_ref().map_or(0, |pf| pf.vf_count);
-    if pool.spare.pfs_with_vfs && candidate.function == Function::Physical && vfs > 0 {
+    if pool.exclude.pfs_with_vfs && candidate.function == Function::Physical && vfs > 0 {
         return Some(Reason::HasVfs(vfs));
     }
-    if !pool.spare.uplinks || candidate.elsewhere {
+    if !pool.exclude.uplinks || candidate.elsewhere {
         return None;
     }
     let mut netdevs = candidate.netdevs.iter().map(|netdev| &netdev.name);
@@ -243,7 +243,7 @@ fn obstacle(
     }
 }
 
-fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Member {
+fn member(pool: &PoolConfig, candidate: &Candidate, seen: &HostSnapshot) -> Member {
     let (nodes, lacking) = nodes(&pool.nodes, candidate, seen);
     Member {
         id: candidate.id.clone(),
@@ -274,7 +274,7 @@ fn member(pool: &PoolConfig, candidate: &Candidate, seen: &Observation) -> Membe
 fn nodes(
     rule: &NodeRule,
     candidate: &Candidate,
-    seen: &Observation,
+    seen: &HostSnapshot,
 ) -> (Vec<DeviceNode>, Option<String>) {
     let mut present = Vec::new();
     let mut lacking = None;
@@ -312,7 +312,7 @@ fn nodes(
 fn devices_of<'o>(
     class: NodeClass,
     candidate: &Candidate,
-    seen: &'o Observation,
+    seen: &'o HostSnapshot,
 ) -> Vec<&'o CharDevice> {
     if class == NodeClass::RdmaCm {
         return seen.inventory.rdma_cm.iter().collect();
@@ -344,11 +344,11 @@ fn devices_of<'o>(
 fn health(
     pool: &PoolConfig,
     candidate: &Candidate,
-    seen: &Observation,
+    seen: &HostSnapshot,
     lacking: Option<String>,
 ) -> Health {
     if pool.sharing.is_shared() && seen.inventory.netns_mode == Some(NetnsMode::Exclusive) {
-        return Health::Unhealthy(Ailment::NetnsMode(
+        return Health::Unhealthy(UnhealthyReason::NetnsMode(
             "the RDMA subsystem is in exclusive network namespace mode, in which an HCA cannot be \
              shared by pods; run: rdma system set netns shared"
                 .into(),
@@ -361,16 +361,16 @@ fn health(
         .map(ToString::to_string)
         .collect();
     if !missing.is_empty() {
-        return Health::Unhealthy(Ailment::Gate(format!(
+        return Health::Unhealthy(UnhealthyReason::Gate(format!(
             "the pool waits for {} (waitFor)",
             missing.join(", ")
         )));
     }
     if let Some(fault) = &candidate.fault {
-        return Health::Unhealthy(Ailment::Unreadable(fault.clone()));
+        return Health::Unhealthy(UnhealthyReason::Unreadable(fault.clone()));
     }
     if let Some(lacking) = lacking {
-        return Health::Unhealthy(Ailment::Node(lacking));
+        return Health::Unhealthy(UnhealthyReason::Node(lacking));
     }
     // In a pod's namespace its ports cannot be seen: that pod judges them.
     if candidate.elsewhere || pool.port_health == PortHealth::Ignored {
@@ -405,13 +405,13 @@ fn health(
     } else {
         states.join(", ")
     };
-    Health::Unhealthy(Ailment::Port(format!("no active port: {states}")))
+    Health::Unhealthy(UnhealthyReason::Port(format!("no active port: {states}")))
 }
 
 /// Whether a port is down because nobody has set it up yet, which the CNI plugin does: its netdev is
 /// administratively down. On InfiniBand the netdev has no say in the port's state, but a VF's port
 /// stays down until the VF has its GUID, and the CNI plugin gives it that.
-fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &Observation) -> bool {
+fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -> bool {
     let netdev = port
         .netdev
         .as_deref()
@@ -431,7 +431,7 @@ fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &Observation) ->
 fn keep_missing(
     members: &mut Vec<Member>,
     before: Option<&Snapshot>,
-    why: impl Fn(&Member) -> Ailment,
+    why: impl Fn(&Member) -> UnhealthyReason,
 ) {
     for old in before.map(Snapshot::members).unwrap_or_default() {
         if members.iter().any(|member| member.id == old.id) {
@@ -446,14 +446,14 @@ fn keep_missing(
 }
 
 /// Why a pool does not have an HCA that it had before.
-fn why_missing(old: &Member, candidates: &[Candidate], seen: &Observation) -> Ailment {
+fn why_missing(old: &Member, candidates: &[Candidate], seen: &HostSnapshot) -> UnhealthyReason {
     if candidates.iter().any(|candidate| candidate.id == old.id) {
-        return Ailment::LeftOut;
+        return UnhealthyReason::Excluded;
     }
     let mut unreadable = seen.inventory.unreadable.iter();
     match unreadable.find(|device| old.rdma_devices.contains(&device.rdma_device)) {
-        Some(device) => Ailment::Unreadable(device.reason.clone()),
-        None => Ailment::Gone,
+        Some(device) => UnhealthyReason::Unreadable(device.reason.clone()),
+        None => UnhealthyReason::Gone,
     }
 }
 

@@ -64,26 +64,26 @@ fn order(id: &str) -> (usize, String) {
 pub fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     let out = &mut outcomes;
-    check::judge(modules::CHECKS, selection, || modules::look(context), out);
-    check::judge(link::CHECKS, selection, || link::look(context), out);
-    check::judge(gid::CHECKS, selection, || gid::look(context), out);
-    check::judge(pcie::CHECKS, selection, || pcie::look(context), out);
+    check::judge(modules::CHECKS, selection, || modules::read(context), out);
+    check::judge(link::CHECKS, selection, || link::read(context), out);
+    check::judge(gid::CHECKS, selection, || gid::read(context), out);
+    check::judge(pcie::CHECKS, selection, || pcie::read(context), out);
     check::judge(
         gpudirect::CHECKS,
         selection,
-        || gpudirect::look(context),
+        || gpudirect::read(context),
         out,
     );
-    check::judge(runtime::CHECKS, selection, || runtime::look(context), out);
-    check::judge(rails::CHECKS, selection, || rails::look(context), out);
-    check::judge(qos::CHECKS, selection, || qos::look(context), out);
+    check::judge(runtime::CHECKS, selection, || runtime::read(context), out);
+    check::judge(rails::CHECKS, selection, || rails::read(context), out);
+    check::judge(qos::CHECKS, selection, || qos::read(context), out);
     check::judge(
         kubernetes::CHECKS,
         selection,
-        || kubernetes::look(context),
+        || kubernetes::read(context),
         out,
     );
-    check::judge(counters::CHECKS, selection, || counters::look(context), out);
+    check::judge(counters::CHECKS, selection, || counters::read(context), out);
     outcomes.sort_by_key(|outcome| order(outcome.id));
     outcomes
 }

@@ -10,13 +10,13 @@ use hca::NetnsMode;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::board::Transitions;
 use crate::config::{Format, ResourceName};
-use crate::events::Reason;
-use crate::kubelet::holdings::Holdings;
+use crate::events::Trigger;
+use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::AllocationCounts;
 use crate::kubelet::session::{State, UNHEARD};
 use crate::node_socket::{self, NodeSocket};
+use crate::pool_state::Transitions;
 use crate::reclaim;
 use crate::scan::Late;
 use crate::snapshot::{Health, Snapshot};
@@ -28,20 +28,20 @@ pub struct Report {
     pub started: Instant,
     /// Its configuration.
     pub config: Configuration,
-    /// Looks at the host.
-    pub looks: Looks,
+    /// Reads the host.
+    pub scans: ScanCounts,
     /// How the RDMA subsystem treats network namespaces.
     pub netns_mode: Option<NetnsMode>,
     /// One for each resource, in the order of the configuration.
     pub pools: Vec<Pool>,
     /// HCAs that are chosen by a pool and not in it, with the reason.
-    pub left_out: Vec<String>,
+    pub excluded: Vec<String>,
     /// How configuration and host do not fit.
     pub remarks: Vec<String>,
     /// Health changes.
     pub transitions: Transitions,
     /// Who holds what, once known.
-    pub holdings: Option<Arc<Holdings>>,
+    pub allocated: Option<Arc<AllocatedUnits>>,
     /// What was cleaned up behind pods.
     pub reclaim: reclaim::Counts,
     /// The socket on which programs of the node ask.
@@ -63,11 +63,11 @@ pub struct Configuration {
     pub error: Option<String>,
 }
 
-/// Looks at the host since the start.
+/// Reads the host since the start.
 #[derive(Debug, Clone, Default)]
-pub struct Looks {
+pub struct ScanCounts {
     /// By what made the daemon look.
-    pub by_reason: BTreeMap<Reason, u64>,
+    pub by_trigger: BTreeMap<Trigger, u64>,
     /// Failed ones.
     pub failures: u64,
     /// Why the last one failed; cleared by success.
@@ -101,11 +101,11 @@ impl Report {
     /// Why the daemon is not ready; empty when it is.
     pub fn unready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        if let Some(late) = &self.looks.late {
+        if let Some(late) = &self.scans.late {
             reasons.push(late.to_string());
-        } else if let Some(error) = &self.looks.error {
+        } else if let Some(error) = &self.scans.error {
             reasons.push(format!("the host cannot be scanned: {error}"));
-        } else if !self.looks.done {
+        } else if !self.scans.done {
             reasons.push("the host has not been scanned yet".into());
         }
         for pool in &self.pools {
@@ -151,7 +151,7 @@ impl Report {
             .chain(unheard)
             .chain(idle)
             .chain(socket)
-            .chain(self.left_out.clone())
+            .chain(self.excluded.clone())
             .chain(self.remarks.clone())
             .collect()
     }
@@ -199,7 +199,9 @@ impl Report {
             .map(|member| {
                 let (healthy, reason) = match &member.health {
                     Health::Healthy => (true, None),
-                    Health::Unhealthy(ailment) => (false, Some(ailment.to_string())),
+                    Health::Unhealthy(unhealthy_reason) => {
+                        (false, Some(unhealthy_reason.to_string()))
+                    }
                 };
                 json!({
                     "id": member.id.to_string(),
@@ -212,8 +214,8 @@ impl Report {
                 })
             })
             .collect();
-        let held = self.holdings.as_ref().map(|holdings| {
-            let held = holdings.of(&pool.resource).map(|(unit, holder)| {
+        let held = self.allocated.as_ref().map(|allocated| {
+            let held = allocated.of(&pool.resource).map(|(unit, holder)| {
                 json!({
                     "unit": unit, "namespace": holder.namespace, "pod": holder.pod,
                     "container": holder.container,

@@ -23,10 +23,10 @@ use crate::config;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info;
 use crate::events::netlink::{Source, listen};
-use crate::events::{Bell, Watched};
+use crate::events::{Triggers, Watched};
+use crate::kubelet::allocated;
 use crate::kubelet::directory::{self, Contents};
-use crate::kubelet::holdings;
-use crate::kubelet::service::Errands;
+use crate::kubelet::service::Requests;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::node_socket::{self, NodeSocket};
 use crate::podresources;
@@ -99,8 +99,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     }
     let stop = CancellationToken::new();
     let mut services = JoinSet::new();
-    let (bell, heard) = Bell::new();
-    let (errands, asked) = Errands::new();
+    let (triggers, heard) = Triggers::new();
+    let (requests, asked) = Requests::new();
     let watched = Watched::default();
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
@@ -110,7 +110,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         contents: contents.subscribe(),
         nonce: nonce.clone(),
         timing: Timing::default(),
-        errands,
+        requests,
     });
     services.spawn(directory::keep_watch(
         settings.device_plugin_dir.clone(),
@@ -123,7 +123,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         Source::Devices,
         Source::Rdma,
     ] {
-        services.spawn(listen(source, bell.clone(), stop.clone()));
+        services.spawn(listen(source, triggers.clone(), stop.clone()));
     }
     let socket = podresources::socket(&settings.kubelet_root_dir);
     let asked_for = node_socket::Settings {
@@ -134,10 +134,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     };
     // Who holds what is known before anything is offered, where the kubelet says so.
     let directory = &settings.device_plugin_dir;
-    let first = holdings::ask_or_read(&socket, FIRST_HOLDINGS_TIMEOUT, directory).await;
+    let first = allocated::ask_or_read(&socket, FIRST_HOLDINGS_TIMEOUT, directory).await;
     let held = watch::Sender::new(first.ok().map(Arc::new));
     let known = held.subscribe();
-    services.spawn(holdings::keep_asking(socket, held, stop.clone()));
+    services.spawn(allocated::keep_asking(socket, held, stop.clone()));
     services.spawn(write_files(
         settings.device_info_dir.clone(),
         asked.files,
@@ -187,7 +187,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     }
     let mut signals = Signals::new()?;
     let ended = daemon
-        .run(&bell, heard, asked.looks, &mut signals, &mut services)
+        .run(&triggers, heard, asked.scans, &mut signals, &mut services)
         .await;
     stop.cancel();
     let over = async { while services.join_next().await.is_some() {} };

@@ -15,8 +15,8 @@ use hca::{Host, Progress};
 use tokio::sync::oneshot;
 
 use crate::config::Gate;
-use crate::events::Reason;
-use crate::observe::Observation;
+use crate::events::Trigger;
+use crate::host_snapshot::HostSnapshot;
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
 pub const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,10 +25,10 @@ pub const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Scan {
     /// What started it.
-    pub reason: Reason,
+    pub reason: Trigger,
     started: Instant,
     progress: Arc<Progress>,
-    outcome: oneshot::Receiver<hca::Result<Observation>>,
+    outcome: oneshot::Receiver<hca::Result<HostSnapshot>>,
     called_late: bool,
 }
 
@@ -59,7 +59,7 @@ impl Scan {
     /// # Errors
     /// The kernel gives no thread.
     pub fn start(
-        reason: Reason,
+        reason: Trigger,
         host: Host,
         node_addresses: Vec<IpAddr>,
         gates: Vec<Gate>,
@@ -70,7 +70,7 @@ impl Scan {
         std::thread::Builder::new()
             .name("scan".into())
             .spawn(move || {
-                let scan = || Observation::scan(&host, &node_addresses, &gates);
+                let scan = || HostSnapshot::scan(&host, &node_addresses, &gates);
                 // Nobody listens any more when the daemon ends.
                 let _ = tell.send(hca::host::with_progress(&shown, scan));
             })?;
@@ -87,7 +87,7 @@ impl Scan {
     ///
     /// # Errors
     /// Why there is no observation.
-    pub async fn ended(scan: &mut Option<Self>) -> Result<Observation, String> {
+    pub async fn ended(scan: &mut Option<Self>) -> Result<HostSnapshot, String> {
         match scan {
             Some(scan) => match (&mut scan.outcome).await {
                 Ok(outcome) => outcome.map_err(|error| error.to_string()),

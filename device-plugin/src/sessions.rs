@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ResourceName};
 use crate::kubelet::directory::Contents;
-use crate::kubelet::service::{AllocationCounts, Errands};
+use crate::kubelet::service::{AllocationCounts, Requests};
 use crate::kubelet::session::{Session, SocketName, State, Timing};
-use crate::snapshot::{Ailment, Health, Member, Snapshot};
+use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]
@@ -26,13 +26,13 @@ pub struct Ground {
     /// Waits.
     pub timing: Timing,
     /// What is asked of the daemon.
-    pub errands: Errands,
+    pub requests: Requests,
 }
 
 /// What is not shown to the kubelet at first: it would set capacity to zero, or units of pods that it
 /// is about to admit anew to unhealthy, while a stream without a message leaves what it knew before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub enum Withhold {
     /// Pools without HCAs: drivers may still be loading.
     Drivers,
     /// Those, and pools with a port that is down: the host booted a moment ago, and ports may still be
@@ -42,18 +42,18 @@ pub enum Patience {
     Over,
 }
 
-impl Patience {
+impl Withhold {
     fn holds_back(self, snapshot: &Snapshot) -> bool {
         let is_training = |member: &Member| {
             matches!(
                 member.health,
-                Health::Unhealthy(Ailment::Port(_) | Ailment::Gate(_))
+                Health::Unhealthy(UnhealthyReason::Port(_) | UnhealthyReason::Gate(_))
             )
         };
         match self {
-            Patience::Over => false,
-            Patience::Drivers => snapshot.members().is_empty(),
-            Patience::DriversAndPorts => {
+            Withhold::Over => false,
+            Withhold::Drivers => snapshot.members().is_empty(),
+            Withhold::DriversAndPorts => {
                 snapshot.members().is_empty() || snapshot.members().iter().any(is_training)
             }
         }
@@ -140,7 +140,7 @@ impl Sessions {
             state,
             allocations: running.allocations.clone(),
             exclusive,
-            errands: self.ground.errands.clone(),
+            requests: self.ground.requests.clone(),
             timing: self.ground.timing,
             stop: running.stop.clone(),
         };
@@ -150,7 +150,7 @@ impl Sessions {
 
     /// Gives each session its snapshot, but for what `patience` holds back until it is complete,
     /// unless something was shown before.
-    pub fn show(&self, snapshots: &[Arc<Snapshot>], patience: Patience) {
+    pub fn show(&self, snapshots: &[Arc<Snapshot>], patience: Withhold) {
         for snapshot in snapshots {
             let Some(running) = self.running.get(snapshot.resource()) else {
                 continue;
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::candidate::gather;
     use crate::config::parse;
-    use crate::observe::Observation;
+    use crate::host_snapshot::HostSnapshot;
     use crate::pool::assemble;
 
     fn snapshot(port: Option<PortSpec<'_>>) -> Snapshot {
@@ -214,7 +214,7 @@ mod tests {
         if let Some(port) = port {
             tree.nic(&PciSpec::MLX5, "mlx5_0", "rdma0", &[port]);
         }
-        let mut seen = Observation::make(&tree.host(), &[]).unwrap();
+        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -237,9 +237,9 @@ mod tests {
             ..PortSpec::ROCE
         }));
         for (patience, held_back) in [
-            (Patience::DriversAndPorts, [true, true, false]),
-            (Patience::Drivers, [true, false, false]),
-            (Patience::Over, [false, false, false]),
+            (Withhold::DriversAndPorts, [true, true, false]),
+            (Withhold::Drivers, [true, false, false]),
+            (Withhold::Over, [false, false, false]),
         ] {
             let said = [&empty, &training, &up].map(|snapshot| patience.holds_back(snapshot));
             assert_eq!(said, held_back, "{patience:?}");

@@ -112,16 +112,16 @@ pub enum Health {
     /// It can.
     Healthy,
     /// It cannot.
-    Unhealthy(Ailment),
+    Unhealthy(UnhealthyReason),
 }
 
 /// Why an HCA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ailment {
+pub enum UnhealthyReason {
     /// It was there and is not any more.
     Gone,
     /// It is there, but not for this pool any more.
-    LeftOut,
+    Excluded,
     /// It is there, and an attribute of it cannot be read: what was read and what the kernel said.
     Unreadable(String),
     /// What the pool waits for is not there yet.
@@ -138,35 +138,35 @@ pub enum Ailment {
     NetnsMode(String),
 }
 
-impl Ailment {
+impl UnhealthyReason {
     /// A word for metrics.
     pub fn word(&self) -> &'static str {
         match self {
-            Ailment::Gone => "gone",
-            Ailment::LeftOut => "excluded",
-            Ailment::Unreadable(_) => "unreadable",
-            Ailment::Gate(_) => "gate",
-            Ailment::Node(_) => "node",
-            Ailment::Port(_) => "port",
-            Ailment::Flapping(_) => "flapping",
-            Ailment::Delivery(_) => "delivery",
-            Ailment::NetnsMode(_) => "netns_mode",
+            UnhealthyReason::Gone => "gone",
+            UnhealthyReason::Excluded => "excluded",
+            UnhealthyReason::Unreadable(_) => "unreadable",
+            UnhealthyReason::Gate(_) => "gate",
+            UnhealthyReason::Node(_) => "node",
+            UnhealthyReason::Port(_) => "port",
+            UnhealthyReason::Flapping(_) => "flapping",
+            UnhealthyReason::Delivery(_) => "delivery",
+            UnhealthyReason::NetnsMode(_) => "netns_mode",
         }
     }
 }
 
-impl fmt::Display for Ailment {
+impl fmt::Display for UnhealthyReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ailment::Gone => formatter.write_str("not seen on this host any more"),
-            Ailment::LeftOut => formatter.write_str("not chosen for this pool any more"),
-            Ailment::Unreadable(reason)
-            | Ailment::Gate(reason)
-            | Ailment::Delivery(reason)
-            | Ailment::Node(reason)
-            | Ailment::Port(reason)
-            | Ailment::Flapping(reason)
-            | Ailment::NetnsMode(reason) => formatter.write_str(reason),
+            UnhealthyReason::Gone => formatter.write_str("not seen on this host any more"),
+            UnhealthyReason::Excluded => formatter.write_str("not chosen for this pool any more"),
+            UnhealthyReason::Unreadable(reason)
+            | UnhealthyReason::Gate(reason)
+            | UnhealthyReason::Delivery(reason)
+            | UnhealthyReason::Node(reason)
+            | UnhealthyReason::Port(reason)
+            | UnhealthyReason::Flapping(reason)
+            | UnhealthyReason::NetnsMode(reason) => formatter.write_str(reason),
         }
     }
 }
@@ -182,7 +182,8 @@ impl Member {
     pub fn is_deliverable(&self) -> bool {
         matches!(
             self.health,
-            Health::Healthy | Health::Unhealthy(Ailment::Port(_) | Ailment::Flapping(_))
+            Health::Healthy
+                | Health::Unhealthy(UnhealthyReason::Port(_) | UnhealthyReason::Flapping(_))
         )
     }
 }
@@ -269,7 +270,7 @@ impl Snapshot {
     pub fn undeliverable(&self, reason: &str) -> Self {
         let mut spoilt = self.clone();
         for member in &mut spoilt.members {
-            member.health = Health::Unhealthy(Ailment::Delivery(reason.into()));
+            member.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
         }
         spoilt
     }
@@ -314,7 +315,7 @@ impl Snapshot {
                 let present = self.members.iter().filter(|member| {
                     !matches!(
                         member.health,
-                        Health::Unhealthy(Ailment::Gone | Ailment::LeftOut)
+                        Health::Unhealthy(UnhealthyReason::Gone | UnhealthyReason::Excluded)
                     )
                 });
                 present.map(|member| member.id.clone()).collect()
@@ -476,12 +477,12 @@ mod tests {
     fn unit_stands_for_its_hcas_also_when_it_is_not_offered_any_more() {
         let tag = PoolTag::of("rdma/a");
         let (near, far) = ("0000:3b:00.0", "0000:d8:00.0");
-        let port_down = Health::Unhealthy(Ailment::Port("down".into()));
+        let port_down = Health::Unhealthy(UnhealthyReason::Port("down".into()));
         let members = [
             (near, Health::Healthy),
             (far, port_down),
-            ("0000:5e:00.0", Health::Unhealthy(Ailment::Gone)),
-            ("0000:5f:00.0", Health::Unhealthy(Ailment::LeftOut)),
+            ("0000:5e:00.0", Health::Unhealthy(UnhealthyReason::Gone)),
+            ("0000:5f:00.0", Health::Unhealthy(UnhealthyReason::Excluded)),
         ];
         for shape in [
             Shape::Pooled { units: 2 },

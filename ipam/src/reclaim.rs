@@ -566,7 +566,7 @@ mod tests {
     #[test]
     fn leases_without_owner_are_not_looked_for_on_a_shared_file_system() {
         let crashed = Crashed::new();
-        let store = crashed.store().as_shared();
+        let store = crashed.store().into_shared();
         crashed.run(&store, false);
         assert!(crashed.seat.exists());
     }

@@ -609,7 +609,7 @@ impl Store {
 
     /// As if other machines saw the file system.
     #[cfg(test)]
-    pub(crate) fn as_shared(mut self) -> Self {
+    pub(crate) fn into_shared(mut self) -> Self {
         self.file_system.shared = true;
         self
     }

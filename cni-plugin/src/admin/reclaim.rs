@@ -55,7 +55,7 @@ impl Reclaim {
             };
             let error = match self.dry_run {
                 true => None,
-                false => match undo(&mut node, &key, &seen, restore::ON_ITS_WAY) {
+                false => match undo(&mut node, &key, &seen, restore::RETURN_TIMEOUT) {
                     Ok(true) => None,
                     // Undone or replaced meanwhile, by a call of the runtime.
                     Ok(false) => continue,

@@ -38,7 +38,7 @@ use crate::{
     netdev::restore,
     node::{Node, now},
     plan,
-    rdma::{self, Wish},
+    rdma::{self, RdmaRequirement},
     recover,
     resolve::{self, ChildKind, Requested, Resolved, resolve},
 };
@@ -145,8 +145,8 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
                 return Ok(false);
             };
             let mode = match config.rdma {
-                Wish::Required => rdma::mode(&node.roots)?,
-                Wish::Auto | Wish::Off => host.mode,
+                RdmaRequirement::Required => rdma::mode(&node.roots)?,
+                RdmaRequirement::Auto | RdmaRequirement::Off => host.mode,
             };
             (mode, !host.rdma.is_empty(), host.link.name.to_string())
         }
@@ -214,7 +214,7 @@ fn undo_earlier(
         )
         .with_details(remedy));
     }
-    detach(node, key, &record, restore::ON_ITS_WAY).map_err(|e| {
+    detach(node, key, &record, restore::RETURN_TIMEOUT).map_err(|e| {
         e.context(format_args!(
             "undo an earlier attachment of {}",
             record.owner()
@@ -224,7 +224,7 @@ fn undo_earlier(
 
 /// Undoes what failed after its record was written. The first error stays the first.
 fn undo(node: &mut Node, key: &Key, record: &Record, first: Error) -> Error {
-    match detach(node, key, record, restore::ON_ITS_WAY) {
+    match detach(node, key, record, restore::RETURN_TIMEOUT) {
         Ok(()) => first,
         Err(e) => first.with_details(format!("undoing it failed too: {e}")),
     }

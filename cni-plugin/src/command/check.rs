@@ -7,14 +7,14 @@ use netlink_packet_route::rule::RuleMessage;
 use super::pod_namespace;
 use crate::{
     addresses::Ipam,
+    interface_config,
     journal::{Key, Record},
     kernel::{
         Socket, address,
         link::{self, By, Link},
         route, rule,
     },
-    layout,
-    netdev::{replay, words},
+    netdev::{display, replay},
     node::Node,
     rdma,
 };
@@ -104,7 +104,7 @@ fn check_addresses(
         .filter(|ip| ip.interface.is_none_or(|i| i == index))
     {
         let there = addresses.iter().any(|message| {
-            layout::own_address(message) == Some(ip.address.addr)
+            interface_config::own_address(message) == Some(ip.address.addr)
                 && message.header.prefix_len == ip.address.prefix
         });
         if !there {
@@ -125,14 +125,14 @@ fn check_rules(inside: &mut Socket, recorded: &Record) -> Result<(), Error> {
     let mut there = Vec::new();
     for family in route::FAMILIES {
         let rules = rule::list(inside, family)?;
-        there.extend(rules.iter().map(|r| (family, words::rule(r))));
+        there.extend(rules.iter().map(|r| (family, display::rule(r))));
     }
     for message in &recorded.rules {
         // A record this program cannot read is no statement about the pod.
         let Ok(rule) = message.parse::<RuleMessage>() else {
             continue;
         };
-        if !there.contains(&(rule.header.family, words::rule(&rule))) {
+        if !there.contains(&(rule.header.family, display::rule(&rule))) {
             return Err(differs(format!(
                 "{} has lost the rule {}",
                 recorded.ifname, message.text
@@ -158,7 +158,7 @@ fn check_routes(
             r.gw.is_some_and(|gw| ours.ips.iter().any(|ip| ip.address.contains(gw)))
         });
     }
-    for (route, expected) in ours.routes.iter().zip(layout::routes(&ours)) {
+    for (route, expected) in ours.routes.iter().zip(interface_config::routes(&ours)) {
         let family = expected.header.address_family;
         let wanted = replay::route(&expected, 0, link.index);
         let there = route::list(inside, family, link.index)?

@@ -32,7 +32,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     };
     let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
     if let Some(record) = node.journal.read(&key)? {
-        return detach(&mut node, &key, &record, restore::ON_ITS_WAY);
+        return detach(&mut node, &key, &record, restore::RETURN_TIMEOUT);
     }
     if let Some(network) = other_network(&node, &key, id)? {
         node.log.info(format_args!(

@@ -45,7 +45,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
 fn collect(node: &mut Node, key: &Key) -> Result<(), Error> {
     let _attachment = del::lock(node, key, LOCK_TIMEOUT)?;
     match node.journal.read(key)? {
-        Some(record) => detach(node, key, &record, restore::ON_ITS_WAY),
+        Some(record) => detach(node, key, &record, restore::RETURN_TIMEOUT),
         None => Ok(node.journal.forget(key)?),
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn import(node: &Node, request: &Request, id: &AttachmentId) -> Resul
             let path = request.env.netns.as_deref().unwrap_or_default();
             let pod = Namespace::open(Path::new(path))?
                 .filter(|pod| pod.id() != node.netns.namespace.id());
-            rdma::bring_home_by_name(
+            rdma::return_device_by_name(
                 node,
                 &state.container_rdma_dev_name,
                 &state.sandbox_rdma_dev_name,

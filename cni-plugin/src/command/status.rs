@@ -12,7 +12,7 @@ use crate::{
         release,
     },
     node::{Node, Places},
-    rdma::{self, Wish},
+    rdma::{self, RdmaRequirement},
 };
 
 /// Serves STATUS.
@@ -27,7 +27,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
     let mut node = Node::open(places, subject).map_err(unavailable)?;
     check_kernel(&node)?;
     let config = Config::read(request).map_err(unavailable)?;
-    if config.rdma == Wish::Required {
+    if config.rdma == RdmaRequirement::Required {
         rdma::isolation(rdma::mode(&node.roots)?)?;
     }
     if let Some(master) = config

@@ -10,6 +10,7 @@
 //! - [`replay`]: a kernel message of the snapshot, made fit to be sent again;
 //! - [`words`]: addresses, routes and rules as text.
 
+pub mod display;
 pub mod identity;
 pub mod obstacle;
 pub mod replay;
@@ -17,4 +18,3 @@ pub mod restore;
 pub mod snapshot;
 pub mod tuning;
 pub mod vf;
-pub mod words;

@@ -124,7 +124,7 @@ mod tests {
     use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
 
     use super::*;
-    use crate::netdev::{snapshot::Message, words};
+    use crate::netdev::{display, snapshot::Message};
 
     fn address(text: &str, valid: u32) -> Message {
         let mut message = AddressMessage::default();
@@ -136,7 +136,7 @@ mod tests {
             AddressAttribute::Local(text.parse().unwrap()),
             AddressAttribute::CacheInfo(lifetime),
         ];
-        Message::of(&message, words::address(&message))
+        Message::of(&message, display::address(&message))
     }
 
     #[test]

@@ -20,13 +20,13 @@ use netlink_packet_route::{
 };
 
 use super::{
+    display,
     identity::{Ambiguous, Place},
     replay,
     snapshot::{
         KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, mode, of_hexadecimal,
         settings,
     },
-    words,
 };
 use crate::kernel::{
     self, Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
@@ -38,7 +38,7 @@ use crate::kernel::{
 
 /// How long a netdev may be on its way out of a namespace that is being torn down. The kernel
 /// does that after two grace periods, with many namespaces one after the other.
-pub const ON_ITS_WAY: Duration = Duration::from_secs(5);
+pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
 const ATTEMPTS: u32 = 8;
@@ -56,7 +56,7 @@ const IFLA_VXLAN_LINK: u16 = 3;
 
 /// Where a restoration happens.
 #[derive(Debug)]
-pub struct Ground<'a> {
+pub struct HostContext<'a> {
     /// The host's namespace, in which the thread is.
     pub home: &'a Namespace,
     /// A socket of it.
@@ -109,12 +109,12 @@ pub enum Error {
 /// Returns a netdev to the host, out of `pod` when it is there, and restores it.
 ///
 /// # Errors
-/// It is not found within `patience`, several links could be it, or the kernel does not let it go.
+/// It is not found within `timeout`, several links could be it, or the kernel does not let it go.
 pub fn return_netdev(
-    ground: &mut Ground<'_>,
+    host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     pod: Option<&Namespace>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Returned, Error> {
     let mut report = Returned::default();
     let started = Instant::now();
@@ -122,40 +122,41 @@ pub fn return_netdev(
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
         if let Some(pod) = pod {
-            let mut inside = pod.socket(ground.home)?;
+            let mut inside = pod.socket(host_context.home)?;
             let links = link::list(&mut inside)?;
             let place = Place::Pod {
                 index: taken.pod_index,
                 mac: taken.pod_mac.as_deref(),
-                host: link::known_number(&mut inside, ground.home)?,
+                host: link::known_number(&mut inside, host_context.home)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
-                let elsewhere = remove_children_elsewhere(ground, &mut inside, pod, link);
+                let elsewhere = remove_children_elsewhere(host_context, &mut inside, pod, link);
                 report
                     .warnings
                     .extend(elsewhere.unwrap_or_else(|e| vec![e.to_string()]));
-                let name = move_to_host(ground, taken, &mut inside, link.clone(), &mut report)?;
-                arrived = link::get(ground.socket, By::Name(name.as_bytes()))?;
+                let name =
+                    move_to_host(host_context, taken, &mut inside, link.clone(), &mut report)?;
+                arrived = link::get(host_context.socket, By::Name(name.as_bytes()))?;
             }
         }
         if arrived.is_none() {
-            let links = link::list(ground.socket)?;
+            let links = link::list(host_context.socket)?;
             let name = Some(&taken.name);
             arrived = find(taken, &links, Place::Host { name }, "on the host")?.cloned();
         }
         if let Some(link) = arrived {
-            restore(ground, taken, link, &mut report)?;
+            restore(host_context, taken, link, &mut report)?;
             return Ok(report);
         }
-        if is_gone(ground, taken)? {
+        if is_gone(host_context, taken)? {
             report.hardware_gone = true;
             return Ok(report);
         }
-        if started.elapsed() >= patience {
+        if started.elapsed() >= timeout {
             return Err(Error::Nowhere {
                 name: taken.name.clone(),
-                waited: patience,
+                waited: timeout,
             });
         }
         thread::sleep(Duration::from_millis(20));
@@ -178,13 +179,13 @@ fn find<'a>(
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
 /// a peer lives as long as that.
-fn is_gone(ground: &mut Ground<'_>, taken: &Snapshot) -> kernel::Result<bool> {
+fn is_gone(host_context: &mut HostContext<'_>, taken: &Snapshot) -> kernel::Result<bool> {
     if let (Some(bus), Some(device)) = (&taken.bus, &taken.identity.bus_device) {
-        let devices = ground.sys.join("bus").join(bus).join("devices");
+        let devices = host_context.sys.join("bus").join(bus).join("devices");
         return Ok(devices.is_dir() && !devices.join(device).exists());
     }
     if let Some(peer) = taken.identity.peer() {
-        let peer = link::get(ground.socket, By::Index(peer))?;
+        let peer = link::get(host_context.socket, By::Index(peer))?;
         let kind = peer.and_then(|peer| peer.kind);
         return Ok(kind.map(|kind| kind.to_string()) != taken.identity.kind);
     }
@@ -216,18 +217,18 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
 /// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
 /// processes in them. Returns what could not be, as text.
 fn remove_children_elsewhere(
-    ground: &Ground<'_>,
+    host_context: &HostContext<'_>,
     inside: &mut Socket,
     pod: &Namespace,
     below: &Link,
 ) -> kernel::Result<Vec<String>> {
     let mut warnings = Vec::new();
-    for other in Namespace::of_processes(ground.proc) {
-        if [pod.id(), ground.home.id()].contains(&other.id()) {
+    for other in Namespace::of_processes(host_context.proc) {
+        if [pod.id(), host_context.home.id()].contains(&other.id()) {
             continue;
         }
         // It may have ended meanwhile.
-        let Ok(mut socket) = other.socket(ground.home) else {
+        let Ok(mut socket) = other.socket(host_context.home) else {
             continue;
         };
         // One that has no number for the pod's has no link that stands on one of it.
@@ -255,14 +256,14 @@ fn remove_children_elsewhere(
     Ok(warnings)
 }
 
-fn is_taken(ground: &mut Ground<'_>, name: &Name) -> kernel::Result<bool> {
-    Ok(link::get(ground.socket, By::Name(name.as_bytes()))?.is_some())
+fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> kernel::Result<bool> {
+    Ok(link::get(host_context.socket, By::Name(name.as_bytes()))?.is_some())
 }
 
 /// Moves a netdev out of the pod. Returns the name that it has on the host. The move sets it down
 /// before it is renamed (`do_setlink()`), so that kernels before 6.2 do that, too.
 fn move_to_host(
-    ground: &mut Ground<'_>,
+    host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     inside: &mut Socket,
     mut link: Link,
@@ -273,7 +274,7 @@ fn move_to_host(
     loop {
         for altname in &link.altnames {
             let of_host = taken.altnames.contains(altname) && *altname != taken.name;
-            let clashes = of_host && is_taken(ground, altname)?;
+            let clashes = of_host && is_taken(host_context, altname)?;
             if of_host && !clashes {
                 continue;
             }
@@ -285,12 +286,12 @@ fn move_to_host(
                 ));
             }
         }
-        let name = match attempt == 0 && !is_taken(ground, &taken.name)? {
+        let name = match attempt == 0 && !is_taken(host_context, &taken.name)? {
             true => taken.name.clone(),
-            false => temporary_name(ground, &link, attempt)?,
+            false => temporary_name(host_context, &link, attempt)?,
         };
         let change = Change {
-            netns: Some(ground.home),
+            netns: Some(host_context.home),
             name: Some(name.as_bytes()),
             ..Change::default()
         };
@@ -310,11 +311,15 @@ fn move_to_host(
 
 /// A name that no netdev of the host has, for one whose own is taken. The kernel's own choice for a
 /// netdev that returns from a dead namespace is `dev<index>`.
-fn temporary_name(ground: &mut Ground<'_>, link: &Link, attempt: u32) -> kernel::Result<Name> {
+fn temporary_name(
+    host_context: &mut HostContext<'_>,
+    link: &Link,
+    attempt: u32,
+) -> kernel::Result<Name> {
     let mut number = link.index.wrapping_add(attempt);
     loop {
         let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
-        if !is_taken(ground, &name)? {
+        if !is_taken(host_context, &name)? {
             return Ok(name);
         }
         number = number.wrapping_add(1);
@@ -353,36 +358,36 @@ fn set_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Retu
 }
 
 fn restore(
-    ground: &mut Ground<'_>,
+    host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     mut link: Link,
     report: &mut Returned,
 ) -> Result<(), Error> {
     let index = link.index;
     if link.name != taken.name {
-        rename(ground, &mut link, taken, report)?;
+        rename(host_context, &mut link, taken, report)?;
     }
     // Records of earlier versions do not say that the host had none.
     if taken.taken_at.is_some() {
-        remove_programs(ground, taken, &link, report);
+        remove_programs(host_context, taken, &link, report);
     }
     let mut attempt = |done: kernel::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     for altname in &link.altnames {
         if !taken.altnames.contains(altname) {
-            attempt(link::remove_altname(ground.socket, &link, altname));
+            attempt(link::remove_altname(host_context.socket, &link, altname));
         }
     }
     for altname in &taken.altnames {
-        attempt(link::add_altname(ground.socket, &link, altname));
+        attempt(link::add_altname(host_context.socket, &link, altname));
     }
     if let Some(vf) = &taken.vf {
         // What is refused is tried again, and told, at the end.
-        let _ = vf.restore_rights(ground.sys, ground.socket)?;
+        let _ = vf.restore_rights(host_context.sys, host_context.socket)?;
     }
-    set_mac(ground.socket, taken, &link, report);
-    restore_settings(ground, taken, &link, report);
+    set_mac(host_context.socket, taken, &link, report);
+    restore_settings(host_context, taken, &link, report);
     if let Some(ethtool) = &taken.ethtool {
         match ethtool.restore(&link, &taken.name) {
             Ok(warnings) => report.warnings.extend(warnings),
@@ -396,46 +401,57 @@ fn restore(
         let Some((group, key)) = key.rsplit_once('/') else {
             continue;
         };
-        if sysctl::read(ground.proc, group, &link.name, key).as_ref() != Some(value) {
-            attempt(sysctl::write(ground.proc, group, &link.name, key, value));
+        if sysctl::read(host_context.proc, group, &link.name, key).as_ref() != Some(value) {
+            attempt(sysctl::write(
+                host_context.proc,
+                group,
+                &link.name,
+                key,
+                value,
+            ));
         }
     }
     if let Some(token) = taken.token.filter(|token| link.token != Some(*token)) {
         let what = format!("restore the token {token} of {}", taken.name);
-        attempt(link::set_token(ground.socket, what, index, token));
+        attempt(link::set_token(host_context.socket, what, index, token));
     }
     if taken.up {
         let what = format!("set {} up", taken.name);
-        attempt(link::change(ground.socket, what, index, &Change::up()));
-        attempt(leave_dormant(ground, taken, index));
+        attempt(link::change(
+            host_context.socket,
+            what,
+            index,
+            &Change::up(),
+        ));
+        attempt(leave_dormant(host_context, taken, index));
     }
     if let Some(vf) = &taken.vf {
-        let warnings = vf.restore(ground.sys, ground.socket)?;
+        let warnings = vf.restore(host_context.sys, host_context.socket)?;
         report.warnings.extend(warnings);
     }
-    restore_network(ground, taken, &link, report)?;
-    report.warnings.extend(verify(ground, taken, index)?);
+    restore_network(host_context, taken, &link, report)?;
+    report.warnings.extend(verify(host_context, taken, index)?);
     Ok(())
 }
 
 /// Gives a netdev its name; where another netdev has that, one that says nothing. A name that the pod
 /// chose does not stay: a network may mean another netdev by it, which is away.
 fn rename(
-    ground: &mut Ground<'_>,
+    host_context: &mut HostContext<'_>,
     link: &mut Link,
     taken: &Snapshot,
     report: &mut Returned,
 ) -> kernel::Result<()> {
-    let holder = link::get(ground.socket, By::Name(taken.name.as_bytes()))?;
+    let holder = link::get(host_context.socket, By::Name(taken.name.as_bytes()))?;
     if holder.is_none_or(|holder| holder.index == link.index)
-        && set_name(ground, link, taken.name.clone())?
+        && set_name(host_context, link, taken.name.clone())?
     {
         return Ok(());
     }
     let mut attempt = 0;
     while !link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) && attempt < ATTEMPTS {
-        let name = temporary_name(ground, link, attempt)?;
-        set_name(ground, link, name)?;
+        let name = temporary_name(host_context, link, attempt)?;
+        set_name(host_context, link, name)?;
         attempt += 1;
     }
     report.warnings.push(format!(
@@ -447,24 +463,28 @@ fn rename(
 }
 
 /// Renames a netdev. False when another one has the name by now.
-fn set_name(ground: &mut Ground<'_>, link: &mut Link, name: Name) -> kernel::Result<bool> {
+fn set_name(
+    host_context: &mut HostContext<'_>,
+    link: &mut Link,
+    name: Name,
+) -> kernel::Result<bool> {
     // Its own alternative name may be the one it is to have.
     if link.altnames.contains(&name) {
-        link::remove_altname(ground.socket, link, &name)?;
+        link::remove_altname(host_context.socket, link, &name)?;
         link.altnames.retain(|altname| *altname != name);
     }
     // Two requests: the kernel renames before it changes flags (`do_setlink()`), and before 6.2 it
     // renames no link that is up.
     if link.is_up() {
         let what = format!("set {} down", link.name);
-        link::change(ground.socket, what, link.index, &Change::down())?;
+        link::change(host_context.socket, what, link.index, &Change::down())?;
     }
     let what = format!("rename {} to {name}", link.name);
     let change = Change {
         name: Some(name.as_bytes()),
         ..Change::default()
     };
-    match link::change(ground.socket, what, link.index, &change) {
+    match link::change(host_context.socket, what, link.index, &change) {
         Ok(()) => link.name = name,
         Err(e) if e.is(libc::EEXIST) => return Ok(false),
         Err(e) => return Err(e),
@@ -474,13 +494,18 @@ fn set_name(ground: &mut Ground<'_>, link: &mut Link, name: Name) -> kernel::Res
 
 /// Detaches BPF programs: a netdev with any of the host's is not moved, so they are the pod's. Before
 /// the netdev is up, and before the MTU, which XDP limits.
-fn remove_programs(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, report: &mut Returned) {
+fn remove_programs(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    link: &Link,
+    report: &mut Returned,
+) {
     let mut attempt = |done: kernel::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     for (mode, id) in &link.xdp {
         let what = format!("detach XDP program {id} ({mode} mode) of {}", taken.name);
-        match link::detach_xdp(ground.socket, what, link.index, *mode) {
+        match link::detach_xdp(host_context.socket, what, link.index, *mode) {
             Err(e) if e.is(libc::EBUSY) => attempt(bpf::detach_xdp_link(link.index, *id)),
             done => attempt(done),
         }
@@ -496,13 +521,23 @@ fn remove_programs(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repor
 }
 
 /// One request each, so that a driver that refuses one of them still takes the others.
-fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, report: &mut Returned) {
+fn restore_settings(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    link: &Link,
+    report: &mut Returned,
+) {
     let mut attempt = |done: kernel::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     let what = format!("restore {}", taken.name);
     for change in attributes(taken, link) {
-        attempt(link::change(ground.socket, &what, link.index, &change));
+        attempt(link::change(
+            host_context.socket,
+            &what,
+            link.index,
+            &change,
+        ));
     }
     let broadcast = taken.broadcast.as_deref().and_then(of_hexadecimal);
     if let Some(broadcast) = broadcast.filter(|broadcast| *broadcast != link.broadcast) {
@@ -510,7 +545,12 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
             broadcast: Some(&broadcast),
             ..Change::default()
         };
-        attempt(link::change(ground.socket, &what, link.index, &change));
+        attempt(link::change(
+            host_context.socket,
+            &what,
+            link.index,
+            &change,
+        ));
     }
     let mut now = settings(link);
     for name in link::number_names() {
@@ -523,14 +563,14 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
         };
         let what = format!("restore {name} {value} of {}", taken.name);
         attempt(link::set_number(
-            ground.socket,
+            host_context.socket,
             what,
             link.index,
             name,
             *value,
         ));
         // Some follow from others.
-        if let Ok(Some(link)) = link::get(ground.socket, By::Index(link.index)) {
+        if let Ok(Some(link)) = link::get(host_context.socket, By::Index(link.index)) {
             now = settings(&link);
         }
     }
@@ -544,7 +584,13 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
         .collect();
     if let Some(kind) = taken.identity.kind.as_ref().filter(|_| !info.is_empty()) {
         let what = format!("restore the mode of {}", taken.name);
-        attempt(link::set_info(ground.socket, what, link.index, kind, &info));
+        attempt(link::set_info(
+            host_context.socket,
+            what,
+            link.index,
+            kind,
+            &info,
+        ));
     }
     let held = |settings: &BTreeMap<String, u32>| {
         let down = settings.get(PROTO_DOWN).copied()?;
@@ -555,7 +601,7 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
     {
         let what = format!("restore protodown of {}", taken.name);
         attempt(link::set_proto_down(
-            ground.socket,
+            host_context.socket,
             what,
             link.index,
             down != 0,
@@ -565,28 +611,32 @@ fn restore_settings(ground: &mut Ground<'_>, taken: &Snapshot, link: &Link, repo
 }
 
 /// A link that a pod left dormant, or testing, stays so when it is set up.
-fn leave_dormant(ground: &mut Ground<'_>, taken: &Snapshot, index: u32) -> kernel::Result<()> {
+fn leave_dormant(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    index: u32,
+) -> kernel::Result<()> {
     let by_itself = taken.settings.get("mode") == Some(&0);
-    let Some(link) = link::get(ground.socket, By::Index(index))?.filter(|_| by_itself) else {
+    let Some(link) = link::get(host_context.socket, By::Index(index))?.filter(|_| by_itself) else {
         return Ok(());
     };
     if [OPER_TESTING, OPER_DORMANT].contains(&link.oper_state) {
         let what = format!("end the dormant state of {}", taken.name);
-        link::set_oper_state(ground.socket, what, index, OPER_UP)?;
+        link::set_oper_state(host_context.socket, what, index, OPER_UP)?;
     }
     Ok(())
 }
 
 /// Addresses and what depends on them, in the order in which the kernel takes them.
 fn restore_network(
-    ground: &mut Ground<'_>,
+    host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     link: &Link,
     report: &mut Returned,
 ) -> kernel::Result<()> {
     let (known, index) = (taken.identity.index, link.index);
     let home = String::from_utf8_lossy(taken.name.as_bytes()).into_owned();
-    let socket = &mut *ground.socket;
+    let socket = &mut *host_context.socket;
     let passed = passed_since(taken)?;
     let over: Vec<&Message> = over(taken, passed).collect();
     for message in &over {
@@ -602,7 +652,7 @@ fn restore_network(
     replayed(
         &left,
         warnings,
-        words::address,
+        display::address,
         |m, what| match replay::aged(&replay::address(&m, index), passed) {
             Some(address) => address::replace(socket, what, &address),
             None => Ok(()),
@@ -613,16 +663,19 @@ fn restore_network(
         let added = ioctl::add_multicast(&link.name, &bytes);
         warnings.extend(added.err().map(|e| e.to_string()));
     }
-    replayed(&taken.neighbours, warnings, words::neighbour, |m, what| {
-        neighbour::replace(socket, what, &replay::neighbour(&m, index))
-    });
-    replayed(&taken.proxies, warnings, words::neighbour, |m, what| {
+    replayed(
+        &taken.neighbours,
+        warnings,
+        display::neighbour,
+        |m, what| neighbour::replace(socket, what, &replay::neighbour(&m, index)),
+    );
+    replayed(&taken.proxies, warnings, display::neighbour, |m, what| {
         neighbour::replace(socket, what, &replay::neighbour(&m, index))
     });
     replayed(&taken.nexthops, warnings, Nexthop::to_string, |m, what| {
         nexthop::replace(socket, what, &m.through(known, index))
     });
-    replayed(&taken.routes, warnings, words::route, |m, what| {
+    replayed(&taken.routes, warnings, display::route, |m, what| {
         let copy = replay::route_of_host(&m, known, index);
         // A route over several netdevs lost this next hop; the whole is put in its place.
         if replay::leaves_elsewhere(&m, known) {
@@ -633,7 +686,7 @@ fn restore_network(
             done => done,
         }
     });
-    replayed(&taken.rules, warnings, words::rule, |m, what| {
+    replayed(&taken.rules, warnings, display::rule, |m, what| {
         rule::add(socket, what, &replay::rule(&m, &home, &home))
     });
     Ok(())
@@ -666,7 +719,7 @@ fn remove_mislabelled(
     for now in address::list(socket, index)? {
         let before = known.iter().find(|before| replay::is_same(before, &now));
         if before.is_some_and(|before| replay::label(before) != replay::label(&now)) {
-            let what = format!("restore the label of {}", words::address(&now));
+            let what = format!("restore the label of {}", display::address(&now));
             let deleted = address::delete(socket, &what, &now);
             warnings.extend(deleted.err().map(|e| e.to_string()));
         }
@@ -743,14 +796,18 @@ fn replayed<T>(
 }
 
 /// Reads the netdev again and says what is not as it was.
-fn verify(ground: &mut Ground<'_>, taken: &Snapshot, index: u32) -> kernel::Result<Vec<String>> {
-    let Some(link) = link::get(ground.socket, By::Index(index))? else {
+fn verify(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    index: u32,
+) -> kernel::Result<Vec<String>> {
+    let Some(link) = link::get(host_context.socket, By::Index(index))? else {
         return Ok(vec![format!(
             "{} went away while it was restored",
             taken.name
         )]);
     };
-    let mut now = Snapshot::take_without_ethtool(ground.socket, ground.proc, &link)?;
+    let mut now = Snapshot::take_without_ethtool(host_context.socket, host_context.proc, &link)?;
     // Before the address is set again the name of the hardware may be another.
     now.name = taken.name.clone();
     let expired: Vec<Message> = over(taken, passed_since(taken)?).cloned().collect();

@@ -24,7 +24,7 @@ use netlink_packet_route::{
 use serde::{Deserialize, Serialize};
 
 pub use super::identity::Identity;
-use super::{replay, tuning::Tuning, vf::Vf, words};
+use super::{display, replay, tuning::Tuning, vf::Vf};
 use crate::kernel::{
     self, Name, Socket, address, clock, link::Link, multicast, neighbour, nexthop, route, rule,
     sysctl,
@@ -69,7 +69,7 @@ impl Message {
 
     /// Of a rule.
     pub fn rule(rule: &RuleMessage) -> Self {
-        Message::of(rule, words::rule(rule))
+        Message::of(rule, display::rule(rule))
     }
 
     /// The message again.
@@ -240,19 +240,19 @@ impl Snapshot {
             addresses: addresses
                 .iter()
                 .filter(|address| !replay::is_autoconfigured(address))
-                .map(|address| Message::of(address, words::address(address)))
+                .map(|address| Message::of(address, display::address(address)))
                 .collect(),
             routes: routes
                 .iter()
-                .map(|r| Message::of(r, words::route(r)))
+                .map(|r| Message::of(r, display::route(r)))
                 .collect(),
             rules: rules
                 .iter()
-                .map(|r| Message::of(r, words::rule(r)))
+                .map(|r| Message::of(r, display::rule(r)))
                 .collect(),
             neighbours: neighbours
                 .iter()
-                .map(|n| Message::of(n, words::neighbour(n)))
+                .map(|n| Message::of(n, display::neighbour(n)))
                 .collect(),
             vf: None,
             sysctls: sysctl::read_all(proc, &link.name)?,
@@ -266,7 +266,7 @@ impl Snapshot {
             token: link.token,
             proxies: proxies
                 .iter()
-                .map(|n| Message::of(n, words::neighbour(n)))
+                .map(|n| Message::of(n, display::neighbour(n)))
                 .collect(),
             nexthops: nexthop::list(socket, link.index)?
                 .iter()
@@ -406,7 +406,7 @@ mod tests {
             },
             name: "eth1".into(),
             mtu: 9000,
-            routes: vec![Message::of(&route, words::route(&route))],
+            routes: vec![Message::of(&route, display::route(&route))],
             ..Snapshot::default()
         };
         let text = serde_json::to_string(&snapshot).unwrap();
@@ -488,11 +488,11 @@ mod tests {
         let snapshot = Snapshot {
             addresses: addresses
                 .iter()
-                .map(|a| Message::of(a, words::address(a)))
+                .map(|a| Message::of(a, display::address(a)))
                 .collect(),
             routes: routes
                 .iter()
-                .map(|r| Message::of(r, words::route(r)))
+                .map(|r| Message::of(r, display::route(r)))
                 .collect(),
             rules: vec![Message::rule(&rule)],
             ..Snapshot::default()

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::HostRoot;
 use crate::candidate::{Candidate, gather};
 use crate::config;
-use crate::observe::Observation;
+use crate::host_snapshot::HostSnapshot;
 use crate::pool::{self, Pools};
 
 /// Shows the RDMA devices of this host.
@@ -32,7 +32,7 @@ pub struct Discover {
 }
 
 impl Discover {
-    /// Looks once and prints.
+    /// Reads once and prints.
     ///
     /// # Errors
     /// If sysfs, or a configuration that was named, cannot be read.
@@ -87,7 +87,11 @@ impl Discover {
 
     /// The pools, if there is a configuration. One that is merely at its usual place and wrong
     /// does not keep the hardware from being shown.
-    fn pools(&self, candidates: &[Candidate], seen: &Observation) -> anyhow::Result<Option<Pools>> {
+    fn pools(
+        &self,
+        candidates: &[Candidate],
+        seen: &HostSnapshot,
+    ) -> anyhow::Result<Option<Pools>> {
         let named = self.config_file.is_some();
         let Ok(file) = super::config_file(self.config_file.clone()) else {
             return Ok(None);
@@ -113,7 +117,7 @@ fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> 
 }
 
 /// One line for each filled slot.
-fn gids(seen: &Observation) -> Table {
+fn gids(seen: &HostSnapshot) -> Table {
     let mut table = new_table();
     table.set_header(["DEVICE", "PORT", "INDEX", "TYPE", "NETDEV", "ADDRESS"]);
     let ports = seen.inventory.rdma_devices.iter().flat_map(|device| {
@@ -157,7 +161,7 @@ fn mode_word(mode: hca::NetnsMode) -> &'static str {
 }
 
 /// One line for each port.
-fn table(candidates: &[Candidate], seen: &Observation, pools: Option<&Pools>) -> Table {
+fn table(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -> Table {
     let mut table = new_table();
     let header = [
         "DEVICE", "PORT", "STATE", "LINK", "RATE", "NETDEV", "HCA", "KIND", "NUMA", "DRIVER",
@@ -207,7 +211,7 @@ fn table(candidates: &[Candidate], seen: &Observation, pools: Option<&Pools>) ->
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.
-fn nodes(candidate: &Candidate, rdma_device: &str, seen: &Observation) -> String {
+fn nodes(candidate: &Candidate, rdma_device: &str, seen: &HostSnapshot) -> String {
     let here = seen.inventory.rdma_device(rdma_device);
     let away = seen
         .inventory
@@ -234,7 +238,7 @@ fn nodes(candidate: &Candidate, rdma_device: &str, seen: &Observation) -> String
     }
 }
 
-fn entry(candidate: &Candidate, seen: &Observation, pools: Option<&Pools>) -> serde_json::Value {
+fn entry(candidate: &Candidate, seen: &HostSnapshot, pools: Option<&Pools>) -> serde_json::Value {
     let names: Vec<&str> = candidate
         .rdma_devices
         .iter()

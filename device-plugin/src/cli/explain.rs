@@ -30,7 +30,7 @@ pub struct Explain {
 }
 
 impl Explain {
-    /// Looks once and prints.
+    /// Reads once and prints.
     ///
     /// # Errors
     /// The configuration is wrong, sysfs cannot be read, or there is no such device.
@@ -175,14 +175,14 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
             Err(mismatch) => reasons.push(format!("{which}{mismatch}")),
         }
     }
-    let left_out = pools
-        .left_out
+    let excluded = pools
+        .excluded
         .iter()
         .filter(|one| one.resource == pool.resource && one.id == candidate.id);
-    reasons.extend(left_out.map(ToString::to_string));
+    reasons.extend(excluded.map(ToString::to_string));
     let health = member.map(|member| &member.health);
-    if let Some(Health::Unhealthy(ailment)) = health {
-        reasons.push(ailment.to_string());
+    if let Some(Health::Unhealthy(unhealthy_reason)) = health {
+        reasons.push(unhealthy_reason.to_string());
     }
     Verdict {
         resource: pool.resource.to_string(),

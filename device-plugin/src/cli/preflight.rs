@@ -11,7 +11,7 @@ use hca::NetnsMode;
 
 use crate::config;
 use crate::preflight::check::{Outcome, Selection};
-use crate::preflight::context::{Context, Scope, Settings, Wishes, mounted};
+use crate::preflight::context::{Context, Requirements, Scope, Settings, mounted};
 use crate::preflight::verdict::Verdict;
 use crate::preflight::{catalogue, report, run};
 
@@ -148,7 +148,7 @@ impl Preflight {
     }
 
     fn check(&self, settings: &Settings, selection: &Selection) -> anyhow::Result<Vec<Outcome>> {
-        let context = Context::look(settings.clone()).context("look at this host")?;
+        let context = Context::read(settings.clone()).context("look at this host")?;
         Ok(run(&context, selection))
     }
 
@@ -202,7 +202,7 @@ impl Preflight {
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
             policy: or_mounted(&self.policy, "etc/rdma-netdev/policy.json"),
             scope: if self.pod { Scope::Pod } else { Scope::Node },
-            wishes: Wishes {
+            requirements: Requirements {
                 netns_mode: self.netns_mode.map(|mode| match mode {
                     Mode::Shared => NetnsMode::Shared,
                     Mode::Exclusive => NetnsMode::Exclusive,

@@ -110,7 +110,7 @@ impl FromStr for Numbered {
 }
 
 impl Topology {
-    /// Looks once and prints.
+    /// Reads once and prints.
     ///
     /// # Errors
     /// If the host cannot be looked at, an override does not fit it, or no NICs can be chosen.

@@ -45,7 +45,7 @@ impl Validate {
         let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
         let config = config::load(&path, &self.defaults.read()).map_err(told_in_lines)?;
         let here = self.on_host.then(|| self.look(&config)).transpose()?;
-        let contested = here.iter().flat_map(|here| &here.left_out);
+        let contested = here.iter().flat_map(|here| &here.excluded);
         let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
         let contested = contested.map(ToString::to_string);
         let mistakes: Vec<String> = config.refused.iter().cloned().chain(contested).collect();
@@ -75,7 +75,7 @@ impl Validate {
             let document = json!({
                 "file": path, "format": config.format.to_string(), "rescanSeconds": rescan,
                 "pools": pools, "warnings": config.warnings, "refused": config.refused,
-                "leftOut": here.map(left_out), "remarks": here.map(|here| &here.remarks),
+                "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
             });
             return writeln!(out, "{document:#}").context("print");
         }
@@ -97,9 +97,9 @@ impl Validate {
                 None => {}
             }
         }
-        let left_out = here.map(left_out).unwrap_or_default();
+        let excluded = here.map(excluded).unwrap_or_default();
         let remarks = here.iter().flat_map(|here| &here.remarks);
-        for warning in config.warnings.iter().chain(&left_out).chain(remarks) {
+        for warning in config.warnings.iter().chain(&excluded).chain(remarks) {
             writeln!(out, "warning: {warning}")?;
         }
         Ok(())
@@ -122,8 +122,8 @@ fn told_in_lines(error: config::Error) -> anyhow::Error {
 }
 
 /// Why HCAs are not in a pool that chooses them, but for what is a mistake of the configuration.
-fn left_out(here: &Pools) -> Vec<String> {
-    let others = here.left_out.iter();
+fn excluded(here: &Pools) -> Vec<String> {
+    let others = here.excluded.iter();
     let others = others.filter(|one| !matches!(one.reason, Reason::Claimed(_)));
     others.map(ToString::to_string).collect()
 }

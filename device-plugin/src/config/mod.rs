@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use hca::unit::PoolTag;
 
 pub use model::{
-    Config, Damping, Delivery, Format, Gate, MAX_POOLED_UNITS, MAX_UNITS, NodeClass, NodeRule,
-    Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
+    Config, Damping, Delivery, Exclusion, Format, Gate, MAX_POOLED_UNITS, MAX_UNITS, NodeClass,
+    NodeRule, Policy, PoolConfig, PortHealth, Sharing, Variables,
 };
 pub use resource::ResourceName;
 

@@ -114,7 +114,7 @@ pub struct PoolConfig {
     /// How containers get their devices; `None` where the file leaves it to the daemon.
     pub delivery: Option<Delivery>,
     /// HCAs that are left out although a selector chooses them.
-    pub spare: Spare,
+    pub exclude: Exclusion,
     /// What the state of its ports says about an HCA.
     pub port_health: PortHealth,
     /// What has to be there before its units are offered.
@@ -230,21 +230,21 @@ pub enum PortHealth {
 
 /// HCAs that a pool leaves out, whatever its selectors say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Spare {
+pub struct Exclusion {
     /// Physical functions that have virtual ones: these are what is given away.
     pub pfs_with_vfs: bool,
     /// HCAs whose netdev carries the default route.
     pub uplinks: bool,
 }
 
-impl Spare {
+impl Exclusion {
     /// Nothing is left out.
-    pub const NOTHING: Self = Self {
+    pub const NONE: Self = Self {
         pfs_with_vfs: false,
         uplinks: false,
     };
     /// What would take something away from the host or from other units.
-    pub const WHAT_IS_IN_USE: Self = Self {
+    pub const IN_USE: Self = Self {
         pfs_with_vfs: true,
         uplinks: true,
     };

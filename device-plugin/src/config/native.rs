@@ -35,8 +35,8 @@ use node::duration;
 use node::pattern::Pattern;
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, Gate, MAX_TIME, MAX_UNITS, MIN_RESCAN,
-    NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, Spare, Variables,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, Gate, MAX_TIME, MAX_UNITS,
+    MIN_RESCAN, NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, Variables,
 };
 
 use super::range::RangeSet;
@@ -194,7 +194,7 @@ struct Pool {
     #[serde(default)]
     exclude_topology: bool,
     delivery: Option<DeliveryWord>,
-    spare: Option<Vec<SpareWord>>,
+    exclude: Option<Vec<ExcludeWord>>,
     #[serde(default)]
     wait_for: Vec<Spanned<GateWord>>,
     #[serde(default)]
@@ -211,7 +211,7 @@ enum Mode {
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-enum SpareWord {
+enum ExcludeWord {
     Uplinks,
     PfsWithVfs,
 }
@@ -242,7 +242,7 @@ enum DeliveryWord {
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 enum PolicyWord {
-    Legacy,
+    AllHcas,
     Spread,
     Pack,
     Numa,
@@ -406,6 +406,15 @@ fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {
     serde_saphyr::from_str(text).map_err(|error| Problems::one(message(error)))
 }
 
+/// The present name of a key or a value that an earlier version knew.
+fn renamed(old: &str) -> Option<&'static str> {
+    match old {
+        "spare" => Some("exclude"),
+        "legacy" => Some("all-hcas"),
+        _ => None,
+    }
+}
+
 /// What the library says, with the place first as in all our messages.
 fn message(error: serde_saphyr::Error) -> String {
     let location = error.location();
@@ -414,15 +423,23 @@ fn message(error: serde_saphyr::Error) -> String {
             field, expected, ..
         } => {
             let near = gojson::nearest(expected, field);
-            let hint = near.map_or_else(
-                || format!("known keys: {}", expected.join(", ")),
-                |near| format!("did you mean {near:?}?"),
-            );
+            let hint = match (renamed(field), near) {
+                (Some(now), _) => format!("its name is {now:?} now"),
+                (None, Some(near)) => format!("did you mean {near:?}?"),
+                (None, None) => format!("known keys: {}", expected.join(", ")),
+            };
             format!("unknown key {field:?}; {hint}")
         }
         other => {
             let text = other.to_string();
-            text.split(" at line ").next().unwrap_or(&text).to_owned()
+            let text = text.split(" at line ").next().unwrap_or(&text);
+            let old = text
+                .strip_prefix("unknown variant `")
+                .and_then(|rest| rest.split('`').next());
+            match old.and_then(renamed) {
+                Some(now) => format!("{text}; its name is {now:?} now"),
+                None => text.to_owned(),
+            }
         }
     };
     format!("{}{message}", location.map_or_else(String::new, at))
@@ -478,13 +495,13 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
             (Some(DeliveryWord::Cdi), _) => Some(Delivery::Cdi),
             (None, Mode::Exclusive) => None,
         },
-        spare: match (&pool.spare, pool.mode) {
-            (Some(words), _) => Spare {
-                uplinks: words.contains(&SpareWord::Uplinks),
-                pfs_with_vfs: words.contains(&SpareWord::PfsWithVfs),
+        exclude: match (&pool.exclude, pool.mode) {
+            (Some(words), _) => Exclusion {
+                uplinks: words.contains(&ExcludeWord::Uplinks),
+                pfs_with_vfs: words.contains(&ExcludeWord::PfsWithVfs),
             },
-            (None, Mode::Shared) => Spare::NOTHING,
-            (None, Mode::Exclusive) => Spare::WHAT_IS_IN_USE,
+            (None, Mode::Shared) => Exclusion::NONE,
+            (None, Mode::Exclusive) => Exclusion::IN_USE,
         },
         port_health: match pool.mode {
             Mode::Shared => PortHealth::Active,
@@ -570,11 +587,11 @@ fn sharing(pool: &Pool, findings: &mut Findings) -> Option<Sharing> {
         Some(PolicyWord::Pack) => Policy::Pack,
         Some(PolicyWord::Numa) => Policy::Numa,
         Some(PolicyWord::SameHca) => Policy::SameHca,
-        Some(PolicyWord::Legacy) if pool.mode == Mode::Shared => {
+        Some(PolicyWord::AllHcas) if pool.mode == Mode::Shared => {
             return Some(Sharing::Pooled { units: slots });
         }
-        Some(PolicyWord::Legacy) => {
-            findings.problem(format!("{place}policy legacy belongs to mode shared"));
+        Some(PolicyWord::AllHcas) => {
+            findings.problem(format!("{place}policy all-hcas belongs to mode shared"));
             return None;
         }
     };

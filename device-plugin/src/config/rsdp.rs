@@ -21,8 +21,8 @@ use node::pattern::Pattern;
 
 use super::gojson::{self, Value};
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, MAX_POOLED_UNITS, MAX_TIME, NodeRule,
-    PoolConfig, PortHealth, Sharing, Spare, Variables,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS, MAX_TIME,
+    NodeRule, PoolConfig, PortHealth, Sharing, Variables,
 };
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
@@ -133,7 +133,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         nodes: NodeRule::everything(),
         exclude_topology: true,
         delivery: Some(Delivery::default()),
-        spare: Spare::NOTHING,
+        exclude: Exclusion::NONE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),
         link_up: false,

@@ -17,8 +17,8 @@ use node::pattern::Pattern;
 
 use super::gojson::{self, Value};
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Format, NodeRule, Policy, PoolConfig, PortHealth,
-    Sharing, Spare, TUN, VHOST_NET, Variables,
+    Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, NodeRule, Policy, PoolConfig,
+    PortHealth, Sharing, TUN, VHOST_NET, Variables,
 };
 use super::range::RangeSet;
 use super::resource::ResourceName;
@@ -154,7 +154,7 @@ fn read_pool(
         nodes: NodeRule::everything(),
         exclude_topology: entry.exclude_topology,
         delivery: Some(Delivery::default()),
-        spare: Spare::WHAT_IS_IN_USE,
+        exclude: Exclusion::IN_USE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),
         link_up: false,

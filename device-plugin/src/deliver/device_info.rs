@@ -79,7 +79,7 @@ pub fn write(directory: &Path, file: &File) -> io::Result<()> {
 /// ours, with the units that pods hold as the kubelet said when it was asked at `asked`. A file that
 /// is not clearly older than that stays: the kubelet names a unit only some time after it was
 /// allocated.
-pub fn remove_unheld(
+pub fn remove_unallocated(
     directory: &Path,
     held: &[(ResourceName, BTreeSet<String>)],
     asked: SystemTime,
@@ -94,7 +94,7 @@ pub fn remove_unheld(
                 .duration_since(written)
                 .is_ok_and(|age| age >= ALLOCATION_GRACE_PERIOD)
         });
-        if is_old && is_unheld(&name, held) {
+        if is_old && is_unallocated(&name, held) {
             let path: PathBuf = entry.path();
             if let Err(error) = fs::remove_file(&path) {
                 tracing::debug!(file = %path.display(), %error, "cannot remove device information");
@@ -103,7 +103,7 @@ pub fn remove_unheld(
     }
 }
 
-fn is_unheld(name: &str, held: &[(ResourceName, BTreeSet<String>)]) -> bool {
+fn is_unallocated(name: &str, held: &[(ResourceName, BTreeSet<String>)]) -> bool {
     let of_resource = held.iter().filter_map(|(resource, units)| {
         let prefix = format!("{}-", resource.as_str().replace('/', "-"));
         let id = name.strip_prefix(&prefix)?.strip_suffix(SUFFIX)?;
@@ -183,11 +183,11 @@ mod tests {
             .unwrap();
         }
         // The answer is older than the files.
-        remove_unheld(dir.path(), &held, SystemTime::now());
+        remove_unallocated(dir.path(), &held, SystemTime::now());
         for (name, _) in cases {
             assert!(dir.path().join(name).exists(), "{name}");
         }
-        remove_unheld(
+        remove_unallocated(
             dir.path(),
             &held,
             SystemTime::now() + ALLOCATION_GRACE_PERIOD,

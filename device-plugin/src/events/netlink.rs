@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
-use super::{Bell, Reason, Watched};
+use super::{Trigger, Triggers, Watched};
 
 /// `RTMGRP_LINK` (`include/uapi/linux/rtnetlink.h`).
 const LINK_GROUP: u32 = 1;
@@ -56,24 +56,24 @@ impl Source {
     }
 
     /// Why a message is a reason to look, if it is.
-    fn judge(&self, message: &[u8]) -> Option<Reason> {
+    fn judge(&self, message: &[u8]) -> Option<Trigger> {
         match self {
             Source::Links(watched) => link_indexes(message)
                 .any(|index| watched.contains(index))
-                .then_some(Reason::Link),
-            Source::Devices => uevent_matters(message).then_some(Reason::Device),
-            Source::Rdma => Some(Reason::Rdma),
+                .then_some(Trigger::Link),
+            Source::Devices => uevent_matters(message).then_some(Trigger::Device),
+            Source::Rdma => Some(Trigger::Rdma),
         }
     }
 }
 
 /// Listens until `stop`, and rings for what matters.
-pub async fn listen(source: Source, bell: Bell, stop: CancellationToken) {
+pub async fn listen(source: Source, triggers: Triggers, stop: CancellationToken) {
     let mut told = false;
     loop {
         let failed = tokio::select! {
             () = stop.cancelled() => return,
-            failed = serve(&source, &bell) => failed,
+            failed = serve(&source, &triggers) => failed,
         };
         if !told {
             tracing::info!(?source, error = %failed, "no events of this kind; will try again");
@@ -87,7 +87,7 @@ pub async fn listen(source: Source, bell: Bell, stop: CancellationToken) {
 }
 
 /// Reads messages until the socket fails.
-async fn serve(source: &Source, bell: &Bell) -> io::Error {
+async fn serve(source: &Source, triggers: &Triggers) -> io::Error {
     let socket = match source.open() {
         Ok(socket) => socket,
         Err(error) => return error,
@@ -102,11 +102,11 @@ async fn serve(source: &Source, bell: &Bell) -> io::Error {
         match ready.try_io(|socket| socket.get_ref().recv(&mut buffer, 0)) {
             Ok(Ok(_)) => {
                 if let Some(reason) = source.judge(&buffer) {
-                    bell.ring(reason);
+                    triggers.send(reason);
                 }
             }
             Ok(Err(error)) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
-                bell.ring(Reason::Device);
+                triggers.send(Trigger::Device);
             }
             Ok(Err(error)) => return error,
             Err(_would_block) => {}
@@ -238,7 +238,7 @@ mod tests {
         watched.set(BTreeSet::from([9]));
         assert_eq!(
             Source::Links(watched.clone()).judge(&datagram),
-            Some(Reason::Link)
+            Some(Trigger::Link)
         );
         watched.set(BTreeSet::from([8]));
         assert_eq!(Source::Links(watched).judge(&datagram), None);

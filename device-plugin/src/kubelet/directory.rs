@@ -132,7 +132,7 @@ pub async fn keep_watch(
     }
 }
 
-/// Looks at the directory; true if a session may have to act.
+/// Reads the directory; true if a session may have to act.
 fn look(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> bool {
     let kubelet = SocketId::of(&path.join(KUBELET_SOCKET));
     let ours: BTreeSet<String> = fs::read_dir(path)

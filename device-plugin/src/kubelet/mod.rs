@@ -1,12 +1,12 @@
 //! The kubelet's side of the daemon: one session for each resource.
 //!
 //! In reading order: [`directory`] watches the kubelet's device-plugins directory, [`service`]
-//! answers the kubelet's calls, [`session`] keeps one resource registered, [`holdings`] is who
+//! answers the kubelet's calls, [`session`] keeps one resource registered, [`allocated`] is who
 //! holds which units, [`checkpoint`] what the kubelet hands out again.
 
+pub mod allocated;
 pub mod checkpoint;
 pub mod directory;
-pub mod holdings;
 pub mod service;
 pub mod session;
 

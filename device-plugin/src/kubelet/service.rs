@@ -34,8 +34,8 @@ pub type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 
 /// What sessions ask of the daemon, in whose hands the host is.
 #[derive(Debug, Clone)]
-pub struct Errands {
-    looks: mpsc::Sender<Waiting>,
+pub struct Requests {
+    scans: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
     client: Arc<watch::Sender<Option<String>>>,
 }
@@ -43,31 +43,31 @@ pub struct Errands {
 /// Who waits for a scan: told when it ended, or why it does not come to its end.
 pub type Waiting = oneshot::Sender<Result<(), String>>;
 
-/// Where errands arrive.
+/// Where requests arrive.
 #[derive(Debug)]
 pub struct Asked {
-    /// Looks at the host that somebody waits for.
-    pub looks: mpsc::Receiver<Waiting>,
+    /// Reads the host that somebody waits for.
+    pub scans: mpsc::Receiver<Waiting>,
     /// Device information to be written.
     pub files: mpsc::Receiver<Vec<device_info::File>>,
     /// What the kubelet's gRPC client calls itself.
     pub client: watch::Receiver<Option<String>>,
 }
 
-impl Errands {
+impl Requests {
     /// A way to ask, and where it is heard.
     pub fn new() -> (Self, Asked) {
-        let (looks, looks_asked) = mpsc::channel(16);
+        let (scans, scans_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
         let (client, client_known) = watch::channel(None);
         (
             Self {
-                looks,
+                scans,
                 files,
                 client: Arc::new(client),
             },
             Asked {
-                looks: looks_asked,
+                scans: scans_asked,
                 files: files_asked,
                 client: client_known,
             },
@@ -79,7 +79,7 @@ impl Errands {
     async fn look(&self) -> Result<(), Status> {
         let over = || Status::unavailable("the device plugin is stopping");
         let (done, answer) = oneshot::channel();
-        self.looks.send(done).await.map_err(|_| over())?;
+        self.scans.send(done).await.map_err(|_| over())?;
         answer
             .await
             .map_err(|_| over())?
@@ -123,7 +123,7 @@ pub struct Service {
     /// Allocations that were answered, for metrics.
     pub(super) allocations: Arc<AllocationCounts>,
     /// What is asked of the daemon.
-    pub(super) errands: Errands,
+    pub(super) requests: Requests,
     /// What units were allocated with.
     pub(super) granted: Arc<Granted>,
     /// The kubelet's device-plugins directory.
@@ -240,7 +240,7 @@ impl Service {
             })?;
         for container in &request.container_requests {
             self.granted.note(&snapshot, &container.devices_ids);
-            self.errands
+            self.requests
                 .write(device_info::files(&snapshot, &container.devices_ids));
         }
         Ok(AllocateResponse {
@@ -255,7 +255,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        self.errands.note_client(&request);
+        self.requests.note_client(&request);
         Ok(Response::new(self.options()))
     }
 
@@ -303,7 +303,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        self.errands.look().await?;
+        self.requests.look().await?;
         let snapshot = self.snapshot()?;
         let ids = request.into_inner().devices_ids;
         let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
 use super::directory::{Contents, SocketId};
-use super::service::{AllocationCounts, Errands, Feed, Service};
+use super::service::{AllocationCounts, Feed, Requests, Service};
 use crate::config::ResourceName;
 
 /// What the names of all our sockets begin with.
@@ -120,7 +120,7 @@ pub struct Session {
     /// Whether units are whole HCAs.
     pub exclusive: bool,
     /// What is asked of the daemon.
-    pub errands: Errands,
+    pub requests: Requests,
     /// Waits.
     pub timing: Timing,
     /// Ends the session.
@@ -228,7 +228,7 @@ impl Session {
             streams: streams.clone(),
             end: end.clone(),
             allocations: self.allocations.clone(),
-            errands: self.errands.clone(),
+            requests: self.requests.clone(),
             granted: Arc::default(),
             directory: self.directory.clone(),
             state: self.state.clone(),

@@ -28,8 +28,8 @@ impl Node {
         Self { tree, _dir: dir }
     }
 
-    fn look(&self) -> Observation {
-        let mut seen = Observation::make(&self.tree.host(), &[]).unwrap();
+    fn look(&self) -> HostSnapshot {
+        let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
         // Nodes of a tree are plain files.
         seen.nodes
             .values_mut()
@@ -42,7 +42,7 @@ impl Node {
     }
 }
 
-fn pools(config: &Config, seen: &Observation, previous: &[Snapshot]) -> Pools {
+fn pools(config: &Config, seen: &HostSnapshot, previous: &[Snapshot]) -> Pools {
     let previous: Vec<_> = previous.iter().cloned().map(Arc::new).collect();
     let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
     assemble(config, &candidates, seen, &previous)
@@ -312,7 +312,8 @@ fn ports_decide_health_and_are_named() {
     });
     let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
     let pools = node.pools(&config);
-    let Health::Unhealthy(Ailment::Port(reason)) = &pools.snapshots[0].members()[0].health else {
+    let Health::Unhealthy(UnhealthyReason::Port(reason)) = &pools.snapshots[0].members()[0].health
+    else {
         panic!("{:?}", pools.snapshots[0].members()[0].health);
     };
     assert_eq!(
@@ -426,14 +427,14 @@ fn an_infiniband_vf_without_its_guid_is_healthy_while_its_netdev_is_down() {
 }
 
 #[test]
-fn a_legacy_pool_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
+fn a_pool_of_all_hcas_gives_hcas_whose_port_is_down_as_long_as_one_is_up() {
     let node = Node::new(two_nics);
     node.tree
         .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
-    let config = native(
-        &["resource: rdma/a, mode: shared, policy: legacy, slots: 2, \
-         nodes: { optional: [umad] }, select: { vendors: [15b3] }"],
-    );
+    let config = native(&[
+        "resource: rdma/a, mode: shared, policy: all-hcas, slots: 2, \
+         nodes: { optional: [umad] }, select: { vendors: [15b3] }",
+    ]);
     let snapshot = node.pools(&config).snapshots.remove(0);
     assert_eq!(
         snapshot.count(),
@@ -481,7 +482,7 @@ fn what_disappears_stays_listed_and_comes_back() {
     );
     assert_eq!(
         after[0].members()[1].health,
-        Health::Unhealthy(Ailment::Gone)
+        Health::Unhealthy(UnhealthyReason::Gone)
     );
     assert!(!after[0].lists_the_same(&before[0]));
     seen.inventory.rdma_devices.push(gone);
@@ -512,15 +513,15 @@ fn an_hca_in_two_pools_belongs_to_the_first_unless_both_share() {
     assert_eq!(ids(&pools.snapshots[1]), ["0000:86:00.0"]);
     assert_eq!(pools.snapshots[2].members().len(), 1);
     assert_eq!(
-        pools.left_out,
-        [LeftOut {
+        pools.excluded,
+        [Excluded {
             resource: ResourceName::parse("rdma/x").unwrap(),
             id: "0000:3b:00.0".parse().unwrap(),
             reason: Reason::Claimed(ResourceName::parse("rdma/s").unwrap()),
         }]
     );
     assert!(
-        pools.left_out[0]
+        pools.excluded[0]
             .to_string()
             .contains("narrow the selectors")
     );
@@ -567,7 +568,7 @@ fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
     let rule = "mode: exclusive, select: { rdmaDevices: [\"*\"] }";
     let pools = node.pools(&native(&[&format!("resource: rdma/a, {rule}")]));
     assert_eq!(ids(&pools.snapshots[0]), ["0000:3b:00.0", "0000:5e:00.2"]);
-    let told: Vec<String> = pools.left_out.iter().map(ToString::to_string).collect();
+    let told: Vec<String> = pools.excluded.iter().map(ToString::to_string).collect();
     assert!(
         told[0].contains("0000:86:00.0") && told[0].contains("needs ens2: bond0"),
         "{told:?}"
@@ -577,9 +578,11 @@ fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
         "{told:?}"
     );
 
-    let pools = node.pools(&native(&[&format!("resource: rdma/a, spare: [], {rule}")]));
+    let pools = node.pools(&native(&[&format!(
+        "resource: rdma/a, exclude: [], {rule}"
+    )]));
     assert_eq!(pools.snapshots[0].members().len(), 4);
-    assert!(pools.left_out.is_empty());
+    assert!(pools.excluded.is_empty());
 }
 
 #[test]
@@ -602,7 +605,7 @@ fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
     );
     assert!(matches!(
         &pools.snapshots[0].members()[0].health,
-        Health::Unhealthy(Ailment::NetnsMode(reason)) if reason.contains("rdma system set netns shared")
+        Health::Unhealthy(UnhealthyReason::NetnsMode(reason)) if reason.contains("rdma system set netns shared")
     ));
     assert_eq!(
         pools.snapshots[1].count(),
@@ -672,11 +675,11 @@ fn an_exclusive_pool_gives_nothing_away_while_uplinks_cannot_be_told() {
         "resource: rdma/a, mode: shared, slots: 1, {select}"
     )]);
     let allowed = native(&[&format!(
-        "resource: rdma/a, mode: exclusive, spare: [pfsWithVfs], {select}"
+        "resource: rdma/a, mode: exclusive, exclude: [pfsWithVfs], {select}"
     )]);
     let pools = node.pools(&exclusive);
     assert!(pools.snapshots[0].members().is_empty());
-    let said = pools.left_out[0].to_string();
+    let said = pools.excluded[0].to_string();
     assert!(
         said.contains("cannot be told: read ") && said.contains("proc/net/route"),
         "{said}"
@@ -698,7 +701,7 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
         place: None,
         pf_address: None,
         slots: MAX_UNITS,
-        health: Health::Unhealthy(Ailment::Gone),
+        health: Health::Unhealthy(UnhealthyReason::Gone),
     };
     let config = native(&[&format!(
         "resource: rdma/a, mode: shared, slots: {MAX_UNITS}, select: {{ functions: [pf] }}"

@@ -6,16 +6,16 @@ use hca::tree::{On, PciSpec, RdmaSpec, Tree};
 use super::*;
 use crate::candidate::gather;
 use crate::config;
-use crate::observe::Observation;
+use crate::host_snapshot::HostSnapshot;
 use crate::pool::assemble;
 
 /// A host with its nodes in order.
-fn look(lay: impl FnOnce(&Tree)) -> Observation {
+fn look(lay: impl FnOnce(&Tree)) -> HostSnapshot {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma_core(true);
     lay(&tree);
-    let mut seen = Observation::make(&tree.host(), &[]).unwrap();
+    let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
     seen.nodes
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -23,7 +23,7 @@ fn look(lay: impl FnOnce(&Tree)) -> Observation {
 }
 
 /// The snapshot of the only pool of a configuration.
-fn pool(seen: &Observation, text: &str) -> Snapshot {
+fn pool(seen: &HostSnapshot, text: &str) -> Snapshot {
     let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
     assemble(&config::parse(text).unwrap(), &candidates, seen, &[])
         .snapshots
@@ -285,7 +285,7 @@ proptest::proptest! {
         policy in 0usize..4,
     ) {
         let word = ["spread", "pack", "numa", "same-hca"][policy];
-        static HOST: std::sync::LazyLock<Observation> = std::sync::LazyLock::new(|| look(four_nics));
+        static HOST: std::sync::LazyLock<HostSnapshot> = std::sync::LazyLock::new(|| look(four_nics));
         let snapshot = pool(&HOST, &format!(
             "version: 1
 pools:

@@ -11,8 +11,8 @@ use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::candidate::gather;
 use crate::config::{Config, Sharing};
+use crate::host_snapshot::HostSnapshot;
 use crate::network::{self, Network, Uplinks};
-use crate::observe::Observation;
 use crate::pool;
 use crate::snapshot::Shape;
 
@@ -27,7 +27,7 @@ pub enum Scope {
 
 /// What is wanted, where the administrator says so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Requirements {
     /// How RDMA devices should relate to network namespaces.
     pub netns_mode: Option<NetnsMode>,
     /// Rate that each port should have, in Gb/s.
@@ -38,7 +38,7 @@ pub struct Wishes {
     pub window: Duration,
 }
 
-/// Roots and wishes.
+/// Roots and requirements.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Prefix of the host's files.
@@ -58,7 +58,7 @@ pub struct Settings {
     /// Whose checks.
     pub scope: Scope,
     /// What is wanted.
-    pub wishes: Wishes,
+    pub requirements: Requirements,
     /// The daemon's configuration, if one is given.
     pub config: Option<Config>,
     /// The node as `kubectl get node NAME -o json` prints it.
@@ -70,12 +70,12 @@ pub struct Settings {
 /// Everything that subjects look from.
 #[derive(Debug)]
 pub struct Context {
-    /// Roots and wishes.
+    /// Roots and requirements.
     pub settings: Settings,
     /// The host's kernel file systems.
     pub host: Host,
     /// RDMA devices, netdevs, nodes.
-    pub seen: Observation,
+    pub seen: HostSnapshot,
     /// RDMA devices by the pools that have them; `None` without a configuration.
     pub pools: Option<Pools>,
     live: bool,
@@ -96,13 +96,13 @@ pub struct Membership {
 }
 
 impl Context {
-    /// Looks at what all subjects need.
+    /// Reads what all subjects need.
     ///
     /// # Errors
     /// [`hca::Error`] if there is no sysfs to look at.
-    pub fn look(settings: Settings) -> hca::Result<Self> {
+    pub fn read(settings: Settings) -> hca::Result<Self> {
         let host = Host::at(&settings.root);
-        let seen = Observation::make(&host, &settings.node_addresses)?;
+        let seen = HostSnapshot::make(&host, &settings.node_addresses)?;
         let pools = settings
             .config
             .as_ref()
@@ -204,7 +204,7 @@ pub fn mounted(root: &Path, path: &Path) -> PathBuf {
     }
 }
 
-fn memberships(config: &Config, seen: &Observation) -> Pools {
+fn memberships(config: &Config, seen: &HostSnapshot) -> Pools {
     let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
     let assembled = pool::assemble(config, &candidates, seen, &[]);
     let mut pools = Pools::new();

@@ -82,10 +82,10 @@ pub const CHECKS: &[Check<Facts>] = &[
 
 /// Reads all, waits, and reads again; there is no wait where there is nothing to watch.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let places = Places::of(context);
     let before = places.read(context);
-    let window = context.settings.wishes.window;
+    let window = context.settings.requirements.window;
     let nics = !context.seen.inventory.rdma_devices.is_empty();
     if before.iter().all(BTreeMap::is_empty) {
         return Facts {

@@ -79,9 +79,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the host. In a container it waits a little for the kernel to fill the tables.
+/// Reads the host. In a container it waits a little for the kernel to fill the tables.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let mut facts = look_once(context, &context.seen.inventory);
     let deadline = Instant::now() + PATIENCE;
     while facts.in_pod && facts.ports.iter().any(|port| !port.lacking().is_empty()) {

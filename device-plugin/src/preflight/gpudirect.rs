@@ -90,9 +90,9 @@ const PEER_INTERFACE: &str = "ib_register_peer_memory_client";
 const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 const NVIDIA: u16 = 0x10de;
 
-/// Looks at the host.
+/// Reads the host.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let (sys, proc) = (&context.host.sys, &context.host.proc);
     let machine = &context.seen.machine;
     let nvidia_gpus = machine

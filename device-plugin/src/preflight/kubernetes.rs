@@ -1,13 +1,13 @@
 //! The kubelet, Multus, other plugins, the CNI programs and the address store (K).
 
-pub mod look;
+pub mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::check::Check;
 use super::verdict::Finding;
 
-pub use look::look;
+pub use read::read;
 
 /// What is looked at.
 #[derive(Debug, Clone)]

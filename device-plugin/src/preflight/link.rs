@@ -142,9 +142,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the host.
+/// Reads the host.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let uplinks = context.uplinks();
     let inventory = &context.seen.inventory;
     let ports = inventory.rdma_devices.iter().flat_map(|device| {
@@ -170,7 +170,7 @@ pub fn look(context: &Context) -> Facts {
     });
     Facts {
         ports: ports.collect(),
-        wanted_rate: context.settings.wishes.rate,
+        wanted_rate: context.settings.requirements.rate,
         uplinks_unknown: match uplinks {
             Uplinks::Known(_) => None,
             Uplinks::Unknown(reason) => Some(reason),

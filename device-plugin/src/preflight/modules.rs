@@ -151,9 +151,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the host.
+/// Reads the host.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let inventory = &context.seen.inventory;
     let proc = &context.host.proc;
     let mut modules: BTreeSet<String> = files::names(&context.host.sys.join("module"))
@@ -181,7 +181,7 @@ pub fn look(context: &Context) -> Facts {
             })
             .collect(),
         netns_mode: inventory.netns_mode,
-        wanted_mode: context.settings.wishes.netns_mode,
+        wanted_mode: context.settings.requirements.netns_mode,
         driver_container: drivers
             .is_dir()
             .then(|| drivers.join(".driver-ready").exists()),

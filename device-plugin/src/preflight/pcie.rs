@@ -131,9 +131,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the host.
+/// Reads the host.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let machine = &context.seen.machine;
     let devices = context.host.sys.join("bus/pci/devices");
     let soft = |name: &String| {

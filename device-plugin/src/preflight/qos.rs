@@ -70,9 +70,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the host.
+/// Reads the host.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let inventory = &context.seen.inventory;
     let roce = inventory.rdma_devices.iter().filter(|device| {
         device.node_type == NodeType::ChannelAdapter

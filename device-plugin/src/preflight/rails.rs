@@ -123,9 +123,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the namespace that is checked.
+/// Reads the namespace that is checked.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let network = context.network();
     let inventory = &context.seen.inventory;
     let mut netdevs: Vec<&str> = inventory

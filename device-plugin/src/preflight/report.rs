@@ -71,14 +71,14 @@ pub fn text(outcomes: &[Outcome], all: bool) -> String {
         }
     }
     if !all {
-        left_out(&mut text, outcomes);
+        excluded(&mut text, outcomes);
     }
     let _ = writeln!(text, "\n{}", summary(outcomes));
     text
 }
 
 /// The checks that do not apply, by reason, in the order of their first.
-fn left_out(text: &mut String, outcomes: &[Outcome]) {
+fn excluded(text: &mut String, outcomes: &[Outcome]) {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for outcome in outcomes
         .iter()

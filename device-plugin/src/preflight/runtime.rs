@@ -116,9 +116,9 @@ pub const CHECKS: &[Check<Facts>] = &[
     },
 ];
 
-/// Looks at the host, or at the container.
+/// Reads the host, or at the container.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let proc = &context.host.proc;
     let own = |name: &str| files::text(&proc.join("self").join(name)).unwrap_or_default();
     Facts {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, machine};
 
 use super::check::Selection;
-use super::context::{Context, Scope, Settings, Wishes};
+use super::context::{Context, Requirements, Scope, Settings};
 use super::verdict::Verdict;
 use super::*;
 
@@ -276,9 +276,9 @@ impl Node {
             cni_conf_dir: root.join("etc/cni/net.d"),
             policy: root.join("etc/rdma-netdev/policy.json"),
             scope: Scope::Node,
-            wishes: Wishes {
+            requirements: Requirements {
                 window: Duration::ZERO,
-                ..Wishes::default()
+                ..Requirements::default()
             },
             config: None,
             node_object: None,
@@ -293,7 +293,7 @@ impl Node {
 
     fn verdicts_with(&self, settings: Settings) -> BTreeMap<&'static str, Verdict> {
         let selection = Selection::new(&[], &["K02".to_owned()]).unwrap();
-        let context = Context::look(settings).unwrap();
+        let context = Context::read(settings).unwrap();
         let outcomes = run(&context, &selection);
         outcomes
             .into_iter()
@@ -493,7 +493,7 @@ fn each_broken_file_is_found_by_its_check() {
     for (id, break_it) in cases {
         break_it(&node);
         let selection = Selection::new(&[(*id).to_owned()], &[]).unwrap();
-        let context = Context::look(node.settings()).unwrap();
+        let context = Context::read(node.settings()).unwrap();
         let outcomes = run(&context, &selection);
         assert!(
             outcomes[0].verdict >= Verdict::Warn,

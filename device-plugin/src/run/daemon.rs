@@ -15,27 +15,27 @@ use tokio::task::JoinSet;
 use tokio::time::Interval;
 
 use super::{Settings, Signals};
-use crate::board::Board;
 use crate::config::last_good::{Kept, Start};
 use crate::config::{self, Config, Delivery, Gate};
 use crate::deliver::choice::{self, Choice};
 use crate::deliver::{cdi, device_info, features};
-use crate::events::{Bell, Reason, Watched};
-use crate::kubelet::holdings::{self, Holdings};
+use crate::events::{Trigger, Triggers, Watched};
+use crate::host_snapshot::HostSnapshot;
+use crate::kubelet::allocated::{self, AllocatedUnits};
 use crate::kubelet::service::Waiting;
 use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
-use crate::observe::Observation;
 use crate::podresources;
+use crate::pool_state::PoolStates;
 use crate::preflight::runtime;
 use crate::reclaim::{self, Counts, Findings};
-use crate::report::{Configuration, Looks, Pool, Report};
+use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
-use crate::sessions::{Patience, Sessions};
+use crate::sessions::{Sessions, Withhold};
 use crate::snapshot::{Shape, Snapshot};
 
 /// How long after the start a pool that is not complete tells the kubelet nothing at all; see
-/// [`Patience`].
+/// [`Withhold`].
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long after the host booted its ports may still be training.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
@@ -53,7 +53,7 @@ pub(super) struct Known {
     /// What the kubelet's gRPC client calls itself.
     pub(super) client: watch::Receiver<Option<String>>,
     /// Who holds what.
-    pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
+    pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
     /// What was cleaned up, and what pods have.
     pub(super) found: watch::Receiver<Findings>,
     /// How the node's socket is doing.
@@ -64,11 +64,11 @@ pub(super) struct Known {
 pub(super) struct Daemon {
     settings: Settings,
     config: Config,
-    board: Board,
+    pool_states: PoolStates,
     sessions: Sessions,
     watched: Watched,
     known: Known,
-    looks: Looks,
+    scans: ScanCounts,
     configuration: Configuration,
     netns_mode: Option<hca::NetnsMode>,
     started: Instant,
@@ -77,11 +77,11 @@ pub(super) struct Daemon {
     last_look: Instant,
     scan: Option<Scan>,
     /// Why another scan is wanted once the present one has ended, if one is.
-    wanted: Option<Reason>,
+    wanted: Option<Trigger>,
     /// Who waits for the present scan, and who for the one after it.
     waiting: Vec<Waiting>,
     waiting_next: Vec<Waiting>,
-    holdings: Option<Arc<Holdings>>,
+    allocated: Option<Arc<AllocatedUnits>>,
     kept: Kept,
     /// The file that was read last.
     config_read: Option<FileId>,
@@ -130,30 +130,30 @@ impl Daemon {
         };
         let kept = Kept::in_directory(settings.state_dir.as_deref());
         let config_read = FileId::of(&settings.config_file);
-        let holdings = known.held.borrow().clone();
+        let allocated = known.held.borrow().clone();
         log_configuration(&settings.config_file, &config);
         sessions.follow(&config);
         let report = watch::Sender::new(Arc::new(Report {
             started,
             config: configuration.clone(),
-            looks: Looks::default(),
+            scans: ScanCounts::default(),
             netns_mode: None,
             pools: Vec::new(),
-            left_out: Vec::new(),
+            excluded: Vec::new(),
             remarks: Vec::new(),
             transitions: Default::default(),
-            holdings: None,
+            allocated: None,
             reclaim: Counts::default(),
             node_socket: known.node_socket.clone(),
         }));
         Self {
             settings,
             config,
-            board: Board::default(),
+            pool_states: PoolStates::default(),
             sessions,
             watched,
             known,
-            looks: Looks::default(),
+            scans: ScanCounts::default(),
             configuration,
             netns_mode: None,
             started,
@@ -163,7 +163,7 @@ impl Daemon {
             wanted: None,
             waiting: Vec::new(),
             waiting_next: Vec::new(),
-            holdings,
+            allocated,
             kept,
             config_read,
             config_watch: None,
@@ -186,13 +186,13 @@ impl Daemon {
     /// Scans whenever there is a reason to, until a signal or the end of a task.
     pub(super) async fn run(
         mut self,
-        bell: &Bell,
-        mut heard: mpsc::Receiver<Reason>,
+        triggers: &Triggers,
+        mut heard: mpsc::Receiver<Trigger>,
         mut asked: mpsc::Receiver<Waiting>,
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
-        self.want(Reason::Start, bell);
+        self.want(Trigger::Start, triggers);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
         let mut patience = Some(tokio::time::Instant::from_std(self.started + PATIENCE));
@@ -204,10 +204,10 @@ impl Daemon {
                         tracing::info!(signal, "stopping");
                         break Ok(());
                     }
-                    None => Reason::Signal,
+                    None => Trigger::Signal,
                 },
                 outcome = Scan::ended(&mut self.scan) => {
-                    self.scan_ended(outcome, bell).await;
+                    self.scan_ended(outcome, triggers).await;
                     continue;
                 }
                 () = until(late.map(Into::into)) => {
@@ -216,7 +216,7 @@ impl Daemon {
                 }
                 Some(reason) = heard.recv() => self.gather(reason, &mut heard).await,
                 Some(waiting) = asked.recv() => {
-                    self.wait_for_scan(waiting, bell);
+                    self.wait_for_scan(waiting, triggers);
                     continue;
                 }
                 () = until(tidy) => {
@@ -226,27 +226,27 @@ impl Daemon {
                 }
                 () = until(patience) => {
                     patience = None;
-                    Reason::Timer
+                    Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
                 () = until(self.due.map(Into::into)) => {
                     self.due = None;
-                    Reason::Damping
+                    Trigger::Damping
                 }
-                () = tick(&mut rescan) => Reason::Timer,
+                () = tick(&mut rescan) => Trigger::Timer,
                 Ok(()) = self.known.client.changed() => {
                     if !self.choose_delivery().await {
                         continue;
                     }
-                    Reason::Delivery
+                    Trigger::Delivery
                 }
                 Ok(()) = self.known.held.changed() => {
-                    self.holdings = self.known.held.borrow_and_update().clone();
+                    self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy().await;
                     // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + holdings::UP_TO_DATE;
+                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE;
                     tidy = Some(tokio::time::Instant::now() + later);
-                    Reason::Pods
+                    Trigger::Pods
                 }
                 Ok(()) = self.known.found.changed() => {
                     self.publish();
@@ -265,18 +265,18 @@ impl Daemon {
                     };
                 }
             };
-            let asked_for = matches!(reason, Reason::Configuration | Reason::Signal);
+            let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);
             // Events can be missed: a directory that was replaced sends none.
             let changed = FileId::of(&self.settings.config_file) != self.config_read;
             if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + holdings::UP_TO_DATE);
+                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE);
             }
             if asked_for {
                 self.choose_delivery().await;
             }
-            self.want(reason, bell);
+            self.want(reason, triggers);
         };
         // Calls that wait for a scan end now; the scan itself cannot be ended.
         drop((
@@ -289,11 +289,11 @@ impl Daemon {
     }
 
     /// Starts a scan, or has one follow the present one.
-    fn want(&mut self, reason: Reason, bell: &Bell) {
-        self.watch_configuration(bell);
+    fn want(&mut self, reason: Trigger, triggers: &Triggers) {
+        self.watch_configuration(triggers);
         if let Some(scan) = &mut self.scan {
             if scan.is_late() {
-                self.looks.late = Some(scan.call_late());
+                self.scans.late = Some(scan.call_late());
                 self.publish();
             }
             self.wanted = Some(reason);
@@ -320,18 +320,18 @@ impl Daemon {
 
     /// A container that is about to start waits for a scan that begins now or later, unless there is
     /// one that does not come to its end.
-    fn wait_for_scan(&mut self, waiting: Waiting, bell: &Bell) {
+    fn wait_for_scan(&mut self, waiting: Waiting, triggers: &Triggers) {
         match &mut self.scan {
             Some(scan) if scan.is_late() => {
                 let _ = waiting.send(Err(scan.call_late().to_string()));
             }
             Some(_) => {
                 self.waiting_next.push(waiting);
-                self.wanted.get_or_insert(Reason::Container);
+                self.wanted.get_or_insert(Trigger::Container);
             }
             None => {
                 self.waiting.push(waiting);
-                self.want(Reason::Container, bell);
+                self.want(Trigger::Container, triggers);
             }
         }
     }
@@ -345,7 +345,7 @@ impl Daemon {
         waiting.for_each(|waiting| {
             let _ = waiting.send(Err(late.to_string()));
         });
-        self.looks.late = Some(late);
+        self.scans.late = Some(late);
         self.publish();
     }
 
@@ -381,21 +381,22 @@ impl Daemon {
             );
         }
         self.choice = chosen;
-        self.board.set_automatic_delivery(self.choice.delivery);
+        self.pool_states
+            .set_automatic_delivery(self.choice.delivery);
         is_another
     }
 
     /// Waits a moment for what follows an event, and keeps looks apart from each other. A new
     /// configuration outweighs all that is heard with it.
-    async fn gather(&self, first: Reason, heard: &mut mpsc::Receiver<Reason>) -> Reason {
+    async fn gather(&self, first: Trigger, heard: &mut mpsc::Receiver<Trigger>) -> Trigger {
         let settle = match first {
-            Reason::Configuration => GATHER_CONFIGURATION,
+            Trigger::Configuration => GATHER_CONFIGURATION,
             _ => GATHER.max(SPACING.saturating_sub(self.last_look.elapsed())),
         };
         tokio::time::sleep(settle).await;
         let mut reason = first;
         while let Ok(another) = heard.try_recv() {
-            if another == Reason::Configuration {
+            if another == Trigger::Configuration {
                 reason = another;
             }
         }
@@ -440,8 +441,8 @@ impl Daemon {
     async fn follow(&mut self, config: Config) {
         let socket = podresources::socket(&self.settings.kubelet_root_dir);
         let directory = &self.settings.device_plugin_dir;
-        if let Ok(holdings) = holdings::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
-            self.holdings = Some(Arc::new(holdings));
+        if let Ok(allocated) = allocated::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
+            self.allocated = Some(Arc::new(allocated));
         }
         self.configuration.error = None;
         let old = std::mem::replace(&mut self.config, config);
@@ -453,7 +454,7 @@ impl Daemon {
                 .cloned()
         };
         let new = &self.config;
-        self.board
+        self.pool_states
             .keep_only(|name| pool(&old, name) == pool(new, name));
         self.sessions.follow(&self.config);
         self.configuration.format = self.config.format;
@@ -462,26 +463,26 @@ impl Daemon {
     }
 
     /// Takes in what a scan saw, and starts the one that was wanted meanwhile.
-    async fn scan_ended(&mut self, outcome: Result<Observation, String>, bell: &Bell) {
+    async fn scan_ended(&mut self, outcome: Result<HostSnapshot, String>, triggers: &Triggers) {
         let Some(scan) = self.scan.take() else { return };
         let now = Instant::now();
         self.last_look = now;
-        *self.looks.by_reason.entry(scan.reason).or_default() += 1;
-        self.looks.last = scan.elapsed();
-        self.looks.total += self.looks.last;
-        if self.looks.late.take().is_some() {
-            tracing::info!(took = ?self.looks.last, "the scan that was late has ended");
+        *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
+        self.scans.last = scan.elapsed();
+        self.scans.total += self.scans.last;
+        if self.scans.late.take().is_some() {
+            tracing::info!(took = ?self.scans.last, "the scan that was late has ended");
         }
         match outcome {
             Ok(seen) => {
-                self.looks.error = None;
-                self.looks.done = true;
+                self.scans.error = None;
+                self.scans.done = true;
                 self.take_in(&seen, now).await;
             }
             Err(error) => self.scan_failed(error),
         }
-        self.watch_nodes(bell);
-        tracing::debug!(reason = %scan.reason, took = ?self.looks.last, "scanned the host");
+        self.watch_nodes(triggers);
+        tracing::debug!(reason = %scan.reason, took = ?self.scans.last, "scanned the host");
         self.publish();
         for waiting in self.waiting.drain(..) {
             // A container that does not wait any more is none of our business.
@@ -489,20 +490,20 @@ impl Daemon {
         }
         self.waiting = std::mem::take(&mut self.waiting_next);
         if let Some(reason) = self.wanted.take() {
-            self.want(reason, bell);
+            self.want(reason, triggers);
         }
     }
 
     fn scan_failed(&mut self, error: String) {
-        self.looks.failures += 1;
-        if self.looks.error.as_ref() != Some(&error) {
+        self.scans.failures += 1;
+        if self.scans.error.as_ref() != Some(&error) {
             tracing::error!(error, "cannot scan the host; what was known stays in force");
-            self.looks.error = Some(error);
+            self.scans.error = Some(error);
         }
         self.due = None;
     }
 
-    async fn take_in(&mut self, seen: &Observation, now: Instant) {
+    async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
         self.netns_mode = seen.inventory.netns_mode;
         self.watched.set(
             seen.inventory
@@ -513,17 +514,19 @@ impl Daemon {
         );
         self.tell_features(&seen.inventory).await;
         let taken = self.known.found.borrow_and_update().taken.clone();
-        self.board.memory_mut().note_taken(taken.iter().cloned());
-        self.board.set_holdings(self.holdings.clone());
-        self.due = self.board.update(&self.config, seen, now);
+        self.pool_states
+            .memory_mut()
+            .note_taken(taken.iter().cloned());
+        self.pool_states.set_holdings(self.allocated.clone());
+        self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
         self.tell_exclusive_hcas().await;
         let ready = self.write_specifications().await;
         let patience = match self.started.elapsed() < PATIENCE {
-            true if self.booted_now => Patience::DriversAndPorts,
-            true => Patience::Drivers,
-            false => Patience::Over,
+            true if self.booted_now => Withhold::DriversAndPorts,
+            true => Withhold::Drivers,
+            false => Withhold::Over,
         };
         self.sessions.show(&ready, patience);
     }
@@ -555,7 +558,7 @@ impl Daemon {
 
     /// Sets up what pools want up. The kernel tells of the change, which makes the daemon look again.
     async fn set_links_up(&mut self, inventory: &Inventory) {
-        let snapshots = self.board.snapshots();
+        let snapshots = self.pool_states.snapshots();
         let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
         if down.is_empty() {
             return;
@@ -570,7 +573,7 @@ impl Daemon {
     /// Tells the CNI plugin which HCAs are of exclusive pools, before the kubelet hears of them.
     async fn tell_exclusive_hcas(&mut self) {
         let exclusive: BTreeSet<HcaId> = self
-            .board
+            .pool_states
             .snapshots()
             .iter()
             .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
@@ -590,7 +593,7 @@ impl Daemon {
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
     /// whose specification cannot be written has nothing to give.
     async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
-        let snapshots = self.board.snapshots().to_vec();
+        let snapshots = self.pool_states.snapshots().to_vec();
         let directory = self.settings.cdi_dir.clone();
         let has_no_file = |snapshot: &Arc<Snapshot>| {
             snapshot.terms().delivery != Delivery::Cdi
@@ -634,10 +637,10 @@ impl Daemon {
 
     /// Removes what was put in place for units that nobody holds any more.
     async fn tidy(&self) {
-        let Some(holdings) = self.holdings.clone() else {
+        let Some(allocated) = self.allocated.clone() else {
             return;
         };
-        let asked = holdings.asked();
+        let asked = allocated.asked();
         let of_cdi = self
             .config
             .pools
@@ -645,11 +648,11 @@ impl Daemon {
             .filter(|pool| pool.delivery != Some(Delivery::DeviceSpecs));
         let used: BTreeSet<_> = of_cdi
             .map(|pool| pool.resource.clone())
-            .chain(holdings.resources())
+            .chain(allocated.resources())
             .collect();
         let pools = self.config.pools.iter();
         let held: Vec<_> = pools
-            .map(|pool| (pool.resource.clone(), holdings.units(&pool.resource)))
+            .map(|pool| (pool.resource.clone(), allocated.units(&pool.resource)))
             .collect();
         let (cdi_dir, info_dir) = (
             self.settings.cdi_dir.clone(),
@@ -657,7 +660,7 @@ impl Daemon {
         );
         let tidied = tokio::task::spawn_blocking(move || {
             cdi::remove_unused(&cdi_dir, &used);
-            device_info::remove_unheld(&info_dir, &held, asked);
+            device_info::remove_unallocated(&info_dir, &held, asked);
         });
         if let Err(error) = tidied.await {
             tracing::warn!(%error, "tidying failed");
@@ -686,18 +689,23 @@ impl Daemon {
         self.report.send_replace(Arc::new(Report {
             started: self.started,
             config: self.configuration.clone(),
-            looks: self.looks.clone(),
+            scans: self.scans.clone(),
             netns_mode: self.netns_mode,
             pools: pools.collect(),
-            left_out: self
-                .board
-                .left_out()
+            excluded: self
+                .pool_states
+                .excluded()
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
-            remarks: [self.board.remarks(), self.links.faults(), &self.faults].concat(),
-            transitions: self.board.transitions().clone(),
-            holdings: self.holdings.clone(),
+            remarks: [
+                self.pool_states.remarks(),
+                self.links.faults(),
+                &self.faults,
+            ]
+            .concat(),
+            transitions: self.pool_states.transitions().clone(),
+            allocated: self.allocated.clone(),
             reclaim: self.known.found.borrow().counts.clone(),
             node_socket: self.known.node_socket.clone(),
         }));
@@ -705,7 +713,7 @@ impl Daemon {
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
     /// beside it. A directory that was itself replaced is watched anew.
-    fn watch_configuration(&mut self, bell: &Bell) {
+    fn watch_configuration(&mut self, triggers: &Triggers) {
         let file = &self.settings.config_file;
         let parent = file
             .parent()
@@ -717,8 +725,8 @@ impl Daemon {
         }
         self.config_watch = None;
         let Some(id) = now else { return };
-        let bell = bell.clone();
-        match crate::watch::directory(directory, move || bell.ring(Reason::Configuration)) {
+        let triggers = triggers.clone();
+        match crate::watch::directory(directory, move || triggers.send(Trigger::Configuration)) {
             Ok(watcher) => {
                 self.config_watch = Some((id, watcher));
                 self.config_unwatched = None;
@@ -737,13 +745,14 @@ impl Daemon {
     }
 
     /// Watches the device nodes from the moment on that their directory exists.
-    fn watch_nodes(&mut self, bell: &Bell) {
+    fn watch_nodes(&mut self, triggers: &Triggers) {
         let directory = self.settings.host.dev.join("infiniband");
         if !directory.is_dir() {
             self.nodes = None;
         } else if self.nodes.is_none() {
-            let bell = bell.clone();
-            self.nodes = crate::watch::directory(&directory, move || bell.ring(Reason::Node)).ok();
+            let triggers = triggers.clone();
+            self.nodes =
+                crate::watch::directory(&directory, move || triggers.send(Trigger::Node)).ok();
         }
     }
 }

@@ -300,7 +300,7 @@ mod tests {
     use crate::config::Format;
     use crate::node_socket::NodeSocket;
     use crate::reclaim::Counts;
-    use crate::report::{Configuration, Looks};
+    use crate::report::{Configuration, ScanCounts};
 
     fn reports() -> Reports {
         let report = Report {
@@ -312,13 +312,13 @@ mod tests {
                 refused: 0,
                 error: None,
             },
-            looks: Looks::default(),
+            scans: ScanCounts::default(),
             netns_mode: None,
             pools: Vec::new(),
-            left_out: vec!["0000:3b:00.0 is left out of rdma/a until pod ml/train-0 ends".into()],
+            excluded: vec!["0000:3b:00.0 is left out of rdma/a until pod ml/train-0 ends".into()],
             remarks: Vec::new(),
             transitions: BTreeMap::new(),
-            holdings: None,
+            allocated: None,
             reclaim: Counts::default(),
             node_socket: NodeSocket::new(None).0,
         };

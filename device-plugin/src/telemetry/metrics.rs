@@ -127,7 +127,7 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
         }
         let mut by_pod = std::collections::BTreeMap::<_, u64>::new();
         for (_, holder) in report
-            .holdings
+            .allocated
             .iter()
             .flat_map(|held| held.of(&pool.resource))
         {
@@ -252,7 +252,7 @@ fn of_sessions(report: &Report) -> Vec<Family> {
 
 fn of_daemon(report: &Report) -> Vec<Family> {
     let plain = |value: f64| vec![(Vec::new(), value)];
-    let scans = report.looks.by_reason.iter();
+    let scans = report.scans.by_trigger.iter();
     let scans = scans.map(|(trigger, n)| (vec![("trigger", trigger.to_string())], number(*n)));
     let accepted = if report.config.error.is_none() {
         1.0
@@ -279,14 +279,14 @@ fn of_daemon(report: &Report) -> Vec<Family> {
         counter(
             "scan_failures",
             "Scans of the host that failed",
-            plain(number(report.looks.failures)),
+            plain(number(report.scans.failures)),
         ),
         gauge(
             "scan_late_seconds",
             "Age of a running scan that is past its deadline, else 0",
             plain(
                 report
-                    .looks
+                    .scans
                     .late
                     .as_ref()
                     .map_or(0.0, |late| late.started.elapsed().as_secs_f64()),
@@ -295,17 +295,17 @@ fn of_daemon(report: &Report) -> Vec<Family> {
         gauge(
             "last_scan_duration_seconds",
             "Duration of the last scan",
-            plain(report.looks.last.as_secs_f64()),
+            plain(report.scans.last.as_secs_f64()),
         ),
         counter(
             "scan_duration_seconds",
             "Duration of all scans together",
-            plain(report.looks.total.as_secs_f64()),
+            plain(report.scans.total.as_secs_f64()),
         ),
         gauge(
             "excluded_hcas",
             "HCAs that a pool's selectors match and that it does not offer",
-            plain(number(report.left_out.len() as u64)),
+            plain(number(report.excluded.len() as u64)),
         ),
         counter(
             "reclaim_rounds",

@@ -12,9 +12,9 @@ use hca::Host;
 use netlink_packet_route::link::MacVlanMode;
 use rdma_netdev::apply;
 use rdma_netdev::config::{Attach, Config};
+use rdma_netdev::interface_config::InterfaceConfig;
 use rdma_netdev::kernel::link::{self, By, Child, NewChild};
 use rdma_netdev::kernel::{Namespace, Socket};
-use rdma_netdev::layout::Layout;
 use rdma_netdev::resolve::HostLink;
 
 fn main() -> Result<()> {
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
         }],
         ..CniResult::default()
     };
-    let layout = Layout::of_result(Attach::Macvlan, &Config::default(), &result);
+    let layout = InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result);
     pod.enter(&home, || {
         apply::configure(&mut inside, &host.proc, &made, &layout, Attach::Macvlan)
     })??;

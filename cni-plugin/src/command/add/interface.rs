@@ -12,13 +12,13 @@ use crate::{
     addresses::{self, Ipam},
     apply,
     config::Config,
+    interface_config::{self, InterfaceConfig},
     journal::{Key, RdmaDevice, Record},
     kernel::{
         Namespace, Socket, address,
         link::{self, By, Change, Link},
         route,
     },
-    layout::{self, Layout},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -27,7 +27,7 @@ use crate::{
     },
     node::Node,
     plan::{self, Plan, Source},
-    rdma::{self, Wish},
+    rdma::{self, RdmaRequirement},
     recover::Recovered,
     report::{self, Reported},
     resolve::{self, ChildKind, HostLink, Parent, Resolved},
@@ -98,7 +98,7 @@ impl Attachment<'_> {
             return Ok(Vec::new());
         };
         let names = rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)?;
-        rdma::take_down(self.node, &names)
+        rdma::describe(self.node, &names)
     }
 
     /// What becomes the interface.
@@ -150,7 +150,7 @@ impl Attachment<'_> {
         rdma: Vec<RdmaDevice>,
         leased: Option<&CniResult>,
     ) -> Result<Plan, Error> {
-        let layout = match self.ipam.needs_the_link() {
+        let interface_config = match self.ipam.needs_the_link() {
             true => None,
             false => Some(self.lay_out(interface.snapshot(), leased)?),
         };
@@ -159,7 +159,7 @@ impl Attachment<'_> {
             netns: self.pod.path().to_owned(),
             rdma,
             interface,
-            layout,
+            interface_config,
         })
     }
 
@@ -169,7 +169,7 @@ impl Attachment<'_> {
             hcas: self.hcas(),
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
-            rules: rules_of(plan.layout.as_ref()),
+            rules: rules_of(plan.interface_config.as_ref()),
             ipam: addresses::note(self.request)?,
             ..blank_record(self.node, self.request, self.pod)?
         })
@@ -187,29 +187,32 @@ impl Attachment<'_> {
         &mut self,
         moved: Option<&Snapshot>,
         leased: Option<&CniResult>,
-    ) -> Result<Layout, Error> {
-        let mut layout = match moved.filter(|_| leased.is_none()) {
-            Some(taken) => {
-                Layout::of_host(self.config, taken, self.id.ifname.as_str()).map_err(|e| {
+    ) -> Result<InterfaceConfig, Error> {
+        let mut interface_config = match moved.filter(|_| leased.is_none()) {
+            Some(taken) => InterfaceConfig::of_host(self.config, taken, self.id.ifname.as_str())
+                .map_err(|e| {
                     Error::new(Code::Internal, format!("read back {}: {e}", taken.name))
-                })?
-            }
+                })?,
             None => {
                 let none = CniResult::default();
                 let attach = self.resolved.attach();
-                Layout::of_result(attach, self.config, leased.unwrap_or(&none))
+                InterfaceConfig::of_result(attach, self.config, leased.unwrap_or(&none))
             }
         };
-        self.lay_rails(&mut layout, leased.is_none())?;
-        Ok(layout)
+        self.lay_rails(&mut interface_config, leased.is_none())?;
+        Ok(interface_config)
     }
 
     /// Decides about source routing, and keeps the pod's way out where it is.
-    fn lay_rails(&mut self, layout: &mut Layout, of_host: bool) -> Result<(), Error> {
+    fn lay_rails(
+        &mut self,
+        interface_config: &mut InterfaceConfig,
+        of_host: bool,
+    ) -> Result<(), Error> {
         for family in route::FAMILIES {
-            if layout.has_default(family) {
+            if interface_config.has_default(family) {
                 let main = route::list_table(self.inside, family, replay::MAIN)?;
-                layout
+                interface_config
                     .defaults_of_the_pod
                     .extend(main.iter().any(replay::is_default).then_some(family));
             }
@@ -219,15 +222,19 @@ impl Attachment<'_> {
             Some(_) => Vec::new(),
             None => self.families_of_others()?,
         };
-        let families = rails.families(layout, &others, &layout.defaults_of_the_pod);
+        let families = rails.families(
+            interface_config,
+            &others,
+            &interface_config.defaults_of_the_pod,
+        );
         if !families.is_empty() {
             let ifname = self.id.ifname.as_str();
             let table = rails.table(ifname, &route::tables(self.inside)?)?;
-            rails.apply(layout, &families, ifname, table);
+            rails.apply(interface_config, &families, ifname, table);
         }
         if of_host {
-            let stay = layout.defaults_of_the_pod.clone();
-            layout.without_defaults(&stay);
+            let stay = interface_config.defaults_of_the_pod.clone();
+            interface_config.without_defaults(&stay);
         }
         Ok(())
     }
@@ -275,7 +282,7 @@ impl Attachment<'_> {
             self.node.journal.replace(key, record)?;
         }
         let mut made = leased.unwrap_or_default();
-        let late = match &plan.layout {
+        let late = match &plan.interface_config {
             Some(_) => None,
             None => {
                 let what = format!("set {} up", link.name);
@@ -293,20 +300,34 @@ impl Attachment<'_> {
                 Some(late)
             }
         };
-        let none = Layout::default();
-        let layout = plan.layout.as_ref().or(late.as_ref()).unwrap_or(&none);
+        let none = InterfaceConfig::default();
+        let interface_config = plan
+            .interface_config
+            .as_ref()
+            .or(late.as_ref())
+            .unwrap_or(&none);
         let attach = self.resolved.attach();
         let link = self.pod.enter(&self.node.netns.namespace, || {
-            apply::configure(self.inside, &self.node.roots.proc, &link, layout, attach)
+            apply::configure(
+                self.inside,
+                &self.node.roots.proc,
+                &link,
+                interface_config,
+                attach,
+            )
         })??;
         if made.ips.is_empty() {
-            made.ips = layout.addresses.iter().filter_map(own_ip).collect();
+            made.ips = interface_config
+                .addresses
+                .iter()
+                .filter_map(own_ip)
+                .collect();
         }
         // An IPAM does not know our interfaces: every address is of ours.
         for ip in &mut made.ips {
             ip.interface = Some(0);
         }
-        layout.tell_defaults(&mut made, self.request.config.version);
+        interface_config.tell_defaults(&mut made, self.request.config.version);
         self.report(plan, &made)?;
         made.interfaces = vec![self.interface(&link, plan)];
         Ok(made)
@@ -340,7 +361,7 @@ impl Attachment<'_> {
 
     /// Waits for the addresses' GIDs, and completes the device information file.
     fn report(&self, plan: &Plan, made: &CniResult) -> Result<(), Error> {
-        if self.config.rdma == Wish::Off {
+        if self.config.rdma == RdmaRequirement::Off {
             return Ok(());
         }
         let ports = self.resolved.host_link().map(|host| host.rdma.as_slice());
@@ -372,8 +393,10 @@ impl Attachment<'_> {
     }
 }
 
-fn rules_of(layout: Option<&Layout>) -> Vec<Message> {
-    let rules = layout.iter().flat_map(|layout| &layout.rules);
+fn rules_of(interface_config: Option<&InterfaceConfig>) -> Vec<Message> {
+    let rules = interface_config
+        .iter()
+        .flat_map(|interface_config| &interface_config.rules);
     rules.map(Message::rule).collect()
 }
 
@@ -412,7 +435,10 @@ pub(super) fn inherit(
 }
 
 fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
-    let address = Cidr::new(layout::own_address(message)?, message.header.prefix_len)?;
+    let address = Cidr::new(
+        interface_config::own_address(message)?,
+        message.header.prefix_len,
+    )?;
     Some(IpConfig {
         address,
         gateway: None,

@@ -47,7 +47,7 @@ impl Attachment<'_> {
     /// Journals and moves what is to move, and reports. `before` is the chain's result.
     pub(super) fn add(self, before: &CniResult, moves_rdma: bool) -> Result<Value, Error> {
         let moved = match moves_rdma {
-            true => rdma::take_down(self.node, &self.target.names())?,
+            true => rdma::describe(self.node, &self.target.names())?,
             false => Vec::new(),
         };
         if moved.is_empty() {

@@ -36,7 +36,7 @@ fn a_pool_of_slots_is_shared_over_its_hcas() {
         }
     );
     assert_eq!(read.nodes, NodeRule::verbs());
-    assert_eq!(read.spare, Spare::NOTHING);
+    assert_eq!(read.exclude, Exclusion::NONE);
     assert!(!read.link_up);
     assert_eq!(
         (read.delivery, read.exclude_topology),
@@ -82,11 +82,11 @@ fn every_choice_of_sharing_has_its_words() {
             },
         ),
         (
-            "mode: shared\npolicy: legacy",
+            "mode: shared\npolicy: all-hcas",
             Sharing::Pooled { units: None },
         ),
         (
-            "mode: shared\npolicy: legacy\nslots: 1000",
+            "mode: shared\npolicy: all-hcas\nslots: 1000",
             Sharing::Pooled { units: Some(1000) },
         ),
     ];
@@ -144,14 +144,14 @@ fn json_is_read_as_well() {
     let config = accepted(text);
     assert_eq!(config.format, Format::Native);
     assert_eq!(config.rescan, Some(Duration::from_secs(300)));
-    assert_eq!(config.pools[0].spare, Spare::WHAT_IS_IN_USE);
+    assert_eq!(config.pools[0].exclude, Exclusion::IN_USE);
 }
 
 #[test]
-fn nodes_delivery_and_what_is_spared_can_be_said() {
+fn nodes_delivery_and_exclusions_can_be_said() {
     let text = shared(
         "nodes: { required: [uverbs], optional: [rdma_cm, umad] }\ndelivery: cdi\n\
-         excludeTopology: true\nspare: [uplinks]\nlinkUp: true\nselect: { functions: [pf] }",
+         excludeTopology: true\nexclude: [uplinks]\nlinkUp: true\nselect: { functions: [pf] }",
     );
     let read = first(&text);
     assert!(read.link_up);
@@ -162,8 +162,8 @@ fn nodes_delivery_and_what_is_spared_can_be_said() {
         (Some(Delivery::Cdi), true)
     );
     assert_eq!(
-        read.spare,
-        Spare {
+        read.exclude,
+        Exclusion {
             uplinks: true,
             pfs_with_vfs: false
         }
@@ -218,7 +218,7 @@ fn mistakes_are_told_with_line_and_remedy() {
         (shared("slotss: 3\nselect: { functions: [pf] }"), "unknown key \"slotss\"; did you mean \"slots\"?"),
         (shared("colour: red\nselect: { functions: [pf] }"), "unknown key \"colour\"; known keys: resource"),
         (pool(&format!("mode: exclusive\nslots: 3\n{select}")), "slots belongs to mode shared"),
-        (pool(&format!("mode: exclusive\npolicy: legacy\n{select}")), "policy legacy belongs to mode shared"),
+        (pool(&format!("mode: exclusive\npolicy: all-hcas\n{select}")), "policy all-hcas belongs to mode shared"),
         (pool(&format!("mode: exclusive\npolicy: same-hca\n{select}")), "policy same-hca needs several"),
         (shared("policy: random\nselect: { functions: [pf] }"), "unknown variant `random`"),
         (shared(""), "missing field `select`"),
@@ -388,4 +388,21 @@ fn two_names_whose_units_would_have_the_same_ids_are_refused() {
         problems.to_string().contains("would have the same IDs"),
         "{problems}"
     );
+}
+
+#[test]
+fn an_old_name_is_refused_with_the_new_one() {
+    for (old, new) in [
+        ("spare: []", "\"exclude\""),
+        ("policy: legacy", "\"all-hcas\""),
+    ] {
+        let text = format!(
+            "version: 1\npools:\n- resource: rdma/a\n  mode: shared\n  {old}\n  select: {{vendors: [15b3]}}\n"
+        );
+        let problems = parse(&text).unwrap_err().to_string();
+        assert!(
+            problems.contains(&format!("its name is {new} now")),
+            "{problems}"
+        );
+    }
 }

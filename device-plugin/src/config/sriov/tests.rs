@@ -26,7 +26,7 @@ fn read(text: &str) -> (Vec<(String, Vec<String>)>, Vec<String>) {
     assert_eq!(config.format, Format::Sriov);
     let pools = config.pools.iter().map(|pool| {
         assert!(matches!(pool.sharing, Sharing::Exclusive { .. }));
-        assert_eq!(pool.spare, Spare::WHAT_IS_IN_USE);
+        assert_eq!(pool.exclude, Exclusion::IN_USE);
         let plain = |selector: &Selector| {
             Selector {
                 functions: Vec::new(),

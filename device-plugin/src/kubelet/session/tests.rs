@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use super::*;
 use crate::config::{Delivery, NodeClass, Policy};
 use crate::kubelet::directory;
-use crate::snapshot::{Ailment, DeviceNode, Health, Member, Shape, Snapshot, Terms};
+use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
 
 const FAST: Timing = Timing {
     register: Duration::from_secs(5),
@@ -102,7 +102,7 @@ impl Scene {
             state,
             allocations: Arc::default(),
             exclusive: true,
-            errands: Errands::new().0,
+            requests: Requests::new().0,
             timing,
             stop: stop.clone(),
         };
@@ -223,7 +223,9 @@ async fn registers_once_a_kubelet_appears_and_lists_at_once() {
         .send_replace(Some(Arc::new(snapshot(Health::Healthy))));
     scene
         .feed
-        .send_replace(Some(Arc::new(snapshot(Health::Unhealthy(Ailment::Gone)))));
+        .send_replace(Some(Arc::new(snapshot(Health::Unhealthy(
+            UnhealthyReason::Gone,
+        )))));
     let next = stream.message().await.unwrap().unwrap();
     assert_eq!(next.devices[0].health, "Unhealthy");
     drop((stream, plugin));

@@ -21,9 +21,9 @@ use crate::preflight::files;
 /// The annotation by which a network refers to a resource.
 const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
-/// Looks at the host.
+/// Reads the host.
 #[must_use]
-pub fn look(context: &Context) -> Facts {
+pub fn read(context: &Context) -> Facts {
     let settings = &context.settings;
     let inventory = &context.seen.inventory;
     let (pod_resources, gpu_ids) = ask(&settings.kubelet_root_dir);
@@ -82,7 +82,7 @@ pub fn look(context: &Context) -> Facts {
                 })
             })
             .collect(),
-        wanted_pkey: settings.wishes.pkey,
+        wanted_pkey: settings.requirements.pkey,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Looks at the host once: everything that pools and health are decided from, as plain data.
+//! Reads the host once: everything that pools and health are decided from, as plain data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::network::Uplinks;
 
 /// One look at the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Observation {
+pub struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.
     pub inventory: Inventory,
     /// PCI functions of RDMA devices that are in another network namespace or cannot be read.
@@ -32,8 +32,8 @@ pub struct Observation {
     pub missing: BTreeSet<Gate>,
 }
 
-impl Observation {
-    /// Looks at the host and all its GPUs. `node_addresses` are those the cluster knows the node by.
+impl HostSnapshot {
+    /// Reads the host and all its GPUs. `node_addresses` are those the cluster knows the node by.
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read.
@@ -41,7 +41,7 @@ impl Observation {
         Self::read(host, node_addresses, &[], Machine::read)
     }
 
-    /// Looks at the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
+    /// Reads the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
     /// that show them, and a driver of theirs that hangs is none of the daemon's business.
     ///
     /// # Errors

@@ -13,21 +13,21 @@ use crate::candidate::gather::{self, Unusable};
 use crate::candidate::memory::Memory;
 use crate::config::{Config, Delivery, ResourceName};
 use crate::health::Damper;
-use crate::kubelet::holdings::Holdings;
-use crate::observe::Observation;
-use crate::pool::{self, LeftOut, Reason};
-use crate::snapshot::{Ailment, Health, Snapshot};
+use crate::host_snapshot::HostSnapshot;
+use crate::kubelet::allocated::AllocatedUnits;
+use crate::pool::{self, Excluded, Reason};
+use crate::snapshot::{Health, Snapshot, UnhealthyReason};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct PoolStates {
     memory: Memory,
     damper: Damper,
     snapshots: Vec<Arc<Snapshot>>,
     told: Told,
     transitions: Transitions,
     /// Who holds what, once known.
-    holdings: Option<Arc<Holdings>>,
+    allocated: Option<Arc<AllocatedUnits>>,
     automatic_delivery: Delivery,
     /// Since when HCAs are not seen any more.
     gone: BTreeMap<HcaId, Instant>,
@@ -46,17 +46,22 @@ pub type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
 #[derive(Debug, Default)]
 struct Told {
     remarks: Vec<String>,
-    left_out: Vec<LeftOut>,
+    excluded: Vec<Excluded>,
     unusable: Vec<Unusable>,
 }
 
-impl Board {
+impl PoolStates {
     /// Works out the pools from a new observation. Returns when to look again at the latest, because
     /// a port will have been up or down for long enough then.
-    pub fn update(&mut self, config: &Config, seen: &Observation, now: Instant) -> Option<Instant> {
+    pub fn update(
+        &mut self,
+        config: &Config,
+        seen: &HostSnapshot,
+        now: Instant,
+    ) -> Option<Instant> {
         let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         self.memory.complete(&mut candidates);
-        let held = self.holdings.as_ref().map(|held| held.hcas());
+        let held = self.allocated.as_ref().map(|held| held.hcas());
         let node = pool::Node {
             held: held.unwrap_or_default(),
             automatic_delivery: self.automatic_delivery,
@@ -87,7 +92,7 @@ impl Board {
                 },
             )
             .collect();
-        self.told.tell(pools.remarks, pools.left_out, unusable);
+        self.told.tell(pools.remarks, pools.excluded, unusable);
         again
     }
 
@@ -108,7 +113,7 @@ impl Board {
             let over: Vec<HcaId> = snapshot
                 .members()
                 .iter()
-                .filter(|member| member.health == Health::Unhealthy(Ailment::Gone))
+                .filter(|member| member.health == Health::Unhealthy(UnhealthyReason::Gone))
                 .filter(|member| member.pf_address.as_deref().is_some_and(is_here))
                 .map(|member| member.id.clone())
                 .filter(|id| {
@@ -116,10 +121,10 @@ impl Board {
                     now.saturating_duration_since(since) >= FORGET_AFTER
                 })
                 .collect();
-            let Some(holdings) = self.holdings.as_ref().filter(|_| !over.is_empty()) else {
+            let Some(allocated) = self.allocated.as_ref().filter(|_| !over.is_empty()) else {
                 continue;
             };
-            let held = holdings.hcas();
+            let held = allocated.hcas();
             snapshot.forget(|member| {
                 let forgotten = over.contains(&member.id) && !held.contains_key(&member.id);
                 if forgotten {
@@ -133,8 +138,8 @@ impl Board {
     }
 
     /// Takes note of who holds what.
-    pub fn set_holdings(&mut self, holdings: Option<Arc<Holdings>>) {
-        self.holdings = holdings;
+    pub fn set_holdings(&mut self, allocated: Option<Arc<AllocatedUnits>>) {
+        self.allocated = allocated;
     }
 
     /// Sets the delivery of pools that state none.
@@ -155,8 +160,8 @@ impl Board {
     }
 
     /// HCAs that a pool chooses and does not have.
-    pub fn left_out(&self) -> &[LeftOut] {
-        &self.told.left_out
+    pub fn excluded(&self) -> &[Excluded] {
+        &self.told.excluded
     }
 
     /// What an administrator should know about the way the configuration meets this host.
@@ -176,14 +181,14 @@ impl Board {
 }
 
 impl Told {
-    fn tell(&mut self, remarks: Vec<String>, left_out: Vec<LeftOut>, unusable: Vec<Unusable>) {
+    fn tell(&mut self, remarks: Vec<String>, excluded: Vec<Excluded>, unusable: Vec<Unusable>) {
         for remark in remarks
             .iter()
             .filter(|remark| !self.remarks.contains(remark))
         {
             tracing::warn!("{remark}");
         }
-        for one in left_out.iter().filter(|one| !self.left_out.contains(one)) {
+        for one in excluded.iter().filter(|one| !self.excluded.contains(one)) {
             match one.reason {
                 Reason::Claimed(_) => tracing::error!("{one}"),
                 Reason::HasVfs(_) | Reason::Uplink(..) => tracing::info!("{one}"),
@@ -200,7 +205,7 @@ impl Told {
         }
         *self = Self {
             remarks,
-            left_out,
+            excluded,
             unusable,
         };
     }
@@ -225,9 +230,9 @@ fn note_changes(before: Option<&Snapshot>, after: &Snapshot, transitions: &mut T
                 tracing::info!(%resource, hca = %member.id, devices, "HCA is healthy again");
                 "healthy"
             }
-            (Health::Unhealthy(ailment), was) => {
+            (Health::Unhealthy(unhealthy_reason), was) => {
                 tracing::warn!(
-                    %resource, hca = %member.id, devices, reason = %ailment, "HCA is unhealthy"
+                    %resource, hca = %member.id, devices, reason = %unhealthy_reason, "HCA is unhealthy"
                 );
                 if was.is_some_and(|was| !was.is_healthy()) {
                     continue;

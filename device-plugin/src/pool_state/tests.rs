@@ -1,4 +1,4 @@
-//! The board over a host that changes.
+//! The states of pools over a host that changes.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 
 use super::*;
 use crate::config;
-use crate::snapshot::{Ailment, Counts};
+use crate::snapshot::{Counts, UnhealthyReason};
 
 struct Node {
     tree: Tree,
@@ -31,8 +31,8 @@ impl Node {
         Self { tree, _dir: dir }
     }
 
-    fn look(&self) -> Observation {
-        let mut seen = Observation::make(&self.tree.host(), &[]).unwrap();
+    fn look(&self) -> HostSnapshot {
+        let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -49,17 +49,17 @@ fn config(words: &str) -> Config {
 
 const BY_NAME: &str = "mode: exclusive, select: { ifNames: [ens1], linkSpeed: [100G] }";
 
-fn counts(board: &Board) -> Counts {
-    board.snapshots()[0].count()
+fn counts(pool_states: &PoolStates) -> Counts {
+    pool_states.snapshots()[0].count()
 }
 
 #[test]
 fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
     let (node, config) = (Node::new(), config(BY_NAME));
-    let (mut board, start) = (Board::default(), Instant::now());
-    assert_eq!(board.update(&config, &node.look(), start), None);
+    let (mut pool_states, start) = (PoolStates::default(), Instant::now());
+    assert_eq!(pool_states.update(&config, &node.look(), start), None);
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 1,
             unhealthy: 0
@@ -68,11 +68,11 @@ fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
     node.tree
         .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
     assert_eq!(
-        board.update(&config, &node.look(), start + Duration::from_secs(10)),
+        pool_states.update(&config, &node.look(), start + Duration::from_secs(10)),
         None
     );
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 0,
             unhealthy: 1
@@ -81,46 +81,49 @@ fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
     node.tree
         .set_port_state("mlx5_0", 1, "4: ACTIVE", "5: LinkUp");
     let up = start + Duration::from_secs(20);
-    let due = board.update(&config, &node.look(), up).unwrap();
+    let due = pool_states.update(&config, &node.look(), up).unwrap();
     assert_eq!(due, up + config.damping.up_delay);
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 0,
             unhealthy: 1
         }
     );
-    assert_eq!(board.update(&config, &node.look(), due), None);
+    assert_eq!(pool_states.update(&config, &node.look(), due), None);
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 1,
             unhealthy: 0
         }
     );
     let resource = config.pools[0].resource.clone();
-    assert_eq!(board.transitions()[&(resource.clone(), "unhealthy")], 1);
-    assert_eq!(board.transitions()[&(resource, "healthy")], 1);
+    assert_eq!(
+        pool_states.transitions()[&(resource.clone(), "unhealthy")],
+        1
+    );
+    assert_eq!(pool_states.transitions()[&(resource, "healthy")], 1);
 }
 
 #[test]
 fn an_unchanged_pool_is_no_news() {
     let (node, config) = (Node::new(), config(BY_NAME));
-    let (mut board, now) = (Board::default(), Instant::now());
-    board.update(&config, &node.look(), now);
-    let before = board.snapshots()[0].clone();
-    board.update(&config, &node.look(), now);
-    assert!(Arc::ptr_eq(&before, &board.snapshots()[0]));
+    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    pool_states.update(&config, &node.look(), now);
+    let before = pool_states.snapshots()[0].clone();
+    pool_states.update(&config, &node.look(), now);
+    assert!(Arc::ptr_eq(&before, &pool_states.snapshots()[0]));
 }
 
 #[test]
 fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
     let (node, config) = (Node::new(), config(BY_NAME));
     node.tree.rdma_core(false);
-    let (mut board, now) = (Board::default(), Instant::now());
-    board.update(&config, &node.look(), now);
+    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    pool_states.update(&config, &node.look(), now);
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 1,
             unhealthy: 0
@@ -131,16 +134,16 @@ fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
     node.tree.remove("/sys/class/net/ens1");
     node.tree
         .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
-    board.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.look(), now);
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 1,
             unhealthy: 0
         }
     );
     assert_eq!(
-        board.snapshots()[0].members()[0].paths(crate::config::NodeClass::Uverbs),
+        pool_states.snapshots()[0].members()[0].paths(crate::config::NodeClass::Uverbs),
         ["/dev/infiniband/uverbs0"]
     );
 }
@@ -154,10 +157,10 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
     node.tree
         .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
     let by_hardware = config("mode: exclusive, select: { vendors: [15b3], functions: [pf] }");
-    let mut board = Board::default();
-    board.update(&by_hardware, &node.look(), Instant::now());
+    let mut pool_states = PoolStates::default();
+    pool_states.update(&by_hardware, &node.look(), Instant::now());
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 1,
             unhealthy: 0
@@ -165,18 +168,18 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
     );
 
     let by_name = config("mode: exclusive, select: { ifNames: [ens1] }");
-    let mut board = Board::default();
-    board.update(&by_name, &node.look(), Instant::now());
-    assert_eq!(counts(&board), Counts::default());
+    let mut pool_states = PoolStates::default();
+    pool_states.update(&by_name, &node.look(), Instant::now());
+    assert_eq!(counts(&pool_states), Counts::default());
     let taken = (
         "0000:3b:00.0".parse().unwrap(),
         "ens1".into(),
         crate::candidate::LinkType::Ether,
     );
-    board.memory_mut().note_taken([taken]);
-    board.update(&by_name, &node.look(), Instant::now());
+    pool_states.memory_mut().note_taken([taken]);
+    pool_states.update(&by_name, &node.look(), Instant::now());
     assert_eq!(
-        counts(&board),
+        counts(&pool_states),
         Counts {
             healthy: 1,
             unhealthy: 0
@@ -187,19 +190,19 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
 #[test]
 fn a_pool_that_is_configured_anew_forgets_what_it_had() {
     let node = Node::new();
-    let (mut board, now) = (Board::default(), Instant::now());
-    board.update(&config(BY_NAME), &node.look(), now);
+    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    pool_states.update(&config(BY_NAME), &node.look(), now);
     let other = config("mode: exclusive, select: { ifNames: [ens2] }");
-    board.keep_only(|_| false);
-    board.update(&other, &node.look(), now);
-    assert!(board.snapshots()[0].members().is_empty());
+    pool_states.keep_only(|_| false);
+    pool_states.update(&other, &node.look(), now);
+    assert!(pool_states.snapshots()[0].members().is_empty());
     // Without that, an HCA is never dropped.
-    let mut board = Board::default();
-    board.update(&config(BY_NAME), &node.look(), now);
-    board.update(&other, &node.look(), now);
+    let mut pool_states = PoolStates::default();
+    pool_states.update(&config(BY_NAME), &node.look(), now);
+    pool_states.update(&other, &node.look(), now);
     assert_eq!(
-        board.snapshots()[0].members()[0].health,
-        Health::Unhealthy(Ailment::LeftOut)
+        pool_states.snapshots()[0].members()[0].health,
+        Health::Unhealthy(UnhealthyReason::Excluded)
     );
 }
 
@@ -230,37 +233,39 @@ fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
         node.tree.remove(path);
         node.tree.file(format!("{path}/x"), "");
     };
-    let health = |board: &Board| -> Vec<String> {
-        let members = board.snapshots()[0].members().iter();
+    let health = |pool_states: &PoolStates| -> Vec<String> {
+        let members = pool_states.snapshots()[0].members().iter();
         members
             .map(|member| match &member.health {
                 Health::Healthy => String::new(),
-                Health::Unhealthy(ailment) => format!("{}: {ailment}", ailment.word()),
+                Health::Unhealthy(unhealthy_reason) => {
+                    format!("{}: {unhealthy_reason}", unhealthy_reason.word())
+                }
             })
             .collect()
     };
     // It was there before.
-    let (mut board, now) = (Board::default(), Instant::now());
-    board.update(&config, &node.look(), now);
-    assert_eq!(health(&board), ["", "", ""]);
+    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    pool_states.update(&config, &node.look(), now);
+    assert_eq!(health(&pool_states), ["", "", ""]);
     spoil(state);
     spoil("/sys/class/infiniband/rxe0/node_guid");
-    board.update(&config, &node.look(), now);
-    let said = health(&board);
+    pool_states.update(&config, &node.look(), now);
+    let said = health(&pool_states);
     assert_eq!(said[0], "");
     for (said, attribute) in said[1..].iter().zip(["ports/1/state", "rxe0/node_guid"]) {
         let named = said.starts_with("unreadable: read ") && said.contains(attribute);
         assert!(named && said.contains("Is a directory"), "{said}");
     }
     // The daemon starts with it: its place is known, and so is its pool.
-    let mut board = Board::default();
-    board.update(&config, &node.look(), now);
-    assert_eq!(health(&board)[0], "");
-    assert!(health(&board)[1].contains("ports/1/state"));
+    let mut pool_states = PoolStates::default();
+    pool_states.update(&config, &node.look(), now);
+    assert_eq!(health(&pool_states)[0], "");
+    assert!(health(&pool_states)[1].contains("ports/1/state"));
     node.tree.remove(state);
     node.tree.file(state, "4: ACTIVE");
-    board.update(&config, &node.look(), now);
-    assert_eq!(health(&board), ["", ""]);
+    pool_states.update(&config, &node.look(), now);
+    assert_eq!(health(&pool_states), ["", ""]);
 }
 
 #[test]
@@ -277,9 +282,9 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
         ..RdmaSpec::default()
     });
     let config = config("mode: exclusive, select: { functions: [vf] }");
-    let (mut board, start) = (Board::default(), Instant::now());
-    board.update(&config, &node.look(), start);
-    assert_eq!(counts(&board).healthy, 1);
+    let (mut pool_states, start) = (PoolStates::default(), Instant::now());
+    pool_states.update(&config, &node.look(), start);
+    assert_eq!(counts(&pool_states).healthy, 1);
     node.tree.hide_rdma("mlx5_2");
     let held = |ids: &[&str]| {
         let held = crate::podresources::Held {
@@ -289,23 +294,23 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
             resource: "rdma/a".into(),
             ids: ids.iter().map(ToString::to_string).collect(),
         };
-        Some(Arc::new(Holdings::new(
+        Some(Arc::new(AllocatedUnits::new(
             vec![held],
             std::time::SystemTime::now(),
         )))
     };
     let later = |seconds| start + Duration::from_secs(seconds);
     // Gone, but not for long; then for long, but held, or nobody knows; then for good.
-    for (seconds, holdings, listed) in [
+    for (seconds, allocated, listed) in [
         (10, held(&[]), 1),
         (700, held(&[vf.address]), 1),
         (710, None, 1),
         (720, held(&[]), 0),
         (730, held(&[]), 0),
     ] {
-        board.set_holdings(holdings);
-        board.update(&config, &node.look(), later(seconds));
-        let counts = counts(&board);
+        pool_states.set_holdings(allocated);
+        pool_states.update(&config, &node.look(), later(seconds));
+        let counts = counts(&pool_states);
         assert_eq!((counts.healthy, counts.unhealthy), (0, listed), "{seconds}");
     }
 }
@@ -325,13 +330,13 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
             resource: resource.into(),
             ids: vec![unit.into()],
         };
-        let mut board = Board::default();
-        board.set_holdings(Some(Arc::new(Holdings::new(
+        let mut pool_states = PoolStates::default();
+        pool_states.set_holdings(Some(Arc::new(AllocatedUnits::new(
             vec![held],
             std::time::SystemTime::now(),
         ))));
-        board.update(config, &node.look(), Instant::now());
-        board.snapshots()[0].members().len()
+        pool_states.update(config, &node.look(), Instant::now());
+        pool_states.snapshots()[0].members().len()
     };
     let hca = "0000:3b:00.0";
     // By its own name, and shared beside shared.

@@ -33,7 +33,7 @@ pub struct Setting {
 
 /// What the interface is given once it is in the pod. Index 0 stands for its index.
 #[derive(Clone, Debug, Default)]
-pub struct Layout {
+pub struct InterfaceConfig {
     /// Sysctls, written before the interface comes up.
     pub settings: Vec<Setting>,
     /// Addresses.
@@ -52,13 +52,13 @@ pub struct Layout {
     pub defaults_of_the_pod: Vec<AddressFamily>,
 }
 
-impl Layout {
+impl InterfaceConfig {
     /// From the addresses and routes of an IPAM.
-    pub fn of_result(attach: Attach, config: &Config, result: &CniResult) -> Layout {
+    pub fn of_result(attach: Attach, config: &Config, result: &CniResult) -> InterfaceConfig {
         let mut routes = routes(result);
         routes.sort_by_key(replay::has_gateway);
         let announced: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr).collect();
-        Layout {
+        InterfaceConfig {
             settings: settings(attach, config, announced.iter().any(IpAddr::is_ipv6)),
             addresses: result
                 .ips
@@ -68,7 +68,7 @@ impl Layout {
             routes,
             announced,
             gateways: result.ips.iter().filter_map(|ip| ip.gateway).collect(),
-            ..Layout::default()
+            ..InterfaceConfig::default()
         }
     }
 
@@ -78,7 +78,11 @@ impl Layout {
     ///
     /// # Errors
     /// The snapshot cannot be read, which the program that took it did not write.
-    pub fn of_host(config: &Config, taken: &Snapshot, ifname: &str) -> Result<Layout, DecodeError> {
+    pub fn of_host(
+        config: &Config,
+        taken: &Snapshot,
+        ifname: &str,
+    ) -> Result<InterfaceConfig, DecodeError> {
         let index = taken.identity.index;
         let given = taken.given_to_pod()?;
         let mut addresses = given.addresses;
@@ -88,7 +92,7 @@ impl Layout {
         let mut routes = given.routes;
         routes.retain(|r| !replay::leaves_elsewhere(r, index) && !replay::is_by_number_alone(r));
         let announced: Vec<IpAddr> = addresses.iter().filter_map(own_address).collect();
-        Ok(Layout {
+        Ok(InterfaceConfig {
             settings: settings(Attach::Move, config, announced.iter().any(IpAddr::is_ipv6)),
             addresses: addresses
                 .iter()
@@ -106,7 +110,7 @@ impl Layout {
                 .map(|n| replay::neighbour(n, 0))
                 .collect(),
             announced,
-            ..Layout::default()
+            ..InterfaceConfig::default()
         })
     }
 
@@ -321,7 +325,7 @@ mod tests {
     use cni_wire::{IpConfig, Route};
 
     use super::*;
-    use crate::netdev::words;
+    use crate::netdev::display;
 
     fn config() -> Config {
         Config::default()
@@ -343,7 +347,7 @@ mod tests {
     }
 
     fn laid_out(result: &CniResult) -> Vec<RouteMessage> {
-        Layout::of_result(Attach::Macvlan, &config(), result).routes
+        InterfaceConfig::of_result(Attach::Macvlan, &config(), result).routes
     }
 
     #[test]
@@ -360,7 +364,7 @@ mod tests {
                 },
             ],
         ));
-        let texts: Vec<String> = list.iter().map(words::route).collect();
+        let texts: Vec<String> = list.iter().map(display::route).collect();
         assert_eq!(
             texts,
             ["fd01::/64", "10.9.0.0/16", "10.0.0.0/8 via 10.0.0.1"]
@@ -382,7 +386,7 @@ mod tests {
         };
         let list = laid_out(&result(&[("10.0.0.5/24", None)], vec![route]));
         assert_eq!(
-            words::route(&list[0]),
+            display::route(&list[0]),
             "default via 10.0.0.1 metric 50 table 1000"
         );
         let metrics = vec![RouteMetric::Mtu(4200), RouteMetric::Advmss(4000)];
@@ -408,16 +412,16 @@ mod tests {
     fn addresses_need_no_detection_unless_asked() {
         let flags = |dad: bool| {
             let config = Config { dad, ..config() };
-            let layout = Layout::of_result(
+            let interface_config = InterfaceConfig::of_result(
                 Attach::Macvlan,
                 &config,
                 &result(&[("fd00::5/64", None)], vec![]),
             );
-            let dad_off = layout
+            let dad_off = interface_config
                 .settings
                 .iter()
                 .any(|s| s.key == "accept_dad" && s.value == "0");
-            let nodad = layout.addresses[0]
+            let nodad = interface_config.addresses[0]
                 .attributes
                 .contains(&AddressAttribute::Flags(AddressFlags::Nodad));
             (dad_off, nodad)
@@ -433,8 +437,9 @@ mod tests {
                 link_local,
                 ..config()
             };
-            let layout = Layout::of_result(attach, &config, &result(ips, vec![]));
-            layout
+            let interface_config =
+                InterfaceConfig::of_result(attach, &config, &result(ips, vec![]));
+            interface_config
                 .settings
                 .iter()
                 .any(|s| s.key == "addr_gen_mode" && s.value == "1")

@@ -1,7 +1,7 @@
 //! Which pod holds which units, from the kubelet's PodResources service.
 //!
 //! Asked for now and then, never while the kubelet waits for us. Not knowing is not the same as
-//! nobody holding anything: until the service has answered once there is no [`Holdings`] at all.
+//! nobody holding anything: until the service has answered once there is no [`AllocatedUnits`] at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,7 +26,7 @@ pub const UP_TO_DATE: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
 #[derive(Debug, Clone)]
-pub struct Holdings {
+pub struct AllocatedUnits {
     units: BTreeMap<String, BTreeMap<String, Holder>>,
     /// When the kubelet was asked.
     asked: SystemTime,
@@ -34,7 +34,7 @@ pub struct Holdings {
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HcaHolding {
+pub struct HcaAllocation {
     /// The resource, of whichever device plugin.
     pub resource: String,
     /// Whether the pod has the HCA for itself.
@@ -64,7 +64,7 @@ impl fmt::Display for Holder {
     }
 }
 
-impl Holdings {
+impl AllocatedUnits {
     /// Units of a resource, with their holders.
     pub fn of(&self, resource: &ResourceName) -> impl Iterator<Item = (&str, &Holder)> {
         let units = self.units.get(resource.as_str()).into_iter().flatten();
@@ -95,8 +95,8 @@ impl Holdings {
 
     /// HCAs that units in pods' hands name, whichever resource and device plugin they are of: the
     /// SR-IOV device plugin's units are PCI addresses, too. Units of a whole pool name none.
-    pub fn hcas(&self) -> BTreeMap<HcaId, Vec<HcaHolding>> {
-        let mut hcas: BTreeMap<HcaId, Vec<HcaHolding>> = BTreeMap::new();
+    pub fn hcas(&self) -> BTreeMap<HcaId, Vec<HcaAllocation>> {
+        let mut hcas: BTreeMap<HcaId, Vec<HcaAllocation>> = BTreeMap::new();
         for (resource, units) in &self.units {
             for (unit, holder) in units {
                 let (hca, exclusive) = match unit.parse() {
@@ -104,7 +104,7 @@ impl Holdings {
                     Ok(UnitId::Shared { hca, .. }) => (hca, false),
                     Ok(UnitId::Pool { .. }) | Err(_) => continue,
                 };
-                hcas.entry(hca).or_default().push(HcaHolding {
+                hcas.entry(hca).or_default().push(HcaAllocation {
                     resource: resource.clone(),
                     exclusive,
                     holder: holder.clone(),
@@ -133,10 +133,10 @@ impl Holdings {
 ///
 /// # Errors
 /// What came back instead of an answer, or that none came in this time.
-pub async fn ask(socket: &Path, timeout: Duration) -> Result<Holdings, String> {
+pub async fn ask(socket: &Path, timeout: Duration) -> Result<AllocatedUnits, String> {
     let asked = SystemTime::now();
     match tokio::time::timeout(timeout, podresources::held(socket)).await {
-        Ok(held) => held.map(|held| Holdings::new(held, asked)),
+        Ok(held) => held.map(|held| AllocatedUnits::new(held, asked)),
         Err(_) => Err(format!("no answer within {timeout:?}")),
     }
 }
@@ -150,15 +150,15 @@ pub async fn ask_or_read(
     socket: &Path,
     timeout: Duration,
     device_plugin_dir: &Path,
-) -> Result<Holdings, String> {
+) -> Result<AllocatedUnits, String> {
     let error = match ask(socket, timeout).await {
-        Ok(holdings) => return Ok(holdings),
+        Ok(allocated) => return Ok(allocated),
         Err(error) => error,
     };
     let (asked, directory) = (SystemTime::now(), device_plugin_dir.to_owned());
     let read = tokio::task::spawn_blocking(move || checkpoint::allocated(&directory)).await;
     match read {
-        Ok(Ok(held)) => Ok(Holdings::new(held, asked)),
+        Ok(Ok(held)) => Ok(AllocatedUnits::new(held, asked)),
         Ok(Err(_)) | Err(_) => Err(error),
     }
 }
@@ -166,7 +166,7 @@ pub async fn ask_or_read(
 /// Asks every now and then until `stop`.
 pub async fn keep_asking(
     socket: PathBuf,
-    holdings: watch::Sender<Option<Arc<Holdings>>>,
+    allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
     stop: CancellationToken,
 ) {
     let mut failing = false;
@@ -174,7 +174,7 @@ pub async fn keep_asking(
         match ask(&socket, DEADLINE).await {
             Ok(held) => {
                 failing = false;
-                holdings.send_if_modified(|known| {
+                allocated.send_if_modified(|known| {
                     let same = known
                         .as_ref()
                         .is_some_and(|known| known.says_the_same(&held));
@@ -213,7 +213,7 @@ mod tests {
             resource: resource.into(),
             ids: ids.iter().map(ToString::to_string).collect(),
         };
-        let holdings = Holdings::new(
+        let allocated = AllocatedUnits::new(
             vec![
                 held("rdma/a", &["0000:3b:00.2", "0000:3b:00.3"]),
                 held("nvidia.com/gpu", &["GPU-1"]),
@@ -223,15 +223,15 @@ mod tests {
             SystemTime::now(),
         );
         let resource = ResourceName::parse("rdma/a").unwrap();
-        let units: Vec<&str> = holdings.of(&resource).map(|(unit, _)| unit).collect();
+        let units: Vec<&str> = allocated.of(&resource).map(|(unit, _)| unit).collect();
         assert_eq!(units, ["0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"]);
-        assert_eq!(holdings.of(&resource).next().unwrap().1.pod, "train-0");
-        assert_eq!(holdings.resources().count(), 3);
-        let hcas = holdings.hcas();
+        assert_eq!(allocated.of(&resource).next().unwrap().1.pod, "train-0");
+        assert_eq!(allocated.resources().count(), 3);
+        let hcas = allocated.hcas();
         let exclusive: Vec<bool> = hcas.values().map(|all| all[0].exclusive).collect();
         assert_eq!(exclusive, [true, true, true, false]);
         assert!(
-            holdings
+            allocated
                 .units(&ResourceName::parse("rdma/b").unwrap())
                 .is_empty()
         );
