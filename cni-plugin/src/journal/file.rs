@@ -84,6 +84,26 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
+/// Removes a file that a killed call left. One that a call holds the lock of is that call's.
+pub(super) fn remove_left(path: &Path) -> Result<(), Error> {
+    match open(path, OpenOptions::new().read(true)) {
+        Ok(Ok(file)) => match file.try_lock() {
+            Ok(()) => {
+                drop(Passing {
+                    file,
+                    path: path.to_owned(),
+                });
+                Ok(())
+            }
+            Err(TryLockError::WouldBlock) => Ok(()),
+            Err(TryLockError::Error(e)) => Err(Error::file("lock", path, e)),
+        },
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        // No call makes what cannot be locked.
+        _ => remove(path),
+    }
+}
+
 /// For root alone: a record says which netdev is to be given what name.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
     DirBuilder::new()

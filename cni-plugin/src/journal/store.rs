@@ -31,7 +31,7 @@ use serde_json::error::Category;
 
 use super::{
     Error, Record,
-    file::{self, Passing, remove},
+    file::{self, Passing, remove, remove_left},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -325,7 +325,7 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
-        remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
+        remove_left(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
     }
 
