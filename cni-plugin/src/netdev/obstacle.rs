@@ -4,6 +4,7 @@
 use std::fmt;
 
 use hca::MacAddress;
+use netlink_packet_route::link::InfoKind;
 
 use super::snapshot::Snapshot;
 use crate::kernel::{self, Socket, bpf, link::Link, neighbour, nftables, qdisc};
@@ -81,8 +82,9 @@ pub fn obstacles(
             remedy: format!("take {name} out of the firewall's configuration of this host"),
         });
     }
-    // IPoIB has its own.
+    // IPoIB has its own, and the entries of a VXLAN are where it sends to (vxlan_fdb_dump()).
     if !link.is_infiniband()
+        && link.kind != Some(InfoKind::Vxlan)
         && let Some(address) = neighbour::list_unicast(socket, link.index)?.first()
     {
         let address = MacAddress::new(address.as_slice());
