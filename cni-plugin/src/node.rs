@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    fs,
+    fs, io,
     net::IpAddr,
     path::PathBuf,
     str::FromStr,
@@ -159,22 +159,41 @@ impl Node {
 
     /// The addresses the node is known by to its cluster, as the daemon writes them into the state
     /// directory. Without a daemon there are none beside those the routes tell.
-    pub fn known_addresses(&self) -> Vec<IpAddr> {
+    ///
+    /// # Errors
+    /// Code 105: the file is there and cannot be read.
+    pub fn known_addresses(&self) -> Result<Vec<IpAddr>, Error> {
         self.state_lines(NODE_ADDRESSES)
     }
 
     /// The HCAs of exclusive pools, as the daemon writes them into the state directory. Without a
     /// daemon there are none.
-    pub fn exclusive_hcas(&self) -> Vec<HcaId> {
+    ///
+    /// # Errors
+    /// Code 105: the file is there and cannot be read. It would be wrong to take that for none.
+    pub fn exclusive_hcas(&self) -> Result<Vec<HcaId>, Error> {
         self.state_lines(EXCLUSIVE_HCAS)
     }
 
-    /// A file of the state directory with one value a line; what cannot be read is none.
-    fn state_lines<T: FromStr>(&self, name: &str) -> Vec<T> {
-        let text = fs::read_to_string(self.policy.values.state_dir.join(name));
-        text.unwrap_or_default()
-            .lines()
-            .filter_map(|line| line.trim().parse().ok())
+    /// A file of the state directory with one value a line; none where there is no such file.
+    fn state_lines<T: FromStr>(&self, name: &str) -> Result<Vec<T>, Error> {
+        let path = self.policy.values.state_dir.join(name);
+        let failed = |cause: String| {
+            Error::new(Code::State, format!("read {}: {cause}", path.display())).with_details(
+                "the daemon of this node writes it; restart rdma-device-plugin, or remove the file",
+            )
+        };
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(failed(e.to_string())),
+        };
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines
+            .map(|line| {
+                line.parse()
+                    .map_err(|_| failed(format!("{line:?} is not known here")))
+            })
             .collect()
     }
 }

@@ -525,7 +525,7 @@ pub struct HostLink {
 
 /// Reads a netdev of the host.
 fn read(node: &mut Node, name: &str) -> Result<HostLink, Error> {
-    let node_addresses = node.known_addresses();
+    let node_addresses = node.known_addresses()?;
     let with_selectors = node.policy.values.allow.netdevs.is_some();
     let socket = &mut node.netns.socket;
     HostLink::read(&node.roots, socket, name, with_selectors, &node_addresses)

@@ -45,6 +45,8 @@ pub const INVALID_ENVIRONMENT: u64 = 4;
 pub const TRY_AGAIN: u64 = 11;
 /// Our code for what the node's policy denies.
 pub const DENIED: u64 = 101;
+/// What the node keeps cannot be used.
+pub const STATE: u64 = 105;
 
 /// The PCI address of `nic0` on a host [with hardware](Scene::with_hardware).
 pub const PCI: &str = "0000:3b:00.0";

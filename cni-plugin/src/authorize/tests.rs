@@ -341,3 +341,112 @@ fn rdma_devices_that_stay_need_nothing_and_those_that_leave_need_the_hca() {
     let denied = ask(&device(None), &["0000:3b:00.2"]).unwrap_err();
     assert!(denied.why.contains("no HCA"), "{denied}");
 }
+
+#[test]
+fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = Tree::new(dir.path());
+    tree.rdma(&RdmaSpec {
+        name: "mlx5_2",
+        ..RdmaSpec::default()
+    });
+    let device = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
+    let of = |netdevs: Vec<HostLink>| {
+        Resolved::RdmaOnly(RdmaOnly {
+            interface: None,
+            devices: vec![RdmaTarget {
+                device: device.clone(),
+                hca: Some("0000:3b:00.2".parse().unwrap()),
+                netdevs,
+            }],
+            mode: None,
+        })
+    };
+    let leaves = Asked {
+        moves_rdma: true,
+        ..Asked::default()
+    };
+    let ask = |resolved: &Resolved, asked: Asked, allow: &Allow| {
+        authorize(resolved, asked, rules(allow), || has(&["0000:3b:00.2"]))
+    };
+    let default = Allow::default();
+    let uplink = of(vec![HostLink {
+        uplink: Some("it carries the default route".into()),
+        ..hardware()
+    }]);
+    let denied = ask(&uplink, leaves, &default).unwrap_err();
+    assert!(denied.why.contains("default route"), "{denied}");
+    ask(&uplink, Asked::default(), &default).unwrap();
+    ask(&of(vec![hardware()]), leaves, &default).unwrap();
+
+    let only = |name: &str| Allow {
+        netdevs: Some(vec![Selector {
+            rdma_devices: vec![Pattern::parse(name).unwrap()],
+            ..Selector::default()
+        }]),
+        ..Allow::default()
+    };
+    ask(&of(vec![]), leaves, &only("mlx5_2")).unwrap();
+    let denied = ask(&of(vec![]), leaves, &only("mlx5_0")).unwrap_err();
+    assert!(
+        denied.what.contains("RDMA device mlx5_2") && denied.remedy.contains("allow.netdevs"),
+        "{denied}"
+    );
+    // Its netdev is another's port for the selectors: mlx5_0 of `nic()`.
+    ask(&of(vec![hardware()]), leaves, &only("mlx5_0")).unwrap();
+}
+
+#[test]
+fn the_loopback_device_serves_for_nothing() {
+    let mut lo = hardware();
+    lo.link.name = "lo".into();
+    let all = Allow {
+        unallocated: true,
+        non_rdma: true,
+        uplinks: true,
+        virtual_links: true,
+        passthru: true,
+        ..Allow::default()
+    };
+    assert!(ask(&lo, &all).unwrap_err().why.contains("loopback"));
+    assert!(move_it(lo, &all, &[]).is_err());
+}
+
+#[test]
+fn selectors_know_the_hardware() {
+    let mut known = nic();
+    known.pci_ids = Some(("15b3".into(), "101e".into()));
+    let only = |change: fn(&mut Selector, Vec<Pattern>), word: &str| {
+        let mut selector = Selector::default();
+        change(&mut selector, vec![Pattern::parse(word).unwrap()]);
+        Allow {
+            netdevs: Some(vec![selector]),
+            ..Allow::default()
+        }
+    };
+    let link_type = |word| only(|s, w| s.link_types = w, word);
+    let vendor = |word| only(|s, w| s.vendors = w, word);
+    let device_id = |word| only(|s, w| s.device_ids = w, word);
+    for (hardware, word, allowed) in [
+        (1, "ether", true),
+        (1, "infiniband", false),
+        (32, "infiniband", true),
+        (32, "ether", false),
+        (6, "ether", false),
+    ] {
+        let mut link = known.clone();
+        link.link.hardware = hardware;
+        let verdict = ask(&link, &link_type(word));
+        assert_eq!(verdict.is_ok(), allowed, "{hardware} {word}");
+    }
+    for (allow, allowed) in [
+        (vendor("15b3"), true),
+        (vendor("8086"), false),
+        (device_id("101e"), true),
+        (device_id("15b3"), false),
+    ] {
+        assert_eq!(ask(&known, &allow).is_ok(), allowed, "{allow:?}");
+    }
+    // What is not known is not matched.
+    assert!(ask(&nic(), &vendor("15b3")).is_err());
+}

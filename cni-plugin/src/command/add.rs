@@ -162,7 +162,7 @@ fn allow(
     resolved: &Resolved,
     moves_rdma: bool,
 ) -> Result<(), Error> {
-    let exclusive = node.exclusive_hcas();
+    let exclusive = node.exclusive_hcas()?;
     let rules = Rules {
         allow: &node.policy.values.allow,
         path: &node.policy.path,

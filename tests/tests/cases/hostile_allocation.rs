@@ -10,7 +10,7 @@ use e2e::cni::Call;
 use e2e::host_state::{state, unchanged};
 use e2e::node_socket::{Behaviour, NodeSocket, allocation, allocation_of_hcas};
 use e2e::scene::{
-    DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, Scene, TRY_AGAIN, answer_of, refusal,
+    DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, STATE, Scene, TRY_AGAIN, answer_of, refusal,
 };
 use node_wire::{Failure, FailureKind, Pod};
 use serde_json::{Value, json};
@@ -63,6 +63,7 @@ cases! {
     a_socket_in_a_directory_for_everybody_is_not_asked => broken(Broken::WritableDirectory);
     del_asks_nobody => del_without_daemon();
     an_exclusive_nic_is_no_master_for_another_pod: Macvlan => exclusive_master();
+    exclusive_nics_that_cannot_be_read_are_no_masters: Macvlan => exclusive_unknown();
     passthru_is_refused_without_its_key: Macvlan => passthru_refused(&json!({"mode": "passthru"}), DENIED, "allow.passthru");
     passthru_by_an_altname_is_refused_without_its_key: Macvlan =>
         passthru_refused(&json!({"mode": "passthru", "master": "enp59s0np0"}), DENIED, "allow.passthru");
@@ -425,6 +426,29 @@ fn exclusive_master() -> Result<()> {
         .success()
         .context("the holder")?;
     scene.del_returns(&network, &before)
+}
+
+/// What the daemon wrote cannot be read: that is not the same as no exclusive pool.
+fn exclusive_unknown() -> Result<()> {
+    let (scene, socket) = asked()?;
+    socket.hold(&pod_named("a", Some("u1")), vec![]);
+    fs::create_dir_all(scene.host.state())?;
+    let file = scene.host.state().join("exclusive-hcas");
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
+    for content in [None, Some(&b"\xff\xfe\n"[..]), Some(b"neither an HCA\n")] {
+        match content {
+            None => fs::create_dir(&file)?,
+            Some(content) => fs::write(&file, content)?,
+        }
+        let call = call_of(&scene, "a", "u1");
+        scene
+            .refuses_call(&call, &network, &[STATE], &["exclusive-hcas"])
+            .with_context(|| format!("{content:?}"))?;
+        if content.is_none() {
+            fs::remove_dir(&file)?;
+        }
+    }
+    Ok(())
 }
 
 fn passthru_refused(keys: &Value, code: u64, word: &str) -> Result<()> {
