@@ -7,16 +7,13 @@
 
 mod dependents;
 mod rdma_only;
+mod uplink;
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use cni_wire::{CniResult, Code, Error, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, lookup};
-use netlink_packet_route::{
-    AddressFamily,
-    address::AddressAttribute,
-    route::{RouteAddress, RouteAttribute, RouteMessage},
-};
+use netlink_packet_route::address::AddressAttribute;
 
 pub use dependents::{Dependent, rivals};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
@@ -600,119 +597,10 @@ impl HostLink {
                 _ => None,
             })
             .collect();
-        found.uplink = uplink(socket, &link, &found.addresses, node_addresses)?;
+        found.uplink = uplink::of(socket, &link, node_addresses)?.map(|why| why.to_string());
         found.link = link;
         Ok(found)
     }
-}
-
-/// Why taking a netdev would cut the node off.
-///
-/// It is an uplink when it carries a default route of the main table, when the kernel would
-/// leave the node through it (or through a VLAN, macvlan, bridge or bond on it), or when it has
-/// an address the node is known by: the source address towards the outside, or one of those
-/// given. An address of its own subnet alone does not make it one: rails have those. Default
-/// routes of other tables do not either: they are policy routing of rails.
-fn uplink(
-    socket: &mut Socket,
-    link: &Link,
-    addresses: &[IpAddr],
-    node_addresses: &[IpAddr],
-) -> Result<Option<String>, Error> {
-    for family in route::FAMILIES {
-        let default = route::list(socket, family, link.index)?
-            .into_iter()
-            .find(|r| replay::is_default(r) && route::table_of(r) == replay::MAIN);
-        if default.is_some() {
-            return Ok(Some("it carries the node's default route".to_owned()));
-        }
-        let Some(way) = way_out(socket, family)? else {
-            continue;
-        };
-        if way.source.is_some_and(|source| addresses.contains(&source)) {
-            return Ok(way
-                .source
-                .map(|source| format!("it has the node's address {source}")));
-        }
-        if let Some(name) = stands_on(socket, way.index, link)? {
-            return Ok(Some(format!("{name}, the node's way out, is on top of it")));
-        }
-    }
-    Ok(addresses
-        .iter()
-        .find(|address| node_addresses.contains(address))
-        .map(|address| format!("it has the node's address {address}")))
-}
-
-struct WayOut {
-    index: u32,
-    source: Option<IpAddr>,
-}
-
-/// How the kernel would leave the node towards addresses nobody has (RFC 5737, RFC 3849).
-fn way_out(socket: &mut Socket, family: AddressFamily) -> Result<Option<WayOut>, Error> {
-    let (outside, bits): (IpAddr, u8) = match family {
-        AddressFamily::Inet => ([192, 0, 2, 1].into(), 32),
-        _ => ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(), 128),
-    };
-    let mut query = RouteMessage::default();
-    query.header.address_family = family;
-    query.header.destination_prefix_length = bits;
-    query
-        .attributes
-        .push(RouteAttribute::Destination(outside.into()));
-    let Some(answer) = route::get(socket, &query)? else {
-        return Ok(None);
-    };
-    let mut way = WayOut {
-        index: 0,
-        source: None,
-    };
-    for attribute in &answer.attributes {
-        match attribute {
-            RouteAttribute::Oif(index) => way.index = *index,
-            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => {
-                way.source = Some((*source).into());
-            }
-            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => {
-                way.source = Some((*source).into());
-            }
-            _ => {}
-        }
-    }
-    // Unreachable routes have no interface.
-    Ok((way.index != 0).then_some(way))
-}
-
-/// Netdevs can be stacked only eight deep (`MAX_NEST_DEV`, include/linux/netdevice.h).
-const MAX_STACK: u32 = 8;
-
-/// The name of the netdev with index `upper`, when it stands on `link`: as VLAN or other child
-/// of it, or as the bridge or bond it is a port of, over any number of steps.
-fn stands_on(socket: &mut Socket, upper: u32, link: &Link) -> Result<Option<String>, Error> {
-    let Some(top) = link::get(socket, By::Index(upper))? else {
-        return Ok(None);
-    };
-    // From the netdev up through what it is a port of...
-    let mut above = vec![link.index];
-    let mut at = link.controller;
-    while let Some(index) = at.filter(|_| above.len() < MAX_STACK as usize) {
-        above.push(index);
-        at = link::get(socket, By::Index(index))?.and_then(|l| l.controller);
-    }
-    // ... and from the way out down through what it is a child of.
-    let mut below = Some(top.clone());
-    for _ in 0..MAX_STACK {
-        let Some(at) = below else { break };
-        if above.contains(&at.index) {
-            return Ok(Some(top.name.to_string()));
-        }
-        below = match (at.parent, at.parent_netns) {
-            (Some(parent), None) if parent != at.index => link::get(socket, By::Index(parent))?,
-            _ => None,
-        };
-    }
-    Ok(None)
 }
 
 #[cfg(test)]

@@ -20,6 +20,18 @@ pub(crate) const CASES: &[Case] = &[
         Netns,
         Macvlan
     ),
+    case!(
+        what_stands_below_a_port_of_the_nodes_bridge_is_not_given,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        what_stands_below_an_address_of_the_node_is_not_given,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(ports_of_a_bridge_are_refused, Root, Netns),
     case!(selectors_narrow_the_choice, Root, Netns, Macvlan),
     case!(a_wrong_policy_stops_add_and_never_del, Root, Netns, Macvlan),
@@ -125,6 +137,38 @@ fn what_stands_below_the_nodes_link_is_not_given() -> Result<()> {
     host.netns.ip("link set up0 up")?;
     host.netns.ip("addr add 10.7.0.1/24 dev up0")?;
     host.netns.ip("route add default via 10.7.0.254")?;
+    all_refused(&host, "up0")
+}
+
+/// Over any number of steps: the node's bridge, its port, the NIC below that.
+fn what_stands_below_a_port_of_the_nodes_bridge_is_not_given() -> Result<()> {
+    let host = CniHost::new()?;
+    for words in [
+        "link add up0 link nic0 type macvlan mode passthru",
+        "link add br0 type bridge",
+        "link set up0 master br0",
+        "link set up0 up",
+        "link set br0 up",
+        "addr add 10.7.0.1/24 dev br0",
+        "route add default via 10.7.0.254",
+    ] {
+        host.netns.ip(words)?;
+    }
+    all_refused(&host, "up0")
+}
+
+/// The default route is elsewhere, and what is on top of the NIC has an address of the node.
+fn what_stands_below_an_address_of_the_node_is_not_given() -> Result<()> {
+    let host = CniHost::new()?;
+    for words in [
+        "link add up0 link nic0 type macvlan mode bridge",
+        "link set up0 up",
+        "addr add 10.7.0.1/24 dev up0",
+    ] {
+        host.netns.ip(words)?;
+    }
+    std::fs::create_dir_all(host.state())?;
+    std::fs::write(host.state().join("node-addresses"), "10.7.0.1\n")?;
     all_refused(&host, "up0")
 }
 
