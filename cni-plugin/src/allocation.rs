@@ -7,7 +7,8 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use cni_wire::{Args, Code, Error};
+use crate::error::Error;
+use cni_wire::{Args, Code};
 use hca::{HcaId, UnitId};
 use node_wire::{ClientError, FailureKind, Pod, client};
 

@@ -6,17 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cni_wire::{Code, Error};
+use crate::error::Error;
+use cni_wire::Code;
 use hca::MacAddress;
 
 use crate::{
     config::Attach,
     interface_config::InterfaceConfig,
-    kernel::{
-        self, Namespace, Socket, address, announce,
-        link::{self, By, Change, Child, Link, NewChild},
-        neighbour, route, rule, sysctl,
-    },
     netdev::{
         display,
         identity::{Identity, Place},
@@ -25,6 +21,11 @@ use crate::{
     node::HostNetns,
     plan::{Plan, Source},
     resolve::Parent,
+};
+use netlink::{
+    Namespace, Socket, address, announce,
+    link::{self, By, Change, Child, Link, NewChild},
+    neighbour, route, rule, sysctl,
 };
 
 /// How long a moved netdev may take to have a carrier before its addresses are announced
@@ -90,13 +91,13 @@ pub fn make(
 /// Why a child was not made.
 enum Refused {
     /// To be explained.
-    Kernel(kernel::Error),
+    Kernel(netlink::Error),
     /// Explained.
     Told(Error),
 }
 
-impl From<kernel::Error> for Refused {
-    fn from(error: kernel::Error) -> Self {
+impl From<netlink::Error> for Refused {
+    fn from(error: netlink::Error) -> Self {
         Refused::Kernel(error)
     }
 }
@@ -195,7 +196,7 @@ fn vanished(name: &str) -> Error {
 }
 
 /// What the person on call can do about a refusal of the kernel.
-fn explain(error: &kernel::Error, new: &NewChild<'_>, on: &Link) -> Error {
+fn explain(error: &netlink::Error, new: &NewChild<'_>, on: &Link) -> Error {
     let told = Error::new(Code::Kernel, format!("{error} (on {})", on.name));
     match error.errno() {
         Some(libc::EBUSY) => told.with_details(format!(
@@ -314,7 +315,7 @@ pub fn configure(
     link: &Link,
     interface_config: &InterfaceConfig,
     attach: Attach,
-) -> kernel::Result<Link> {
+) -> netlink::Result<Link> {
     let (index, name) = (link.index, &link.name);
     for setting in &interface_config.settings {
         sysctl::write_if_there(proc, setting.group, name, setting.key, setting.value)?;

@@ -7,23 +7,24 @@
 
 use std::{path::Path, time::Duration};
 
-use cni_wire::{Code, Error};
+use crate::error::Error;
+use cni_wire::Code;
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
     addresses, apply,
     journal::{Key, Record},
-    kernel::{
-        Namespace, Socket,
-        link::{self, Link},
-        rule,
-    },
     netdev::{
         restore::{self, Returned},
         snapshot::Snapshot,
     },
     node::Node,
     rdma,
+};
+use netlink::{
+    Namespace, Socket,
+    link::{self, Link},
+    rule,
 };
 
 /// Undoes an attachment.
@@ -58,7 +59,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     } else if let Some(taken) = &record.moved {
         failures.extend(disown(node, key, taken).err());
     }
-    failures.extend(addresses::release(node, record).err());
+    failures.extend(addresses::release(node, record).err().map(Error::from));
     let mut failures = failures.into_iter();
     if let Some(first) = failures.next() {
         return Err(failures.fold(first, |first, other| first.with_details(other.to_string())));

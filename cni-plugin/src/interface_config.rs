@@ -16,9 +16,9 @@ use netlink_packet_route::{
 
 use crate::{
     config::{Attach, Config},
-    kernel::route,
     netdev::{replay, snapshot::Snapshot},
 };
+use netlink::route;
 
 /// A per-interface sysctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,13 +12,13 @@
 //! - [`journal`]: what was begun, written before it is;
 //! - [`apply`]: making the interface;
 //! - [`rdma`]: RDMA devices that move with it;
+//! - [`error`]: what a call fails with, and its code;
 //! - [`report`], [`gids`], [`device_info`]: what programs and Multus are told;
 //! - [`netdev`]: a netdev's whole state, and restoring it;
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`admin`]: the administrator's command line;
 //! - [`listing`]: what the node's pods have of it, for people;
-//! - [`kernel`]: the only place that changes anything outside the journal;
 //! - [`log`]: what the administrator should know.
 
 pub mod addresses;
@@ -30,10 +30,10 @@ pub mod command;
 pub mod config;
 pub mod detach;
 pub mod device_info;
+pub mod error;
 pub mod gids;
 pub mod interface_config;
 pub mod journal;
-pub mod kernel;
 pub mod listing;
 pub mod log;
 pub mod netdev;

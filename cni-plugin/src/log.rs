@@ -3,7 +3,8 @@
 pub use node::log::Log;
 use node::policy::LogLevel;
 
-use crate::{journal, kernel::socket};
+use crate::journal;
+use netlink::socket;
 
 /// The name of this program in each line.
 pub const PROGRAM: &str = "rdma-netdev";

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         io::stdin().lock(),
         &mut io::stdout().lock(),
         &mut io::stderr().lock(),
-        |request| command::run(&places(), request),
+        |request| Ok(command::run(&places(), request)?),
     );
     ExitCode::from(status)
 }

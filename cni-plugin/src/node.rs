@@ -9,7 +9,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use cni_wire::{Code, Error};
+use crate::error::Error;
+use cni_wire::Code;
 use hca::{HcaId, Host};
 use ipam::plugin::Plugin as Ipam;
 use node::{
@@ -19,10 +20,10 @@ use node::{
 
 use crate::{
     journal::{Key, Record, Store},
-    kernel::{Namespace, Socket},
     log::{self, Log},
     netdev::restore::HostContext,
 };
+use netlink::{Namespace, Socket};
 
 /// Where things are, as `main` found them in the environment.
 #[derive(Clone, Debug)]

@@ -5,7 +5,8 @@
 
 use std::{fmt, path::PathBuf};
 
-use cni_wire::{Code, Error};
+use crate::error::Error;
+use cni_wire::Code;
 use hca::MacAddress;
 use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
 
@@ -13,10 +14,10 @@ use crate::{
     config::{Attach, Config},
     interface_config::InterfaceConfig,
     journal::{RdmaDevice, record},
-    kernel::link::{Child, Link},
     netdev::{display, snapshot::Snapshot},
     resolve::{ChildKind, HostLink, Parent, Resolved},
 };
+use netlink::link::{Child, Link};
 
 /// Everything that an ADD changes outside the journal and the lease store.
 #[derive(Clone, Debug)]

@@ -10,7 +10,8 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use cni_wire::{Code, Error, Section};
+use cni_wire::Error;
+use cni_wire::{Code, Section};
 use netlink_packet_route::{
     AddressFamily,
     address::AddressMessage,
@@ -23,9 +24,9 @@ use netlink_packet_route::{
 
 use crate::{
     interface_config::{InterfaceConfig, Setting, own_address},
-    kernel::route,
     netdev::replay,
 };
+use netlink::route;
 
 /// Before the main table (32766), behind what people number by hand.
 const PRIORITY: u32 = 1000;

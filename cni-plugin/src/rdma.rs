@@ -17,19 +17,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cni_wire::{Code, Error};
+use crate::error::Error;
+use cni_wire::Code;
 use hca::{CharDevice, Host, NetnsMode, PortId, lookup};
 
-use crate::{
-    config::Attach,
-    journal::RdmaDevice,
-    kernel::{
-        self, Namespace,
-        link::Link,
-        rdma::{self, Device},
-    },
-    netdev::restore::RETURN_TIMEOUT,
-    node::Node,
+use crate::{config::Attach, journal::RdmaDevice, netdev::restore::RETURN_TIMEOUT, node::Node};
+use netlink::{
+    Namespace,
+    link::Link,
+    rdma::{self, Device},
 };
 
 /// `rdma`: what the pod must have.
@@ -293,7 +289,7 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
     Ok(())
 }
 
-fn explain(error: kernel::Error) -> Error {
+fn explain(error: netlink::Error) -> Error {
     let cannot = error.is(libc::EOPNOTSUPP);
     let told = Error::from(error);
     match cannot {

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use cni_wire::Error;
+use crate::error::Error;
 use hca::Host;
 use node::netns;
 pub use node::netns::Netns;

@@ -7,23 +7,24 @@
 
 use std::time::Duration;
 
-use cni_wire::{Code, Error};
+use crate::error::Error;
+use cni_wire::Code;
 use hca::HcaId;
 
 use crate::{
     config::Target,
     detach::{self, living, unreturned},
     journal::{Key, Record, store::Lock},
-    kernel::{
-        Name,
-        link::{self, By, Link},
-    },
     netdev::{
         restore::{self, return_netdev},
         snapshot::Identity,
     },
     node::Node,
     rdma, resolve,
+};
+use netlink::{
+    Name,
+    link::{self, By, Link},
 };
 
 /// A NIC that is this request's until the lock is dropped.

@@ -3,16 +3,17 @@
 
 use std::net::IpAddr;
 
-use cni_wire::{AttachmentId, Error};
+use crate::error::Error;
+use cni_wire::AttachmentId;
 use hca::{HcaId, Host, PortId};
 
 use crate::{
     config::Config,
     device_info::{self, Report},
     gids,
-    kernel::{Namespace, link::Link, sysfs::Sysfs},
     node::Node,
 };
+use netlink::{Namespace, link::Link, sysfs::Sysfs};
 
 /// What is known of an attachment once it is made.
 #[derive(Debug)]

@@ -11,7 +11,8 @@ mod uplink;
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use cni_wire::{CniResult, Code, Error, Request};
+use crate::error::Error;
+use cni_wire::{CniResult, Code, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, lookup};
 use netlink_packet_route::address::AddressAttribute;
 
@@ -20,13 +21,13 @@ pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 
 use crate::{
     config::{Attach, Config, Target},
-    kernel::{
-        Namespace, Socket, address,
-        link::{self, By, Link},
-        route,
-    },
     netdev::replay,
     node::Node,
+};
+use netlink::{
+    Namespace, Socket, address,
+    link::{self, By, Link},
+    route,
 };
 
 /// What a request comes to.

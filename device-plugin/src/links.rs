@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hca::netdev::Netdev;
-use rdma_netdev::kernel::{self, Socket, link};
+use netlink::{Socket, link};
 use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::config::{Config, ResourceName};
@@ -129,7 +129,7 @@ fn unattached(all: Vec<Down>, taken: &[Taken]) -> Vec<Down> {
     all.into_iter().filter(|down| !is_taken(down)).collect()
 }
 
-fn change(socket: &mut Socket, down: &Down) -> kernel::Result<()> {
+fn change(socket: &mut Socket, down: &Down) -> netlink::Result<()> {
     let what = format_args!("set {} up", down.name);
     link::change(socket, what, down.ifindex, &link::Change::up())
 }

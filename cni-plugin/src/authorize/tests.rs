@@ -7,10 +7,8 @@ use node::pattern::Pattern;
 use node::policy::Selector;
 
 use super::*;
-use crate::{
-    kernel::link::Link,
-    resolve::{ChildKind, Dependent, RdmaOnly},
-};
+use crate::resolve::{ChildKind, Dependent, RdmaOnly};
+use netlink::link::Link;
 
 fn nic() -> HostLink {
     HostLink {

@@ -16,7 +16,8 @@ mod rdma_only;
 
 use std::time::Duration;
 
-use cni_wire::{AttachmentId, Code, Error, Request};
+use crate::error::Error;
+use cni_wire::{AttachmentId, Code, Request};
 use serde_json::Value;
 
 use super::pod_namespace;
@@ -30,17 +31,17 @@ use crate::{
         Key, Record,
         record::{self, Netns},
     },
-    kernel::{
-        Namespace, Socket,
-        link::{self, By},
-        sysctl,
-    },
     netdev::restore,
     node::{Node, now},
     plan,
     rdma::{self, RdmaRequirement},
     recover,
     resolve::{self, ChildKind, Requested, Resolved, resolve},
+};
+use netlink::{
+    Namespace, Socket,
+    link::{self, By},
+    sysctl,
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.

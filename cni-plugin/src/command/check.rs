@@ -1,6 +1,7 @@
 //! CHECK: what ADD answered is still so. Changes nothing; more than ADD made is no difference.
 
-use cni_wire::{CniResult, Code, Command, Error, Interface, Request};
+use crate::error::Error;
+use cni_wire::{CniResult, Code, Command, Interface, Request};
 use hca::MacAddress;
 use netlink_packet_route::rule::RuleMessage;
 
@@ -9,14 +10,14 @@ use crate::{
     addresses::Ipam,
     interface_config,
     journal::{Key, Record},
-    kernel::{
-        Socket, address,
-        link::{self, By, Link},
-        route, rule,
-    },
     netdev::{display, replay},
     node::Node,
     rdma,
+};
+use netlink::{
+    Socket, address,
+    link::{self, By, Link},
+    route, rule,
 };
 
 /// Serves CHECK.
@@ -60,7 +61,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     rdma::check(&node, &pod, &recorded.rdma)?;
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
-    ipam.ask(&node, Command::Check, request)
+    Ok(ipam.ask(&node, Command::Check, request)?)
 }
 
 fn differs(msg: String) -> Error {

@@ -2,7 +2,8 @@
 
 use std::{path::Path, time::Duration};
 
-use cni_wire::{AttachmentId, Error, IfName, Request};
+use crate::error::Error;
+use cni_wire::{AttachmentId, IfName, Request};
 use hca::MacAddress;
 use netlink_packet_route::link::InfoKind;
 
@@ -12,12 +13,12 @@ use crate::{
     config::Attach,
     detach::detach,
     journal::{self, AttachmentLock, Key},
-    kernel::{
-        Name, Namespace,
-        link::{self, By, Change, Link},
-    },
     netdev::restore,
     node::Node,
+};
+use netlink::{
+    Name, Namespace,
+    link::{self, By, Change, Link},
 };
 
 /// Serves DEL.
@@ -49,7 +50,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     // Leases are found by container, interface and network, whatever the journal knew. A configuration whose
     // IPAM cannot be read or found, or is not allowed, had none leased by us.
     let released = Ipam::of_release(&node, request).del(&node, request);
-    swept.and(released)?;
+    swept.and(released.map_err(Error::from))?;
     Ok(node.journal.forget(&key)?)
 }
 

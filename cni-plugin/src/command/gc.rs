@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use cni_wire::{Command, Error, Request};
+use crate::error::Error;
+use cni_wire::{Command, Request};
 
 use super::del;
 use crate::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
@@ -32,7 +33,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         );
     }
     let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
-    failures.extend(asked.err());
+    failures.extend(asked.err().map(Error::from));
     let mut failures = failures.into_iter();
     match failures.next() {
         None => Ok(()),

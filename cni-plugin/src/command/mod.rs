@@ -2,7 +2,6 @@
 
 pub mod add;
 pub mod check;
-mod code;
 pub mod del;
 pub mod gc;
 mod rdma_cni;
@@ -10,15 +9,16 @@ pub mod status;
 
 use std::path::Path;
 
-use cni_wire::{Code, Command, Error, Request};
+use crate::error::Error;
+use cni_wire::{Code, Command, Request};
 use node::policy::Policy;
 use serde_json::Value;
 
 use crate::{
-    kernel::Namespace,
     log::{Log, PROGRAM},
     node::{Node, Places},
 };
+use netlink::Namespace;
 
 /// Serves one call. What it fails with is logged: the runtime may show it to the pod's user alone.
 ///

@@ -6,10 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cni_wire::{AttachmentId, Code, Error, Request};
+use crate::error::Error;
+use cni_wire::{AttachmentId, Code, Request};
 use serde::Deserialize;
 
-use crate::{kernel::Namespace, node::Node, rdma};
+use crate::{node::Node, rdma};
+use netlink::Namespace;
 
 /// What the RDMA CNI plugin wrote about an attachment: version 1.0 of its state.
 #[derive(Deserialize)]

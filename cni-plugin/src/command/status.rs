@@ -2,17 +2,18 @@
 
 use std::fs;
 
-use cni_wire::{Code, Command, Error, Request};
+use crate::error::Error;
+use cni_wire::{Code, Command, Request};
 
 use crate::{
     addresses::Ipam,
     config::Config,
-    kernel::{
-        link::{self, By},
-        release,
-    },
     node::{Node, Places},
     rdma::{self, RdmaRequirement},
+};
+use netlink::{
+    link::{self, By},
+    release,
 };
 
 /// Serves STATUS.
@@ -20,13 +21,9 @@ use crate::{
 /// # Errors
 /// Code 50 with the reason; the IPAM's own.
 pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
-    let unavailable = |e: Error| Error {
-        code: Code::Unavailable,
-        ..e
-    };
-    let mut node = Node::open(places, subject).map_err(unavailable)?;
+    let mut node = Node::open(places, subject).map_err(Error::unavailable)?;
     check_kernel(&node)?;
-    let config = Config::read(request).map_err(unavailable)?;
+    let config = Config::read(request).map_err(|e| Error::from(e).unavailable())?;
     if config.rdma == RdmaRequirement::Required {
         rdma::isolation(rdma::mode(&node.roots)?)?;
     }
@@ -45,10 +42,9 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
     node.journal
         .check_owner()
         .and_then(|()| node.journal.check_writable())
-        .map_err(|e| unavailable(e.into()))?;
-    Ipam::of(&node, request)
-        .map_err(unavailable)?
-        .ask(&node, Command::Status, request)
+        .map_err(|e| Error::from(e).unavailable())?;
+    let ipam = Ipam::of(&node, request).map_err(|e| Error::from(e).unavailable())?;
+    Ok(ipam.ask(&node, Command::Status, request)?)
 }
 
 fn check_kernel(node: &Node) -> Result<(), Error> {

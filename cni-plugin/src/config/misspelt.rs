@@ -1,6 +1,7 @@
 //! Keys of a network that are none of ours and resemble one.
 
-use cni_wire::{Code, Error, Section};
+use cni_wire::Error;
+use cni_wire::{Code, Section};
 use node::spelling;
 
 /// The keys that are read here, and those that every plugin has.

@@ -9,7 +9,7 @@ use netlink_packet_route::{
     rule::{RuleAttribute, RuleMessage},
 };
 
-use crate::kernel::{route, rule};
+use netlink::{route, rule};
 
 /// `10.0.0.1/24`
 pub fn address(message: &AddressMessage) -> String {

@@ -11,7 +11,7 @@ use hca::{Host, MacAddress};
 use serde::{Deserialize, Serialize};
 
 use super::vf;
-use crate::kernel::{Name, link::Link};
+use netlink::{Name, link::Link};
 
 /// What tells a netdev from others, whatever it is named and wherever it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

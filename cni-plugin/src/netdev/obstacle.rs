@@ -7,7 +7,7 @@ use hca::MacAddress;
 use netlink_packet_route::link::InfoKind;
 
 use super::snapshot::Snapshot;
-use crate::kernel::{self, Socket, bpf, link::Link, neighbour, nftables, qdisc};
+use netlink::{Socket, bpf, link::Link, neighbour, nftables, qdisc};
 
 /// Something of the host's on a netdev, and what an administrator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub fn obstacles(
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
-) -> kernel::Result<Vec<Obstacle>> {
+) -> netlink::Result<Vec<Obstacle>> {
     let name = &link.name;
     let mut found = Vec::new();
     let qdiscs = qdisc::get(socket, link.index)?;

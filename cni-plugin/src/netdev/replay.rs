@@ -19,7 +19,7 @@ use netlink_packet_route::{
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
-use crate::kernel::{route, rule};
+use netlink::{route, rule};
 
 /// `RT_TABLE_LOCAL`
 const LOCAL: u32 = 255;

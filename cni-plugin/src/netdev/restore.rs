@@ -28,8 +28,8 @@ use super::{
         settings,
     },
 };
-use crate::kernel::{
-    self, Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
+use netlink::{
+    Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
     link::{self, By, Change, Link},
     neighbour,
     nexthop::{self, Nexthop},
@@ -103,7 +103,7 @@ pub enum Error {
     },
     /// The kernel refused.
     #[error(transparent)]
-    Kernel(#[from] kernel::Error),
+    Kernel(#[from] netlink::Error),
 }
 
 /// Returns a netdev to the host, out of `pod` when it is there, and restores it.
@@ -179,7 +179,7 @@ fn find<'a>(
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
 /// a peer lives as long as that.
-fn is_gone(host_context: &mut HostContext<'_>, taken: &Snapshot) -> kernel::Result<bool> {
+fn is_gone(host_context: &mut HostContext<'_>, taken: &Snapshot) -> netlink::Result<bool> {
     if let (Some(bus), Some(device)) = (&taken.bus, &taken.identity.bus_device) {
         let devices = host_context.sys.join("bus").join(bus).join("devices");
         return Ok(devices.is_dir() && !devices.join(device).exists());
@@ -221,7 +221,7 @@ fn remove_children_elsewhere(
     inside: &mut Socket,
     pod: &Namespace,
     below: &Link,
-) -> kernel::Result<Vec<String>> {
+) -> netlink::Result<Vec<String>> {
     let mut warnings = Vec::new();
     for other in Namespace::of_processes(host_context.proc) {
         if [pod.id(), host_context.home.id()].contains(&other.id()) {
@@ -256,7 +256,7 @@ fn remove_children_elsewhere(
     Ok(warnings)
 }
 
-fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> kernel::Result<bool> {
+fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> netlink::Result<bool> {
     Ok(link::get(host_context.socket, By::Name(name.as_bytes()))?.is_some())
 }
 
@@ -268,7 +268,7 @@ fn move_to_host(
     inside: &mut Socket,
     mut link: Link,
     report: &mut Returned,
-) -> kernel::Result<Name> {
+) -> netlink::Result<Name> {
     restore_mac(inside, taken, &link, report);
     let mut attempt = 0;
     loop {
@@ -315,7 +315,7 @@ fn temporary_name(
     host_context: &mut HostContext<'_>,
     link: &Link,
     attempt: u32,
-) -> kernel::Result<Name> {
+) -> netlink::Result<Name> {
     let mut number = link.index.wrapping_add(attempt);
     loop {
         let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
@@ -371,7 +371,7 @@ fn restore(
     if taken.taken_at.is_some() {
         remove_programs(host_context, taken, &link, report);
     }
-    let mut attempt = |done: kernel::Result<()>| {
+    let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     for altname in &link.altnames {
@@ -394,7 +394,7 @@ fn restore(
             Err(e) => report.warnings.push(e.to_string()),
         }
     }
-    let mut attempt = |done: kernel::Result<()>| {
+    let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     for (key, value) in &taken.sysctls {
@@ -441,7 +441,7 @@ fn rename(
     link: &mut Link,
     taken: &Snapshot,
     report: &mut Returned,
-) -> kernel::Result<()> {
+) -> netlink::Result<()> {
     let holder = link::get(host_context.socket, By::Name(taken.name.as_bytes()))?;
     if holder.is_none_or(|holder| holder.index == link.index)
         && set_name(host_context, link, taken.name.clone())?
@@ -467,7 +467,7 @@ fn set_name(
     host_context: &mut HostContext<'_>,
     link: &mut Link,
     name: Name,
-) -> kernel::Result<bool> {
+) -> netlink::Result<bool> {
     // Its own alternative name may be the one it is to have.
     if link.altnames.contains(&name) {
         link::remove_altname(host_context.socket, link, &name)?;
@@ -500,7 +500,7 @@ fn remove_programs(
     link: &Link,
     report: &mut Returned,
 ) {
-    let mut attempt = |done: kernel::Result<()>| {
+    let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     for (mode, id) in &link.xdp {
@@ -527,7 +527,7 @@ fn restore_settings(
     link: &Link,
     report: &mut Returned,
 ) {
-    let mut attempt = |done: kernel::Result<()>| {
+    let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
     let what = format!("restore {}", taken.name);
@@ -615,7 +615,7 @@ fn leave_dormant(
     host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     index: u32,
-) -> kernel::Result<()> {
+) -> netlink::Result<()> {
     let by_itself = taken.settings.get("mode") == Some(&0);
     let Some(link) = link::get(host_context.socket, By::Index(index))?.filter(|_| by_itself) else {
         return Ok(());
@@ -633,7 +633,7 @@ fn restore_network(
     taken: &Snapshot,
     link: &Link,
     report: &mut Returned,
-) -> kernel::Result<()> {
+) -> netlink::Result<()> {
     let (known, index) = (taken.identity.index, link.index);
     let home = String::from_utf8_lossy(taken.name.as_bytes()).into_owned();
     let socket = &mut *host_context.socket;
@@ -710,7 +710,7 @@ fn remove_mislabelled(
     taken: &Snapshot,
     index: u32,
     warnings: &mut Vec<String>,
-) -> kernel::Result<()> {
+) -> netlink::Result<()> {
     let known: Vec<AddressMessage> = taken
         .addresses
         .iter()
@@ -728,7 +728,7 @@ fn remove_mislabelled(
 }
 
 /// Seconds since a snapshot was taken. Records of earlier versions do not say.
-fn passed_since(taken: &Snapshot) -> kernel::Result<u64> {
+fn passed_since(taken: &Snapshot) -> netlink::Result<u64> {
     let now = clock::since_boot()?.as_secs();
     Ok(taken.taken_at.map_or(0, |taken| now.saturating_sub(taken)))
 }
@@ -778,7 +778,7 @@ fn replayed<T>(
     messages: &[Message],
     warnings: &mut Vec<String>,
     words: impl Fn(&T) -> String,
-    mut send: impl FnMut(T, &str) -> kernel::Result<()>,
+    mut send: impl FnMut(T, &str) -> netlink::Result<()>,
 ) where
     T: Emitable + netlink_packet_core::Parseable<[u8]>,
 {
@@ -800,7 +800,7 @@ fn verify(
     host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     index: u32,
-) -> kernel::Result<Vec<String>> {
+) -> netlink::Result<Vec<String>> {
     let Some(link) = link::get(host_context.socket, By::Index(index))? else {
         return Ok(vec![format!(
             "{} went away while it was restored",

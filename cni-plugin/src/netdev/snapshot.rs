@@ -25,9 +25,8 @@ use serde::{Deserialize, Serialize};
 
 pub use super::identity::Identity;
 use super::{display, replay, tuning::Tuning, vf::Vf};
-use crate::kernel::{
-    self, Name, Socket, address, clock, link::Link, multicast, neighbour, nexthop, route, rule,
-    sysctl,
+use netlink::{
+    Name, Socket, address, clock, link::Link, multicast, neighbour, nexthop, route, rule, sysctl,
 };
 
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
@@ -196,7 +195,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// The kernel's refusal, or settings that cannot be listed.
-    pub fn take(socket: &mut Socket, proc: &Path, link: &Link) -> kernel::Result<Self> {
+    pub fn take(socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Self> {
         Ok(Snapshot {
             ethtool: Tuning::take(link)?,
             ..Snapshot::take_without_ethtool(socket, proc, link)?
@@ -207,7 +206,7 @@ impl Snapshot {
         socket: &mut Socket,
         proc: &Path,
         link: &Link,
-    ) -> kernel::Result<Self> {
+    ) -> netlink::Result<Self> {
         let taken_at = clock::since_boot()?;
         let addresses = address::list(socket, link.index)?;
         let name = String::from_utf8_lossy(link.name.as_bytes());

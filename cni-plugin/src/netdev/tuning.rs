@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::{hexadecimal, of_hexadecimal};
-use crate::kernel::{
-    self, Name,
+use netlink::{
+    Name,
     ethtool::{Ethtool, GROUPS, Group, Settings},
     ioctl::{self, FlowRule},
     link::Link,
@@ -38,13 +38,13 @@ impl Tuning {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn take(link: &Link) -> kernel::Result<Option<Tuning>> {
+    pub fn take(link: &Link) -> netlink::Result<Option<Tuning>> {
         Ethtool::open()?
             .map(|mut ethtool| Tuning::read(&mut ethtool, link))
             .transpose()
     }
 
-    fn read(ethtool: &mut Ethtool, link: &Link) -> kernel::Result<Tuning> {
+    fn read(ethtool: &mut Ethtool, link: &Link) -> netlink::Result<Tuning> {
         let mut groups = BTreeMap::new();
         for group in &GROUPS {
             if let Some(settings) = ethtool.settings(link.index, group)? {
@@ -70,7 +70,7 @@ impl Tuning {
     ///
     /// # Errors
     /// The netdev cannot be read.
-    pub fn restore(&self, link: &Link, name: &Name) -> kernel::Result<Vec<String>> {
+    pub fn restore(&self, link: &Link, name: &Name) -> netlink::Result<Vec<String>> {
         let Some(mut ethtool) = Ethtool::open()? else {
             return Ok(Vec::new());
         };
@@ -79,7 +79,7 @@ impl Tuning {
             return Ok(Vec::new());
         }
         let mut warnings = Vec::new();
-        let mut attempt = |done: kernel::Result<()>| {
+        let mut attempt = |done: netlink::Result<()>| {
             warnings.extend(done.err().map(|e| e.to_string()));
         };
         for rule in rules(&now.rules).filter(|rule| !self.has(rule)) {

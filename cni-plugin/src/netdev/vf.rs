@@ -10,8 +10,8 @@ use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo}
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::Message;
-use crate::kernel::{
-    self, Socket,
+use netlink::{
+    Socket,
     link::{self, By},
 };
 
@@ -33,7 +33,7 @@ impl Vf {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn take(host: &Host, socket: &mut Socket, address: &str) -> kernel::Result<Option<Vf>> {
+    pub fn take(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
         let Some((pf, number)) = place(host, address) else {
             return Ok(None);
         };
@@ -58,7 +58,7 @@ impl Vf {
     ///
     /// # Errors
     /// The PF cannot be looked at.
-    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> kernel::Result<Vec<String>> {
+    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let rights = Vf {
             properties: self
                 .properties
@@ -75,7 +75,7 @@ impl Vf {
     ///
     /// # Errors
     /// The PF cannot be looked at.
-    pub fn restore(&self, sys: &Path, socket: &mut Socket) -> kernel::Result<Vec<String>> {
+    pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let host = Host {
             sys: sys.to_owned(),
             dev: PathBuf::new(),

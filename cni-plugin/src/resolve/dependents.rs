@@ -12,18 +12,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cni_wire::Error;
+use crate::error::Error;
 use hca::{HcaId, Host, PciAddress};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVxlan};
 
 use super::HostLink;
-use crate::{
-    detach::living,
-    kernel::{
-        Namespace,
-        link::{self, Link},
-    },
-    node::Node,
+use crate::{detach::living, node::Node};
+use netlink::{
+    Namespace,
+    link::{self, Link},
 };
 
 /// Something that stands on a netdev.

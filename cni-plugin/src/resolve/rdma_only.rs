@@ -2,19 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use cni_wire::{CniResult, Code, Error, Request};
+use crate::error::Error;
+use cni_wire::{CniResult, Code, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
 
 use super::{HostLink, PodLink, name_of, read, unreadable};
 use crate::{
     config::{Config, Target},
-    kernel::{
-        Namespace, Socket,
-        link::{self, By},
-        sysfs::Sysfs,
-    },
     node::Node,
     rdma,
+};
+use netlink::{
+    Namespace, Socket,
+    link::{self, By},
+    sysfs::Sysfs,
 };
 
 /// RDMA devices for an interface that another plugin of the chain made.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use cni_wire::Error;
+use crate::error::Error;
 use hca::uplink::{self, Network, Why};
 use netlink_packet_route::{
     AddressFamily,
@@ -13,13 +13,11 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };
 
-use crate::{
-    kernel::{
-        Socket, address,
-        link::{self, By, Link},
-        route,
-    },
-    netdev::replay,
+use crate::netdev::replay;
+use netlink::{
+    Socket, address,
+    link::{self, By, Link},
+    route,
 };
 
 /// Why taking `asked` would cut the node off; none when it would not. `node_addresses` are those the

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca::{NetnsMode, PciAddress};
-use rdma_netdev::kernel::release::MINIMUM;
-pub use rdma_netdev::kernel::release::version;
+use netlink::release::MINIMUM;
+pub use netlink::release::version;
 
 use super::check::Check;
 use super::context::Context;

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use netlink::Socket;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
-use rdma_netdev::kernel::{self, Socket};
 
 use super::check::Check;
 use super::context::Context;
@@ -199,7 +199,7 @@ fn settings(context: &Context, netdev: &str) -> Settings {
 /// Rules by source of the namespace this process is in; `None` if the kernel refuses.
 fn rules() -> Option<Vec<Rule>> {
     let mut socket = Socket::open().ok()?;
-    let list = kernel::rule::list(&mut socket, AddressFamily::Inet).ok()?;
+    let list = netlink::rule::list(&mut socket, AddressFamily::Inet).ok()?;
     Some(list.iter().filter_map(by_source).collect())
 }
 

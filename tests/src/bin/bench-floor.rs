@@ -9,12 +9,12 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use cni_wire::{CniResult, IpConfig};
 use hca::Host;
+use netlink::link::{self, By, Child, NewChild};
+use netlink::{Namespace, Socket};
 use netlink_packet_route::link::MacVlanMode;
 use rdma_netdev::apply;
 use rdma_netdev::config::{Attach, Config};
 use rdma_netdev::interface_config::InterfaceConfig;
-use rdma_netdev::kernel::link::{self, By, Child, NewChild};
-use rdma_netdev::kernel::{Namespace, Socket};
 use rdma_netdev::resolve::HostLink;
 
 fn main() -> Result<()> {

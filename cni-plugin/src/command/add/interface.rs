@@ -2,7 +2,8 @@
 
 use std::{fs::File, io::Read};
 
-use cni_wire::{AttachmentId, Cidr, CniResult, Code, Error, Interface, IpConfig, Request};
+use crate::error::Error;
+use cni_wire::{AttachmentId, Cidr, CniResult, Code, Interface, IpConfig, Request};
 use hca::MacAddress;
 use netlink_packet_route::{AddressFamily, address::AddressMessage};
 use serde_json::Value;
@@ -14,11 +15,6 @@ use crate::{
     config::Config,
     interface_config::{self, InterfaceConfig},
     journal::{Key, RdmaDevice, Record},
-    kernel::{
-        Namespace, Socket, address,
-        link::{self, By, Change, Link},
-        route,
-    },
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -31,6 +27,11 @@ use crate::{
     recover::Recovered,
     report::{self, Reported},
     resolve::{self, ChildKind, HostLink, Parent, Resolved},
+};
+use netlink::{
+    Namespace, Socket, address,
+    link::{self, By, Change, Link},
+    route,
 };
 
 /// What an ADD works with once everything is resolved and allowed.
@@ -77,14 +78,19 @@ impl Attachment<'_> {
             });
         let (mut record, plan) = match planned {
             Ok(planned) => planned,
-            Err(error) => return Err(self.ipam.release_after(self.node, self.request, error)),
+            Err(error) => {
+                return Err(self
+                    .ipam
+                    .release_after(self.node, self.request, error.into())
+                    .into());
+            }
         };
         let applied = self
             .apply(key, &plan, &mut record, leased)
             .and_then(|made| {
                 let mut result = before;
                 merge(&mut result, made, dns);
-                result.to_json(self.request.config.version)
+                Ok(result.to_json(self.request.config.version)?)
             });
         applied.map_err(|first| {
             // Undoing takes the netdev's lock itself.

@@ -4,19 +4,20 @@
 //! In shared mode nothing is changed and nothing journalled: the GIDs of the interface are waited
 //! for and reported, and the previous result is passed on.
 
-use cni_wire::{CniResult, Code, Error, Request};
+use crate::error::Error;
+use cni_wire::{CniResult, Code, Request};
 use serde_json::Value;
 
 use super::{blank_record, undo};
 use crate::{
     config::Config,
     journal::{Key, RdmaDevice, Record},
-    kernel::Namespace,
     node::Node,
     rdma,
     report::{self, Reported},
     resolve::RdmaOnly,
 };
+use netlink::Namespace;
 
 /// What an ADD works with once everything is resolved and allowed.
 pub(super) struct Attachment<'a> {
@@ -80,6 +81,6 @@ impl Attachment<'_> {
         };
         let id = self.request.attachment()?;
         report::tell(self.node, self.pod, id, self.config, &reported)?;
-        before.to_json(self.request.config.version)
+        Ok(before.to_json(self.request.config.version)?)
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! The packet crates do not know these messages; one request and its answer are spelled out here.
 
+use netlink::{Result, Socket};
 use netlink_packet_core::{DecodeError, Emitable};
-use rdma_netdev::kernel::{Result, Socket};
 
 const RTM_GETDCB: u16 = 78;
 const DCB_CMD_IEEE_GET: u8 = 21;
