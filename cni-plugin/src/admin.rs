@@ -6,12 +6,12 @@ mod reclaim;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
-use crate::{
+use anyhow::{Context, Result};
+use attachment::{
     journal::{Key, Record},
     listing,
     node::{Node, Places},
 };
-use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
 /// RDMA netdevs of this node's pods: which pod has which, and since when.

@@ -7,12 +7,12 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use crate::error::Error;
+use attachment::log::Log;
 use cni_wire::{Args, Code};
 use hca::{HcaId, UnitId};
 use node_wire::{ClientError, FailureKind, Pod, client};
 
-use crate::log::Log;
+use crate::error::Error;
 
 /// How long the daemon may take.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -6,34 +6,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::Error;
-use cni_wire::Code;
-use hca::MacAddress;
-
-use crate::{
-    config::Attach,
-    interface_config::InterfaceConfig,
+use attachment::{
+    detach::UNNAMED,
     netdev::{
         display,
         identity::{Identity, Place},
         replay, restore,
     },
     node::HostNetns,
-    plan::{Plan, Source},
-    resolve::Parent,
 };
+use cni_wire::Code;
+use hca::MacAddress;
 use netlink::{
     Namespace, Socket, address, announce,
     link::{self, By, Change, Child, Link, NewChild},
     neighbour, route, rule, sysctl,
 };
 
+use crate::error::Error;
+use crate::{
+    config::Attach,
+    interface_config::InterfaceConfig,
+    plan::{Plan, Source},
+    resolve::Parent,
+};
+
 /// How long a moved netdev may take to have a carrier before its addresses are announced
 /// without one.
 const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// What the names of links begin with that are not named yet.
-pub const TEMPORARY: &str = "rdma-tmp";
 
 /// Makes the interface of a plan; it is in the pod, down and without addresses.
 ///
@@ -134,7 +134,7 @@ fn make_child(
 
 /// A name nobody has, for the moment between making and naming.
 fn temporary() -> String {
-    format!("{TEMPORARY}{}", std::process::id())
+    format!("{UNNAMED}{}", std::process::id())
 }
 
 /// Kernels before 6.15 make a link in its parent's namespace and move it from there

@@ -3,9 +3,10 @@
 
 use std::{fmt, ops::Deref};
 
+use attachment::{journal, netdev::restore};
 use cni_wire::Code;
 
-use crate::{authorize::Denied, journal};
+use crate::authorize::Denied;
 
 /// The specification's error object, as the calls of this program make it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,16 +76,51 @@ impl From<netlink::Error> for Error {
 
 impl From<journal::Error> for Error {
     fn from(error: journal::Error) -> Self {
-        let code = match error {
-            journal::Error::Exists { .. } => Code::Exists,
-            journal::Error::Locked { .. } => Code::TryAgain,
-            _ => Code::State,
-        };
-        let coded = Error::new(code, error.to_string());
-        match error.remedy() {
+        attachment::Error::from(error).into()
+    }
+}
+
+impl From<attachment::Error> for Error {
+    fn from(error: attachment::Error) -> Self {
+        let coded = Error::new(code(&error), words(&error));
+        let coded = match error.remedy() {
             Some(remedy) => coded.with_details(remedy),
             None => coded,
+        };
+        match &error {
+            attachment::Error::Several { others, .. } => others
+                .iter()
+                .fold(coded, |coded, other| coded.with_details(other.to_string())),
+            _ => coded,
         }
+    }
+}
+
+fn code(error: &attachment::Error) -> Code {
+    match error {
+        attachment::Error::Policy(_) => Code::Policy,
+        attachment::Error::Kernel(_)
+        | attachment::Error::RdmaMove(_)
+        | attachment::Error::Netdev(restore::Error::Kernel(_)) => Code::Kernel,
+        attachment::Error::Journal(journal::Error::Exists { .. }) => Code::Exists,
+        attachment::Error::Journal(journal::Error::Locked { .. })
+        | attachment::Error::Netdev(restore::Error::Nowhere { .. })
+        | attachment::Error::RdmaNowhere { .. } => Code::TryAgain,
+        attachment::Error::Journal(_)
+        | attachment::Error::State { .. }
+        | attachment::Error::Netdev(restore::Error::Ambiguous { .. }) => Code::State,
+        attachment::Error::Hardware(_) => Code::Io,
+        attachment::Error::Ipam(error) => error.code,
+        attachment::Error::Several { first, .. } => code(first),
+    }
+}
+
+/// What happened, without the remedy and without what else failed: these are details.
+fn words(error: &attachment::Error) -> String {
+    match error {
+        attachment::Error::Ipam(error) => error.msg.clone(),
+        attachment::Error::Several { first, .. } => words(first),
+        _ => error.to_string(),
     }
 }
 

@@ -10,10 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use attachment::log::Log;
 use hca::{Host, PortId, gid};
 use serde_json::{Value, json};
-
-use crate::log::Log;
 
 /// How long the GIDs of an attachment are waited for.
 const PATIENCE: Duration = Duration::from_millis(250);

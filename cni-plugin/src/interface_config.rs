@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use attachment::netdev::{replay, snapshot::Snapshot};
 use cni_wire::{Cidr, CniResult, Version};
+use netlink::route;
 use netlink_packet_core::DecodeError;
 use netlink_packet_route::{
     AddressFamily,
@@ -14,11 +16,7 @@ use netlink_packet_route::{
     rule::RuleMessage,
 };
 
-use crate::{
-    config::{Attach, Config},
-    netdev::{replay, snapshot::Snapshot},
-};
-use netlink::route;
+use crate::config::{Attach, Config};
 
 /// A per-interface sysctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,7 +323,7 @@ mod tests {
     use cni_wire::{IpConfig, Route};
 
     use super::*;
-    use crate::netdev::display;
+    use attachment::netdev::display;
 
     fn config() -> Config {
         Config::default()

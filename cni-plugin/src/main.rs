@@ -4,7 +4,8 @@
 
 use std::{env, io, path::PathBuf, process::ExitCode};
 
-use rdma_netdev::{admin, command, node::Places};
+use attachment::node::Places;
+use rdma_netdev::{admin, command};
 
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;

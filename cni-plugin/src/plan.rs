@@ -5,19 +5,21 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::error::Error;
+use attachment::{
+    journal::{RdmaDevice, record},
+    netdev::{display, snapshot::Snapshot},
+};
 use cni_wire::Code;
 use hca::MacAddress;
+use netlink::link::{Child, Link};
 use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
 
+use crate::error::Error;
 use crate::{
     config::{Attach, Config},
     interface_config::InterfaceConfig,
-    journal::{RdmaDevice, record},
-    netdev::{display, snapshot::Snapshot},
     resolve::{ChildKind, HostLink, Parent, Resolved},
 };
-use netlink::link::{Child, Link};
 
 /// Everything that an ADD changes outside the journal and the lease store.
 #[derive(Clone, Debug)]

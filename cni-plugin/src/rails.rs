@@ -10,8 +10,10 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use attachment::netdev::replay;
 use cni_wire::Error;
 use cni_wire::{Code, Section};
+use netlink::route;
 use netlink_packet_route::{
     AddressFamily,
     address::AddressMessage,
@@ -22,11 +24,7 @@ use netlink_packet_route::{
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
 
-use crate::{
-    interface_config::{InterfaceConfig, Setting, own_address},
-    netdev::replay,
-};
-use netlink::route;
+use crate::interface_config::{InterfaceConfig, Setting, own_address};
 
 /// Before the main table (32766), behind what people number by hand.
 const PRIORITY: u32 = 1000;
@@ -336,10 +334,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{
-        config::{Attach, Config},
-        netdev::display,
-    };
+    use crate::config::{Attach, Config};
+    use attachment::netdev::display;
 
     const V4: AddressFamily = AddressFamily::Inet;
     const V6: AddressFamily = AddressFamily::Inet6;

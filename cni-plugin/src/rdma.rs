@@ -1,5 +1,6 @@
 //! The RDMA devices of an attachment, where the RDMA subsystem has namespaces of its own
-//! (exclusive mode): they go into the pod before its netdev and come home before it.
+//! (exclusive mode): they go into the pod before its netdev, and [`attachment::rdma`] returns them
+//! before it.
 //!
 //! A move takes a device's character devices away and makes new ones, with the lowest numbers
 //! that are free (`ib_uverbs_add_one()`). The container was promised the old number when it was
@@ -7,26 +8,21 @@
 //! that did nevertheless is taken back and the attachment fails. Moves are made one at a time on
 //! a node, because two together could swap their numbers.
 //!
-//! After a kill anywhere: the journal names the devices before the first one moves, and bringing
-//! home asks where each one is, not where it was left. A device in a namespace that dies comes
-//! home by the kernel's own doing, later than the namespace is gone.
+//! After a kill anywhere: the journal names the devices before the first one moves.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    thread,
-    time::{Duration, Instant},
+use std::collections::BTreeSet;
+
+use attachment::{
+    journal::RdmaDevice,
+    node::Node,
+    rdma::{find, parents, verbs},
 };
-
-use crate::error::Error;
 use cni_wire::Code;
 use hca::{CharDevice, Host, NetnsMode, PortId, lookup};
+use netlink::{Namespace, link::Link, rdma};
 
-use crate::{config::Attach, journal::RdmaDevice, netdev::restore::RETURN_TIMEOUT, node::Node};
-use netlink::{
-    Namespace,
-    link::Link,
-    rdma::{self, Device},
-};
+use crate::config::Attach;
+use crate::error::Error;
 
 /// `rdma`: what the pod must have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,45 +187,6 @@ pub fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>
     names.iter().map(describe).collect()
 }
 
-/// The devices on which RDMA devices stand, by these devices' names: of all namespaces, as their
-/// verbs nodes are seen from each. Names are unique in all of them (`ib_device_rename()`).
-fn parents(host: &Host) -> Result<BTreeMap<String, String>, Error> {
-    let class = host.sys.join("class/infiniband_verbs");
-    let of_node = |(owner, node): (String, CharDevice)| {
-        let parent = std::fs::canonicalize(class.join(node.name).join("device")).ok()?;
-        Some((owner, parent.file_name()?.to_str()?.to_owned()))
-    };
-    Ok(verbs(host)?.into_iter().filter_map(of_node).collect())
-}
-
-/// The device that the journal means: by node GUID with index or, when a driver was bound again,
-/// with the device below. A name says nothing: a pod gives whatever it likes. Pure.
-fn find<'a>(
-    known: &RdmaDevice,
-    there: &'a [Device],
-    parents: &BTreeMap<String, String>,
-) -> Option<&'a Device> {
-    let same_guid = |device: &&Device| device.node_guid.map(|g| g.to_string()) == known.node_guid;
-    let parent = |device: &Device| parents.get(&device.name);
-    let differs = |device: &Device| {
-        let now = parent(device);
-        known.parent.is_some() && now.is_some() && known.parent.as_ref() != now
-    };
-    let mut alike = there.iter().filter(same_guid);
-    let by_index = alike
-        .clone()
-        .find(|d| d.index == known.index && !differs(d));
-    by_index.or_else(|| {
-        let stands_there = |device: &&Device| {
-            known.node_guid.is_some()
-                && known.parent.is_some()
-                && parent(device) == known.parent.as_ref()
-        };
-        let found = alike.find(stands_there)?;
-        alike.find(stands_there).is_none().then_some(found)
-    })
-}
-
 /// Moves devices into a pod.
 ///
 /// # Errors
@@ -260,7 +217,7 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
             // Looked at before, too; another attachment may have been quicker.
             keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
         }
-        rdma::give(&mut home, device, pod).map_err(explain)?;
+        rdma::give(&mut home, device, pod).map_err(attachment::Error::RdmaMove)?;
         let arrived = rdma::list(&mut inside)?;
         let arrived = find(known, &arrived, &parents).ok_or_else(|| {
             Error::new(
@@ -289,18 +246,6 @@ pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(
     Ok(())
 }
 
-fn explain(error: netlink::Error) -> Error {
-    let cannot = error.is(libc::EOPNOTSUPP);
-    let told = Error::from(error);
-    match cannot {
-        false => told,
-        true => told.with_details(
-            "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
-             exclusive mode any more (rdma system show)",
-        ),
-    }
-}
-
 /// Refuses a move after which a device would have another number: the lowest that is free then,
 /// its own among them. `all` are the verbs nodes of the host. Pure.
 fn keeps_its_number(device: &str, node: &str, all: &[(String, CharDevice)]) -> Result<(), Error> {
@@ -326,132 +271,6 @@ fn keeps_its_number(device: &str, node: &str, all: &[(String, CharDevice)]) -> R
     }
 }
 
-/// Brings devices home, out of `pod` when they are there, and gives them their names again.
-/// `timeout` is how long a dying namespace may still have them.
-///
-/// # Errors
-/// Code 11 when one is still away; code 100: the kernel's refusal.
-pub fn return_devices(
-    node: &Node,
-    devices: &[RdmaDevice],
-    pod: Option<&Namespace>,
-    timeout: Duration,
-) -> Result<(), Error> {
-    if devices.is_empty() || mode(&node.roots)? != Some(NetnsMode::Exclusive) {
-        // In shared mode nothing is in a namespace; it cannot be left with devices in pods.
-        return Ok(());
-    }
-    let Some(mut home) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
-        return Ok(());
-    };
-    if let Some(pod) = pod {
-        let _lock = node.journal.lock_rdma()?;
-        if let Some(mut inside) = rdma::socket(pod, &node.netns.namespace)? {
-            let there = rdma::list(&mut inside)?;
-            let parents = parents(&node.roots)?;
-            for known in devices {
-                if let Some(device) = find(known, &there, &parents) {
-                    let given = || rdma::give(&mut inside, device, &node.netns.namespace);
-                    pod.enter(&node.netns.namespace, given)?.map_err(explain)?;
-                }
-            }
-        }
-    }
-    let started = Instant::now();
-    for known in devices {
-        loop {
-            let there = rdma::list(&mut home)?;
-            let parents = parents(&node.roots)?;
-            if let Some(device) = find(known, &there, &parents) {
-                if device.name != known.name {
-                    restore_name(node, &mut home, device, &known.name);
-                }
-                node.log
-                    .info(format_args!("RDMA device {} is home", known.name));
-                break;
-            }
-            let owners = verbs(&node.roots)?.into_iter().map(|(owner, _)| owner);
-            if !is_anywhere(known, &owners.collect::<Vec<_>>(), &parents, &there) {
-                node.log.warn(format_args!(
-                    "RDMA device {} is gone from the host; nothing to bring home",
-                    known.name
-                ));
-                break;
-            }
-            if started.elapsed() >= timeout {
-                return Err(Error::new(
-                    Code::TryAgain,
-                    format!(
-                        "RDMA device {} is neither on the host nor in the pod after {timeout:?}",
-                        known.name
-                    ),
-                )
-                .with_details("a namespace that is being torn down still has it; try again"));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-    Ok(())
-}
-
-/// Brings a device home that the pod knows as `inside`, and calls it `name`. One that is not in
-/// the pod is home already.
-///
-/// # Errors
-/// The kernel's refusal.
-pub fn return_device_by_name(
-    node: &Node,
-    inside: &str,
-    name: &str,
-    pod: Option<&Namespace>,
-) -> Result<(), Error> {
-    let there = match pod {
-        Some(pod) => match rdma::socket(pod, &node.netns.namespace)? {
-            Some(mut socket) => rdma::list(&mut socket)?,
-            None => return Ok(()),
-        },
-        None => return Ok(()),
-    };
-    let Some(device) = there.iter().find(|device| device.name == inside) else {
-        return Ok(());
-    };
-    let known = RdmaDevice {
-        name: name.to_owned(),
-        index: device.index,
-        node_guid: device.node_guid.map(|guid| guid.to_string()),
-        parent: None,
-    };
-    return_devices(node, &[known], pod, RETURN_TIMEOUT)
-}
-
-/// A name that is taken meanwhile is a warning: the device is home.
-fn restore_name(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name: &str) {
-    if let Err(e) = rdma::rename(home, device, name) {
-        node.log.warn(e);
-    }
-}
-
-/// Whether any namespace may have the device, however it is called there: a verbs node of a device
-/// that the host does not have (`owners` are those of all namespaces) stands on the device below,
-/// or that cannot be told. Without the module that makes these nodes it is assumed. Pure.
-fn is_anywhere(
-    known: &RdmaDevice,
-    owners: &[String],
-    parents: &BTreeMap<String, String>,
-    of_host: &[Device],
-) -> bool {
-    let elsewhere = |owner: &&String| of_host.iter().all(|device| device.name != **owner);
-    let may_be = |owner: &String| match (&known.parent, parents.get(owner)) {
-        (Some(known), Some(now)) => known == now,
-        _ => true,
-    };
-    owners.is_empty() || owners.iter().filter(elsewhere).any(may_be)
-}
-
-fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
-    hca::chardev::verbs(host).map_err(|e| Error::new(Code::Io, e.to_string()))
-}
-
 /// That a pod still has its devices.
 ///
 /// # Errors
@@ -475,14 +294,6 @@ pub fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(),
             format!("RDMA device {} is gone from the pod", lost.name),
         )),
     }
-}
-
-/// The mode of the RDMA subsystem; none without one.
-///
-/// # Errors
-/// Code 5: sysfs cannot be read.
-pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
-    hca::nldev::netns_mode(host).map_err(|e| Error::new(Code::Io, e.to_string()))
 }
 
 #[cfg(test)]
@@ -594,99 +405,6 @@ mod tests {
         assert!(
             error.msg.contains("uverbs3") && error.msg.contains("uverbs2"),
             "{error}"
-        );
-    }
-
-    fn device(index: u32, name: &str, guid: u64) -> Device {
-        Device {
-            index,
-            name: name.into(),
-            ports: 1,
-            node_guid: Some(hca::Guid(guid)),
-            protocol: None,
-        }
-    }
-
-    fn known() -> RdmaDevice {
-        RdmaDevice {
-            name: "mlx5_1".into(),
-            index: 4,
-            node_guid: Some(hca::Guid(7).to_string()),
-            parent: Some("0000:3b:00.1".into()),
-        }
-    }
-
-    fn on(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        let pairs = pairs
-            .iter()
-            .map(|(name, parent)| ((*name).to_owned(), (*parent).to_owned()));
-        pairs.collect()
-    }
-
-    #[test]
-    fn a_device_is_found_again_whatever_the_pod_called_it() {
-        let parents = on(&[("mlx5_0", "0000:3b:00.0"), ("mine", "0000:3b:00.1")]);
-        let renamed = [device(3, "mlx5_0", 6), device(4, "mine", 7)];
-        assert_eq!(find(&known(), &renamed, &parents).unwrap().name, "mine");
-        let bound_again = [device(9, "mine", 7)];
-        assert_eq!(find(&known(), &bound_again, &parents).unwrap().index, 9);
-    }
-
-    #[test]
-    fn a_name_alone_does_not_make_a_device() {
-        let parents = on(&[("mlx5_1", "0000:3b:00.0")]);
-        assert_eq!(find(&known(), &[device(4, "mlx5_1", 8)], &parents), None);
-        assert_eq!(find(&known(), &[device(9, "mlx5_1", 7)], &parents), None);
-        // A GUID that two functions have (a bond's) does not either.
-        let both = on(&[("a", "0000:3b:00.1"), ("b", "0000:3b:00.1")]);
-        assert_eq!(
-            find(&known(), &[device(8, "a", 7), device(9, "b", 7)], &both),
-            None
-        );
-    }
-
-    #[test]
-    fn a_device_renamed_in_another_namespace_is_not_gone() {
-        let parents = on(&[("mine", "0000:3b:00.1"), ("mlx5_0", "0000:3b:00.0")]);
-        let of_host = [device(3, "mlx5_0", 6)];
-        let owners = ["mine".to_owned(), "mlx5_0".to_owned()];
-        assert!(is_anywhere(&known(), &owners, &parents, &of_host));
-        assert!(
-            !is_anywhere(&known(), &owners[1..], &parents, &of_host),
-            "unplugged"
-        );
-        // Another device that took its name is not it.
-        let taken = on(&[("mlx5_1", "0000:5e:00.0")]);
-        assert!(!is_anywhere(&known(), &["mlx5_1".to_owned()], &taken, &[]));
-        // Soft devices stand on nothing: one that the host does not have may be it.
-        let soft = RdmaDevice {
-            parent: None,
-            ..known()
-        };
-        assert!(is_anywhere(&soft, &owners, &parents, &of_host));
-        assert!(!is_anywhere(&soft, &owners[1..], &parents, &of_host));
-        assert!(
-            is_anywhere(&known(), &[], &BTreeMap::new(), &[]),
-            "without ib_uverbs"
-        );
-    }
-
-    #[test]
-    fn a_record_without_a_parent_is_read() {
-        let text = r#"{"name": "mlx5_1", "index": 4, "nodeGuid": "0000:0000:0000:0007"}"#;
-        let old: RdmaDevice = serde_json::from_str(text).unwrap();
-        assert_eq!(
-            old,
-            RdmaDevice {
-                parent: None,
-                ..known()
-            }
-        );
-        assert_eq!(
-            find(&old, &[device(4, "mine", 7)], &BTreeMap::new())
-                .unwrap()
-                .name,
-            "mine"
         );
     }
 }

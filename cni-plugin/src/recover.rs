@@ -7,25 +7,25 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
-use cni_wire::Code;
-use hca::HcaId;
-
-use crate::{
-    config::Target,
-    detach::{self, living, unreturned},
+use attachment::{
+    detach::{self, living},
     journal::{Key, Record, store::Lock},
     netdev::{
         restore::{self, return_netdev},
         snapshot::Identity,
     },
     node::Node,
-    rdma, resolve,
+    rdma,
 };
+use cni_wire::Code;
+use hca::HcaId;
 use netlink::{
     Name,
     link::{self, By, Link},
 };
+
+use crate::error::Error;
+use crate::{config::Target, resolve};
 
 /// A NIC that is this request's until the lock is dropped.
 #[derive(Debug, Default)]
@@ -83,9 +83,10 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
             None,
             restore::RETURN_TIMEOUT,
         )
-        .map_err(unreturned)?;
+        .map_err(attachment::Error::from)?;
         detach::report(node, moved, &returned);
-        return rdma::return_devices(node, &record.rdma, None, restore::RETURN_TIMEOUT);
+        rdma::return_devices(node, &record.rdma, None, restore::RETURN_TIMEOUT)?;
+        return Ok(());
     }
     Ok(())
 }
@@ -146,7 +147,7 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             && let Some(moved) = &record.moved
         {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)
-                .map_err(unreturned)?;
+                .map_err(attachment::Error::from)?;
             detach::report(node, moved, &returned);
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &record.rdma, None, Duration::ZERO)?;

@@ -3,17 +3,17 @@
 
 use std::net::IpAddr;
 
-use crate::error::Error;
+use attachment::node::Node;
 use cni_wire::AttachmentId;
 use hca::{HcaId, Host, PortId};
+use netlink::{Namespace, link::Link, sysfs::Sysfs};
 
+use crate::error::Error;
 use crate::{
     config::Config,
     device_info::{self, Report},
     gids,
-    node::Node,
 };
-use netlink::{Namespace, link::Link, sysfs::Sysfs};
 
 /// What is known of an attachment once it is made.
 #[derive(Debug)]

@@ -19,11 +19,9 @@ use netlink_packet_route::address::AddressAttribute;
 pub use dependents::{Dependent, rivals};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 
-use crate::{
-    config::{Attach, Config, Target},
-    netdev::replay,
-    node::Node,
-};
+use crate::config::{Attach, Config, Target};
+use attachment::netdev::replay;
+use attachment::node::Node;
 use netlink::{
     Namespace, Socket, address,
     link::{self, By, Link},

@@ -9,9 +9,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use attachment::reclaim::in_host_namespace;
 use hca::netdev::Netdev;
 use netlink::{Socket, link};
-use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::config::{Config, ResourceName};
 use crate::reclaim::{self, Taken, taken};

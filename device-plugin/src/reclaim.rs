@@ -14,16 +14,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use attachment::{
+    journal::{Key, Record, Store},
+    node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now},
+    reclaim::{in_host_namespace, over},
+};
 use hca::{HcaId, Host};
+use node::file;
 use node::policy::Policy;
-use rdma_netdev::journal::{Key, Record, Store};
-use rdma_netdev::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now};
-use rdma_netdev::reclaim::{in_host_namespace, over};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::candidate::LinkType;
-use node::file;
 
 /// Time between looks at the journal where nothing is cleaned up.
 const LOOKING: Duration = Duration::from_secs(30);
@@ -231,7 +233,7 @@ fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut C
 
 fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Counts) {
     let owner = record.owner();
-    match rdma_netdev::reclaim::undo(node, key, record, PATIENCE) {
+    match attachment::reclaim::undo(node, key, record, PATIENCE) {
         Ok(false) => {}
         Ok(true) => {
             counts.attachments += 1;

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use attachment::{
+    listing::{self, Attachment},
+    node::{Node, Places},
+};
 use hca::UnitId;
 use ipam::lease::Lease;
 use node::policy::PolicyError;
-use rdma_netdev::listing::{self, Attachment};
-use rdma_netdev::node::{Node, Places};
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -1,10 +1,10 @@
 //! `rdma-netdev list`: who has what.
 
-use crate::{
+use anyhow::Result;
+use attachment::{
     listing::{self, Attachment},
     node::{Places, now},
 };
-use anyhow::Result;
 use serde_json::json;
 
 use super::{open, records, say, say_json};

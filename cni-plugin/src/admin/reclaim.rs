@@ -2,14 +2,14 @@
 
 use std::{thread, time::Duration};
 
-use crate::{
+use anyhow::{Result, anyhow, bail};
+use attachment::{
     journal::Record,
     listing::what,
     netdev::restore,
     node::{Places, now},
     reclaim::{in_host_namespace, over, undo},
 };
-use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use node::table::{cell, table};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ impl Reclaim {
             undone.push(Undone {
                 record: seen,
                 why,
-                error: error.map(|error| error.to_string()),
+                error: error.map(|error| error.with_remedy()),
             });
         }
         match as_json {

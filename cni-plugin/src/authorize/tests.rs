@@ -2,13 +2,13 @@ use hca::{
     PortId,
     tree::{RdmaSpec, Tree},
 };
+use netlink::link::Link;
 use netlink_packet_route::link::InfoKind;
 use node::pattern::Pattern;
 use node::policy::Selector;
 
 use super::*;
 use crate::resolve::{ChildKind, Dependent, RdmaOnly};
-use netlink::link::Link;
 
 fn nic() -> HostLink {
     HostLink {

@@ -16,16 +16,8 @@ mod rdma_only;
 
 use std::time::Duration;
 
-use crate::error::Error;
-use cni_wire::{AttachmentId, Code, Request};
-use serde_json::Value;
-
-use super::pod_namespace;
-use crate::{
+use attachment::{
     addresses::Ipam,
-    allocation,
-    authorize::{Asked, Rules, authorize},
-    config::Config,
     detach::{detach, living},
     journal::{
         Key, Record,
@@ -33,15 +25,25 @@ use crate::{
     },
     netdev::restore,
     node::{Node, now},
-    plan,
-    rdma::{self, RdmaRequirement},
-    recover,
-    resolve::{self, ChildKind, Requested, Resolved, resolve},
 };
+use cni_wire::{AttachmentId, Code, Request};
 use netlink::{
     Namespace, Socket,
     link::{self, By},
     sysctl,
+};
+use serde_json::Value;
+
+use super::pod_namespace;
+use crate::error::Error;
+use crate::{
+    allocation,
+    authorize::{Asked, Rules, authorize},
+    config::Config,
+    plan,
+    rdma::{self, RdmaRequirement},
+    recover,
+    resolve::{self, ChildKind, Requested, Resolved, resolve},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -146,7 +148,7 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
                 return Ok(false);
             };
             let mode = match config.rdma {
-                RdmaRequirement::Required => rdma::mode(&node.roots)?,
+                RdmaRequirement::Required => attachment::rdma::mode(&node.roots)?,
                 RdmaRequirement::Auto | RdmaRequirement::Off => host.mode,
             };
             (mode, !host.rdma.is_empty(), host.link.name.to_string())
@@ -216,7 +218,7 @@ fn undo_earlier(
         .with_details(remedy));
     }
     detach(node, key, &record, restore::RETURN_TIMEOUT).map_err(|e| {
-        e.context(format_args!(
+        Error::from(e).context(format_args!(
             "undo an earlier attachment of {}",
             record.owner()
         ))
@@ -227,7 +229,7 @@ fn undo_earlier(
 fn undo(node: &mut Node, key: &Key, record: &Record, first: Error) -> Error {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
         Ok(()) => first,
-        Err(e) => first.with_details(format!("undoing it failed too: {e}")),
+        Err(e) => first.with_details(format!("undoing it failed too: {}", e.with_remedy())),
     }
 }
 

@@ -1,24 +1,23 @@
 //! CHECK: what ADD answered is still so. Changes nothing; more than ADD made is no difference.
 
-use crate::error::Error;
-use cni_wire::{CniResult, Code, Command, Interface, Request};
-use hca::MacAddress;
-use netlink_packet_route::rule::RuleMessage;
-
-use super::pod_namespace;
-use crate::{
+use attachment::{
     addresses::Ipam,
-    interface_config,
     journal::{Key, Record},
     netdev::{display, replay},
     node::Node,
-    rdma,
 };
+use cni_wire::{CniResult, Code, Command, Interface, Request};
+use hca::MacAddress;
 use netlink::{
     Socket, address,
     link::{self, By, Link},
     route, rule,
 };
+use netlink_packet_route::rule::RuleMessage;
+
+use super::pod_namespace;
+use crate::error::Error;
+use crate::{interface_config, rdma};
 
 /// Serves CHECK.
 ///

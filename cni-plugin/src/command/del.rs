@@ -2,24 +2,24 @@
 
 use std::{path::Path, time::Duration};
 
-use crate::error::Error;
-use cni_wire::{AttachmentId, IfName, Request};
-use hca::MacAddress;
-use netlink_packet_route::link::InfoKind;
-
-use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
-use crate::{
+use attachment::{
     addresses::Ipam,
-    config::Attach,
     detach::detach,
     journal::{self, AttachmentLock, Key},
     netdev::restore,
     node::Node,
 };
+use cni_wire::{AttachmentId, IfName, Request};
+use hca::MacAddress;
 use netlink::{
     Name, Namespace,
     link::{self, By, Change, Link},
 };
+use netlink_packet_route::link::InfoKind;
+
+use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
+use crate::config::Attach;
+use crate::error::Error;
 
 /// Serves DEL.
 ///
@@ -33,7 +33,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     };
     let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
     if let Some(record) = node.journal.read(&key)? {
-        return detach(&mut node, &key, &record, restore::RETURN_TIMEOUT);
+        return Ok(detach(&mut node, &key, &record, restore::RETURN_TIMEOUT)?);
     }
     if let Some(network) = other_network(&node, &key, id)? {
         node.log.info(format_args!(

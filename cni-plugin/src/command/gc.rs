@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
+use attachment::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
 use cni_wire::{Command, Request};
 
 use super::del;
-use crate::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
+use crate::error::Error;
 
 /// An ADD or DEL of an attachment may be running; the next GC finds what it leaves.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
 fn collect(node: &mut Node, key: &Key) -> Result<(), Error> {
     let _attachment = del::lock(node, key, LOCK_TIMEOUT)?;
     match node.journal.read(key)? {
-        Some(record) => detach(node, key, &record, restore::RETURN_TIMEOUT),
+        Some(record) => Ok(detach(node, key, &record, restore::RETURN_TIMEOUT)?),
         None => Ok(node.journal.forget(key)?),
     }
 }

@@ -9,16 +9,16 @@ pub mod status;
 
 use std::path::Path;
 
-use crate::error::Error;
-use cni_wire::{Code, Command, Request};
-use node::policy::Policy;
-use serde_json::Value;
-
-use crate::{
+use attachment::{
     log::{Log, PROGRAM},
     node::{Node, Places},
 };
+use cni_wire::{Code, Command, Request};
 use netlink::Namespace;
+use node::policy::Policy;
+use serde_json::Value;
+
+use crate::error::Error;
 
 /// Serves one call. What it fails with is logged: the runtime may show it to the pod's user alone.
 ///

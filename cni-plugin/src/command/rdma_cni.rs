@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::Error;
+use attachment::{node::Node, rdma};
 use cni_wire::{AttachmentId, Code, Request};
+use netlink::Namespace;
 use serde::Deserialize;
 
-use crate::{node::Node, rdma};
-use netlink::Namespace;
+use crate::error::Error;
 
 /// What the RDMA CNI plugin wrote about an attachment: version 1.0 of its state.
 #[derive(Deserialize)]

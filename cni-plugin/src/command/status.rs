@@ -2,18 +2,20 @@
 
 use std::fs;
 
-use crate::error::Error;
-use cni_wire::{Code, Command, Request};
-
-use crate::{
+use attachment::{
     addresses::Ipam,
-    config::Config,
     node::{Node, Places},
-    rdma::{self, RdmaRequirement},
 };
+use cni_wire::{Code, Command, Request};
 use netlink::{
     link::{self, By},
     release,
+};
+
+use crate::error::Error;
+use crate::{
+    config::Config,
+    rdma::{self, RdmaRequirement},
 };
 
 /// Serves STATUS.
@@ -21,11 +23,11 @@ use netlink::{
 /// # Errors
 /// Code 50 with the reason; the IPAM's own.
 pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
-    let mut node = Node::open(places, subject).map_err(Error::unavailable)?;
+    let mut node = Node::open(places, subject).map_err(|e| Error::from(e).unavailable())?;
     check_kernel(&node)?;
     let config = Config::read(request).map_err(|e| Error::from(e).unavailable())?;
     if config.rdma == RdmaRequirement::Required {
-        rdma::isolation(rdma::mode(&node.roots)?)?;
+        rdma::isolation(attachment::rdma::mode(&node.roots)?)?;
     }
     if let Some(master) = config
         .master

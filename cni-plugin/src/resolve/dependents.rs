@@ -12,16 +12,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::Error;
+use attachment::{detach::living, node::Node};
 use hca::{HcaId, Host, PciAddress};
-use netlink_packet_route::link::{InfoData, InfoKind, InfoVxlan};
-
-use super::HostLink;
-use crate::{detach::living, node::Node};
 use netlink::{
     Namespace,
     link::{self, Link},
 };
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVxlan};
+
+use super::HostLink;
+use crate::error::Error;
 
 /// Something that stands on a netdev.
 #[derive(Clone, Debug, PartialEq, Eq)]

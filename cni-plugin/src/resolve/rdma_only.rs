@@ -2,21 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use crate::error::Error;
+use attachment::node::Node;
 use cni_wire::{CniResult, Code, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
-
-use super::{HostLink, PodLink, name_of, read, unreadable};
-use crate::{
-    config::{Config, Target},
-    node::Node,
-    rdma,
-};
 use netlink::{
     Namespace, Socket,
     link::{self, By},
     sysfs::Sysfs,
 };
+
+use super::{HostLink, PodLink, name_of, read, unreadable};
+use crate::config::{Config, Target};
+use crate::error::Error;
 
 /// RDMA devices for an interface that another plugin of the chain made.
 #[derive(Clone, Debug)]
@@ -124,7 +121,7 @@ pub(super) fn resolve(
     Ok(RdmaOnly {
         interface,
         devices,
-        mode: rdma::mode(&node.roots)?,
+        mode: attachment::rdma::mode(&node.roots)?,
     })
 }
 

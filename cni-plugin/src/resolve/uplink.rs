@@ -4,8 +4,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::error::Error;
+use attachment::netdev::replay;
 use hca::uplink::{self, Network, Why};
+use netlink::{
+    Socket, address,
+    link::{self, By, Link},
+    route,
+};
 use netlink_packet_route::{
     AddressFamily,
     address::AddressAttribute,
@@ -13,12 +18,7 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };
 
-use crate::netdev::replay;
-use netlink::{
-    Socket, address,
-    link::{self, By, Link},
-    route,
-};
+use crate::error::Error;
 
 /// Why taking `asked` would cut the node off; none when it would not. `node_addresses` are those the
 /// node is known by, beside the source addresses towards the outside.

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use attachment::node::now;
 use node::table::{age, cell, table};
-use rdma_netdev::node::now;
 use serde_json::Value;
 
 use crate::podresources;

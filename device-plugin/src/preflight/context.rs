@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use attachment::reclaim::in_host_namespace;
 use hca::{Host, NetnsMode};
-use rdma_netdev::reclaim::in_host_namespace;
 
 use crate::candidate::gather;
 use crate::config::{Config, Sharing};

@@ -9,8 +9,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use cni_wire::{CniResult, IpConfig};
 use hca::Host;
-use netlink::link::{self, By, Child, NewChild};
-use netlink::{Namespace, Socket};
+use netlink::{
+    Namespace, Socket,
+    link::{self, By, Child, NewChild},
+};
 use netlink_packet_route::link::MacVlanMode;
 use rdma_netdev::apply;
 use rdma_netdev::config::{Attach, Config};

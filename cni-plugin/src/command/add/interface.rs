@@ -2,18 +2,8 @@
 
 use std::{fs::File, io::Read};
 
-use crate::error::Error;
-use cni_wire::{AttachmentId, Cidr, CniResult, Code, Interface, IpConfig, Request};
-use hca::MacAddress;
-use netlink_packet_route::{AddressFamily, address::AddressMessage};
-use serde_json::Value;
-
-use super::{blank_record, undo};
-use crate::{
+use attachment::{
     addresses::{self, Ipam},
-    apply,
-    config::Config,
-    interface_config::{self, InterfaceConfig},
     journal::{Key, RdmaDevice, Record},
     netdev::{
         obstacle::{self, Addresses},
@@ -22,16 +12,28 @@ use crate::{
         vf::Vf,
     },
     node::Node,
+};
+use cni_wire::{AttachmentId, Cidr, CniResult, Code, Interface, IpConfig, Request};
+use hca::MacAddress;
+use netlink::{
+    Namespace, Socket, address,
+    link::{self, By, Change, Link},
+    route,
+};
+use netlink_packet_route::{AddressFamily, address::AddressMessage};
+use serde_json::Value;
+
+use super::{blank_record, undo};
+use crate::error::Error;
+use crate::{
+    apply,
+    config::Config,
+    interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
     rdma::{self, RdmaRequirement},
     recover::Recovered,
     report::{self, Reported},
     resolve::{self, ChildKind, HostLink, Parent, Resolved},
-};
-use netlink::{
-    Namespace, Socket, address,
-    link::{self, By, Change, Link},
-    route,
 };
 
 /// What an ADD works with once everything is resolved and allowed.

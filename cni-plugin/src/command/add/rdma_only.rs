@@ -4,20 +4,22 @@
 //! In shared mode nothing is changed and nothing journalled: the GIDs of the interface are waited
 //! for and reported, and the previous result is passed on.
 
-use crate::error::Error;
+use attachment::{
+    journal::{Key, RdmaDevice, Record},
+    node::Node,
+};
 use cni_wire::{CniResult, Code, Request};
+use netlink::Namespace;
 use serde_json::Value;
 
 use super::{blank_record, undo};
+use crate::error::Error;
 use crate::{
     config::Config,
-    journal::{Key, RdmaDevice, Record},
-    node::Node,
     rdma,
     report::{self, Reported},
     resolve::RdmaOnly,
 };
-use netlink::Namespace;
 
 /// What an ADD works with once everything is resolved and allowed.
 pub(super) struct Attachment<'a> {

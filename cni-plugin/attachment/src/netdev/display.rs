@@ -1,6 +1,7 @@
 //! Addresses, routes, rules and neighbours as a person writes them, for messages and for the
 //! reader of a journal.
 
+use netlink::{route, rule};
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressMessage},
@@ -8,8 +9,6 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia},
     rule::{RuleAttribute, RuleMessage},
 };
-
-use netlink::{route, rule};
 
 /// `10.0.0.1/24`
 pub fn address(message: &AddressMessage) -> String {

@@ -4,10 +4,10 @@
 use std::fmt;
 
 use hca::MacAddress;
+use netlink::{Socket, bpf, link::Link, neighbour, nftables, qdisc};
 use netlink_packet_route::link::InfoKind;
 
 use super::snapshot::Snapshot;
-use netlink::{Socket, bpf, link::Link, neighbour, nftables, qdisc};
 
 /// Something of the host's on a netdev, and what an administrator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,13 +6,13 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use crate::error::Error;
 use hca::Host;
 use node::netns;
 pub use node::netns::Netns;
 
 use crate::{
     detach::detach,
+    error::Error,
     journal::{self, Key, Record},
     node::Node,
 };
@@ -48,7 +48,7 @@ pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'stat
 /// runtime came first.
 ///
 /// # Errors
-/// As [`detach`]; code 11 when a call of the runtime for it is running.
+/// As [`detach`], or a call of the runtime for it is running.
 pub fn undo(node: &mut Node, key: &Key, seen: &Record, timeout: Duration) -> Result<bool, Error> {
     let _attachment = node.journal.lock_attachment(key, LOCK_TIMEOUT)?;
     match node.journal.read(key)? {

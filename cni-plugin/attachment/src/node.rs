@@ -9,21 +9,20 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::error::Error;
-use cni_wire::Code;
-use hca::{HcaId, Host};
-use ipam::plugin::Plugin as Ipam;
-use node::{
+use ::node::{
     identity::boot_id,
     policy::{Policy, PolicyError},
 };
+use hca::{HcaId, Host};
+use ipam::plugin::Plugin as Ipam;
+use netlink::{Namespace, Socket};
 
 use crate::{
+    error::Error,
     journal::{Key, Record, Store},
     log::{self, Log},
     netdev::restore::HostContext,
 };
-use netlink::{Namespace, Socket};
 
 /// Where things are, as `main` found them in the environment.
 #[derive(Clone, Debug)]
@@ -82,17 +81,16 @@ impl Node {
     /// For ADD, CHECK and STATUS: a wrong policy is an error.
     ///
     /// # Errors
-    /// Code 101 for the policy; code 100 when the kernel gives no socket.
+    /// The policy is wrong, or the kernel gives no socket.
     pub fn open(places: &Places, subject: String) -> Result<Node, Error> {
-        let policy = Policy::load(&places.policy)
-            .map_err(|e| Error::new(Code::Policy, e.to_string()).with_details(e.remedy()))?;
+        let policy = Policy::load(&places.policy)?;
         Node::with(places, policy, None, subject)
     }
 
     /// For DEL, GC and reclaim: what can be read of the policy has to do.
     ///
     /// # Errors
-    /// Code 100 when the kernel gives no socket.
+    /// The kernel gives no socket.
     pub fn open_for_release(places: &Places, subject: String) -> Result<Node, Error> {
         let (policy, fault) = Policy::load_for_release(&places.policy);
         Node::with(places, policy, fault, subject)
@@ -132,7 +130,7 @@ impl Node {
     /// are no reason to refuse another attachment.
     ///
     /// # Errors
-    /// Code 105: the journal cannot be listed.
+    /// The journal cannot be listed.
     pub fn records(&self) -> Result<Vec<(Key, Record)>, Error> {
         let (records, unreadable) = self.journal.records()?;
         if !self.reported_unreadable.replace(true) {
@@ -162,7 +160,7 @@ impl Node {
     /// directory. Without a daemon there are none beside those the routes tell.
     ///
     /// # Errors
-    /// Code 105: the file is there and cannot be read.
+    /// The file is there and cannot be read.
     pub fn known_addresses(&self) -> Result<Vec<IpAddr>, Error> {
         self.state_lines(NODE_ADDRESSES)
     }
@@ -171,7 +169,7 @@ impl Node {
     /// daemon there are none.
     ///
     /// # Errors
-    /// Code 105: the file is there and cannot be read. It would be wrong to take that for none.
+    /// The file is there and cannot be read. It would be wrong to take that for none.
     pub fn exclusive_hcas(&self) -> Result<Vec<HcaId>, Error> {
         self.state_lines(EXCLUSIVE_HCAS)
     }
@@ -179,10 +177,9 @@ impl Node {
     /// A file of the state directory with one value a line; none where there is no such file.
     fn state_lines<T: FromStr>(&self, name: &str) -> Result<Vec<T>, Error> {
         let path = self.policy.values.state_dir.join(name);
-        let failed = |cause: String| {
-            Error::new(Code::State, format!("read {}: {cause}", path.display())).with_details(
-                "the daemon of this node writes it; restart rdma-device-plugin, or remove the file",
-            )
+        let failed = |cause: String| Error::State {
+            path: path.clone(),
+            cause,
         };
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,

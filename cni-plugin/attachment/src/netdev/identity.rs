@@ -8,10 +8,10 @@
 //! address. A match is certain or it is none.
 
 use hca::{Host, MacAddress};
+use netlink::{Name, link::Link};
 use serde::{Deserialize, Serialize};
 
 use super::vf;
-use netlink::{Name, link::Link};
 
 /// What tells a netdev from others, whatever it is named and wherever it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 
 use hca::{Host, PciAddress, lookup};
-use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo};
-use serde::{Deserialize, Serialize};
-
-use super::snapshot::Message;
 use netlink::{
     Socket,
     link::{self, By},
 };
+use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo};
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::Message;
 
 /// A VF as its PF sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,12 +7,16 @@
 
 use std::{path::Path, time::Duration};
 
-use crate::error::Error;
-use cni_wire::Code;
+use netlink::{
+    Namespace, Socket,
+    link::{self, Link},
+    rule,
+};
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
-    addresses, apply,
+    addresses,
+    error::Error,
     journal::{Key, Record},
     netdev::{
         restore::{self, Returned},
@@ -21,18 +25,16 @@ use crate::{
     node::Node,
     rdma,
 };
-use netlink::{
-    Namespace, Socket,
-    link::{self, Link},
-    rule,
-};
+
+/// How the name begins of a child that is made and has not got its name yet.
+pub const UNNAMED: &str = "rdma-tmp";
 
 /// Undoes an attachment.
 ///
 /// `timeout` is how long a netdev is waited for that is on its way out of a dying namespace.
 ///
 /// # Errors
-/// The first failure; its details name the others. Code 11 when a netdev is not home yet.
+/// All failures, the first one first.
 pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
     // A record of an earlier boot: its links and namespaces ended with that.
@@ -60,9 +62,8 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
         failures.extend(disown(node, key, taken).err());
     }
     failures.extend(addresses::release(node, record).err().map(Error::from));
-    let mut failures = failures.into_iter();
-    if let Some(first) = failures.next() {
-        return Err(failures.fold(first, |first, other| first.with_details(other.to_string())));
+    if let Some(failed) = Error::all(failures) {
+        return Err(failed);
     }
     if keep {
         // Its name is somebody else's for now: the record stays for the repair, and holds
@@ -83,7 +84,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
 /// The attachment's namespace; none when it is gone, or another one has its path now.
 ///
 /// # Errors
-/// Code 100: it is there and cannot be opened.
+/// It is there and cannot be opened.
 pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
     let pod = Namespace::open(Path::new(&record.netns.path))?;
     Ok(pod.filter(|pod| {
@@ -111,8 +112,7 @@ fn return_netdev(
             return Ok(false);
         }
     }
-    let home = restore::return_netdev(&mut node.host_context(), taken, pod, timeout)
-        .map_err(unreturned)?;
+    let home = restore::return_netdev(&mut node.host_context(), taken, pod, timeout)?;
     report(node, taken, &home);
     if home.goes_by.is_some() {
         return Ok(true);
@@ -145,19 +145,6 @@ pub fn report(node: &Node, taken: &Snapshot, home: &Returned) {
         ));
     } else {
         node.log.info(format_args!("{} is home", taken.name));
-    }
-}
-
-/// The error for a netdev that did not come home.
-pub fn unreturned(error: restore::Error) -> Error {
-    match error {
-        restore::Error::Nowhere { .. } => Error::new(Code::TryAgain, error.to_string())
-            .with_details("a namespace that is being torn down still has it; try again"),
-        restore::Error::Ambiguous { .. } => Error::new(Code::State, error.to_string())
-            .with_details(
-                "delete those of them that are not it, or end the pod's namespace, then try again",
-            ),
-        restore::Error::Kernel(e) => e.into(),
     }
 }
 
@@ -210,11 +197,7 @@ fn find_child(socket: &mut Socket, record: &Record) -> Result<Option<Link>, Erro
         .or_else(|| found.iter().position(|link| link.name == record.ifname))
         // Killed before it was named; one with a MAC address of its own is known by that.
         .or_else(|| {
-            let unnamed = |link: &Link| {
-                link.name
-                    .as_bytes()
-                    .starts_with(apply::TEMPORARY.as_bytes())
-            };
+            let unnamed = |link: &Link| link.name.as_bytes().starts_with(UNNAMED.as_bytes());
             found.iter().position(|l| child.mac.is_none() && unnamed(l))
         });
     Ok(position.map(|position| found.swap_remove(position)))

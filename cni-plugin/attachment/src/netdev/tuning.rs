@@ -7,15 +7,15 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
-use super::snapshot::{hexadecimal, of_hexadecimal};
 use netlink::{
     Name,
     ethtool::{Ethtool, GROUPS, Group, Settings},
     ioctl::{self, FlowRule},
     link::Link,
 };
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::{hexadecimal, of_hexadecimal};
 
 /// What ethtool sets of a netdev.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

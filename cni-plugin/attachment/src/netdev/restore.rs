@@ -12,6 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use netlink::{
+    Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
+    link::{self, By, Change, Link},
+    neighbour,
+    nexthop::{self, Nexthop},
+    route, rule, sysctl,
+};
 use netlink_packet_core::Emitable;
 use netlink_packet_route::{
     AddressFamily,
@@ -27,13 +34,6 @@ use super::{
         KEPT_FLAGS, Message, PROTO_DOWN, PROTO_DOWN_REASONS, Snapshot, mode, of_hexadecimal,
         settings,
     },
-};
-use netlink::{
-    Name, Namespace, Socket, address, attribute, bpf, clock, ioctl,
-    link::{self, By, Change, Link},
-    neighbour,
-    nexthop::{self, Nexthop},
-    route, rule, sysctl,
 };
 
 /// How long a netdev may be on its way out of a namespace that is being torn down. The kernel

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use netlink::{route, rule};
 use netlink_packet_route::{
     address::{
         AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
@@ -18,8 +19,6 @@ use netlink_packet_route::{
     },
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
-
-use netlink::{route, rule};
 
 /// `RT_TABLE_LOCAL`
 const LOCAL: u32 = 255;

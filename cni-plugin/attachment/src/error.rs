@@ -1,0 +1,110 @@
+//! Why an attachment cannot be undone, or the node not be used.
+
+use std::{path::PathBuf, time::Duration};
+
+use ::node::policy::PolicyError;
+
+use crate::{journal, netdev::restore};
+
+/// A failure. What the specification's code for it is, the CNI plugin says.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The node's policy is wrong.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The kernel refused a request.
+    #[error(transparent)]
+    Kernel(#[from] netlink::Error),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] journal::Error),
+    /// A file that the daemon writes for the CNI programs cannot be read.
+    #[error("read {}: {cause}", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// The RDMA hardware cannot be read.
+    #[error(transparent)]
+    Hardware(#[from] hca::Error),
+    /// A moved netdev is not home.
+    #[error(transparent)]
+    Netdev(#[from] restore::Error),
+    /// A moved RDMA device is not home.
+    #[error("RDMA device {name} is neither on the host nor in the pod after {waited:?}")]
+    RdmaNowhere {
+        /// Its name on the host.
+        name: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// An RDMA device does not change its namespace.
+    #[error(transparent)]
+    RdmaMove(netlink::Error),
+    /// What the IPAM answered, or why it cannot be asked; in its own words, with its own code.
+    #[error(transparent)]
+    Ipam(#[from] cni_wire::Error),
+    /// Several parts of an attachment could not be undone.
+    #[error("{first}{}", others.iter().map(|one| format!("; {one}")).collect::<String>())]
+    Several {
+        /// The first failure.
+        first: Box<Error>,
+        /// The others, in order.
+        others: Vec<Error>,
+    },
+}
+
+impl Error {
+    /// The failures of an attachment's parts as one; none without any.
+    pub(crate) fn all(failures: Vec<Error>) -> Option<Error> {
+        let mut failures = failures.into_iter();
+        let first = failures.next()?;
+        let others: Vec<Error> = failures.collect();
+        Some(match others.is_empty() {
+            true => first,
+            false => Error::Several {
+                first: Box::new(first),
+                others,
+            },
+        })
+    }
+
+    /// The failure with its remedy, for people.
+    pub fn with_remedy(&self) -> String {
+        match (self, self.remedy()) {
+            // It says its own.
+            (Error::Ipam(_), _) | (_, None) => self.to_string(),
+            (_, Some(remedy)) => format!("{self} ({remedy})"),
+        }
+    }
+
+    /// What the person on call does about it; none where the message says it all.
+    pub fn remedy(&self) -> Option<String> {
+        let words = match self {
+            Error::Policy(e) => return Some(e.remedy().to_string()),
+            Error::Journal(e) => e.remedy()?,
+            Error::Ipam(e) => return Some(e.details.clone()).filter(|text| !text.is_empty()),
+            Error::Several { first, .. } => return first.remedy(),
+            Error::State { .. } => {
+                "the daemon of this node writes it; restart rdma-device-plugin, or remove the file"
+            }
+            Error::Netdev(restore::Error::Nowhere { .. }) | Error::RdmaNowhere { .. } => {
+                "a namespace that is being torn down still has it; try again"
+            }
+            Error::Netdev(restore::Error::Ambiguous { .. }) => {
+                "delete those of them that are not it, or end the pod's namespace, then try again"
+            }
+            Error::RdmaMove(e) if e.is(libc::EOPNOTSUPP) => {
+                "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
+                 exclusive mode any more (rdma system show)"
+            }
+            Error::Kernel(_)
+            | Error::Hardware(_)
+            | Error::Netdev(restore::Error::Kernel(_))
+            | Error::RdmaMove(_) => return None,
+        };
+        Some(words.to_owned())
+    }
+}

@@ -1,0 +1,26 @@
+//! A pod's attachment to a network, from the moment it is written down to the moment that nothing of
+//! it is left. The CNI plugin makes attachments; it and the daemon undo them.
+//!
+//! - [`node`]: the node's roots, policy, journal and network namespace;
+//! - [`journal`]: what was begun, written before it is;
+//! - [`netdev`]: a netdev's whole state, and restoring it;
+//! - [`rdma`]: RDMA devices that went with it, and returning them;
+//! - [`addresses`]: IPAM, in this process or by exec;
+//! - [`detach`]: undoing an attachment, however far it got;
+//! - [`reclaim`]: which attachments ended without a DEL;
+//! - [`listing`]: what the node's pods have of it, for people;
+//! - [`log`]: what the administrator should know;
+//! - [`error`]: why an attachment cannot be undone. It carries no code of CNI but an IPAM's.
+
+pub mod addresses;
+pub mod detach;
+pub mod error;
+pub mod journal;
+pub mod listing;
+pub mod log;
+pub mod netdev;
+pub mod node;
+pub mod rdma;
+pub mod reclaim;
+
+pub use error::Error;
