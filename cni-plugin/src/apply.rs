@@ -23,9 +23,9 @@ use netlink::{
     neighbour, route, rule, sysctl,
 };
 
-use crate::error::Error;
 use crate::{
     config::Attach,
+    error::Error,
     interface_config::InterfaceConfig,
     plan::{Plan, Source},
     resolve::Parent,

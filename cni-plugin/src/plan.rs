@@ -14,9 +14,9 @@ use hca::MacAddress;
 use netlink::link::{Child, Link};
 use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
 
-use crate::error::Error;
 use crate::{
     config::{Attach, Config},
+    error::Error,
     interface_config::InterfaceConfig,
     resolve::{ChildKind, HostLink, Parent, Resolved},
 };

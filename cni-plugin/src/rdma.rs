@@ -21,8 +21,7 @@ use cni_wire::Code;
 use hca::{CharDevice, Host, NetnsMode, PortId, lookup};
 use netlink::{Namespace, link::Link, rdma};
 
-use crate::config::Attach;
-use crate::error::Error;
+use crate::{config::Attach, error::Error};
 
 /// `rdma`: what the pod must have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

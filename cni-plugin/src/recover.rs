@@ -24,8 +24,7 @@ use netlink::{
     link::{self, By, Link},
 };
 
-use crate::error::Error;
-use crate::{config::Target, resolve};
+use crate::{config::Target, error::Error, resolve};
 
 /// A NIC that is this request's until the lock is dropped.
 #[derive(Debug, Default)]

@@ -8,10 +8,10 @@ use cni_wire::AttachmentId;
 use hca::{HcaId, Host, PortId};
 use netlink::{Namespace, link::Link, sysfs::Sysfs};
 
-use crate::error::Error;
 use crate::{
     config::Config,
     device_info::{self, Report},
+    error::Error,
     gids,
 };
 

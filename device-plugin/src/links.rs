@@ -13,9 +13,11 @@ use attachment::reclaim::in_host_namespace;
 use hca::netdev::Netdev;
 use netlink::{Socket, link};
 
-use crate::config::{Config, ResourceName};
-use crate::reclaim::{self, Taken, taken};
-use crate::snapshot::Snapshot;
+use crate::{
+    config::{Config, ResourceName},
+    reclaim::{self, Taken, taken},
+    snapshot::Snapshot,
+};
 
 /// What was done so far.
 #[derive(Debug, Clone, Default)]

@@ -5,8 +5,10 @@ use std::path::Path;
 use node::table::{age, cell, table};
 use serde::Serialize;
 
-use crate::journal::{Error, Key, Record, Store};
-use crate::reclaim::{Netns, netns};
+use crate::{
+    journal::{Error, Key, Record, Store},
+    reclaim::{Netns, netns},
+};
 
 /// One attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

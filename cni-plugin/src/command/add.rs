@@ -35,11 +35,11 @@ use netlink::{
 use serde_json::Value;
 
 use super::pod_namespace;
-use crate::error::Error;
 use crate::{
     allocation,
     authorize::{Asked, Rules, authorize},
     config::Config,
+    error::Error,
     plan,
     rdma::{self, RdmaRequirement},
     recover,

@@ -16,8 +16,7 @@ use netlink::{
 use netlink_packet_route::rule::RuleMessage;
 
 use super::pod_namespace;
-use crate::error::Error;
-use crate::{interface_config, rdma};
+use crate::{error::Error, interface_config, rdma};
 
 /// Serves CHECK.
 ///

@@ -18,8 +18,7 @@ use netlink::{
 use netlink_packet_route::link::InfoKind;
 
 use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
-use crate::config::Attach;
-use crate::error::Error;
+use crate::{config::Attach, error::Error};
 
 /// Serves DEL.
 ///

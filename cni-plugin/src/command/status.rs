@@ -12,9 +12,9 @@ use netlink::{
     release,
 };
 
-use crate::error::Error;
 use crate::{
     config::Config,
+    error::Error,
     rdma::{self, RdmaRequirement},
 };
 

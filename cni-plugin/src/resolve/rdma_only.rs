@@ -12,8 +12,10 @@ use netlink::{
 };
 
 use super::{HostLink, PodLink, name_of, read, unreadable};
-use crate::config::{Config, Target};
-use crate::error::Error;
+use crate::{
+    config::{Config, Target},
+    error::Error,
+};
 
 /// RDMA devices for an interface that another plugin of the chain made.
 #[derive(Clone, Debug)]

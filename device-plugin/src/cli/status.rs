@@ -9,8 +9,10 @@ use attachment::node::now;
 use node::table::{age, cell, table};
 use serde_json::Value;
 
-use crate::podresources;
-use crate::status::{Files, Status as Answers, files};
+use crate::{
+    podresources,
+    status::{Files, Status as Answers, files},
+};
 
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -9,12 +9,14 @@ use std::time::Duration;
 use attachment::reclaim::in_host_namespace;
 use hca::{Host, NetnsMode};
 
-use crate::candidate::gather;
-use crate::config::{Config, Sharing};
-use crate::host_snapshot::HostSnapshot;
-use crate::network::{self, Network, Uplinks};
-use crate::pool;
-use crate::snapshot::Shape;
+use crate::{
+    candidate::gather,
+    config::{Config, Sharing},
+    host_snapshot::HostSnapshot,
+    network::{self, Network, Uplinks},
+    pool,
+    snapshot::Shape,
+};
 
 /// Whose checks are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

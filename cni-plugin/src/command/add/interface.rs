@@ -24,10 +24,10 @@ use netlink_packet_route::{AddressFamily, address::AddressMessage};
 use serde_json::Value;
 
 use super::{blank_record, undo};
-use crate::error::Error;
 use crate::{
     apply,
     config::Config,
+    error::Error,
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
     rdma::{self, RdmaRequirement},

@@ -13,9 +13,9 @@ use netlink::Namespace;
 use serde_json::Value;
 
 use super::{blank_record, undo};
-use crate::error::Error;
 use crate::{
     config::Config,
+    error::Error,
     rdma,
     report::{self, Reported},
     resolve::RdmaOnly,
