@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
+use hca::network::Uplinks;
 use hca::topology::{Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, pci};
 
 use crate::config::Gate;
-use crate::network::Uplinks;
 
 /// One look at the host.
 #[derive(Debug, Clone, PartialEq, Eq)]

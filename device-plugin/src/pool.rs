@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::chardev::CharDevice;
+use hca::network::Uplinks;
 use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode};
 
@@ -17,7 +18,6 @@ use crate::config::{
 };
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{HcaAllocation, Holder};
-use crate::network::Uplinks;
 use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).

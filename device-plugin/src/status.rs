@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 
 use hca::UnitId;
 use ipam::lease::Lease;
+use kubelet_api::client::{Devices, Held};
 use node::policy::PolicyError;
 use rdma_netdev::listing::{self, Attachment};
 use rdma_netdev::node::{Node, Places};
 use serde::Serialize;
 use serde_json::{Value, json};
-
-use crate::podresources::{Devices, Held};
 
 /// What each of the four said.
 #[derive(Debug)]

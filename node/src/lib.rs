@@ -5,11 +5,13 @@
 //! - [`identity`]: which machine this is, and which boot of it
 //! - [`netns`]: whether a pod's network namespace is still there
 //! - [`file`](mod@file): files that readers see whole, and that survive a loss of power
+//! - [`cni_program`]: the programs that a container runtime executes, and their versions
 //! - [`log`]: the log of the CNI programs
 //! - [`duration`], [`spelling`], [`table`]: values, misspelt keys and columns for people
 
 #![forbid(unsafe_code)]
 
+pub mod cni_program;
 pub mod duration;
 pub mod file;
 pub mod identity;

@@ -22,11 +22,10 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use kubelet_api::client::Held;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
-
-use crate::podresources::Held;
 
 /// Name of the file in the device-plugins directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
