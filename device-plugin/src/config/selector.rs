@@ -276,7 +276,12 @@ const CRITERIA: [Criterion; 18] = [
         test: Test::Hca {
             wanted: |selector| alternatives(selector.root_devices.iter()),
             holds: |selector, hca| {
-                owned(&selector.root_devices, selector.owners, hca, &pf_address(hca))
+                owned(
+                    &selector.root_devices,
+                    selector.owners,
+                    hca,
+                    &pf_address(hca),
+                )
             },
             values: |hca| numbered(hca, &pf_address(hca)),
         },
@@ -285,7 +290,10 @@ const CRITERIA: [Criterion; 18] = [
         key: "numaNodes",
         test: Test::Hca {
             wanted: |selector| range(&selector.numa_nodes),
-            holds: |selector, hca| hca.numa_node.is_some_and(|n| selector.numa_nodes.contains(n)),
+            holds: |selector, hca| {
+                hca.numa_node
+                    .is_some_and(|n| selector.numa_nodes.contains(n))
+            },
             values: |hca| hca.numa_node.iter().map(ToString::to_string).collect(),
         },
     },

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
+use node::table::table;
 
 use super::view::View;
 
@@ -25,12 +25,12 @@ pub fn text(view: &View) -> String {
     if machine.gpus.is_empty() && machine.nics.is_empty() {
         text.push_str("neither a GPU nor an RDMA NIC on this node\n");
     } else {
-        let _ = writeln!(text, "{}\n", matrix(view).trim_fmt());
+        let _ = writeln!(text, "{}", matrix(view));
         if !machine.gpus.is_empty() {
-            let _ = writeln!(text, "{}\n", gpus(view).trim_fmt());
+            let _ = writeln!(text, "{}", gpus(view));
         }
         if !machine.nics.is_empty() {
-            let _ = writeln!(text, "{}\n", nics(view).trim_fmt());
+            let _ = writeln!(text, "{}", nics(view));
         }
         for (class, meaning) in LEGEND {
             let _ = writeln!(text, "{:4} {meaning}", class.label());
@@ -50,16 +50,7 @@ pub fn text(view: &View) -> String {
     text
 }
 
-fn plain(header: Vec<String>) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
-    table
-}
-
-fn matrix(view: &View) -> Table {
+fn matrix(view: &View) -> String {
     let machine = &view.machine;
     let gpus = machine
         .gpus
@@ -71,7 +62,7 @@ fn matrix(view: &View) -> Table {
     let mut header = vec![String::new()];
     header.extend(all.iter().map(|(name, _)| name.clone()));
     header.extend(["NUMA".to_owned(), "CPUs".to_owned()]);
-    let mut table = plain(header);
+    let mut rows = Vec::new();
     for (name, place) in &all {
         let mut row = vec![name.clone()];
         row.extend(
@@ -81,13 +72,14 @@ fn matrix(view: &View) -> Table {
         row.push(numa(place));
         let node = place.numa.and_then(|id| machine.numa.node(id));
         row.push(node.map_or_else(|| "-".to_owned(), |node| node.cpus.clone()));
-        table.add_row(row);
+        rows.push(row);
     }
-    table
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    table(&header, &rows)
 }
 
-fn gpus(view: &View) -> Table {
-    let names = [
+fn gpus(view: &View) -> String {
+    let header = [
         "GPU",
         "PCI",
         "MODEL",
@@ -96,11 +88,11 @@ fn gpus(view: &View) -> Table {
         "NEAREST NICS",
         "POD",
     ];
-    let mut table = plain(names.map(str::to_owned).to_vec());
+    let mut rows = Vec::new();
     for gpu in &view.machine.gpus {
         let near = view.nearest(&gpu.place);
         let class = view.machine.nearest(gpu).map(|class| class.label());
-        table.add_row([
+        rows.push(vec![
             format!("GPU{}", gpu.ordinal),
             gpu.place.address.to_string(),
             gpu.title(),
@@ -110,16 +102,16 @@ fn gpus(view: &View) -> Table {
             pods(&view.holders.gpu(gpu)),
         ]);
     }
-    table
+    table(&header, &rows)
 }
 
-fn nics(view: &View) -> Table {
-    let names = [
+fn nics(view: &View) -> String {
+    let header = [
         "NIC", "RDMA", "NETDEV", "HCA", "LINK", "RATE", "PCIE", "RAIL", "POD",
     ];
-    let mut table = plain(names.map(str::to_owned).to_vec());
+    let mut rows = Vec::new();
     for (index, nic) in view.machine.nics.iter().enumerate() {
-        table.add_row([
+        rows.push(vec![
             format!("NIC{index}"),
             joined(&nic.rdma_devices),
             if nic.elsewhere {
@@ -135,10 +127,7 @@ fn nics(view: &View) -> Table {
             pods(&view.holders.nic(nic)),
         ]);
     }
-    if let Some(column) = table.column_mut(7) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+    table(&header, &rows)
 }
 
 /// The NICs chosen, with what serves which GPU and whether that is as good as it gets here.

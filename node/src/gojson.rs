@@ -1,17 +1,23 @@
-//! JSON as Go's decoder reads it, for the two peers' configuration files.
+//! JSON as Go's decoder reads it, for configuration files of the RDMA shared and the SR-IOV device
+//! plugin.
 //!
-//! Both peers are Go programs, and files that work today lean on what Go's decoder forgives: keys
+//! Both are Go programs, and files that work today lean on what Go's decoder forgives: keys
 //! match without regard to case, `null` is the zero value, a key that appears twice is decoded
 //! twice into the same place (so the later scalar or list wins and objects merge), unknown keys are
 //! ignored. A strict serde derive would refuse such files. What Go refuses (a string where a
-//! number belongs, `1e3` for an integer, text after the document) is refused here too.
+//! number belongs, `1e3` for an integer, text after the document) is refused here too. A network
+//! configuration, whose objects Go does not merge, is read by [`cni_wire::section`], which has the
+//! rule for keys.
 //!
 //! Unknown keys are the one thing treated better than in Go: they are still ignored, but reported
 //! with the nearest known key, because a misspelt selector silently widens a pool.
 
 use std::fmt;
 
+use cni_wire::section::same_key;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use crate::spelling::nearest;
 
 /// A JSON value with its keys in file order and duplicates kept.
 #[derive(Debug, Clone, PartialEq)]
@@ -135,17 +141,13 @@ impl Value {
     }
 }
 
-/// Finds which of `known` a key of the file means: the exact one first, else one that differs in
-/// case alone, which is Go's rule.
+/// Finds which of `known` a key of the file means: the exact one first, else one that Go takes for
+/// the same.
 pub fn resolve<'k>(known: &[&'k str], key: &str) -> Option<&'k str> {
     known
         .iter()
         .find(|candidate| **candidate == key)
-        .or_else(|| {
-            known
-                .iter()
-                .find(|candidate| candidate.eq_ignore_ascii_case(key))
-        })
+        .or_else(|| known.iter().find(|candidate| same_key(key, candidate)))
         .copied()
 }
 
@@ -156,29 +158,13 @@ pub fn unknown_key(path: &str, key: &str, known: &[&str]) -> String {
     } else {
         format!(" in {path}")
     };
-    match nearest(known, key) {
+    match nearest(key, known) {
         Some(near) => format!("unknown key {key:?}{at} is ignored; did you mean {near:?}?"),
         None => format!(
             "unknown key {key:?}{at} is ignored; known keys: {}",
             known.join(", ")
         ),
     }
-}
-
-/// The candidate nearest to `word` by edit distance, if at most a third of it has to change.
-pub fn nearest<'k>(candidates: &[&'k str], word: &str) -> Option<&'k str> {
-    let word = word.to_ascii_lowercase();
-    candidates
-        .iter()
-        .map(|candidate| {
-            (
-                strsim::levenshtein(&candidate.to_ascii_lowercase(), &word),
-                *candidate,
-            )
-        })
-        .filter(|(distance, candidate)| distance * 3 <= candidate.len().max(3))
-        .min()
-        .map(|(_, candidate)| candidate)
 }
 
 impl<'de> Deserialize<'de> for Value {
@@ -320,6 +306,8 @@ mod tests {
         assert_eq!(resolve(&known, "devices"), Some("devices"));
         assert_eq!(resolve(&known, "device"), None);
         assert_eq!(resolve(&["A", "a"], "a"), Some("a"));
+        // The long s and the sign for kelvin, which Go folds into s and k.
+        assert_eq!(resolve(&["pKeys"], "p\u{212a}ey\u{17f}"), Some("pKeys"));
     }
 
     #[test]
