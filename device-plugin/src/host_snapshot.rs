@@ -11,7 +11,7 @@ use hca::{Host, PciAddress, PciFunction, pci};
 
 use crate::config::Gate;
 
-/// One look at the host.
+/// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.

@@ -1,4 +1,4 @@
-//! Decides what each pool consists of: pure functions from configuration and observation.
+//! Decides what each pool consists of: pure functions of the configuration and a scan.
 //!
 //! Once listed, an HCA stays: what disappears is Unhealthy, not dropped, because the kubelet takes
 //! a unit that is missing from a list for one that never was, and shows pods that hold it as well.

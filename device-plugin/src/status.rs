@@ -1,5 +1,5 @@
-//! How this node is doing, from whoever answers: the daemon, the kubelet, the CNI plugin's journal,
-//! the lease stores. Each may be missing, which is told and keeps nothing else from being shown.
+//! The state of this node, from four sources: the daemon, the kubelet, the CNI plugin's journal, the
+//! lease stores. A source that is missing is reported, and the others are shown.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

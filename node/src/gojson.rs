@@ -5,9 +5,10 @@
 //! match without regard to case, `null` is the zero value, a key that appears twice is decoded
 //! twice into the same place (so the later scalar or list wins and objects merge), unknown keys are
 //! ignored. A strict serde derive would refuse such files. What Go refuses (a string where a
-//! number belongs, `1e3` for an integer, text after the document) is refused here too. A network
-//! configuration, whose objects Go does not merge, is read by [`cni_wire::section`], which has the
-//! rule for keys.
+//! number belongs, `1e3` for an integer, text after the document) is refused here too.
+//!
+//! [`cni_wire::section`] reads network configurations and has the rule by which Go matches keys. It
+//! needs neither repeated keys nor warnings.
 //!
 //! Unknown keys are the one thing treated better than in Go: they are still ignored, but reported
 //! with the nearest known key, because a misspelt selector silently widens a pool.

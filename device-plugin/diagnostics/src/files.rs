@@ -1,4 +1,4 @@
-//! Reading kernel files whose absence is an answer and whose refusal is not.
+//! Kernel files: absence is an answer, a refused read is not.
 
 use std::fs;
 use std::io::{ErrorKind, Read};

@@ -2,7 +2,7 @@
 //! why, and what to do.
 //!
 //! Nothing is changed and no packet is sent. Each subject is one module: its facts as plain data,
-//! how they are read, and a table of checks, each with one small pure function. [`SUBJECTS`] lists
+//! how they are read, and a table of checks, each with one small pure function. `SUBJECTS` lists
 //! the subjects; a new check is a line in its subject's table.
 //!
 //! - `check`: how checks are listed and chosen; `context`: what all subjects read from

@@ -1,4 +1,4 @@
-//! Showing outcomes: for people grouped by verdict, for machines in full.
+//! Outcomes as text, grouped by verdict, and as one JSON document with all findings.
 
 use std::fmt::Write;
 

@@ -1,8 +1,8 @@
 //! Does RDMA between two pods or nodes work, and as fast as the hardware should?
 //!
 //! A ladder: each rung needs the ones below it. The usual tools do the work (`place`: where they
-//! run), their tables are read (`perftest`, `nccl`), and judged (`judge`, `causes`). What
-//! an end has is read from its own `/sys` (`ends`), so that nothing has to be told twice. `table`: a tool's output that was kept in a file.
+//! run); `ping`, `perftest` and `nccl` read their output, `judge` and `causes` judge it. What an end
+//! has is read from its own `/sys` (`ends`). `table` judges output that was kept in a file.
 
 mod causes;
 mod ends;

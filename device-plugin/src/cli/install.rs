@@ -1,4 +1,4 @@
-//! `rdma-device-plugin install`: the init container's work, told line by line.
+//! `rdma-device-plugin install`: what the init container does, one line for each file.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Which HCAs belong to a pool.
+//! Which HCAs belong to a pool. Each key of a selector is a line of `CRITERIA`.
 //!
 //! Inside one list any entry will do; all lists that are present have to agree. Criteria about a
 //! port (`ports`, `linkSpeed`, `pKeys`, and `linkTypes` of an HCA without netdev) have to hold for

@@ -1,4 +1,4 @@
-//! What is looked at: roots, the node's devices, and what the administrator wants of them.
+//! What all subjects read from: roots, the node's devices, and the administrator's requirements.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ pub enum Scope {
     Pod,
 }
 
-/// What is wanted, where the administrator says so.
+/// Requirements of the administrator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requirements {
     /// How RDMA devices should relate to network namespaces.
@@ -51,7 +51,7 @@ pub struct Settings {
     pub policy: PathBuf,
     /// Whose checks.
     pub scope: Scope,
-    /// What is wanted.
+    /// Requirements of the administrator.
     pub requirements: Requirements,
     /// The node as `kubectl get node NAME -o json` prints it.
     pub node_object: Option<serde_json::Value>,
@@ -107,7 +107,7 @@ pub struct Membership {
 }
 
 impl Context {
-    /// What all subjects look from.
+    /// From one scan of the host.
     #[must_use]
     pub fn new(settings: Settings, snapshot: Snapshot, pools: Option<Pools>) -> Self {
         let host = Host::at(&settings.root);

@@ -1,7 +1,7 @@
 //! Error counters that must not grow while they are watched (L12, P07, Q06).
 //!
-//! A count since boot says little: cables were pulled, drivers loaded. All are read, then again
-//! after a while, and what grew is told.
+//! A count since boot says little: cables were pulled, drivers loaded. All counters are read twice,
+//! some seconds apart. A counter that grew is a finding.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

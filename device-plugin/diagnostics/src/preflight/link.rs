@@ -1,4 +1,4 @@
-//! Ports, netdevs and who they belong to (L).
+//! Ports, their netdevs and their physical functions (L).
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What there is to show of a node's topology: the machine, who holds what, the NICs chosen, and
-//! remarks worth a person's attention.
+//! What is shown of a node's topology: the machine, the pods that hold its devices, the chosen NICs,
+//! and remarks.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a result says: is it what the hardware should give, and if not, why.
+//! Compares a result with what the hardware should give, and names the cause of a difference.
 //!
 //! The bands are those of published runs: `ib_write_bw` reaches 97 to 98 Gb/s of 100, 190 and more
 //! of 200, 380 and more of 400; NCCL on one GPU with its own NIC of 400 Gb/s reaches 46.6 GB/s of

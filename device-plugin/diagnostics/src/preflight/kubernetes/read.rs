@@ -1,4 +1,4 @@
-//! Looking at the kubelet's directories, the CNI directories and the node's policy.
+//! Reads the kubelet's directories, PodResources, the CNI directories and the node's policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileTypeExt;
