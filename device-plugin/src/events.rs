@@ -1,6 +1,6 @@
-//! Reasons to look at the host again, as they happen.
+//! What triggers a scan of the host.
 //!
-//! Nothing is concluded from an event itself: whatever comes in, the same look follows. Sources:
+//! Nothing is concluded from an event itself: every event triggers the same scan. Sources:
 //! link changes ([`netlink`]: route), devices that come and go ([`netlink`]: uevents), the RDMA
 //! subsystem's own notices (Linux 6.12 and later), device nodes (inotify), and a timer behind all
 //! of them, because each can be missing: a container without the host's network namespace hears no

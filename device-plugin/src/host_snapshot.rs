@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
+use hca::network::Uplinks;
 use hca::topology::{Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, pci};
 
 use crate::config::Gate;
-use crate::network::Uplinks;
 
-/// One look at the host.
+/// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.

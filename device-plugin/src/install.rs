@@ -16,18 +16,12 @@ use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use nix::fcntl::{Flock, FlockArg};
+use node::cni_program::{ask, version_of};
 use node::policy::{Policy, PolicyError};
 use serde_json::Value;
-
-/// The programs that a container runtime executes.
-pub const CNI_PROGRAMS: [&str; 2] = ["rdma-netdev", "rdma-ipam"];
-
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-const ANSWER_POLL: Duration = Duration::from_millis(2);
 
 /// What became of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -219,51 +213,6 @@ fn answers_version(program: &Path) -> Result<(), String> {
         Some(Value::Array(versions)) if !versions.is_empty() => Ok(()),
         _ => Err("asked for its CNI versions, it answered something else".to_owned()),
     }
-}
-
-/// What an installed program calls its version, for the log. A CNI program that is started by
-/// hand says so on stderr, others on stdout.
-pub(crate) fn version_of(program: &Path) -> Option<String> {
-    if !program.symlink_metadata().ok()?.is_file() {
-        return None;
-    }
-    let mut asked = Command::new(program);
-    asked.env_clear().arg("--version");
-    let answer = ask(&mut asked, b"").ok()?;
-    let told = [answer.stdout, answer.stderr].concat();
-    let line = String::from_utf8_lossy(&told).lines().next()?.to_owned();
-    let mut words = line.split(' ').map(|word| word.trim_start_matches('v'));
-    words
-        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()))
-        .map(str::to_owned)
-}
-
-/// Runs a program that is expected to answer at once, and not more than pipes hold.
-fn ask(command: &mut Command, input: &[u8]) -> Result<Output, String> {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| error.to_string())?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that answers without reading is fine: its answer is what counts.
-        let _ = stdin.write_all(input);
-    }
-    let deadline = Instant::now() + ANSWER_LIMIT;
-    while child
-        .try_wait()
-        .map_err(|error| error.to_string())?
-        .is_none()
-    {
-        if Instant::now() >= deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
-        }
-        std::thread::sleep(ANSWER_POLL);
-    }
-    child.wait_with_output().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

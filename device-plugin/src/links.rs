@@ -1,10 +1,10 @@
-//! Host links that a pool wants up (`linkUp`): the only change that the daemon makes to the host's
+//! Host links that a pool sets up (`linkUp`): the only change that the daemon makes to the host's
 //! network without a pod.
 //!
 //! A netdev is set up once, when it appears: at the start, when a pool first has it, when its driver
-//! was loaded anew. One that somebody sets down after that stays down. One that the CNI plugin has
-//! or is bringing home, by its journal, is the CNI plugin's: a netdev that is up cannot be given its
-//! name back by older kernels. Nothing is kept on disk; a daemon that was killed begins anew.
+//! was loaded anew. One that somebody sets down after that stays down. One that is in the CNI plugin's
+//! journal belongs to the CNI plugin: a netdev that is up cannot be given its name back by older
+//! kernels. Nothing is kept on disk; a daemon that was killed begins anew.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

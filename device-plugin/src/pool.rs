@@ -1,4 +1,4 @@
-//! Decides what each pool consists of: pure functions from configuration and observation.
+//! Decides what each pool consists of: pure functions of the configuration and a scan.
 //!
 //! Once listed, an HCA stays: what disappears is Unhealthy, not dropped, because the kubelet takes
 //! a unit that is missing from a list for one that never was, and shows pods that hold it as well.
@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::chardev::CharDevice;
+use hca::network::Uplinks;
 use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode};
 
@@ -17,7 +18,6 @@ use crate::config::{
 };
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{HcaAllocation, Holder};
-use crate::network::Uplinks;
 use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).

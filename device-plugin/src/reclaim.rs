@@ -1,11 +1,11 @@
-//! Cleaning up behind pods that are gone, in place of the CNI calls that never came: Multus sends
-//! secondary networks neither GC nor STATUS, and a node that crashed sends no DEL.
+//! Reclaims attachments and leases of dead pods, in place of the CNI calls that never came: Multus
+//! sends secondary networks neither GC nor STATUS, and a node that crashed sends no DEL.
 //!
 //! An attachment is undone on evidence, never for lack of it: its boot is over, or its network
 //! namespace is gone, seen in two rounds, of an attachment that is not young. What cannot be told
-//! is kept. Undoing is the CNI plugin's own, the same as for DEL, so that a NIC comes home with its
-//! name, addresses and routes, and its leases are freed; then the leases that no attachment names
-//! are looked at by IPAM's own rules. Killed anywhere, the next round goes on from the journal.
+//! is kept. Undoing is the CNI plugin's own, the same as for DEL, so that a NIC gets back its
+//! name, addresses and routes, and its leases are released; then IPAM's own rules decide on leases
+//! that no attachment names. Killed anywhere, the next round goes on from the journal.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;

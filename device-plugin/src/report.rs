@@ -1,4 +1,4 @@
-//! How the daemon is doing, as plain data: what `/metrics`, `/readyz` and `/status` are made from.
+//! The daemon's state as plain data: what `/metrics`, `/readyz` and `/status` are made from.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

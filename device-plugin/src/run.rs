@@ -29,7 +29,6 @@ use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::service::Requests;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::node_socket::{self, NodeSocket};
-use crate::podresources;
 use crate::reclaim;
 use crate::sessions::{Ground, Sessions};
 use crate::telemetry::http;
@@ -125,7 +124,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ] {
         services.spawn(listen(source, triggers.clone(), stop.clone()));
     }
-    let socket = podresources::socket(&settings.kubelet_root_dir);
+    let socket = kubelet_api::client::socket(&settings.kubelet_root_dir);
     let asked_for = node_socket::Settings {
         path: settings.node_socket.clone(),
         pod_resources: socket.clone(),

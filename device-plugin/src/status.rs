@@ -1,5 +1,5 @@
-//! How this node is doing, from whoever answers: the daemon, the kubelet, the CNI plugin's journal,
-//! the lease stores. Each may be missing, which is told and keeps nothing else from being shown.
+//! The state of this node, from four sources: the daemon, the kubelet, the CNI plugin's journal, the
+//! lease stores. A source that is missing is reported, and the others are shown.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,10 @@ use attachment::{
 };
 use hca::UnitId;
 use ipam::lease::Lease;
+use kubelet_api::client::{Devices, Held};
 use node::policy::PolicyError;
 use serde::Serialize;
 use serde_json::{Value, json};
-
-use crate::podresources::{Devices, Held};
 
 /// What each of the four said.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use node_wire::document::decode_answer;
 use node_wire::{Pod, Question};
-use rdma_device_plugin::node_socket::checkpoint::Checkpoint;
+use rdma_device_plugin::kubelet::checkpoint::Owners;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(question) = Question::decode(data) {
@@ -17,5 +17,5 @@ fuzz_target!(|data: &[u8]| {
         uid: None,
     });
     let _ = decode_answer(&question, data);
-    let _ = Checkpoint::parse(data);
+    let _ = Owners::parse(data);
 });

@@ -7,6 +7,7 @@
 //! - [`rdma`], [`port`], [`gid`], [`chardev`]: RDMA devices outward from `/sys/class/infiniband`
 //! - [`netdev`], [`pci`], [`address`]: what they stand on
 //! - [`topology`]: GPUs and NICs, distances, and the choice of NICs for GPUs
+//! - [`network`]: routes and addresses of a network namespace, as `/proc` shows them
 //! - [`uplink`]: which netdevs the node itself needs
 //! - [`mod@unit`]: the names of what a node offers, shared by both plugins
 //! - [`nldev`]: RDMA netlink
@@ -24,6 +25,7 @@ pub mod inventory;
 mod json;
 pub mod lookup;
 pub mod netdev;
+pub mod network;
 pub mod nldev;
 mod parent;
 pub mod pci;

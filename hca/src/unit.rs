@@ -16,8 +16,10 @@
 //! names end in `.<digits>`, so none of them looks like a shared unit.
 
 use std::fmt;
+use std::hash::Hasher as _;
 use std::str::FromStr;
 
+use fnv::FnvHasher;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::address::Guid;
@@ -91,11 +93,9 @@ impl PoolTag {
     /// The tag of a full resource name such as `rdma/hca_shared_devices_a`.
     #[must_use]
     pub fn of(resource: &str) -> Self {
-        let hash = resource
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            });
+        let mut hasher = FnvHasher::default();
+        hasher.write(resource.as_bytes());
+        let hash = hasher.finish();
         let folded = (hash >> 32) ^ (hash & 0xffff_ffff);
         #[expect(clippy::cast_possible_truncation, reason = "folded to 32 bits above")]
         Self(folded as u32)

@@ -5,13 +5,17 @@
 //! - [`identity`]: which machine this is, and which boot of it
 //! - [`netns`]: whether a pod's network namespace is still there
 //! - [`file`](mod@file): files that readers see whole, and that survive a loss of power
+//! - [`cni_program`]: the programs that a container runtime executes, and their versions
+//! - [`gojson`]: JSON as Go's decoder reads it, for files of the programs that these replace
 //! - [`log`]: the log of the CNI programs
 //! - [`duration`], [`spelling`], [`table`]: values, misspelt keys and columns for people
 
 #![forbid(unsafe_code)]
 
+pub mod cni_program;
 pub mod duration;
 pub mod file;
+pub mod gojson;
 pub mod identity;
 pub mod log;
 pub mod netns;

@@ -22,7 +22,7 @@ pub fn unknown<'a>(
 /// The known word nearest to `word`, if it is near enough to be a slip: the
 /// same but for case and separators, or at most a third of its letters away.
 #[must_use]
-pub fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let folded = fold(word);
     let limit = folded.chars().count() / 3;
     known

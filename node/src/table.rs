@@ -1,4 +1,4 @@
-//! Columns for a terminal, of this tool and of `rdma-netdev`.
+//! Columns for a terminal.
 
 /// Rows below a header, each column as wide as its widest cell.
 #[must_use]

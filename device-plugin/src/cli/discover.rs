@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use comfy_table::{ContentArrangement, Table, presets};
 use hca::port::Port;
+use node::table::table;
 use serde_json::json;
 
 use super::HostRoot;
@@ -60,10 +60,9 @@ impl Discover {
             )?;
             return Ok(());
         }
-        let table = table(&candidates, &seen, pools.as_ref());
-        writeln!(out, "{}", table.trim_fmt())?;
+        write!(out, "{}", ports(&candidates, &seen, pools.as_ref()))?;
         if self.gids {
-            writeln!(out, "\n{}\n", gids(&seen).trim_fmt())?;
+            writeln!(out, "\n{}", gids(&seen))?;
         }
         for one in &unusable {
             writeln!(out, "{}: {}", one.rdma_device, one.reason)?;
@@ -117,9 +116,8 @@ fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> 
 }
 
 /// One line for each filled slot.
-fn gids(seen: &HostSnapshot) -> Table {
-    let mut table = new_table();
-    table.set_header(["DEVICE", "PORT", "INDEX", "TYPE", "NETDEV", "ADDRESS"]);
+fn gids(seen: &HostSnapshot) -> String {
+    let mut rows = Vec::new();
     let ports = seen.inventory.rdma_devices.iter().flat_map(|device| {
         let with_device = |port: &'_ Port| (device.name.clone(), port.clone());
         device.ports.iter().map(with_device).collect::<Vec<_>>()
@@ -132,7 +130,7 @@ fn gids(seen: &HostSnapshot) -> Table {
                 Some(_) => entry.gid.ip().to_string(),
                 None => entry.gid.to_string(),
             };
-            table.add_row([
+            rows.push(vec![
                 device.clone(),
                 port.number.to_string(),
                 entry.index.to_string(),
@@ -142,15 +140,8 @@ fn gids(seen: &HostSnapshot) -> Table {
             ]);
         }
     }
-    table
-}
-
-fn new_table() -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table
+    let header = ["DEVICE", "PORT", "INDEX", "TYPE", "NETDEV", "ADDRESS"];
+    table(&header, &rows)
 }
 
 fn mode_word(mode: hca::NetnsMode) -> &'static str {
@@ -161,14 +152,13 @@ fn mode_word(mode: hca::NetnsMode) -> &'static str {
 }
 
 /// One line for each port.
-fn table(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -> Table {
-    let mut table = new_table();
-    let header = [
+fn ports(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -> String {
+    let mut header = vec![
         "DEVICE", "PORT", "STATE", "LINK", "RATE", "NETDEV", "HCA", "KIND", "NUMA", "DRIVER",
         "NODES",
     ];
-    let resources = pools.map(|_| "RESOURCES");
-    table.set_header(header.into_iter().chain(resources));
+    header.extend(pools.map(|_| "RESOURCES"));
+    let mut rows = Vec::new();
     for candidate in candidates {
         for rdma in &candidate.rdma_devices {
             let device = seen.inventory.rdma_device(&rdma.name);
@@ -191,7 +181,7 @@ fn table(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -
             let Some(device) = device else {
                 let place = [rdma.name.clone(), "-".into(), "in another netns".into()];
                 let blank = ["-", "-", "-"].map(String::from);
-                table.add_row(place.into_iter().chain(blank).chain(common));
+                rows.push(place.into_iter().chain(blank).chain(common).collect());
                 continue;
             };
             for port in &device.ports {
@@ -203,11 +193,11 @@ fn table(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -
                     port.rate.as_ref().map_or("-".into(), ToString::to_string),
                     port.netdev.clone().unwrap_or("-".into()),
                 ];
-                table.add_row(facts.into_iter().chain(common.clone()));
+                rows.push(facts.into_iter().chain(common.clone()).collect());
             }
         }
     }
-    table
+    table(&header, &rows)
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.

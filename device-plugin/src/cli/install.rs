@@ -1,9 +1,11 @@
-//! `rdma-device-plugin install`: the init container's work, told line by line.
+//! `rdma-device-plugin install`: what the init container does, one line for each file.
 
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::install::{self, CNI_PROGRAMS, Outcome};
+use node::cni_program;
+
+use crate::install::{self, Outcome};
 use anyhow::Context;
 
 /// Installs the CNI programs, and the node's policy where one is given.
@@ -56,7 +58,7 @@ impl Install {
                 .map(PathBuf::from)
                 .unwrap_or_default(),
         };
-        for name in CNI_PROGRAMS {
+        for name in cni_program::NAMES {
             let outcome = install::program(&from.join(name), &self.to)?;
             let new = Some(env!("CARGO_PKG_VERSION"));
             writeln!(

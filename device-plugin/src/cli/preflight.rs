@@ -7,13 +7,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
+use diagnostics::preflight::{
+    Context, Membership, Pools, Requirements, Scope, Selection, Settings, Snapshot, catalogue,
+    mounted, run,
+};
+use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
+use attachment::reclaim::in_host_namespace;
 
-use crate::config;
-use crate::preflight::check::{Outcome, Selection};
-use crate::preflight::context::{Context, Requirements, Scope, Settings, mounted};
-use crate::preflight::verdict::Verdict;
-use crate::preflight::{catalogue, report, run};
+use crate::candidate::gather;
+use crate::config::{self, Config, Sharing};
+use crate::host_snapshot::HostSnapshot;
+use crate::pool;
+use crate::snapshot::Shape;
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -121,9 +127,10 @@ impl Preflight {
         }
         let selection = Selection::new(&self.only, &self.skip)?;
         let settings = self.settings()?;
+        let config = self.config()?;
         let started = Instant::now();
         let outcomes = loop {
-            let outcomes = self.check(&settings, &selection)?;
+            let outcomes = self.check(&settings, config.as_ref(), &selection)?;
             if self.content(&outcomes) || !self.may_wait(started.elapsed()) {
                 break outcomes;
             }
@@ -147,9 +154,28 @@ impl Preflight {
         }
     }
 
-    fn check(&self, settings: &Settings, selection: &Selection) -> anyhow::Result<Vec<Outcome>> {
-        let context = Context::read(settings.clone()).context("look at this host")?;
+    fn check(
+        &self,
+        settings: &Settings,
+        config: Option<&Config>,
+        selection: &Selection,
+    ) -> anyhow::Result<Vec<Outcome>> {
+        let host = self.host.look()?;
+        let pools = config.map(|config| pools(config, &host));
+        let snapshot = Snapshot {
+            inventory: host.inventory,
+            machine: host.machine,
+            uplinks: host.uplinks,
+            in_host_namespace: in_host_namespace(&self.host.host()).is_ok(),
+        };
+        let context = Context::new(settings.clone(), snapshot, pools);
         Ok(run(&context, selection))
+    }
+
+    fn config(&self) -> anyhow::Result<Option<Config>> {
+        let file = self.config_file.as_deref();
+        let defaults = self.defaults.read();
+        Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
     }
 
     fn content(&self, outcomes: &[Outcome]) -> bool {
@@ -186,12 +212,6 @@ impl Preflight {
                 .clone()
                 .unwrap_or_else(|| mounted(&root, Path::new(place)))
         };
-        let defaults = self.defaults.read();
-        let config = self
-            .config_file
-            .as_deref()
-            .map(|file| config::load(file, &defaults));
-        let config = config.transpose()?;
         Ok(Settings {
             kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
             device_plugin_dir: or_mounted(
@@ -211,13 +231,42 @@ impl Preflight {
                 pkey: self.pkey,
                 window: Duration::from_secs(self.window),
             },
-            config,
             node_object: self.node_object.as_deref().map(json).transpose()?,
             networks: self.networks.as_deref().map(json).transpose()?,
             node_addresses: self.host.node_addresses.clone(),
             root,
         })
     }
+}
+
+/// The pools that the daemon would make of this configuration on this host.
+fn pools(config: &Config, host: &HostSnapshot) -> Pools {
+    let (candidates, _) = gather::list(&host.inventory, &host.functions);
+    let assembled = pool::assemble(config, &candidates, host, &[]);
+    let mut pools = Pools::default();
+    for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
+        let units = match snapshot.shape() {
+            Shape::Pooled { units } => units,
+            _ => 0,
+        };
+        pools.resources.push(pool.resource.as_str().to_owned());
+        for member in snapshot.members() {
+            let units = match pool.sharing {
+                Sharing::Pooled { .. } => units,
+                Sharing::Slots { .. } => member.slots,
+                Sharing::Exclusive { .. } => 1,
+            };
+            for device in &member.rdma_devices {
+                let of_device = pools.of_device.entry(device.clone()).or_default();
+                of_device.push(Membership {
+                    resource: pool.resource.as_str().to_owned(),
+                    shared: pool.sharing.is_shared(),
+                    units,
+                });
+            }
+        }
+    }
+    pools
 }
 
 /// Ids of the checks that stand in the way.
@@ -233,4 +282,35 @@ fn json(file: &Path) -> anyhow::Result<serde_json::Value> {
     let text = super::text_of(file)?;
     serde_json::from_str(&text)
         .with_context(|| format!("read {}, which should be JSON", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use hca::tree::{Tree, machine};
+
+    use super::*;
+
+    #[test]
+    fn the_pools_of_a_configuration_name_their_devices_and_units() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        machine::a4(&tree);
+        let config = config::parse(
+            r#"{"configList": [
+                {"resourceName": "rails", "rdmaHcaMax": 1000,
+                 "selectors": {"ifNames": ["gpu0rdma0", "gpu7rdma0"]}},
+                {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
+        );
+        let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let pools = pools(&config.unwrap(), &host);
+        assert_eq!(pools.resources, ["rdma/rails", "rdma/none"]);
+        let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
+        assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
+        let expected = Membership {
+            resource: "rdma/rails".to_owned(),
+            shared: true,
+            units: 1000,
+        };
+        assert_eq!(pools.of_device["mlx5_7"], [expected]);
+    }
 }

@@ -9,10 +9,7 @@ use attachment::node::now;
 use node::table::{age, cell, table};
 use serde_json::Value;
 
-use crate::{
-    podresources,
-    status::{Files, Status as Answers, files},
-};
+use crate::status::{Files, Status as Answers, files};
 
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -68,7 +65,7 @@ impl Status {
         } = files(&self.host.host_root, &self.node.policy, self.node.name());
         let answers = Answers {
             daemon,
-            kubelet: podresources::ask(&self.kubelet.kubelet_root_dir)
+            kubelet: kubelet_api::client::ask(&self.kubelet.kubelet_root_dir)
                 .map_err(|error| error.to_string()),
             attachments,
             leases,

@@ -8,15 +8,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
+use diagnostics::topology::{self, Holders, View, nccl};
 use hca::topology::pairing::Pairing;
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
 
 use super::HostRoot;
-use crate::podresources;
-use crate::topology::holders::Holders;
-use crate::topology::view::View;
-use crate::topology::{matrix, nccl, picture};
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
 #[derive(Debug, clap::Args)]
@@ -124,13 +121,13 @@ impl Topology {
             bail!("--include and --strict belong to --gpus or --nics: there is nothing to choose");
         }
         if let Some(file) = &self.svg {
-            fs::write(file, picture::svg(&view, &title(&host)))
+            fs::write(file, topology::svg(&view, &title(&host)))
                 .with_context(|| format!("write the picture to {}", file.display()))?;
         }
         if self.json {
             writeln!(out, "{:#}", view.document())?;
         } else {
-            out.write_all(matrix::text(&view).as_bytes())?;
+            out.write_all(topology::text(&view).as_bytes())?;
         }
         Ok(())
     }
@@ -175,7 +172,7 @@ impl Topology {
                 Pairing::Listed(_) => "--pair".to_owned(),
             });
         }
-        match podresources::ask(&self.kubelet.kubelet_root_dir) {
+        match kubelet_api::client::ask(&self.kubelet.kubelet_root_dir) {
             Ok(devices) => {
                 let held = devices.held.into_iter().flat_map(|held| {
                     let pod = format!("{}/{}", held.namespace, held.pod);
@@ -184,7 +181,7 @@ impl Topology {
                 view.holders = Holders::collect(held);
             }
             // A node need not have a kubelet to have a topology.
-            Err(podresources::Error::NoSocket(_)) => {}
+            Err(kubelet_api::client::Error::NoSocket(_)) => {}
             Err(error) => view
                 .remarks
                 .push(format!("which pod has what is not known: {error}")),

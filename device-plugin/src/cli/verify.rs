@@ -6,14 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
-
-use crate::preflight::check::Outcome;
-use crate::preflight::report;
-use crate::preflight::verdict::{Finding, Verdict};
-use crate::verify::judge::{self, Fabric, Memory};
-use crate::verify::ladder::{self, Climbed, Plan, Rung};
-use crate::verify::perftest;
-use crate::verify::place::{Place, plain};
+use diagnostics::verify::{self, Climbed, Expected, Place, Plan};
+use diagnostics::{Verdict, report};
 
 /// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.
@@ -89,7 +83,7 @@ pub struct Verify {
 }
 
 fn rungs() -> PossibleValuesParser {
-    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.id))
+    PossibleValuesParser::new(verify::CHOICE.map(|rung| rung.id))
 }
 
 impl Verify {
@@ -152,7 +146,7 @@ impl Verify {
             .enable_all()
             .build()
             .context("start")?;
-        Ok(runtime.block_on(ladder::climb(&plan)))
+        Ok(runtime.block_on(verify::climb(&plan)))
     }
 
     fn wanted(&self) -> Vec<&'static str> {
@@ -160,47 +154,22 @@ impl Verify {
             let named = |list: &[String]| list.iter().any(|word| word == id);
             (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
         };
-        let rungs = ladder::CHOICE.iter().map(|rung| rung.id);
+        let rungs = verify::CHOICE.iter().map(|rung| rung.id);
         rungs.filter(|id| wanted(id)).collect()
     }
 
     fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {
-        let shown = file.display();
-        let text = plain(&super::text_of(file)?);
-        let finding = if text.contains("BW average") {
-            let memory = if self.gpu.is_some() {
-                Memory::Gpu
-            } else {
-                Memory::Host
-            };
-            let rung = if self.gpu.is_some() {
-                ladder::GPU
-            } else {
-                ladder::WRITE_BW
-            };
-            let run = perftest::read(&text);
-            (rung, judge::bandwidth(&run, self.line_rate, false, memory))
-        } else if text.contains("busbw") || text.contains("# Using devices") {
-            let fabric = Fabric {
-                line: self.line_rate,
-                nics: self.nics,
-            };
-            (ladder::NCCL, judge::collective(&text, fabric))
-        } else {
-            bail!(
-                "{shown} has neither a table of ib_write_bw (\"BW average\") nor one of nccl-tests \
-                 (\"busbw\")"
-            )
+        let expected = Expected {
+            line_rate: self.line_rate,
+            nics: self.nics,
+            gpu_memory: self.gpu.is_some(),
         };
-        let (rung, finding): (Rung, Finding) = finding;
-        Ok(Climbed {
-            outcomes: vec![Outcome {
-                id: rung.id,
-                title: rung.title,
-                verdict: finding.verdict,
-                findings: vec![finding],
-            }],
-            measurements: Vec::new(),
+        verify::judge_table(&super::text_of(file)?, expected).with_context(|| {
+            format!(
+                "{} has neither a table of ib_write_bw (\"BW average\") nor one of nccl-tests \
+                 (\"busbw\")",
+                file.display()
+            )
         })
     }
 }

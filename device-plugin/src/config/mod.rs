@@ -4,7 +4,6 @@
 //! `resourceList` the SR-IOV network device plugin's, and `version` our own. The first two are
 //! read as their Go programs read them; ours is strict.
 
-pub mod gojson;
 pub mod last_good;
 pub mod model;
 pub mod native;
@@ -20,6 +19,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use hca::unit::PoolTag;
+use node::gojson;
 
 pub use model::{
     Config, Damping, Delivery, Exclusion, Format, Gate, MAX_POOLED_UNITS, MAX_UNITS, NodeClass,

@@ -33,6 +33,7 @@ use serde_saphyr::{Location, Spanned};
 
 use node::duration;
 use node::pattern::Pattern;
+use node::spelling::nearest;
 
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, Gate, MAX_TIME, MAX_UNITS,
@@ -42,7 +43,7 @@ use super::model::{
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Owner, OwnerRule, Selector, SpeedRange};
-use super::{Findings, Problems, gojson};
+use super::{Findings, Problems};
 use crate::candidate::LinkType;
 
 /// The version this program reads.
@@ -422,7 +423,7 @@ fn message(error: serde_saphyr::Error) -> String {
         serde_saphyr::Error::SerdeUnknownField {
             field, expected, ..
         } => {
-            let near = gojson::nearest(expected, field);
+            let near = nearest(field, expected);
             let hint = match (renamed(field), near) {
                 (Some(now), _) => format!("its name is {now:?} now"),
                 (None, Some(near)) => format!("did you mean {near:?}?"),

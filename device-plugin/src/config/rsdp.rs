@@ -17,9 +17,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use node::gojson::{self, Value};
 use node::pattern::Pattern;
 
-use super::gojson::{self, Value};
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS, MAX_TIME,
     NodeRule, PoolConfig, PortHealth, Sharing, Variables,

@@ -1,4 +1,4 @@
-//! Which HCAs belong to a pool.
+//! Which HCAs belong to a pool. Each key of a selector is a line of `CRITERIA`.
 //!
 //! Inside one list any entry will do; all lists that are present have to agree. Criteria about a
 //! port (`ports`, `linkSpeed`, `pKeys`, and `linkTypes` of an HCA without netdev) have to hold for
@@ -9,7 +9,7 @@ use std::fmt;
 use node::pattern::Pattern;
 
 use super::range::RangeSet;
-use crate::candidate::{Candidate, Function, Port};
+use crate::candidate::{Candidate, Function, Port, RdmaDevice};
 
 /// A conjunction of criteria; an empty list imposes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -142,6 +142,238 @@ impl fmt::Display for Mismatch {
     }
 }
 
+/// One key of a selector: what it asks for, what an HCA has, and how the two are matched.
+struct Criterion {
+    key: &'static str,
+    test: Test,
+}
+
+enum Test {
+    /// One of the HCA's values matches one of the patterns.
+    Words {
+        patterns: fn(&Selector) -> &[Pattern],
+        values: fn(&Candidate) -> Vec<String>,
+    },
+    /// The HCA as a whole decides.
+    Hca {
+        /// `None` if the selector does not ask for this.
+        wanted: fn(&Selector) -> Option<String>,
+        holds: fn(&Selector, &Candidate) -> bool,
+        values: fn(&Candidate) -> Vec<String>,
+    },
+    /// All criteria of this kind hold for one and the same port.
+    Port {
+        /// `None` if the selector does not ask for this.
+        wanted: fn(&Selector) -> Option<String>,
+        holds: fn(&Selector, &Port) -> bool,
+        values: fn(&Port) -> Vec<String>,
+    },
+}
+
+/// Every key but `not`, in the order in which they are checked and printed.
+const CRITERIA: [Criterion; 18] = [
+    Criterion {
+        key: "rdmaDevices",
+        test: Test::Words {
+            patterns: |selector| &selector.rdma_devices,
+            values: |hca| of_devices(hca, |device| device.name.clone()),
+        },
+    },
+    Criterion {
+        key: "ifNames",
+        test: Test::Words {
+            patterns: |selector| &selector.if_names,
+            values: |hca| hca.netdevs.iter().map(|n| n.name.clone()).collect(),
+        },
+    },
+    Criterion {
+        key: "pciAddresses",
+        test: Test::Words {
+            patterns: |selector| &selector.pci_addresses,
+            values: |hca| hca.pci.iter().map(|pci| pci.address.clone()).collect(),
+        },
+    },
+    Criterion {
+        key: "vendors",
+        test: Test::Words {
+            patterns: |selector| &selector.vendors,
+            values: |hca| hca.pci.iter().map(|pci| pci.vendor.clone()).collect(),
+        },
+    },
+    Criterion {
+        key: "deviceIDs",
+        test: Test::Words {
+            patterns: |selector| &selector.device_ids,
+            values: |hca| hca.pci.iter().map(|pci| pci.device.clone()).collect(),
+        },
+    },
+    Criterion {
+        key: "drivers",
+        test: Test::Words {
+            patterns: |selector| &selector.drivers,
+            values: |hca| hca.drivers.clone(),
+        },
+    },
+    Criterion {
+        key: "acpiIndexes",
+        test: Test::Hca {
+            wanted: |selector| alternatives(selector.acpi_indexes.iter()),
+            holds: |selector, hca| match acpi_index(hca) {
+                Some(index) => any_matches(&selector.acpi_indexes, &index),
+                // The SR-IOV plugin's `[""]`: a function without an index. A pattern of ours that
+                // matches everything does not match what is not there.
+                None => selector
+                    .acpi_indexes
+                    .contains(&Pattern::Exact(String::new())),
+            },
+            values: |hca| acpi_index(hca).into_iter().collect(),
+        },
+    },
+    Criterion {
+        key: "guids",
+        test: Test::Words {
+            patterns: |selector| &selector.guids,
+            values: |hca| {
+                let ports = ports(hca).filter_map(|port| port.guid.clone());
+                let mut guids = of_devices(hca, |device| device.node_guid.clone());
+                guids.extend(ports);
+                guids
+            },
+        },
+    },
+    Criterion {
+        key: "firmware",
+        test: Test::Words {
+            patterns: |selector| &selector.firmware,
+            values: |hca| of_devices(hca, |device| device.firmware.clone()),
+        },
+    },
+    Criterion {
+        key: "boardIDs",
+        test: Test::Words {
+            patterns: |selector| &selector.board_ids,
+            values: |hca| of_devices(hca, |device| device.board_id.clone()),
+        },
+    },
+    Criterion {
+        key: "functions",
+        test: Test::Hca {
+            wanted: |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
+            holds: |selector, hca| selector.functions.iter().any(|k| k.covers(hca.function)),
+            values: |hca| vec![hca.function.word().to_owned()],
+        },
+    },
+    Criterion {
+        key: "pfNames",
+        test: Test::Hca {
+            wanted: |selector| alternatives(selector.pf_names.iter()),
+            holds: |selector, hca| owned(&selector.pf_names, selector.owners, hca, &pf_names(hca)),
+            values: |hca| numbered(hca, &pf_names(hca)),
+        },
+    },
+    Criterion {
+        key: "rootDevices",
+        test: Test::Hca {
+            wanted: |selector| alternatives(selector.root_devices.iter()),
+            holds: |selector, hca| {
+                owned(
+                    &selector.root_devices,
+                    selector.owners,
+                    hca,
+                    &pf_address(hca),
+                )
+            },
+            values: |hca| numbered(hca, &pf_address(hca)),
+        },
+    },
+    Criterion {
+        key: "numaNodes",
+        test: Test::Hca {
+            wanted: |selector| range(&selector.numa_nodes),
+            holds: |selector, hca| {
+                hca.numa_node
+                    .is_some_and(|n| selector.numa_nodes.contains(n))
+            },
+            values: |hca| hca.numa_node.iter().map(ToString::to_string).collect(),
+        },
+    },
+    Criterion {
+        key: "linkTypes",
+        test: Test::Words {
+            patterns: |selector| &selector.link_types,
+            // Netdevs decide where there are any.
+            values: |hca| {
+                if hca.netdevs.is_empty() {
+                    ports(hca).map(|p| p.link_type.word().into()).collect()
+                } else {
+                    let netdevs = hca.netdevs.iter();
+                    netdevs.map(|n| n.link_type.word().into()).collect()
+                }
+            },
+        },
+    },
+    Criterion {
+        key: "ports",
+        test: Test::Port {
+            wanted: |selector| range(&selector.ports),
+            holds: |selector, port| selector.ports.contains(port.number),
+            values: |port| vec![port.number.to_string()],
+        },
+    },
+    Criterion {
+        key: "linkSpeed",
+        test: Test::Port {
+            wanted: |selector| alternatives(selector.link_speed.iter()),
+            holds: |selector, port| {
+                port.rate_mbps
+                    .is_some_and(|rate| selector.link_speed.iter().any(|r| r.contains(rate)))
+            },
+            values: |port| vec![rate(port.rate_mbps)],
+        },
+    },
+    Criterion {
+        key: "pKeys",
+        test: Test::Port {
+            wanted: |selector| alternatives(pkeys(&selector.pkeys)),
+            holds: |selector, port| port.pkeys.iter().any(|key| selector.pkeys.contains(key)),
+            values: |port| pkeys(&port.pkeys).collect(),
+        },
+    },
+];
+
+impl Test {
+    /// What the selector asks for, if it does. A list of one empty word does.
+    fn wanted(&self, selector: &Selector) -> Option<String> {
+        match self {
+            Self::Words { patterns, .. } => alternatives(patterns(selector).iter()),
+            Self::Hca { wanted, .. } | Self::Port { wanted, .. } => wanted(selector),
+        }
+    }
+
+    /// Whether an HCA has it, and else what it has. `ports` are those that hold so far.
+    fn check(
+        &self,
+        selector: &Selector,
+        hca: &Candidate,
+        ports: &mut Vec<&Port>,
+    ) -> Result<(), Vec<String>> {
+        let (holds, values) = match self {
+            Self::Words { patterns, values } => {
+                let values = values(hca);
+                let patterns = patterns(selector);
+                (values.iter().any(|v| any_matches(patterns, v)), values)
+            }
+            Self::Hca { holds, values, .. } => (holds(selector, hca), values(hca)),
+            Self::Port { holds, values, .. } => {
+                let values = ports.iter().flat_map(|port| values(port)).collect();
+                ports.retain(|port| holds(selector, port));
+                (!ports.is_empty(), values)
+            }
+        };
+        if holds { Ok(()) } else { Err(values) }
+    }
+}
+
 impl Selector {
     /// Whether no criterion is set, so that everything would match.
     pub fn is_empty(&self) -> bool {
@@ -159,68 +391,15 @@ impl Selector {
 
     /// Says which criterion an HCA fails first.
     pub fn check(&self, candidate: &Candidate) -> Result<(), Mismatch> {
-        let pci = candidate.pci.as_ref();
-        let rdma = &candidate.rdma_devices;
-        let one = |text: Option<&str>| text.map(str::to_owned).into_iter().collect::<Vec<_>>();
-
-        words("rdmaDevices", &self.rdma_devices, || {
-            rdma.iter().map(|device| device.name.clone()).collect()
-        })?;
-        words("ifNames", &self.if_names, || {
-            candidate
-                .netdevs
-                .iter()
-                .map(|netdev| netdev.name.clone())
-                .collect()
-        })?;
-        words("pciAddresses", &self.pci_addresses, || {
-            one(pci.map(|p| p.address.as_str()))
-        })?;
-        words("vendors", &self.vendors, || {
-            one(pci.map(|p| p.vendor.as_str()))
-        })?;
-        words("deviceIDs", &self.device_ids, || {
-            one(pci.map(|p| p.device.as_str()))
-        })?;
-        words("drivers", &self.drivers, || candidate.drivers.clone())?;
-        words("acpiIndexes", &self.acpi_indexes, || {
-            let index = pci.and_then(|p| p.acpi_index.as_deref());
-            // The SR-IOV plugin's `[""]`: a function without an index. A pattern of ours that
-            // matches everything does not match what is not there.
-            let none = self.acpi_indexes.contains(&Pattern::Exact(String::new()));
-            one(index.or(none.then_some("")))
-        })?;
-        words("guids", &self.guids, || {
-            let port_guids = rdma
-                .iter()
-                .flat_map(|d| d.ports.iter().filter_map(|p| p.guid.clone()));
-            rdma.iter()
-                .map(|d| d.node_guid.clone())
-                .chain(port_guids)
-                .collect()
-        })?;
-        words("firmware", &self.firmware, || {
-            rdma.iter().map(|d| d.firmware.clone()).collect()
-        })?;
-        words("boardIDs", &self.board_ids, || {
-            rdma.iter().map(|d| d.board_id.clone()).collect()
-        })?;
-        self.check_function(candidate)?;
-        self.check_owner(candidate)?;
-        if !self.numa_nodes.is_empty()
-            && !candidate
-                .numa_node
-                .is_some_and(|node| self.numa_nodes.contains(node))
-        {
-            return Err(Mismatch {
-                criterion: "numaNodes",
-                wanted: self.numa_nodes.to_string(),
-                found: candidate
-                    .numa_node
-                    .map_or("none".into(), |node| node.to_string()),
-            });
+        let mut ports = self.ports_of_link_type(candidate);
+        for Criterion { key, test } in &CRITERIA {
+            let Some(wanted) = test.wanted(self) else {
+                continue;
+            };
+            if let Err(found) = test.check(self, candidate, &mut ports) {
+                return Err(mismatch(key, wanted, &found));
+            }
         }
-        self.check_ports(candidate)?;
         match self.not.iter().find(|selector| selector.matches(candidate)) {
             Some(selector) => Err(Mismatch {
                 criterion: "not",
@@ -231,116 +410,51 @@ impl Selector {
         }
     }
 
-    fn check_function(&self, candidate: &Candidate) -> Result<(), Mismatch> {
-        if self.functions.is_empty()
-            || self
-                .functions
-                .iter()
-                .any(|kind| kind.covers(candidate.function))
-        {
-            return Ok(());
-        }
-        Err(Mismatch {
-            criterion: "functions",
-            wanted: alternatives(self.functions.iter().map(|kind| kind.word())),
-            found: candidate.function.word().into(),
-        })
+    /// The ports that port criteria may hold for. Where there is no netdev, the link type is a
+    /// criterion of the port as well.
+    fn ports_of_link_type<'c>(&self, candidate: &'c Candidate) -> Vec<&'c Port> {
+        let any = self.link_types.is_empty() || !candidate.netdevs.is_empty();
+        ports(candidate)
+            .filter(|port| any || any_matches(&self.link_types, port.link_type.word()))
+            .collect()
     }
+}
 
-    fn check_owner(&self, candidate: &Candidate) -> Result<(), Mismatch> {
-        let netdevs = candidate
-            .pf
-            .iter()
-            .flat_map(|pf| pf.netdevs.iter().map(String::as_str));
-        owned(
-            "pfNames",
-            &self.pf_names,
-            self.owners,
-            candidate,
-            &netdevs.collect::<Vec<_>>(),
-        )?;
-        let address = candidate
-            .pf
-            .iter()
-            .map(|pf| pf.address.as_str())
-            .collect::<Vec<_>>();
-        owned(
-            "rootDevices",
-            &self.root_devices,
-            self.owners,
-            candidate,
-            &address,
-        )
-    }
+fn any_matches(patterns: &[Pattern], word: &str) -> bool {
+    patterns.iter().any(|pattern| pattern.matches(word))
+}
 
-    /// Port criteria: netdevs decide the link type where there are any, one port all the rest.
-    fn check_ports(&self, candidate: &Candidate) -> Result<(), Mismatch> {
-        let by_netdev = !candidate.netdevs.is_empty();
-        if by_netdev {
-            words("linkTypes", &self.link_types, || {
-                candidate
-                    .netdevs
-                    .iter()
-                    .map(|netdev| netdev.link_type.word().into())
-                    .collect()
-            })?;
-        }
-        let mut ports: Vec<&Port> = candidate
-            .rdma_devices
-            .iter()
-            .flat_map(|device| &device.ports)
-            .collect();
-        if !by_netdev && !self.link_types.is_empty() {
-            let types: Vec<String> = ports
-                .iter()
-                .map(|port| port.link_type.word().into())
-                .collect();
-            ports.retain(|port| {
-                self.link_types
-                    .iter()
-                    .any(|pattern| pattern.matches(port.link_type.word()))
-            });
-            if ports.is_empty() {
-                return Err(mismatch(
-                    "linkTypes",
-                    alternatives(self.link_types.iter()),
-                    &types,
-                ));
-            }
-        }
-        if !self.ports.is_empty() {
-            let numbers: Vec<String> = ports.iter().map(|port| port.number.to_string()).collect();
-            ports.retain(|port| self.ports.contains(port.number));
-            if ports.is_empty() {
-                return Err(mismatch("ports", self.ports.to_string(), &numbers));
-            }
-        }
-        if !self.link_speed.is_empty() {
-            let rates: Vec<String> = ports.iter().map(|port| rate(port.rate_mbps)).collect();
-            ports.retain(|port| {
-                port.rate_mbps
-                    .is_some_and(|rate| self.link_speed.iter().any(|range| range.contains(rate)))
-            });
-            if ports.is_empty() {
-                let wanted = alternatives(self.link_speed.iter());
-                return Err(mismatch("linkSpeed", wanted, &rates));
-            }
-        }
-        if !self.pkeys.is_empty() {
-            let keys: Vec<String> = ports
-                .iter()
-                .flat_map(|p| p.pkeys.iter().map(|k| format!("{k:#06x}")))
-                .collect();
-            if !ports
-                .iter()
-                .any(|port| port.pkeys.iter().any(|key| self.pkeys.contains(key)))
-            {
-                let wanted = alternatives(self.pkeys.iter().map(|key| format!("{key:#06x}")));
-                return Err(mismatch("pKeys", wanted, &keys));
-            }
-        }
-        Ok(())
-    }
+fn of_devices(hca: &Candidate, value: fn(&RdmaDevice) -> String) -> Vec<String> {
+    hca.rdma_devices.iter().map(value).collect()
+}
+
+fn ports(hca: &Candidate) -> impl Iterator<Item = &Port> {
+    hca.rdma_devices.iter().flat_map(|device| &device.ports)
+}
+
+fn acpi_index(hca: &Candidate) -> Option<String> {
+    hca.pci.as_ref()?.acpi_index.clone()
+}
+
+fn pf_names(hca: &Candidate) -> Vec<&str> {
+    let pf = hca.pf.iter();
+    pf.flat_map(|pf| pf.netdevs.iter().map(String::as_str))
+        .collect()
+}
+
+fn pf_address(hca: &Candidate) -> Vec<&str> {
+    hca.pf.iter().map(|pf| pf.address.as_str()).collect()
+}
+
+/// Names of a PF with the number of the VF or SF.
+fn numbered(hca: &Candidate, names: &[&str]) -> Vec<String> {
+    let index = hca.function.index();
+    let number = index.map(|index| format!("#{index}")).unwrap_or_default();
+    names.iter().map(|name| format!("{name}{number}")).collect()
+}
+
+fn pkeys(keys: &[u16]) -> impl Iterator<Item = String> {
+    keys.iter().map(|key| format!("{key:#06x}"))
 }
 
 impl FunctionKind {
@@ -352,36 +466,9 @@ impl FunctionKind {
     }
 }
 
-/// A list of word patterns against the words that the HCA has for it.
-fn words(
-    criterion: &'static str,
-    patterns: &[Pattern],
-    found: impl FnOnce() -> Vec<String>,
-) -> Result<(), Mismatch> {
-    if patterns.is_empty() {
-        return Ok(());
-    }
-    let found = found();
-    if found
-        .iter()
-        .any(|word| patterns.iter().any(|pattern| pattern.matches(word)))
-    {
-        return Ok(());
-    }
-    Err(mismatch(criterion, alternatives(patterns.iter()), &found))
-}
-
-fn owned(
-    criterion: &'static str,
-    entries: &[Owner],
-    rule: OwnerRule,
-    candidate: &Candidate,
-    names: &[&str],
-) -> Result<(), Mismatch> {
-    if entries.is_empty() {
-        return Ok(());
-    }
-    let index = candidate.function.index();
+/// Whether an entry names the PF (by one of `names`) and the number of this VF or SF.
+fn owned(entries: &[Owner], rule: OwnerRule, hca: &Candidate, names: &[&str]) -> bool {
+    let index = hca.function.index();
     let in_range = |entry: &Owner| match &entry.indexes {
         None => true,
         Some(range) => index.is_some_and(|index| range.contains(index)),
@@ -389,16 +476,10 @@ fn owned(
     let mut naming = entries
         .iter()
         .filter(|entry| names.iter().any(|name| entry.pf.matches(name)));
-    let matched = match rule {
+    match rule {
         OwnerRule::Any => naming.any(in_range),
         OwnerRule::First => naming.next().is_some_and(in_range),
-    };
-    if matched {
-        return Ok(());
     }
-    let number = index.map(|index| format!("#{index}")).unwrap_or_default();
-    let found: Vec<String> = names.iter().map(|name| format!("{name}{number}")).collect();
-    Err(mismatch(criterion, alternatives(entries.iter()), &found))
 }
 
 fn mismatch(criterion: &'static str, wanted: String, found: &[String]) -> Mismatch {
@@ -414,11 +495,14 @@ fn mismatch(criterion: &'static str, wanted: String, found: &[String]) -> Mismat
     }
 }
 
-fn alternatives(words: impl Iterator<Item = impl ToString>) -> String {
-    words
-        .map(|word| word.to_string())
-        .collect::<Vec<_>>()
-        .join(" or ")
+/// `a or b`; `None` for no word at all.
+fn alternatives(words: impl Iterator<Item = impl ToString>) -> Option<String> {
+    let words: Vec<String> = words.map(|word| word.to_string()).collect();
+    (!words.is_empty()).then(|| words.join(" or "))
+}
+
+fn range(numbers: &RangeSet) -> Option<String> {
+    (!numbers.is_empty()).then(|| numbers.to_string())
 }
 
 fn rate(mbps: Option<u32>) -> String {
@@ -494,39 +578,12 @@ impl fmt::Display for SpeedRange {
 impl fmt::Display for Selector {
     /// Prints the criteria that are set, as `vendors: 15b3; ifNames: ens1f0 or ens1f1`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let join = |patterns: &[Pattern]| alternatives(patterns.iter());
-        let criteria = [
-            ("rdmaDevices", join(&self.rdma_devices)),
-            ("ifNames", join(&self.if_names)),
-            ("pciAddresses", join(&self.pci_addresses)),
-            ("vendors", join(&self.vendors)),
-            ("deviceIDs", join(&self.device_ids)),
-            ("drivers", join(&self.drivers)),
-            ("acpiIndexes", join(&self.acpi_indexes)),
-            ("guids", join(&self.guids)),
-            ("firmware", join(&self.firmware)),
-            ("boardIDs", join(&self.board_ids)),
-            (
-                "functions",
-                alternatives(self.functions.iter().map(|kind| kind.word())),
-            ),
-            ("pfNames", alternatives(self.pf_names.iter())),
-            ("rootDevices", alternatives(self.root_devices.iter())),
-            ("numaNodes", self.numa_nodes.to_string()),
-            ("linkTypes", join(&self.link_types)),
-            ("ports", self.ports.to_string()),
-            ("linkSpeed", alternatives(self.link_speed.iter())),
-            (
-                "pKeys",
-                alternatives(self.pkeys.iter().map(|key| format!("{key:#06x}"))),
-            ),
-            (
-                "not",
-                alternatives(self.not.iter().map(|not| format!("({not})"))),
-            ),
-        ];
-        let set = criteria.iter().filter(|(_, text)| !text.is_empty());
-        let text: Vec<String> = set.map(|(key, text)| format!("{key}: {text}")).collect();
+        let not = alternatives(self.not.iter().map(|not| format!("({not})")));
+        let criteria = CRITERIA.iter().map(|c| (c.key, c.test.wanted(self)));
+        let criteria = criteria.chain([("not", not)]);
+        let text: Vec<String> = criteria
+            .filter_map(|(key, wanted)| Some(format!("{key}: {}", wanted?)))
+            .collect();
         formatter.write_str(&text.join("; "))
     }
 }

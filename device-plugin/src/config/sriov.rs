@@ -13,9 +13,9 @@
 
 use std::collections::BTreeMap;
 
+use node::gojson::{self, Value};
 use node::pattern::Pattern;
 
-use super::gojson::{self, Value};
 use super::model::{
     Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, NodeRule, Policy, PoolConfig,
     PortHealth, Sharing, TUN, VHOST_NET, Variables,

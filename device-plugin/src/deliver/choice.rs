@@ -9,15 +9,16 @@
 //!   `grpc-go` 1.68 is newer than Kubernetes 1.28, the last release whose kubelet passes CDI names
 //!   over, and in releases that have it (1.33 and newer) the field is read always (KEP-4009).
 //! - The runtime's configuration says whether it reads CDI files
-//!   ([`cdi::of_running_runtime`](crate::preflight::runtime::cdi::of_running_runtime)).
+//!   ([`of_running_runtime`](diagnostics::container_runtime::of_running_runtime)).
 //! - The directory for CDI files has to be the host's, not one of this container's own.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use diagnostics::container_runtime::Cdi;
+
 use crate::config::Delivery;
-use crate::preflight::runtime::Cdi;
 
 /// The gRPC client that only kubelets have that always read CDI names.
 const CLIENT: &str = "grpc-go/";

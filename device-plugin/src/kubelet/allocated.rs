@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hca::{HcaId, UnitId};
+use kubelet_api::client::{self, Held};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::checkpoint;
 use crate::config::ResourceName;
-use crate::podresources::{self, Held};
 
 /// How often it is asked; it allows a hundred questions a second.
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -135,7 +135,7 @@ impl AllocatedUnits {
 /// What came back instead of an answer, or that none came in this time.
 pub async fn ask(socket: &Path, timeout: Duration) -> Result<AllocatedUnits, String> {
     let asked = SystemTime::now();
-    match tokio::time::timeout(timeout, podresources::held(socket)).await {
+    match tokio::time::timeout(timeout, client::held(socket)).await {
         Ok(held) => held.map(|held| AllocatedUnits::new(held, asked)),
         Err(_) => Err(format!("no answer within {timeout:?}")),
     }

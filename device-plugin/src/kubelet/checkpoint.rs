@@ -22,11 +22,10 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use kubelet_api::client::Held;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
-
-use crate::podresources::Held;
 
 /// Name of the file in the device-plugins directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
@@ -114,6 +113,11 @@ impl Opened {
     }
 
     fn entries(self) -> Result<Vec<Entry>, Error> {
+        self.read(entries)
+    }
+
+    /// Reads the file and what its text means.
+    fn read<T>(self, parse: fn(&[u8]) -> Result<T, serde_json::Error>) -> Result<T, Error> {
         let Self { path, file, meta } = self;
         if meta.len() > MAX_BYTES {
             let reason = format!("{} bytes, more than {MAX_BYTES}", meta.len());
@@ -123,14 +127,16 @@ impl Opened {
         if let Err(source) = file.take(MAX_BYTES).read_to_end(&mut text) {
             return Err(Error::Read { path, source });
         }
-        match serde_json::from_slice::<Stored>(&text) {
-            Ok(stored) => Ok(stored.data.pod_device_entries.unwrap_or_default()),
-            Err(error) => Err(Error::Form {
-                path,
-                reason: error.to_string(),
-            }),
-        }
+        parse(&text).map_err(|error| Error::Form {
+            path,
+            reason: error.to_string(),
+        })
     }
+}
+
+fn entries(text: &[u8]) -> Result<Vec<Entry>, serde_json::Error> {
+    let stored: Stored = serde_json::from_slice(text)?;
+    Ok(stored.data.pod_device_entries.unwrap_or_default())
 }
 
 /// Paths of the device nodes that containers were allocated with these units: one set for each
@@ -195,6 +201,24 @@ pub enum Owner {
 }
 
 impl Owners {
+    /// Reads the text of a checkpoint.
+    ///
+    /// # Errors
+    /// Where the text is not what a kubelet writes.
+    pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
+        let mut owners = Self::default();
+        for entry in entries(text)? {
+            for id in entry.device_ids.iter() {
+                owners.add(
+                    entry.pod_uid.clone(),
+                    entry.resource_name.clone(),
+                    id.clone(),
+                );
+            }
+        }
+        Ok(owners)
+    }
+
     /// Whose device it is.
     #[must_use]
     pub fn owner(&self, uid: &str, resource: &str, device: &str) -> Owner {
@@ -246,20 +270,8 @@ pub fn owners(directory: &Path, known: Option<KnownOwners>) -> Result<KnownOwner
     if let Some(known) = known.filter(|known| known.file == file) {
         return Ok(known);
     }
-    let mut owners = Owners::default();
-    for entry in opened.entries()? {
-        for id in entry.device_ids.iter() {
-            owners.add(
-                entry.pod_uid.clone(),
-                entry.resource_name.clone(),
-                id.clone(),
-            );
-        }
-    }
-    Ok(KnownOwners {
-        file,
-        owners: Arc::new(owners),
-    })
+    let owners = Arc::new(opened.read(Owners::parse)?);
+    Ok(KnownOwners { file, owners })
 }
 
 #[cfg(test)]

@@ -9,12 +9,3 @@ pub mod checkpoint;
 pub mod directory;
 pub mod service;
 pub mod session;
-
-/// tonic's errors say "transport error"; what happened is at the end of the chain.
-pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    last.to_string()
-}

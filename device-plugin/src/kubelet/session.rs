@@ -558,7 +558,7 @@ async fn call_register(socket: &Path, request: RegisterRequest) -> Result<(), St
     let channel = endpoint
         .connect()
         .await
-        .map_err(|error| super::root_cause(&error))?;
+        .map_err(|error| kubelet_api::root_cause(&error))?;
     let answer = RegistrationClient::new(channel).register(request).await;
     answer
         .map(drop)

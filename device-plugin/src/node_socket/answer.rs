@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use kubelet_api::client::{Held, PodDevices};
 use node_wire::{Allocation, Failure, FailureKind, Pod, PodUnits};
 
 use crate::kubelet::checkpoint::{Owner, Owners};
-use crate::podresources::{Held, PodDevices};
 
 /// What was read for a question.
 #[derive(Debug, Clone)]

@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kubelet_api::client;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::answer::{self, View};
 use crate::kubelet::checkpoint;
-use crate::podresources;
 
 /// How long an answer that was checked against the pod's UID is given again.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ pub struct Pods {
 #[derive(Debug)]
 pub struct Caller {
     calls: mpsc::Receiver<oneshot::Sender<Listing>>,
-    kubelet: podresources::Lister,
+    kubelet: client::Lister,
     device_plugin_dir: PathBuf,
     known: Option<checkpoint::KnownOwners>,
 }
@@ -59,7 +59,7 @@ pub fn pods(socket: PathBuf, device_plugin_dir: PathBuf) -> (Pods, Caller) {
     };
     let caller = Caller {
         calls: asked,
-        kubelet: podresources::Lister::new(socket),
+        kubelet: client::Lister::new(socket),
         device_plugin_dir,
         known: None,
     };

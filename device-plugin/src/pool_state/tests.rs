@@ -287,7 +287,7 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
     assert_eq!(counts(&pool_states).healthy, 1);
     node.tree.hide_rdma("mlx5_2");
     let held = |ids: &[&str]| {
-        let held = crate::podresources::Held {
+        let held = kubelet_api::client::Held {
             namespace: "ml".into(),
             pod: "train-0".into(),
             container: "worker".into(),
@@ -323,7 +323,7 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     let tag = hca::unit::PoolTag::of("rdma/b");
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {
-        let held = crate::podresources::Held {
+        let held = kubelet_api::client::Held {
             namespace: "ml".into(),
             pod: "train-0".into(),
             container: "worker".into(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use diagnostics::container_runtime;
 use hca::HcaId;
 use hca::inventory::Inventory;
 use notify::RecommendedWatcher;
@@ -25,9 +26,7 @@ use crate::kubelet::allocated::{self, AllocatedUnits};
 use crate::kubelet::service::Waiting;
 use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
-use crate::podresources;
 use crate::pool_state::PoolStates;
-use crate::preflight::runtime;
 use crate::reclaim::{self, Counts, Findings};
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
@@ -361,7 +360,7 @@ impl Daemon {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
             choice::choose(&choice::Facts {
                 kubelet,
-                runtime: runtime::cdi::of_running_runtime(root, &host.proc),
+                runtime: container_runtime::of_running_runtime(root, &host.proc),
                 directory: choice::directory_obstacle(&directory, root == Path::new("/")),
             })
         };
@@ -439,7 +438,7 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let socket = podresources::socket(&self.settings.kubelet_root_dir);
+        let socket = kubelet_api::client::socket(&self.settings.kubelet_root_dir);
         let directory = &self.settings.device_plugin_dir;
         if let Ok(allocated) = allocated::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
             self.allocated = Some(Arc::new(allocated));

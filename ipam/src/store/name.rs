@@ -14,8 +14,10 @@
 
 use crate::lease::{Lease, Pod};
 use crate::range::{bits, from_bits};
+use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
 use std::fmt::Write;
+use std::hash::Hasher as _;
 use std::net::IpAddr;
 
 /// Whom a seat is unique among: all of a space, or one range in it.
@@ -200,9 +202,9 @@ fn bucket(key: &str) -> String {
 /// FNV-1a with a final mix, so that the high bits depend on all of the key.
 /// Names on disk depend on it: it is part of the format.
 pub(crate) fn hash64(key: &str) -> u64 {
-    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let mut hasher = FnvHasher::default();
+    hasher.write(key.as_bytes());
+    let hash = hasher.finish();
     let hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     hash ^ (hash >> 32)
 }

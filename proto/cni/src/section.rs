@@ -63,7 +63,7 @@ impl<'a> Section<'a> {
         self.map?
             .iter()
             .rev()
-            .find(|(written, value)| !value.is_null() && folds_to(written, key))
+            .find(|(written, value)| !value.is_null() && same_key(written, key))
             .map(|(_, value)| value)
     }
 
@@ -170,7 +170,8 @@ fn wrong_kind(path: &str, expected: &str, value: &Value) -> Error {
 
 /// Whether a key as written means a known key, by the rule of Go's `encoding/json`: ASCII
 /// letters without case, and the two letters beyond ASCII that fold into it.
-fn folds_to(written: &str, known: &str) -> bool {
+#[must_use]
+pub fn same_key(written: &str, known: &str) -> bool {
     written == known || written.chars().map(fold).eq(known.chars().map(fold))
 }
 

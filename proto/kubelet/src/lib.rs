@@ -1,7 +1,9 @@
-//! The kubelet's gRPC contracts, generated from `api/*.proto`.
+//! The kubelet's gRPC contracts, generated from `api/*.proto`, and a client of one of them.
 //!
 //! Package names are on the wire (`/v1beta1.Registration/Register`), so the
 //! proto packages keep the kubelet's names; the modules here name the contract.
+
+pub mod client;
 
 /// Device plugin API, the only version the kubelet accepts.
 #[allow(
@@ -49,4 +51,14 @@ pub mod pluginregistration {
 )]
 pub mod podresources {
     tonic::include_proto!("v1");
+}
+
+/// tonic's errors say "transport error"; what happened is at the end of the chain.
+#[must_use]
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
 }

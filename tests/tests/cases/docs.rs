@@ -182,7 +182,9 @@ fn literals() -> Result<String> {
         "ipam/src",
         "node/src",
         "proto/cni/src",
+        "proto/kubelet/src",
         "device-plugin/src",
+        "device-plugin/diagnostics/src",
     ]
     .map(|d| top().join(d))
     .into();

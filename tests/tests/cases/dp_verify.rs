@@ -125,7 +125,7 @@ impl Pods {
 fn captures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .with_file_name("device-plugin")
-        .join("src/verify/captures")
+        .join("diagnostics/src/verify/captures")
 }
 
 fn plugin(arguments: &[&str]) -> Result<Command> {

@@ -1,0 +1,112 @@
+//! Numbered checks of what RDMA needs of a node, or of a container: what was read, the verdict,
+//! why, and what to do.
+//!
+//! Nothing is changed and no packet is sent. Each subject is one module: its facts as plain data,
+//! how they are read, and a table of checks, each with one small pure function. `SUBJECTS` lists
+//! the subjects; a new check is a line in its subject's table.
+//!
+//! - `check`: how checks are listed and chosen; `context`: what all subjects read from
+//! - `modules` (M), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
+//!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
+//! - `counters`: error counters of L, G and P, which must not grow while they are watched
+
+mod check;
+mod context;
+mod counters;
+mod gid;
+mod gpudirect;
+mod kubernetes;
+mod link;
+mod modules;
+mod pcie;
+mod qos;
+mod rails;
+mod runtime;
+
+pub use check::{NoSuchCheck, Selection};
+pub use context::{Context, Membership, Pools, Requirements, Scope, Settings, Snapshot, mounted};
+
+use crate::verdict::Outcome;
+use check::{Checks, Subject};
+
+/// The subjects, in the order in which people look: from the driver up to Kubernetes. Counters come
+/// last: they belong to three subjects, but are watched together, once.
+const SUBJECTS: [&dyn Checks; 10] = [
+    &Subject {
+        checks: modules::CHECKS,
+        read: modules::read,
+    },
+    &Subject {
+        checks: link::CHECKS,
+        read: link::read,
+    },
+    &Subject {
+        checks: gid::CHECKS,
+        read: gid::read,
+    },
+    &Subject {
+        checks: pcie::CHECKS,
+        read: pcie::read,
+    },
+    &Subject {
+        checks: gpudirect::CHECKS,
+        read: gpudirect::read,
+    },
+    &Subject {
+        checks: runtime::CHECKS,
+        read: runtime::read,
+    },
+    &Subject {
+        checks: rails::CHECKS,
+        read: rails::read,
+    },
+    &Subject {
+        checks: qos::CHECKS,
+        read: qos::read,
+    },
+    &Subject {
+        checks: kubernetes::CHECKS,
+        read: kubernetes::read,
+    },
+    &Subject {
+        checks: counters::CHECKS,
+        read: counters::read,
+    },
+];
+
+/// Every check there is: id and title, in order.
+#[must_use]
+pub fn catalogue() -> Vec<(&'static str, &'static str)> {
+    let mut all: Vec<_> = SUBJECTS
+        .iter()
+        .flat_map(|subject| subject.titles())
+        .collect();
+    all.sort_by_key(|(id, _)| order(id));
+    all
+}
+
+/// By subject, then by number.
+fn order(id: &str) -> (Option<usize>, &str) {
+    let letter = id.get(..1);
+    let subject = SUBJECTS.iter().position(|subject| {
+        let titles = subject.titles();
+        titles
+            .first()
+            .is_some_and(|(first, _)| first.get(..1) == letter)
+    });
+    (subject, id)
+}
+
+/// Makes all chosen checks.
+#[must_use]
+pub fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = SUBJECTS
+        .iter()
+        .flat_map(|subject| subject.make(context, selection))
+        .collect();
+    outcomes.sort_by_key(|outcome| order(outcome.id));
+    outcomes
+}
+
+#[cfg(test)]
+mod tests;

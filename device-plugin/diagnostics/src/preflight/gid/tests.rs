@@ -1,0 +1,103 @@
+use super::super::check::{Case, prove};
+use super::*;
+use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
+
+fn entry(index: u32, ip: &str, kind: GidType, netdev: Option<&str>) -> GidEntry {
+    GidEntry {
+        index,
+        gid: ip.parse::<IpAddr>().unwrap().into(),
+        kind: Some(kind),
+        netdev: netdev.map(str::to_owned),
+    }
+}
+
+fn port(id: &str, index: u32) -> PortFacts {
+    let ip = "192.168.1.4";
+    PortFacts {
+        id: id.to_owned(),
+        active: true,
+        gids: GidTable {
+            slots: 256,
+            entries: vec![
+                entry(index - 1, ip, GidType::IbOrRoceV1, Some("rail0")),
+                entry(index, ip, GidType::RoceV2, Some("rail0")),
+            ],
+        },
+        addresses: vec![("rail0".to_owned(), ip.parse().unwrap())],
+        children: 0,
+    }
+}
+
+fn good() -> Facts {
+    Facts {
+        ports: vec![port("mlx5_0/1", 3), port("mlx5_1/1", 3)],
+        in_pod: true,
+    }
+}
+
+fn with(change: impl FnOnce(&mut PortFacts)) -> Facts {
+    let mut facts = good();
+    change(&mut facts.ports[1]);
+    facts
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let v1_only = || with(|port| port.gids.entries.truncate(1));
+    let second_address = || {
+        with(|port| {
+            port.addresses
+                .push(("rail0".to_owned(), "10.0.0.1".parse().unwrap()))
+        })
+    };
+    let cases: Vec<Case<Facts>> = vec![
+        ("G01", good(), Pass, ""),
+        ("G01", v1_only(), Fail, "no RoCE v2 GID at all"),
+        ("G01", second_address(), Fail, "10.0.0.1 has none"),
+        ("G01", with(|port| port.active = false), Pass, ""),
+        ("G02", good(), Pass, ""),
+        (
+            "G02",
+            with(|port| port.gids.entries[1].netdev = Some("ens1".to_owned())),
+            Warn,
+            "192.168.1.4 is on rail0, its GID on ens1",
+        ),
+        ("G03", good(), Pass, "3 everywhere"),
+        (
+            "G03",
+            Facts {
+                ports: vec![port("a", 3), port("b", 5)],
+                in_pod: false,
+            },
+            Warn,
+            "differs",
+        ),
+        ("G03", Facts::default(), NotApplicable, ""),
+        ("G04", good(), Pass, ""),
+        ("G04", second_address(), Fail, "10.0.0.1 still has no GID"),
+        (
+            "G04",
+            Facts {
+                in_pod: false,
+                ..second_address()
+            },
+            NotApplicable,
+            "",
+        ),
+        ("G05", good(), Pass, ""),
+        (
+            "G05",
+            with(|port| {
+                port.gids
+                    .entries
+                    .push(entry(9, "10.0.0.9", GidType::RoceV2, None))
+            }),
+            Warn,
+            "entries of other pods",
+        ),
+        ("G06", good(), Pass, "about 64"),
+        ("G06", with(|port| port.children = 1000), Warn, "1000 units"),
+        ("G06", with(|port| port.gids.slots = 0), Unknown, ""),
+    ];
+    prove(CHECKS, &cases);
+}

@@ -1,0 +1,222 @@
+use super::super::check::{Case, prove};
+use super::*;
+use crate::verdict::Verdict::{NotApplicable, Pass, Unknown, Warn};
+
+const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n\
+    GCC version: gcc 13";
+const CLOSED: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12";
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// A node with eight B200, the open driver, and mlx5 with dma-buf.
+fn good() -> Facts {
+    Facts {
+        nvidia_gpus: 8,
+        nics: 8,
+        nvidia_version: Some(OPEN.to_owned()),
+        release: Some("6.8.0-45-generic".to_owned()),
+        modules: set(&["nvidia", "nvidia_uvm", "ib_core"]),
+        symbols: Some(set(&[GET_DMABUF, "mlx5_ib_reg_user_mr_dmabuf"])),
+        all_nodes_to_gpu_pods: Some(false),
+        nvswitches: 4,
+        fabric_manager: Some(true),
+        ..Facts::default()
+    }
+}
+
+/// The same with the closed driver on a kernel with `nvidia_peermem`.
+fn peermem() -> Facts {
+    Facts {
+        nvidia_version: Some(CLOSED.to_owned()),
+        modules: set(&["nvidia", "nvidia_uvm", "ib_core", "nvidia_peermem"]),
+        core_holders: vec!["ib_uverbs".to_owned(), "nvidia_peermem".to_owned()],
+        symbols: Some(set(&[PEER_INTERFACE])),
+        ..good()
+    }
+}
+
+/// Neither way.
+fn neither() -> Facts {
+    Facts {
+        nvidia_version: Some(CLOSED.to_owned()),
+        symbols: Some(BTreeSet::new()),
+        ..good()
+    }
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let amd = || Facts {
+        nvidia_gpus: 0,
+        other_gpus: 8,
+        nvidia_version: None,
+        ..good()
+    };
+    let old = |text: &str| Facts {
+        nvidia_version: Some(text.to_owned()),
+        ..good()
+    };
+    let cases: Vec<Case<Facts>> = vec![
+        ("D01", good(), Pass, ""),
+        ("D01", peermem(), Warn, "closed driver"),
+        (
+            "D01",
+            Facts {
+                nvidia_version: None,
+                ..good()
+            },
+            Warn,
+            "without NVIDIA's driver",
+        ),
+        (
+            "D01",
+            old("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  510.47"),
+            Warn,
+            "515",
+        ),
+        ("D01", amd(), NotApplicable, "exports dma-bufs itself"),
+        ("D01", Facts::default(), NotApplicable, "no GPU"),
+        ("D02", good(), Pass, "dma-buf serves"),
+        ("D02", peermem(), Pass, "can be registered"),
+        ("D02", neither(), Warn, "GPUDirect RDMA is off"),
+        (
+            "D02",
+            Facts {
+                memory_peers: vec!["nv_mem".to_owned()],
+                ..neither()
+            },
+            Pass,
+            "",
+        ),
+        ("D03", good(), Pass, ""),
+        ("D03", amd(), Pass, ""),
+        ("D03", peermem(), Pass, "a peer memory module serves"),
+        ("D03", neither(), Warn, "neither they can"),
+        (
+            "D03",
+            Facts {
+                release: Some("5.4.0-190".to_owned()),
+                ..good()
+            },
+            Warn,
+            "neither they can",
+        ),
+        (
+            "D03",
+            Facts {
+                symbols: None,
+                ..good()
+            },
+            Unknown,
+            "",
+        ),
+        ("D04", good(), NotApplicable, "not needed"),
+        ("D04", peermem(), Pass, ""),
+        ("D04", neither(), Warn, "Invalid argument"),
+        (
+            "D04",
+            Facts {
+                symbols: None,
+                ..neither()
+            },
+            Unknown,
+            "",
+        ),
+        ("D05", good(), NotApplicable, ""),
+        ("D05", peermem(), Pass, ""),
+        (
+            "D05",
+            Facts {
+                core_holders: vec!["ib_uverbs".to_owned()],
+                ..peermem()
+            },
+            Warn,
+            "does not hold the RDMA core",
+        ),
+        ("D06", good(), Pass, ""),
+        (
+            "D06",
+            Facts {
+                modules: set(&["nvidia"]),
+                ..good()
+            },
+            Warn,
+            "CUDA does not start",
+        ),
+        ("D06", Facts::default(), NotApplicable, ""),
+        ("D07", good(), Pass, ""),
+        (
+            "D07",
+            Facts {
+                all_nodes_to_gpu_pods: Some(true),
+                ..good()
+            },
+            Warn,
+            "NICs of other pods",
+        ),
+        (
+            "D07",
+            Facts {
+                all_nodes_to_gpu_pods: None,
+                ..good()
+            },
+            Unknown,
+            "hostPID",
+        ),
+        ("D08", good(), Pass, ""),
+        (
+            "D08",
+            Facts {
+                fabric_manager: Some(false),
+                ..good()
+            },
+            Warn,
+            "no fault of a NIC",
+        ),
+        (
+            "D08",
+            Facts {
+                fabric_manager: None,
+                ..good()
+            },
+            Unknown,
+            "hostPID",
+        ),
+        (
+            "D08",
+            Facts {
+                nvswitches: 0,
+                ..good()
+            },
+            NotApplicable,
+            "",
+        ),
+    ];
+    prove(CHECKS, &cases);
+}
+
+#[test]
+fn names_are_found_whether_or_not_addresses_are_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kallsyms");
+    let text = "0000000000000000 T ib_umem_dmabuf_get\t[ib_uverbs]\n\
+        ffffffffc0a01000 t mlx5_ib_reg_user_mr_dmabuf\t[mlx5_ib]\n\
+        0000000000000000 T printk\n\nbad\n";
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(
+        symbols(&path),
+        Some(set(&[GET_DMABUF, "mlx5_ib_reg_user_mr_dmabuf"]))
+    );
+    assert_eq!(symbols(Path::new("/nonexistent")), None);
+}
+
+#[test]
+fn one_variable_of_the_environment_is_asked_for() {
+    assert!(hands_out_all_nodes(b"A=b\0MOFED_ENABLED=true\0"));
+    assert!(!hands_out_all_nodes(
+        b"A=MOFED_ENABLED=true\0MOFED_ENABLED=false\0"
+    ));
+    assert!(!hands_out_all_nodes(b""));
+}

@@ -1,0 +1,251 @@
+use super::super::check::{Case, prove};
+use super::*;
+use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
+
+fn good() -> Facts {
+    let nic = "0000:3b:00.0".to_owned();
+    Facts {
+        kubelet: true,
+        plugin_dir: Some(PluginDir {
+            path: "/var/lib/kubelet/device-plugins".to_owned(),
+            writable: true,
+            socket: true,
+        }),
+        pod_resources: Asked::Answered,
+        policies: Some(Policies {
+            cpu: "static".to_owned(),
+            topology: "single-numa-node".to_owned(),
+            scope: "pod".to_owned(),
+            most_numa_nodes: None,
+        }),
+        numa_nodes: 2,
+        cni: true,
+        multus: true,
+        networks: Some([("ml/rail".to_owned(), "rdma/rails".to_owned())].into()),
+        resources: Some(["rdma/rails".to_owned()].into()),
+        gpu_ids: vec!["GPU-1f2e".to_owned()],
+        registered: [("rdma/rails".to_owned(), vec![nic.clone()])].into(),
+        nics: vec![nic],
+        programs: vec![("rdma-netdev".to_owned(), Some("0.1.0".to_owned()))],
+        version: "0.1.0".to_owned(),
+        cni_configurations: vec!["00-multus.conf".to_owned()],
+        stores: Ok(vec![("default".to_owned(), Ok("it is there".to_owned()))]),
+        pkeys: vec![("mlx5_0/1".to_owned(), vec![0xffff, 0x8001])],
+        wanted_pkey: None,
+    }
+}
+
+fn with(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = good();
+    change(&mut facts);
+    facts
+}
+
+fn policy(topology: &str, cpu: &str) -> Facts {
+    with(|facts| {
+        let policies = facts.policies.as_mut().unwrap();
+        topology.clone_into(&mut policies.topology);
+        cpu.clone_into(&mut policies.cpu);
+    })
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let bare = || with(|facts| facts.kubelet = false);
+    let wrong_store = Err(("directory is gone".to_owned(), "mount it".to_owned()));
+    let slots = || {
+        vec![format!(
+            "0000:3b:00.0_{}_0",
+            hca::unit::PoolTag::of("rdma/x")
+        )]
+    };
+    let cases: Vec<Case<Facts>> = vec![
+        ("K01", good(), Pass, ""),
+        ("K01", bare(), NotApplicable, "no kubelet"),
+        (
+            "K01",
+            with(|facts| facts.plugin_dir = None),
+            Fail,
+            "is not there",
+        ),
+        (
+            "K01",
+            with(|f| f.plugin_dir.as_mut().unwrap().writable = false),
+            Fail,
+            "not writable",
+        ),
+        (
+            "K01",
+            with(|f| f.plugin_dir.as_mut().unwrap().socket = false),
+            Fail,
+            "socket is not",
+        ),
+        ("K02", good(), Pass, ""),
+        (
+            "K02",
+            with(|facts| facts.pod_resources = Asked::NoSocket),
+            Fail,
+            "Multus cannot tell",
+        ),
+        (
+            "K02",
+            with(|f| f.pod_resources = Asked::Failed("refused".to_owned())),
+            Fail,
+            "refused",
+        ),
+        ("K03", good(), Pass, ""),
+        ("K03", policy("best-effort", "none"), Warn, "no promise"),
+        ("K03", policy("restricted", "none"), Warn, "CPUs are not"),
+        ("K03", with(|facts| facts.policies = None), Unknown, ""),
+        (
+            "K03",
+            Facts {
+                numa_nodes: 1,
+                ..policy("none", "none")
+            },
+            Pass,
+            "but one",
+        ),
+        ("K04", good(), Pass, ""),
+        (
+            "K04",
+            with(|facts| facts.numa_nodes = 16),
+            Warn,
+            "does not start",
+        ),
+        (
+            "K04",
+            Facts {
+                numa_nodes: 16,
+                ..policy("none", "none")
+            },
+            Pass,
+            "",
+        ),
+        (
+            "K04",
+            with(|facts| {
+                facts.numa_nodes = 16;
+                facts.policies.as_mut().unwrap().most_numa_nodes = Some(16);
+            }),
+            Pass,
+            "",
+        ),
+        ("K05", good(), Pass, ""),
+        (
+            "K05",
+            with(|facts| facts.resources = Some(BTreeSet::new())),
+            Fail,
+            "pods stay pending",
+        ),
+        (
+            "K05",
+            with(|facts| facts.multus = false),
+            Fail,
+            "Multus is not on this node",
+        ),
+        (
+            "K05",
+            with(|facts| facts.networks = None),
+            Unknown,
+            "--networks",
+        ),
+        (
+            "K05",
+            with(|facts| facts.resources = None),
+            Unknown,
+            "--node-object",
+        ),
+        ("K06", good(), Pass, ""),
+        (
+            "K06",
+            with(|facts| facts.gpu_ids = vec!["0".to_owned()]),
+            Warn,
+            "no UUIDs",
+        ),
+        (
+            "K06",
+            with(|facts| facts.gpu_ids.clear()),
+            NotApplicable,
+            "",
+        ),
+        ("K07", good(), Pass, ""),
+        (
+            "K07",
+            with(|facts| {
+                facts.registered.insert("other/nic".to_owned(), slots());
+            }),
+            Fail,
+            "two pods would have it",
+        ),
+        (
+            "K07",
+            with(|facts| {
+                facts.registered =
+                    [("a/x".to_owned(), slots()), ("a/y".to_owned(), slots())].into();
+            }),
+            Pass,
+            "shared",
+        ),
+        (
+            "K07",
+            with(|facts| facts.registered.clear()),
+            NotApplicable,
+            "",
+        ),
+        ("K08", good(), Pass, ""),
+        (
+            "K08",
+            with(|facts| facts.programs[0].1 = None),
+            Warn,
+            "not there",
+        ),
+        (
+            "K08",
+            with(|f| f.programs[0].1 = Some("0.0.9".to_owned())),
+            Warn,
+            "version 0.0.9",
+        ),
+        (
+            "K08",
+            with(|facts| facts.cni_configurations.clear()),
+            Warn,
+            "no pod network",
+        ),
+        (
+            "K08",
+            with(|facts| facts.cni = false),
+            Unknown,
+            "--cni-bin-dir",
+        ),
+        ("K09", good(), Pass, ""),
+        (
+            "K09",
+            with(|f| f.stores = Ok(vec![("a".to_owned(), wrong_store)])),
+            Fail,
+            "is gone",
+        ),
+        (
+            "K09",
+            with(|facts| facts.stores = Err("line 3".to_owned())),
+            Fail,
+            "line 3",
+        ),
+        ("K10", good(), Pass, ""),
+        (
+            "K10",
+            with(|facts| facts.wanted_pkey = Some(1)),
+            Pass,
+            "member",
+        ),
+        (
+            "K10",
+            with(|facts| facts.wanted_pkey = Some(0x8002)),
+            Fail,
+            "0x8002",
+        ),
+        ("K10", with(|facts| facts.pkeys[0].1.clear()), Fail, "empty"),
+        ("K10", with(|facts| facts.pkeys.clear()), NotApplicable, ""),
+    ];
+    prove(CHECKS, &cases);
+}

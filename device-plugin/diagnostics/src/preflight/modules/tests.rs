@@ -1,0 +1,259 @@
+use super::super::check::{Case, prove};
+use super::*;
+use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
+
+fn function(driver: Option<&str>, rdma: bool) -> Function {
+    Function {
+        address: "0000:3b:00.0".parse().unwrap(),
+        driver: driver.map(str::to_owned),
+        rdma,
+        in_lag: false,
+    }
+}
+
+fn device(name: &str, firmware: &str) -> Device {
+    Device {
+        name: name.to_owned(),
+        firmware: Some(firmware.to_owned()),
+        board: Some("MT_0000000838".to_owned()),
+    }
+}
+
+/// A node with two NICs where everything is as it should be.
+fn good() -> Facts {
+    let modules = ["ib_core", "ib_uverbs", "rdma_ucm", "mlx5_core", "mlx5_ib"];
+    Facts {
+        release: Some("6.8.0-45-generic".to_owned()),
+        modules: modules.map(str::to_owned).into(),
+        functions: vec![function(Some("mlx5_core"), true)],
+        devices: vec![
+            device("mlx5_0", "28.39.1002"),
+            device("mlx5_1", "28.39.1002"),
+        ],
+        netns_mode: Some(NetnsMode::Shared),
+        wanted_mode: None,
+        driver_container: None,
+        kubelet: true,
+        labels: None,
+    }
+}
+
+fn with(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = good();
+    change(&mut facts);
+    facts
+}
+
+fn without(module: &str) -> Facts {
+    with(|facts| {
+        facts.modules.remove(module);
+    })
+}
+
+fn labelled(value: &str) -> Facts {
+    let label = (
+        "network.nvidia.com/operator.mofed.wait".to_owned(),
+        value.to_owned(),
+    );
+    with(|facts| facts.labels = Some([label].into()))
+}
+
+fn release(release: &str) -> Facts {
+    with(|facts| facts.release = Some(release.to_owned()))
+}
+
+fn one_function(function: Function) -> Facts {
+    with(|facts| facts.functions = vec![function])
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let cases: Vec<Case<Facts>> = vec![
+        ("M01", good(), Pass, ""),
+        (
+            "M01",
+            without("ib_uverbs"),
+            Fail,
+            "ib_uverbs not in the kernel",
+        ),
+        ("M01", without("rdma_ucm"), Warn, "no rdma_cm node"),
+        ("M01", Facts::default(), NotApplicable, NO_NIC),
+        ("M02", good(), Pass, ""),
+        (
+            "M02",
+            one_function(function(None, false)),
+            Fail,
+            "no driver",
+        ),
+        (
+            "M02",
+            with(|facts| {
+                facts.functions = vec![function(Some("mlx5_core"), false)];
+                facts.modules.remove("mlx5_ib");
+            }),
+            Fail,
+            "mlx5_ib is not in the kernel",
+        ),
+        (
+            "M02",
+            one_function(function(Some("vfio-pci"), false)),
+            NotApplicable,
+            "virtual machine",
+        ),
+        (
+            "M02",
+            one_function(function(Some("i40e"), false)),
+            NotApplicable,
+            "unless irdma",
+        ),
+        (
+            "M02",
+            one_function(function(Some("mlxfw"), false)),
+            Unknown,
+            "mlxfw",
+        ),
+        ("M03", good(), Pass, ""),
+        (
+            "M03",
+            one_function(function(Some("mlx5_core"), false)),
+            Fail,
+            "disabled",
+        ),
+        (
+            "M03",
+            one_function(Function {
+                in_lag: true,
+                ..function(Some("mlx5_core"), false)
+            }),
+            Pass,
+            "bond",
+        ),
+        (
+            "M03",
+            with(|facts| {
+                facts.functions = vec![function(Some("ice"), false)];
+                facts.modules.insert("irdma".to_owned());
+            }),
+            Warn,
+            "irdma made no RDMA device",
+        ),
+        (
+            "M03",
+            with(|facts| {
+                facts.devices.clear();
+                facts.functions = vec![function(Some("bnxt_en"), false)];
+            }),
+            Fail,
+            "no RDMA device on this node",
+        ),
+        ("M04", good(), NotApplicable, ""),
+        (
+            "M04",
+            with(|facts| facts.driver_container = Some(true)),
+            Pass,
+            "",
+        ),
+        (
+            "M04",
+            with(|facts| facts.driver_container = Some(false)),
+            Fail,
+            "not done",
+        ),
+        ("M05", good(), Unknown, "--node-object"),
+        ("M05", labelled("false"), Pass, ""),
+        ("M05", labelled("true"), Fail, "not ready"),
+        (
+            "M05",
+            with(|facts| facts.labels = Some(BTreeMap::new())),
+            NotApplicable,
+            "",
+        ),
+        ("M06", good(), Pass, ""),
+        (
+            "M06",
+            with(|facts| facts.devices[1] = device("mlx5_1", "28.40")),
+            Warn,
+            "different",
+        ),
+        ("M07", good(), Pass, "every namespace"),
+        (
+            "M07",
+            with(|facts| facts.wanted_mode = Some(NetnsMode::Shared)),
+            Pass,
+            "as wanted",
+        ),
+        (
+            "M07",
+            with(|facts| facts.wanted_mode = Some(NetnsMode::Exclusive)),
+            Fail,
+            "exclusive",
+        ),
+        (
+            "M07",
+            with(|facts| facts.netns_mode = None),
+            NotApplicable,
+            "",
+        ),
+        ("M08", good(), Pass, ""),
+        ("M08", release("5.10.0-28-amd64"), Fail, "before 5.14"),
+        ("M08", release("5.13.19-2-pve"), Fail, "before 5.14"),
+        ("M08", release("5.14.0-427.el9.x86_64"), Pass, ""),
+        ("M08", release("unreleased"), Unknown, ""),
+        ("M08", with(|facts| facts.release = None), Unknown, ""),
+        ("M09", good(), Pass, "renumbering is harmless"),
+        (
+            "M09",
+            with(|facts| facts.devices = vec![device("rocep59s0f0", "1")]),
+            Pass,
+            "mapping",
+        ),
+        (
+            "M09",
+            with(|facts| facts.devices[0].name = "ibp12s0".to_owned()),
+            Warn,
+            "some by count",
+        ),
+        ("M10", good(), Pass, "no storage"),
+        (
+            "M10",
+            with(|facts| {
+                facts.modules.insert("nvme_rdma".to_owned());
+            }),
+            Pass,
+            "nobody reloads",
+        ),
+        (
+            "M10",
+            with(|facts| {
+                facts.modules.insert("nvme_rdma".to_owned());
+                facts.driver_container = Some(true);
+            }),
+            Warn,
+            "cannot while",
+        ),
+    ];
+    prove(CHECKS, &cases);
+}
+
+#[test]
+fn what_the_exclusive_mode_needs_is_told_exactly() {
+    let facts = with(|facts| facts.wanted_mode = Some(NetnsMode::Exclusive));
+    let remedy = m07_mode(&facts).remove(0).remedy.unwrap();
+    assert!(
+        remedy.starts_with("options ib_core netns_mode=0 in"),
+        "{remedy}"
+    );
+}
+
+#[test]
+fn releases_of_distributions_are_understood() {
+    for (release, expected) in [
+        ("6.1.0-23-amd64", Some((6, 1))),
+        ("5.14.0-427.el9.x86_64", Some((5, 14))),
+        ("6.18-rc1", Some((6, 18))),
+        ("", None),
+        ("x", None),
+    ] {
+        assert_eq!(version(release), expected, "{release}");
+    }
+}

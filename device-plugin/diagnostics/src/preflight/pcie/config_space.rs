@@ -1,0 +1,217 @@
+//! A function's configuration space, as far as preflight asks: capabilities and a few of their
+//! registers (PCI Express Base Specification, chapter 7; register names as in the kernel's
+//! `include/uapi/linux/pci_regs.h`).
+//!
+//! The first 64 bytes are for everybody, the rest only for root. What was not read is `None`,
+//! never zero.
+
+/// `PCI_STATUS`, with the bit that says there is a list of capabilities.
+const STATUS: usize = 0x06;
+const STATUS_CAP_LIST: u16 = 0x10;
+/// Where the list of capabilities starts.
+const CAPABILITY_LIST: usize = 0x34;
+/// Capability of PCI Express, and its device control register.
+const CAP_EXPRESS: u8 = 0x10;
+const DEVICE_CONTROL: usize = 0x08;
+/// Where extended capabilities start.
+const EXTENDED: usize = 0x100;
+/// Access control services, and their control register.
+const EXT_ACS: u16 = 0x0d;
+const ACS_CONTROL: usize = 0x06;
+/// Address translation service, and its control register.
+const EXT_ATS: u16 = 0x0f;
+const ATS_CONTROL: usize = 0x06;
+
+/// The bytes that could be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConfigSpace {
+    bytes: Vec<u8>,
+}
+
+/// A register that may lie beyond what could be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Register {
+    /// Its content.
+    Value(u16),
+    /// The function has no such capability.
+    None,
+    /// It lies in the part that only root may read.
+    Unreadable,
+}
+
+impl ConfigSpace {
+    /// The content of sysfs's `config`.
+    #[must_use]
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes }
+    }
+
+    /// PCI Express device control: maximum read request size, relaxed ordering.
+    #[must_use]
+    pub(crate) fn device_control(&self) -> Register {
+        self.register(self.capability(CAP_EXPRESS), DEVICE_CONTROL)
+    }
+
+    /// Control of access control services.
+    #[must_use]
+    pub(crate) fn acs_control(&self) -> Register {
+        self.register(self.extended(EXT_ACS), ACS_CONTROL)
+    }
+
+    /// Control of the address translation service.
+    #[must_use]
+    pub(crate) fn ats_control(&self) -> Register {
+        self.register(self.extended(EXT_ATS), ATS_CONTROL)
+    }
+
+    fn register(&self, capability: Found, offset: usize) -> Register {
+        match capability {
+            Found::At(start) => self
+                .word(start + offset)
+                .map_or(Register::Unreadable, Register::Value),
+            Found::Nowhere => Register::None,
+            Found::Unreadable => Register::Unreadable,
+        }
+    }
+
+    /// Walks the list of capabilities. A list that loops ends after as many steps as fit.
+    fn capability(&self, wanted: u8) -> Found {
+        match self.word(STATUS) {
+            None => return Found::Unreadable,
+            Some(status) if status & STATUS_CAP_LIST == 0 => return Found::Nowhere,
+            Some(_) => {}
+        }
+        let mut at = usize::from(self.byte(CAPABILITY_LIST).unwrap_or_default() & !3);
+        for _ in 0..48 {
+            if at == 0 {
+                return Found::Nowhere;
+            }
+            let (Some(id), Some(next)) = (self.byte(at), self.byte(at + 1)) else {
+                return Found::Unreadable;
+            };
+            if id == wanted {
+                return Found::At(at);
+            }
+            at = usize::from(next & !3);
+        }
+        Found::Nowhere
+    }
+
+    /// Walks the list of extended capabilities. A function whose whole space is 256 bytes, as a
+    /// conventional or virtual one, has none.
+    fn extended(&self, wanted: u16) -> Found {
+        if self.bytes.len() == EXTENDED {
+            return Found::Nowhere;
+        }
+        let mut at = EXTENDED;
+        for _ in 0..480 {
+            let (Some(id), Some(link)) = (self.word(at), self.word(at + 2)) else {
+                return Found::Unreadable;
+            };
+            if id == 0 || id == u16::MAX {
+                return Found::Nowhere;
+            }
+            if id == wanted {
+                return Found::At(at);
+            }
+            at = usize::from(link >> 4) & !3;
+            if at < EXTENDED {
+                return Found::Nowhere;
+            }
+        }
+        Found::Nowhere
+    }
+
+    fn byte(&self, at: usize) -> Option<u8> {
+        self.bytes.get(at).copied()
+    }
+
+    fn word(&self, at: usize) -> Option<u16> {
+        Some(u16::from_le_bytes([self.byte(at)?, self.byte(at + 1)?]))
+    }
+}
+
+enum Found {
+    At(usize),
+    Nowhere,
+    Unreadable,
+}
+
+#[cfg(test)]
+pub(in super::super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A function with these control registers, as a switch port or a NIC has them.
+    pub(in super::super::super) fn space(
+        device: u16,
+        acs: Option<u16>,
+        ats: Option<u16>,
+    ) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        let mut put = |at: usize, word: u16| bytes[at..at + 2].copy_from_slice(&word.to_le_bytes());
+        put(STATUS, STATUS_CAP_LIST);
+        put(CAPABILITY_LIST, 0x40);
+        // Power management first, then PCI Express.
+        put(0x40, 0x6001);
+        put(0x60, 0x0010);
+        put(0x60 + DEVICE_CONTROL, device);
+        let mut at = EXTENDED;
+        // Advanced error reporting leads the extended ones.
+        let extended = [(0x01, Some(0)), (EXT_ACS, acs), (EXT_ATS, ats)];
+        let present: Vec<(u16, u16)> = extended
+            .into_iter()
+            .filter_map(|(id, control)| Some((id, control?)))
+            .collect();
+        for (index, (id, control)) in present.iter().enumerate() {
+            let next = if index + 1 < present.len() {
+                at + 0x40
+            } else {
+                0
+            };
+            put(at, *id);
+            put(at + 2, u16::try_from(next).unwrap() << 4 | 1);
+            if *id != 0x01 {
+                put(at + 6, *control);
+            }
+            at += 0x40;
+        }
+        bytes
+    }
+
+    #[test]
+    fn registers_are_found_through_their_lists() {
+        let config = ConfigSpace::new(space(0x5936, Some(0x001d), Some(0x8000)));
+        assert_eq!(config.device_control(), Register::Value(0x5936));
+        assert_eq!(config.acs_control(), Register::Value(0x001d));
+        assert_eq!(config.ats_control(), Register::Value(0x8000));
+    }
+
+    #[test]
+    fn what_a_function_lacks_is_not_what_may_not_be_read() {
+        let plain = ConfigSpace::new(space(0x2810, None, None));
+        assert_eq!(plain.acs_control(), Register::None);
+        let mut bytes = space(0x2810, Some(0), None);
+        bytes.truncate(64);
+        let user = ConfigSpace::new(bytes);
+        assert_eq!(user.device_control(), Register::Unreadable);
+        assert_eq!(user.acs_control(), Register::Unreadable);
+        assert_eq!(
+            ConfigSpace::new(Vec::new()).device_control(),
+            Register::Unreadable
+        );
+        let conventional = ConfigSpace::new(vec![0; 256]);
+        assert_eq!(conventional.device_control(), Register::None);
+        assert_eq!(conventional.acs_control(), Register::None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_content_makes_the_walk_panic_or_hang(
+            bytes in prop::collection::vec(any::<u8>(), 0..4096)
+        ) {
+            let config = ConfigSpace::new(bytes);
+            let _ = (config.device_control(), config.acs_control(), config.ats_control());
+        }
+    }
+}

@@ -1,0 +1,257 @@
+use super::super::check::{Case, prove};
+use super::*;
+use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
+
+const GEN5_X16: Lanes = Lanes {
+    mega_transfers: 32_000,
+    width: 16,
+};
+
+fn function(name: &str) -> Function {
+    Function {
+        name: name.to_owned(),
+        rate_mbps: Some(400_000),
+        soft: false,
+        link: PcieLink {
+            current: Some(GEN5_X16),
+            most: Some(GEN5_X16),
+        },
+        port_above: Some(GEN5_X16),
+        numa: Some(0),
+        iommu: None,
+        device_control: Register::Value(0x5936),
+        ats_control: Register::None,
+        runtime_status: Some("active".to_owned()),
+        may_sleep: false,
+        window: Some(128 << 30),
+        memory: None,
+        nearest: Some(Distance::sure(Class::Pix)),
+    }
+}
+
+/// Bare metal with one GPU and one NIC on a switch.
+fn good() -> Facts {
+    Facts {
+        nics: vec![function("mlx5_0 0000:91:00.0")],
+        gpus: vec![function("GPU0 0000:8f:00.0")],
+        bridges: vec![Bridge {
+            address: "0000:8e:00.0".parse().unwrap(),
+            acs_control: Register::Value(0x0001),
+        }],
+        numa_nodes: 2,
+        virtual_machine: false,
+        hides_switches: false,
+    }
+}
+
+fn nic(change: impl FnOnce(&mut Function)) -> Facts {
+    let mut facts = good();
+    change(&mut facts.nics[0]);
+    facts
+}
+
+fn gpu(change: impl FnOnce(&mut Function)) -> Facts {
+    let mut facts = good();
+    change(&mut facts.gpus[0]);
+    facts
+}
+
+fn acs(control: Register) -> Facts {
+    let mut facts = good();
+    facts.bridges[0].acs_control = control;
+    facts
+}
+
+fn virtual_machine(ats: Register) -> Facts {
+    Facts {
+        virtual_machine: true,
+        ..nic(|nic| nic.ats_control = ats)
+    }
+}
+
+fn running_at(mega_transfers: u32, width: u32) -> Facts {
+    nic(|nic| {
+        nic.link.current = Some(Lanes {
+            mega_transfers,
+            width,
+        })
+    })
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let no_gpu = || Facts {
+        gpus: Vec::new(),
+        bridges: Vec::new(),
+        ..good()
+    };
+    let cases: Vec<Case<Facts>> = vec![
+        ("P01", good(), Pass, ""),
+        (
+            "P01",
+            running_at(16_000, 16),
+            Warn,
+            "Gen5 x16 would be possible",
+        ),
+        (
+            "P01",
+            running_at(16_000, 8),
+            Fail,
+            "the link carries 126 Gb/s, the ports 400",
+        ),
+        (
+            "P01",
+            nic(|nic| {
+                let gen4 = Some(Lanes {
+                    mega_transfers: 16_000,
+                    width: 16,
+                });
+                (nic.link.current, nic.link.most) = (gen4, gen4);
+            }),
+            Warn,
+            "the link carries 252 Gb/s",
+        ),
+        (
+            "P01",
+            nic(|nic| nic.link = PcieLink::default()),
+            Unknown,
+            "",
+        ),
+        ("P02", good(), Pass, ""),
+        ("P02", nic(|nic| nic.numa = None), Warn, "does not tell"),
+        (
+            "P02",
+            Facts {
+                numa_nodes: 1,
+                ..nic(|nic| nic.numa = None)
+            },
+            Pass,
+            "",
+        ),
+        ("P03", good(), Pass, ""),
+        ("P03", acs(Register::Value(0x001d)), Warn, "through the CPU"),
+        ("P03", acs(Register::None), Pass, ""),
+        ("P03", acs(Register::Unreadable), Unknown, "only root"),
+        ("P03", no_gpu(), NotApplicable, ""),
+        ("P04", good(), NotApplicable, ""),
+        (
+            "P04",
+            virtual_machine(Register::Value(0x8000)),
+            Pass,
+            "ATS is on",
+        ),
+        (
+            "P04",
+            virtual_machine(Register::Value(0)),
+            Warn,
+            "ATS is off",
+        ),
+        (
+            "P04",
+            virtual_machine(Register::Unreadable),
+            Unknown,
+            "only root",
+        ),
+        ("P05", good(), Pass, ""),
+        (
+            "P05",
+            nic(|nic| nic.iommu = Some("identity".to_owned())),
+            Pass,
+            "",
+        ),
+        (
+            "P05",
+            gpu(|gpu| gpu.iommu = Some("DMA-FQ".to_owned())),
+            Warn,
+            "translated",
+        ),
+        ("P05", no_gpu(), NotApplicable, ""),
+        ("P06", good(), Pass, ""),
+        (
+            "P06",
+            nic(|nic| nic.device_control = Register::Value(0x2936)),
+            Warn,
+            "512 bytes",
+        ),
+        (
+            "P06",
+            nic(|nic| nic.device_control = Register::Value(0x5926)),
+            Warn,
+            "strict ordering",
+        ),
+        (
+            "P06",
+            nic(|nic| nic.device_control = Register::Unreadable),
+            Unknown,
+            "only root",
+        ),
+        ("P08", good(), Pass, ""),
+        (
+            "P08",
+            gpu(|gpu| gpu.nearest = Some(Distance::sure(Class::Node))),
+            Warn,
+            "the nearest NIC is at NODE",
+        ),
+        ("P08", no_gpu(), NotApplicable, ""),
+        ("P09", good(), Pass, "131072 MiB"),
+        (
+            "P09",
+            gpu(|gpu| gpu.window = Some(256 << 20)),
+            Warn,
+            "only 256 MiB",
+        ),
+        (
+            "P09",
+            gpu(|gpu| gpu.memory = Some(192 << 30)),
+            Warn,
+            "of 196608 MiB",
+        ),
+        ("P09", gpu(|gpu| gpu.window = None), Unknown, ""),
+        ("P10", good(), Pass, "awake"),
+        (
+            "P10",
+            gpu(|gpu| gpu.runtime_status = Some("suspended".to_owned())),
+            Warn,
+            "it sleeps",
+        ),
+        ("P10", nic(|nic| nic.may_sleep = true), Warn, "D3cold"),
+        ("P10", nic(|nic| nic.runtime_status = None), Unknown, ""),
+    ];
+    prove(CHECKS, &cases);
+}
+
+#[test]
+fn the_ports_between_a_gpu_and_its_nics_are_those_below_the_switch() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = hca::tree::Tree::new(directory.path());
+    hca::tree::machine::cascaded_switches(&tree);
+    let inventory = hca::inventory(&tree.host()).unwrap();
+    let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
+    let ports: Vec<String> = between(&machine).iter().map(ToString::to_string).collect();
+    let first_socket: Vec<&String> = ports
+        .iter()
+        .filter(|port| port.starts_with("0000:2"))
+        .collect();
+    // Both downstream ports of both switches, the port that leads to the second and its own
+    // upstream port; neither root port nor the first switch's upstream port.
+    assert_eq!(
+        first_socket,
+        [
+            "0000:22:00.0",
+            "0000:22:01.0",
+            "0000:22:02.0",
+            "0000:25:00.0",
+            "0000:26:00.0",
+            "0000:26:01.0"
+        ]
+    );
+}
+
+#[test]
+fn the_window_is_the_second_line() {
+    let resource = "0x00000000f8000000 0x00000000f8ffffff 0x0000000000040200\n\
+        0x0000382000000000 0x0000383fffffffff 0x000000000014220c\n0x0 0x0 0x0";
+    assert_eq!(window(resource), Some(128 << 30));
+    assert_eq!(window("0x0 0x0 0x0\n0x0 0x0 0x0"), None);
+    assert_eq!(window(""), None);
+}

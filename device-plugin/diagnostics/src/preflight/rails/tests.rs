@@ -1,0 +1,176 @@
+use super::super::check::{Case, prove};
+use super::*;
+use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn set(arp_ignore: u8, arp_announce: u8, rp_filter: u8) -> Settings {
+    Settings {
+        arp_ignore: Some(arp_ignore),
+        arp_announce: Some(arp_announce),
+        rp_filter: Some(rp_filter),
+    }
+}
+
+fn rail(number: u8) -> Rail {
+    Rail {
+        netdev: format!("rail{number}"),
+        addresses: vec![(ip(&format!("10.0.0.{number}")), 16), (ip("fe80::1"), 64)],
+        duplicates: Vec::new(),
+        subnets: vec![(ip("10.0.0.0"), 16)],
+        settings: set(1, 2, 2),
+    }
+}
+
+/// A pod with two rails in one subnet, made right.
+fn good() -> Facts {
+    let rule = |number: u8| Rule {
+        source: ip(&format!("10.0.0.{number}")),
+        table: 1000 + u32::from(number),
+    };
+    Facts {
+        in_pod: true,
+        rails: vec![rail(1), rail(2)],
+        all: set(0, 0, 0),
+        inherit: Some(0),
+        uplinks: vec!["eth0".to_owned()],
+        rules: Some(vec![rule(1), rule(2)]),
+    }
+}
+
+fn with(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = good();
+    change(&mut facts);
+    facts
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let own_subnets = || with(|facts| facts.rails[1].subnets = vec![(ip("10.1.0.0"), 16)]);
+    let cases: Vec<Case<Facts>> = vec![
+        ("A01", good(), Pass, ""),
+        (
+            "A01",
+            with(|f| f.rails[1].settings.arp_ignore = Some(0)),
+            Warn,
+            "other rails' addresses",
+        ),
+        (
+            "A01",
+            with(|f| f.rails[1].settings.arp_ignore = None),
+            Unknown,
+            "",
+        ),
+        ("A01", own_subnets(), NotApplicable, ""),
+        ("A02", good(), Pass, ""),
+        (
+            "A02",
+            with(|f| f.rails[1].settings.arp_announce = Some(1)),
+            Warn,
+            "neighbours then learn",
+        ),
+        ("A03", good(), Pass, ""),
+        (
+            "A03",
+            with(|f| f.rails[1].settings.rp_filter = Some(1)),
+            Warn,
+            "strict",
+        ),
+        (
+            "A03",
+            with(|f| {
+                f.all.rp_filter = Some(1);
+                f.rails[1].settings.rp_filter = Some(0);
+            }),
+            Warn,
+            "strict",
+        ),
+        ("A03", with(|f| f.rails.truncate(1)), NotApplicable, ""),
+        ("A04", good(), Pass, ""),
+        (
+            "A04",
+            with(|f| f.all.rp_filter = Some(1)),
+            Warn,
+            "those are strict",
+        ),
+        (
+            "A04",
+            with(|f| {
+                f.all.rp_filter = Some(1);
+                f.inherit = Some(2);
+            }),
+            Pass,
+            "",
+        ),
+        ("A04", with(|f| f.inherit = None), Unknown, ""),
+        ("A05", good(), Pass, ""),
+        (
+            "A05",
+            with(|f| f.rules = Some(Vec::new())),
+            Warn,
+            "no rule for 10.0.0.",
+        ),
+        ("A05", with(|f| f.rules = None), Unknown, ""),
+        ("A06", good(), Pass, ""),
+        (
+            "A06",
+            with(|f| f.uplinks.push("rail1".to_owned())),
+            Fail,
+            "rail1 carries it",
+        ),
+        ("A06", with(|f| f.in_pod = false), NotApplicable, "--pod"),
+        ("A07", good(), Pass, "table 100"),
+        (
+            "A07",
+            with(|f| f.rules.as_mut().unwrap()[0].table = 254),
+            Fail,
+            "table 254",
+        ),
+        (
+            "A07",
+            with(|f| f.rules = Some(Vec::new())),
+            NotApplicable,
+            "",
+        ),
+        ("A08", good(), Pass, ""),
+        (
+            "A08",
+            with(|f| f.rails[0].duplicates.push(ip("fd00::1"))),
+            Fail,
+            "another host has fd00::1",
+        ),
+        (
+            "A08",
+            with(|f| f.rails.iter_mut().for_each(|r| r.addresses.truncate(1))),
+            Unknown,
+            "arping",
+        ),
+    ];
+    prove(CHECKS, &cases);
+}
+
+#[test]
+fn a_strict_filter_for_all_wins_over_a_loose_one() {
+    assert_eq!(effective(Some(1), Some(0)), Some(1));
+    assert_eq!(effective(Some(1), Some(2)), Some(2));
+    assert_eq!(effective(Some(0), None), None);
+}
+
+#[test]
+fn rules_with_large_table_numbers_are_understood() {
+    let mut rule = RuleMessage::default();
+    rule.attributes.push(RuleAttribute::Source(ip("10.0.0.1")));
+    rule.header.table = 252;
+    assert_eq!(
+        by_source(&rule),
+        Some(Rule {
+            source: ip("10.0.0.1"),
+            table: 252
+        })
+    );
+    rule.attributes.push(RuleAttribute::Table(1001));
+    assert_eq!(by_source(&rule).unwrap().table, 1001);
+    assert_eq!(by_source(&RuleMessage::default()), None);
+}

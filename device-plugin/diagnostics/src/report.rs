@@ -1,0 +1,212 @@
+//! Outcomes as text, grouped by verdict, and as one JSON document with all findings.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::verdict::{Finding, Outcome, Verdict};
+
+/// Outcomes by verdict, worst first.
+const ORDER: [Verdict; 5] = [
+    Verdict::Fail,
+    Verdict::Warn,
+    Verdict::Unknown,
+    Verdict::Pass,
+    Verdict::NotApplicable,
+];
+
+/// How many checks ended with each verdict.
+#[must_use]
+fn count(outcomes: &[Outcome], verdict: Verdict) -> usize {
+    outcomes
+        .iter()
+        .filter(|outcome| outcome.verdict == verdict)
+        .count()
+}
+
+/// One line: the sum of it all.
+#[must_use]
+fn summary(outcomes: &[Outcome]) -> String {
+    let counts: Vec<String> = ORDER
+        .iter()
+        .map(|verdict| (verdict, count(outcomes, *verdict)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(verdict, count)| format!("{count} {}", plain_word(*verdict)))
+        .collect();
+    format!("{} checks: {}", outcomes.len(), counts.join(", "))
+}
+
+fn plain_word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Fail => "failed",
+        Verdict::Warn => "with a warning",
+        Verdict::Unknown => "unknown",
+        Verdict::Pass => "passed",
+        Verdict::NotApplicable => "not applicable",
+    }
+}
+
+/// Text: a line for each check; below those that complain each object, what was read, and what
+/// to do; checks that do not apply together by their reason. With `all`, everything of each.
+#[must_use]
+pub fn text(outcomes: &[Outcome], all: bool) -> String {
+    let mut text = String::new();
+    let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
+    for outcome in outcomes {
+        if outcome.verdict == Verdict::NotApplicable && !all {
+            continue;
+        }
+        let _ = writeln!(
+            text,
+            "{:width$} {:7} {}",
+            outcome.id,
+            outcome.verdict.word(),
+            outcome.title
+        );
+        if outcome.verdict >= Verdict::Unknown || all {
+            for group in alike(&outcome.findings, all) {
+                finding(&mut text, &group);
+            }
+        }
+    }
+    if !all {
+        excluded(&mut text, outcomes);
+    }
+    let _ = writeln!(text, "\n{}", summary(outcomes));
+    text
+}
+
+/// The checks that do not apply, by reason, in the order of their first.
+fn excluded(text: &mut String, outcomes: &[Outcome]) {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for outcome in outcomes
+        .iter()
+        .filter(|o| o.verdict == Verdict::NotApplicable)
+    {
+        let why = outcome
+            .findings
+            .first()
+            .map_or("", |finding| finding.why.as_str());
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, ids)) => ids.push(outcome.id),
+            None => reasons.push((why, vec![outcome.id])),
+        }
+    }
+    for (why, ids) in reasons {
+        let _ = writeln!(text, "n/a: {why}: {}", ids.join(" "));
+    }
+}
+
+/// Findings that say the same about several objects, together; those that complain only, unless
+/// all are wanted.
+fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
+    let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();
+    for finding in findings
+        .iter()
+        .filter(|f| all || f.verdict >= Verdict::Unknown)
+    {
+        let object = finding.object.clone();
+        let same = groups.iter_mut().find(|(known, _)| {
+            known.verdict == finding.verdict
+                && known.why == finding.why
+                && known.read == finding.read
+                && known.remedy == finding.remedy
+        });
+        match same {
+            Some((_, objects)) => objects.extend(object),
+            None => groups.push((finding.clone(), object.into_iter().collect())),
+        }
+    }
+    groups
+}
+
+/// Objects named in a line before the rest is only counted.
+const NAMED: usize = 8;
+
+fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
+    let mut who = objects
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if objects.len() > NAMED {
+        let _ = write!(who, " and {} more", objects.len() - NAMED);
+    }
+    if !who.is_empty() {
+        who.push_str(": ");
+    }
+    let _ = writeln!(text, "            {who}{}", finding.why);
+    for line in &finding.read {
+        let _ = writeln!(text, "              read  {}", line.replace('\n', " "));
+    }
+    if let Some(remedy) = &finding.remedy {
+        let _ = writeln!(text, "              do    {remedy}");
+    }
+}
+
+/// Everything as one document.
+#[must_use]
+pub fn document(outcomes: &[Outcome]) -> Value {
+    json!({
+        "checks": outcomes,
+        "summary": {
+            "fail": count(outcomes, Verdict::Fail),
+            "warn": count(outcomes, Verdict::Warn),
+            "unknown": count(outcomes, Verdict::Unknown),
+            "pass": count(outcomes, Verdict::Pass),
+            "notApplicable": count(outcomes, Verdict::NotApplicable),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes() -> Vec<Outcome> {
+        let warning = Finding::warn("only 1024 bytes", "raise the MTU").read("mtu", 1500);
+        vec![
+            Outcome {
+                id: "L07",
+                title: "RoCE messages have their full size",
+                verdict: Verdict::Warn,
+                findings: vec![
+                    warning.clone().on("mlx5_0/1"),
+                    warning.on("mlx5_1/1"),
+                    Finding::pass("fine").on("mlx5_2/1"),
+                ],
+            },
+            Outcome {
+                id: "M01",
+                title: "the RDMA core is in the kernel",
+                verdict: Verdict::Pass,
+                findings: vec![Finding::pass("it is")],
+            },
+        ]
+    }
+
+    #[test]
+    fn objects_with_the_same_fault_are_named_together() {
+        assert_eq!(
+            text(&outcomes(), false),
+            "L07 WARN    RoCE messages have their full size\n            \
+             mlx5_0/1, mlx5_1/1: only 1024 bytes\n              read  mtu: 1500\n              \
+             do    raise the MTU\nM01 pass    the RDMA core is in the kernel\n\n\
+             2 checks: 1 with a warning, 1 passed\n"
+        );
+        assert!(text(&outcomes(), true).contains("mlx5_2/1: fine"));
+    }
+
+    #[test]
+    fn the_document_has_every_finding() {
+        let document = document(&outcomes());
+        assert_eq!(document["summary"]["warn"], 1);
+        assert_eq!(document["checks"][0]["findings"][2]["verdict"], "pass");
+        assert_eq!(
+            document["checks"][0]["findings"][0]["remedy"],
+            "raise the MTU"
+        );
+        assert_eq!(document["checks"][1]["verdict"], "pass");
+    }
+}
