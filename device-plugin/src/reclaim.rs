@@ -37,8 +37,9 @@ use node::file;
 const LOOKING: Duration = Duration::from_secs(30);
 /// How long a netdev on its way out of a dying namespace is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one part of a round may take before it is called late. A store with 65,000 leases of
-/// one node takes 2 s.
+/// How long a round waits for its parts. What they do later is counted by a later round.
+const PART_WAIT: Duration = Duration::from_secs(1);
+/// How long one part of a round may take before it is called late.
 const PART_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where things are.
@@ -210,10 +211,12 @@ fn round(settings: &Settings, memory: &mut Memory, before: Counts) -> Counts {
     for store in policy.stores.keys() {
         work.entry(Part::Store(store.clone())).or_default();
     }
-    let ended = memory.apart.run(work, PART_TIMEOUT, |part, dead| {
-        let settings = settings.clone();
-        move || clean_up(&settings, &part, dead)
-    });
+    let ended = memory
+        .apart
+        .run(work, PART_WAIT, PART_TIMEOUT, |part, dead| {
+            let settings = settings.clone();
+            move || clean_up(&settings, &part, dead)
+        });
     for (part, ended) in ended {
         match ended {
             Ended::Done(done) => {

@@ -1,9 +1,10 @@
 //! Parts of a round, each on a thread of its own.
 //!
 //! A call on a hard mount whose server does not answer waits without end, and nothing can
-//! interrupt it. So a round waits for its parts until a deadline, and goes on without those that
-//! are late. A part that is under way is not started again beside itself: there is one thread of a
-//! store at most. What it did is counted by the round that finds it done.
+//! interrupt it. So a round waits for its parts a moment, and goes on without those that have not
+//! ended. A part that is under way is not started again beside itself: there is one thread of a
+//! store at most. What it did is counted by the round that finds it done; one that is not done by
+//! its deadline is called late.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +34,7 @@ impl fmt::Display for Part {
 pub(super) enum Ended<T> {
     /// What it did, in this round or since an earlier one.
     Done(T),
-    /// It has not ended.
+    /// It has not ended, and is past its deadline.
     Late {
         /// Whether it is called late for the first time.
         news: bool,
@@ -64,11 +65,12 @@ impl<T> Default for Apart<T> {
 }
 
 impl<T: Send + 'static> Apart<T> {
-    /// Starts every part of `work` that is not under way, and waits until `timeout` for them to
-    /// end. Those that earlier rounds called late are not waited for.
+    /// Starts every part of `work` that is not under way, and waits for those at most `wait`
+    /// to end. Those that have not ended `timeout` after their start are called late.
     pub(super) fn run<W, F>(
         &mut self,
         work: BTreeMap<Part, W>,
+        wait: Duration,
         timeout: Duration,
         make: impl Fn(Part, W) -> F,
     ) -> Vec<(Part, Ended<T>)>
@@ -102,9 +104,9 @@ impl<T: Send + 'static> Apart<T> {
             }
         }
         self.under_way.retain(|part, under_way| {
-            let left = match under_way.called_late {
-                true => Duration::ZERO,
-                false => timeout.saturating_sub(now.elapsed()),
+            let left = match under_way.started == now {
+                true => wait.saturating_sub(now.elapsed()),
+                false => Duration::ZERO,
             };
             let (outcome, is_under_way) = match under_way.done.recv_timeout(left) {
                 Ok(done) => (Ended::Done(done), false),
@@ -113,8 +115,11 @@ impl<T: Send + 'static> Apart<T> {
                     (Ended::Failed(error.to_owned()), false)
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let news = !std::mem::replace(&mut under_way.called_late, true);
                     let elapsed = under_way.started.elapsed();
+                    if elapsed < timeout {
+                        return true;
+                    }
+                    let news = !std::mem::replace(&mut under_way.called_late, true);
                     (Ended::Late { news, elapsed }, true)
                 }
             };
@@ -132,7 +137,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc::Sender;
 
-    const TIMEOUT: Duration = Duration::from_millis(200);
+    const WAIT: Duration = Duration::from_millis(200);
+    const TIMEOUT: Duration = Duration::from_millis(400);
 
     fn store(name: &str) -> Part {
         Part::Store(name.into())
@@ -165,7 +171,7 @@ mod tests {
                 work.insert(store("hung"), self.hung.take());
             }
             let started = self.started.clone();
-            let ended = self.apart.run(work, TIMEOUT, |_, hung| {
+            let ended = self.apart.run(work, WAIT, TIMEOUT, |_, hung| {
                 let started = started.clone();
                 move || {
                     started.fetch_add(1, Ordering::SeqCst);
@@ -183,23 +189,26 @@ mod tests {
     fn a_store_that_hangs_keeps_nothing_else_waiting_and_is_called_late_once() {
         let (mut scene, answer) = Scene::new();
         let mut news = Vec::new();
-        for round in 1..=3 {
-            let began = Instant::now();
+        for round in 1..=4 {
             let ended = scene.round();
             assert_eq!(ended[&Part::NoStore], Ended::Done(1));
             assert_eq!(ended[&store("local")], Ended::Done(1));
-            let Ended::Late { news: is_news, .. } = ended[&store("hung")] else {
-                panic!("{ended:?}");
-            };
-            news.push(is_news);
-            assert!(round == 1 || began.elapsed() < TIMEOUT, "waited for again");
+            news.push(match ended.get(&store("hung")) {
+                None => None,
+                Some(Ended::Late { news, .. }) => Some(*news),
+                other => panic!("{other:?}"),
+            });
             assert_eq!(scene.apart.under_way.len(), 1, "one thread of it at most");
             assert_eq!(scene.started.load(Ordering::SeqCst), 1 + 2 * round);
+            if round == 2 {
+                std::thread::sleep(TIMEOUT);
+            }
         }
-        assert_eq!(news, [true, false, false]);
+        // The first round waits; the second does not, and the deadline is not over.
+        assert_eq!(news, [None, None, Some(true), Some(false)]);
         // The server answers: what was done meanwhile counts, and the next round starts anew.
         answer.send(()).unwrap();
-        while scene.round()[&store("hung")] != Ended::Done(1) {}
+        while scene.round().get(&store("hung")) != Some(&Ended::Done(1)) {}
         assert!(scene.apart.under_way.is_empty());
         assert_eq!(scene.round()[&store("hung")], Ended::Done(1));
     }
@@ -208,7 +217,7 @@ mod tests {
     fn work_that_panics_is_a_failure_of_its_part_alone() {
         let mut apart: Apart<u64> = Apart::default();
         let work = BTreeMap::from([(store("a"), true), (store("b"), false)]);
-        let ended = apart.run(work, Duration::from_secs(10), |_, panics| {
+        let ended = apart.run(work, Duration::from_secs(10), TIMEOUT, |_, panics| {
             move || {
                 assert!(!panics, "on purpose");
                 7
