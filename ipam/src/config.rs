@@ -618,9 +618,18 @@ mod tests {
     #[test]
     fn the_store_of_a_configuration_is_known_where_its_ipam_is_ours() {
         for (text, store) in [
-            (r#"{"name":"a","ipam":{"type":"rdma-ipam","store":"shared"}}"#, Some("shared")),
-            (r#"{"name":"a","ipam":{"type":"whereabouts"}}"#, Some(DEFAULT_STORE)),
-            (r#"{"name":"a","ipam":{"type":"static","store":"shared"}}"#, None),
+            (
+                r#"{"name":"a","ipam":{"type":"rdma-ipam","store":"shared"}}"#,
+                Some("shared"),
+            ),
+            (
+                r#"{"name":"a","ipam":{"type":"whereabouts"}}"#,
+                Some(DEFAULT_STORE),
+            ),
+            (
+                r#"{"name":"a","ipam":{"type":"static","store":"shared"}}"#,
+                None,
+            ),
             (r#"{"name":"a"}"#, None),
             ("{", None),
         ] {
