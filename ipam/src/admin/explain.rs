@@ -77,7 +77,7 @@ impl Explain {
 /// The configuration of the plugin that has an `ipam`, out of whatever holds it.
 fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
     // What is no YAML, the reader of configurations says better.
-    let Ok(mut value) = serde_yaml_ng::from_slice::<Value>(text) else {
+    let Ok(mut value) = serde_saphyr::from_slice::<Value>(text) else {
         return Ok(text.to_owned());
     };
     if value
