@@ -35,13 +35,13 @@ pub struct Want<'a> {
 pub struct Survey {
     /// The address that would be given; `None` when all are held.
     pub next: Option<IpAddr>,
-    /// Addresses before it that are held.
-    pub held: u128,
-    /// Addresses before it that rest since they were freed.
-    pub resting: u128,
-    /// Whether it has not rested enough itself, but nothing else is free.
-    pub unrested: bool,
-    /// Parts of the range that cannot be looked into.
+    /// Addresses before it that are leased.
+    pub leased: u128,
+    /// Addresses before it that are cooling down since they were released.
+    pub cooling_down: u128,
+    /// Whether it is cooling down itself, but nothing else is free.
+    pub still_cooling_down: bool,
+    /// Parts of the range that cannot be read.
     pub unreadable: usize,
 }
 
@@ -257,10 +257,10 @@ impl Store {
                 })
                 .fold(0, |sum, span| sum.saturating_add(span.size()));
             let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
-            survey.resting = survey.resting.saturating_add(resting);
+            survey.cooling_down = survey.cooling_down.saturating_add(resting);
             let free = u128::from(next.is_some());
-            survey.held = survey
-                .held
+            survey.leased = survey
+                .leased
                 .saturating_add(seats.saturating_sub(resting + free));
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
@@ -273,7 +273,7 @@ impl Store {
             }
         }
         survey.next = longest.map(|(_, address)| from_bits(v4, address));
-        survey.unrested = longest.is_some();
+        survey.still_cooling_down = longest.is_some();
         Ok(survey)
     }
 

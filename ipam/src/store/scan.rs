@@ -5,6 +5,7 @@ use super::name::{self, Class, Seat};
 use super::owner::{Content, Owned, read};
 use super::{Store, StoreError};
 use crate::lease::Lease;
+use ipnetwork::IpNetwork;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -30,10 +31,18 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether its seat is unique in all of its space, not in one range only.
+    /// Whether it may be a lease of a range, by its name alone: of the same addresses
+    /// there may be other ranges, unless leases of the range are unique in it alone.
     #[must_use]
-    pub fn in_shared_class(&self) -> bool {
-        self.seat.class == Class::SHARED
+    pub fn may_be_of(&self, range: IpNetwork, overlapping: bool) -> bool {
+        self.seat.class == Class::of(range, overlapping) && range.contains(self.address)
+    }
+
+    /// The range that its record names, if it can be read.
+    #[must_use]
+    pub fn range(&self) -> Option<IpNetwork> {
+        let (record, _) = record(&self.dir, &self.seat.name(), &self.seat).ok()?;
+        record.ok().map(|lease| lease.range)
     }
 }
 
