@@ -3,17 +3,24 @@
 //!
 //! An attachment is undone on evidence, never for lack of it: its boot is over, or its network
 //! namespace is gone, seen in two rounds, of an attachment that is not young. What cannot be told
-//! is kept. Undoing is the CNI plugin's own, the same as for DEL, so that a NIC gets back its
+//! is kept. Undoing is the same as for DEL, so that a NIC gets back its
 //! name, addresses and routes, and its leases are released; then IPAM's own rules decide on leases
 //! that no attachment names. Killed anywhere, the next round goes on from the journal.
+//!
+//! The leases of a store may be on a share whose server does not answer. So what needs a store is
+//! done on a thread of the store's own ([`apart`]): one that hangs keeps neither the other stores
+//! nor attachments without leases waiting.
 
-use std::collections::BTreeSet;
+mod apart;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use apart::{Apart, Ended, Part};
 use attachment::{
     journal::{Key, Record, Store},
     node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now},
@@ -21,6 +28,7 @@ use attachment::{
 };
 use hca::{HcaId, Host};
 use node::file;
+use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +39,10 @@ use crate::candidate::LinkType;
 const LOOKING: Duration = Duration::from_secs(30);
 /// How long a netdev on its way out of a dying namespace is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a round waits for its parts. What they do later is counted by a later round.
+const PART_WAIT: Duration = Duration::from_secs(1);
+/// How long one part of a round may take before it is called late.
+const PART_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where things are.
 #[derive(Debug, Clone)]
@@ -80,7 +92,8 @@ pub struct Counts {
     pub rounds: u64,
     /// Attachments undone.
     pub attachments: u64,
-    /// Attachments that could not be undone; each round counts.
+    /// Attachments that could not be undone, and parts of a round that failed or are late; each
+    /// round counts.
     pub failures: u64,
     /// Leases freed that no attachment named.
     pub leases: u64,
@@ -100,23 +113,32 @@ pub struct Findings {
     pub taken: Arc<Vec<Taken>>,
 }
 
+/// What lasts from one round to the next.
+#[derive(Default)]
+struct Memory {
+    /// The attachments that were seen dead in the round before.
+    sightings: BTreeSet<String>,
+    /// What rounds started and did not see the end of.
+    apart: Apart<Counts>,
+}
+
 /// Cleans up every now and then until `stop`.
 pub async fn keep_reclaiming(
     settings: Settings,
     findings: watch::Sender<Findings>,
     stop: CancellationToken,
 ) {
-    let mut sightings = BTreeSet::new();
+    let mut memory = Memory::default();
     let mut counts = Counts::default();
     loop {
         let task = settings.clone();
         let round = tokio::task::spawn_blocking(move || {
             let taken = taken(&task);
-            let outcome = round(&task, &mut sightings, counts);
-            (sightings, outcome, taken)
+            let outcome = round(&task, &mut memory, counts);
+            (memory, outcome, taken)
         });
         let taken;
-        (sightings, counts, taken) = match round.await {
+        (memory, counts, taken) = match round.await {
             Ok(done) => done,
             // Only a panic ends up here.
             Err(error) => {
@@ -160,19 +182,14 @@ pub fn taken(settings: &Settings) -> Vec<Taken> {
         .collect()
 }
 
-/// One round; `sightings` are the attachments that were seen dead in the round before.
-fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) -> Counts {
+/// One round.
+fn round(settings: &Settings, memory: &mut Memory, before: Counts) -> Counts {
     if settings.interval.is_none() {
         return Counts {
             idle: Some("turned off by --reclaim-interval 0".to_owned()),
             ..before
         };
     }
-    let mut counts = Counts {
-        rounds: before.rounds + 1,
-        idle: None,
-        ..before.clone()
-    };
     if let Err(reason) = in_host_namespace(&settings.host) {
         let reason = format!("{reason}; set hostNetwork: true");
         if before.idle.as_ref() != Some(&reason) {
@@ -183,52 +200,122 @@ fn round(settings: &Settings, sightings: &mut BTreeSet<String>, before: Counts) 
             ..before
         };
     }
-    let places = Places {
-        root: settings.root.clone(),
-        policy: settings.policy.clone(),
-        node: settings.node.clone(),
+    let mut counts = Counts {
+        rounds: before.rounds + 1,
+        idle: None,
+        ..before
     };
-    match Node::open_for_release(&places, "daemon".into()) {
-        Ok(mut node) => {
-            if let Some(fault) = &node.policy.fault {
-                tracing::warn!("{}", fault.with_remedy());
+    let (policy, fault) = Policy::load_for_release(&settings.policy);
+    if let Some(fault) = fault {
+        tracing::warn!("{}", fault.with_remedy());
+    }
+    let mut work = dead(settings, &policy, &mut memory.sightings, &mut counts);
+    for store in policy.stores.keys() {
+        work.entry(Part::Store(store.clone())).or_default();
+    }
+    let ended = memory
+        .apart
+        .run(work, PART_WAIT, PART_TIMEOUT, |part, dead| {
+            let settings = settings.clone();
+            move || clean_up(&settings, &part, dead)
+        });
+    for (part, ended) in ended {
+        match ended {
+            Ended::Done(done) => {
+                counts.attachments += done.attachments;
+                counts.failures += done.failures;
+                counts.leases += done.leases;
             }
-            attachments(&mut node, sightings, &mut counts);
-            leases(settings, &node, &mut counts);
-        }
-        Err(error) => {
-            counts.failures += 1;
-            tracing::warn!(%error, "cannot clean up behind pods");
+            Ended::Late { news, elapsed } => {
+                counts.failures += 1;
+                let seconds = elapsed.as_secs();
+                if news {
+                    tracing::error!(
+                        seconds,
+                        "the clean-up of {part} is late: its file system does not answer; the rest goes on"
+                    );
+                }
+            }
+            Ended::Failed(error) => {
+                counts.failures += 1;
+                tracing::error!(error, "the clean-up of {part} failed");
+            }
         }
     }
     counts
 }
 
-/// Undoes the attachments that are over.
-fn attachments(node: &mut Node, sightings: &mut BTreeSet<String>, counts: &mut Counts) {
-    let (records, unreadable) = match node.journal.records() {
+/// An attachment that is over, by its record, and why.
+type Dead = (Key, Record, &'static str);
+
+/// The attachments that are over and were so in the round before, by the store of their leases.
+fn dead(
+    settings: &Settings,
+    policy: &Policy,
+    sightings: &mut BTreeSet<String>,
+    counts: &mut Counts,
+) -> BTreeMap<Part, Vec<Dead>> {
+    let mut dead: BTreeMap<Part, Vec<Dead>> = BTreeMap::new();
+    let (records, unreadable) = match Store::at(&policy.state_dir).records() {
         Ok(records) => records,
         Err(error) => {
             counts.failures += 1;
             tracing::warn!(%error, "cannot read the journal of attachments");
-            return;
+            return dead;
         }
     };
     for one in unreadable {
         tracing::debug!(error = %one, "cannot read an attachment's record");
     }
-    let mut dead = BTreeSet::new();
+    let proc = &settings.host.proc;
+    let boot = boot_id(proc);
+    let mut seen = BTreeSet::new();
     for (key, record) in records {
-        let Some(why) = over(&record, &node.roots.proc, &node.boot, now()) else {
+        let Some(why) = over(&record, proc, &boot, now()) else {
             continue;
         };
-        let seen = sightings.contains(key.as_str());
-        dead.insert(key.as_str().to_owned());
-        if seen {
-            undo(node, &key, &record, why, counts);
+        seen.insert(key.as_str().to_owned());
+        if sightings.contains(key.as_str()) {
+            let part = part_of(&record);
+            dead.entry(part).or_default().push((key, record, why));
         }
     }
-    *sightings = dead;
+    *sightings = seen;
+    dead
+}
+
+/// What an attachment's release needs.
+fn part_of(record: &Record) -> Part {
+    let config = record.ipam.as_ref().map(|ipam| ipam.config.as_bytes());
+    config
+        .and_then(ipam::config::store_of)
+        .map_or(Part::NoStore, Part::Store)
+}
+
+/// One part of a round: undoes its attachments, then frees leases that are over and that no
+/// attachment named.
+fn clean_up(settings: &Settings, part: &Part, dead: Vec<Dead>) -> Counts {
+    let mut counts = Counts::default();
+    let places = Places {
+        root: settings.root.clone(),
+        policy: settings.policy.clone(),
+        node: settings.node.clone(),
+    };
+    let mut node = match Node::open_for_release(&places, "daemon".into()) {
+        Ok(node) => node,
+        Err(error) => {
+            counts.failures += 1;
+            tracing::warn!(%error, "cannot clean up behind pods");
+            return counts;
+        }
+    };
+    for (key, record, why) in dead {
+        undo(&mut node, &key, &record, why, &mut counts);
+    }
+    if let Part::Store(store) = part {
+        leases(settings, &node, store, &mut counts);
+    }
+    counts
 }
 
 fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Counts) {
@@ -246,42 +333,40 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
     }
 }
 
-/// Frees leases that are over and that no attachment named, in each store of the policy.
-fn leases(settings: &Settings, node: &Node, counts: &mut Counts) {
+/// Frees leases of a store that are over and that no attachment named.
+fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
     let plugin =
         ipam::plugin::Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
-    for name in node.policy.values.stores.keys() {
-        let store = match plugin.open_existing(name) {
-            Ok(Some(store)) => store,
-            Ok(None) => continue,
-            Err(error) => {
-                tracing::debug!(store = name, %error, "store is not cleaned up");
-                continue;
-            }
-        };
-        let options = ipam::reclaim::Options {
-            netns_root: Path::new("/"),
-            proc: &node.roots.proc,
-            state_dir: &node.policy.values.state_dir,
-            store: name,
-            cluster_node: plugin.is_cluster_node(),
-            dry_run: false,
-            now: jiff::Timestamp::now(),
-        };
-        match ipam::reclaim::run(&store, &options) {
-            Ok(report) => {
-                counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
-                for (lease, why) in &report.freed {
-                    tracing::info!(
-                        address = %lease.address, holder = %lease.holder, store = name,
-                        why = why.as_str(), "lease freed"
-                    );
-                }
-                for failure in &report.failed {
-                    tracing::warn!(store = name, failure, "lease not freed");
-                }
-            }
-            Err(error) => tracing::warn!(store = name, %error, "store is not cleaned up"),
+    let store = match plugin.open_existing(name) {
+        Ok(Some(store)) => store,
+        Ok(None) => return,
+        Err(error) => {
+            tracing::debug!(store = name, %error, "store is not cleaned up");
+            return;
         }
+    };
+    let options = ipam::reclaim::Options {
+        netns_root: Path::new("/"),
+        proc: &node.roots.proc,
+        state_dir: &node.policy.values.state_dir,
+        store: name,
+        cluster_node: plugin.is_cluster_node(),
+        dry_run: false,
+        now: jiff::Timestamp::now(),
+    };
+    match ipam::reclaim::run(&store, &options) {
+        Ok(report) => {
+            counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
+            for (lease, why) in &report.freed {
+                tracing::info!(
+                    address = %lease.address, holder = %lease.holder, store = name,
+                    why = why.as_str(), "lease freed"
+                );
+            }
+            for failure in &report.failed {
+                tracing::warn!(store = name, failure, "lease not freed");
+            }
+        }
+        Err(error) => tracing::warn!(store = name, %error, "store is not cleaned up"),
     }
 }

@@ -62,7 +62,7 @@ enum Command {
     List(list::List),
     /// Everything known about an address, a pod or a container
     Show(show::Show),
-    /// Pools: size, used, resting, free
+    /// Pools: size, used, cooling down, free; and which node has which slice
     Pools(pools::Pools),
     /// Which addresses a network configuration may give, and which is next
     Explain(explain::Explain),
@@ -134,15 +134,14 @@ impl Global {
         ))
     }
 
-    /// The store, which must be there.
-    fn open(&self) -> Result<(Plugin, Store)> {
+    /// The store, if it was ever used. One that was not has nothing in it, which is an
+    /// answer like that of an empty one.
+    fn open_used(&self) -> Result<(Plugin, Option<Store>)> {
         let plugin = self.plugin()?;
-        let store = plugin.open_existing(&self.store)?.with_context(|| {
-            format!(
-                "store {:?} has never been used: there is nothing to see",
-                self.store
-            )
-        })?;
+        let store = plugin.open_existing(&self.store)?;
+        if store.is_none() {
+            complain(&format!("store {:?} has never been used", self.store));
+        }
         Ok((plugin, store))
     }
 }

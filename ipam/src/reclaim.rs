@@ -123,14 +123,18 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
             Ok(())
         })?);
     }
+    let mut swept_whole = true;
     if !run.before.swept && !store.is_shared() {
-        findings.extend(store.seats(true, |entry| {
+        let of_sweep = store.seats(true, |entry| {
             run.seat(&entry);
             Ok(())
-        })?);
+        })?;
+        swept_whole = !of_sweep.iter().any(|finding| finding.unread);
+        findings.extend(of_sweep);
     }
     // Killed or failed in between, the sweep is made once more.
-    run.after.swept = run.before.swept || (run.report.failed.is_empty() && !options.dry_run);
+    run.after.swept =
+        run.before.swept || (run.report.failed.is_empty() && swept_whole && !options.dry_run);
     if let Err(error) = run.after.write(&path) {
         run.report.failed.push(format!(
             "remember what was seen in {}: {error}",

@@ -48,6 +48,30 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
+/// Makes a directory and those above it, each synced into the one above it.
+///
+/// # Errors
+/// What the kernel said.
+pub fn make_directories(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    let above = match above {
+        Some(above) => {
+            make_directories(above)?;
+            above
+        }
+        None => Path::new("."),
+    };
+    match fs::create_dir(path) {
+        // By another process just now; synced here, too, for what is written into it.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        other => other?,
+    }
+    File::open(above)?.sync_all()
+}
+
 /// Opens a regular file for reading. What else is in its place, such as a FIFO that nobody writes, or
 /// a device, is refused and never waited for.
 ///
@@ -89,6 +113,18 @@ mod tests {
         fs::create_dir_all(dir.path().join("b/full")).unwrap();
         replace(&dir.path().join("b"), "3").unwrap_err();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn directories_are_made_once_and_never_in_place_of_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/c");
+        make_directories(&path).unwrap();
+        make_directories(&path).unwrap();
+        assert!(path.is_dir());
+        fs::write(path.join("file"), "").unwrap();
+        make_directories(&path.join("file")).unwrap_err();
+        make_directories(&path.join("file/d")).unwrap_err();
     }
 
     #[test]

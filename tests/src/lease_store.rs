@@ -80,7 +80,7 @@ impl LeaseStore {
     /// The file cannot be written.
     pub fn add_node(&self, node: &str) -> Result<()> {
         let policy = json!({
-            "stateDir": self.place.path().join("state").join(node),
+            "stateDir": self.state(node),
             "stores": {"default": {"type": "file", "directory": self.directory()}},
             "ipam": {"cooldown": self.cooldown},
         });
@@ -151,18 +151,32 @@ impl LeaseStore {
         self.call("DEL", caller, config)?.success().map(drop)
     }
 
+    /// The administrator's face, to be started by `wrapper`: a program with its arguments.
+    #[must_use]
+    pub fn admin_below(&self, mut wrapper: Command, node: &str, arguments: &[&str]) -> Command {
+        wrapper
+            .arg(&self.binary)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("RDMA_NETDEV_POLICY", self.policy(node))
+            .env("RDMA_NODE_NAME", node)
+            .args(arguments);
+        wrapper
+    }
+
+    /// The state directory of a node.
+    #[must_use]
+    pub fn state(&self, node: &str) -> PathBuf {
+        self.place.path().join("state").join(node)
+    }
+
     /// The administrator's face, with `--json`.
     ///
     /// # Errors
     /// It failed otherwise than by finding something.
     pub fn admin(&self, node: &str, arguments: &[&str]) -> Result<Value> {
-        let output = Command::new(&self.binary)
-            .env_clear()
-            .env("RDMA_NETDEV_POLICY", self.policy(node))
-            .env("RDMA_NODE_NAME", node)
-            .args(arguments)
-            .arg("--json")
-            .output()?;
+        let mut command = self.admin_below(Command::new("env"), node, arguments);
+        let output = command.arg("--json").output()?;
         ensure!(
             matches!(output.status.code(), Some(0 | 3)),
             "{arguments:?}: {}",

@@ -38,3 +38,4 @@ pub mod node_socket;
 pub mod raw_netlink;
 pub mod scene;
 pub mod trace;
+pub mod unanswered;

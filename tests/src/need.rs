@@ -4,6 +4,7 @@
 //! own, not by reading version numbers.
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -38,6 +39,8 @@ pub enum Need {
     Kind(&'static str),
     /// The kernel shows at least one RDMA device.
     RdmaDevice,
+    /// FUSE file systems can be mounted.
+    Fuse,
     /// `strace` is there and may trace (fault injection).
     Strace,
     /// `rsvg-convert` draws SVG files.
@@ -105,6 +108,12 @@ impl Need {
                     _ => Err("no RDMA device in /sys/class/infiniband".to_owned()),
                 }
             }
+            Self::Fuse => OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open("/dev/fuse")
+                .map(drop)
+                .map_err(|error| format!("/dev/fuse: {error}")),
             Self::Strace => output("strace", &["-f", "-o", "/dev/null", "true"]),
             Self::Renderer => output("rsvg-convert", &["--version"]),
             Self::ReferencePlugins => {

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use diagnostics::preflight::{
     Context, Membership, Pools, Requirements, Scope, Selection, Settings, Snapshot, catalogue,
@@ -13,7 +14,6 @@ use diagnostics::preflight::{
 };
 use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
-use attachment::reclaim::in_host_namespace;
 
 use crate::candidate::gather;
 use crate::config::{self, Config, Sharing};

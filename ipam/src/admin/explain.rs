@@ -2,10 +2,13 @@
 
 use super::{Global, Outcome, say, say_json};
 use crate::config::Config;
-use crate::store::Survey;
+use crate::plugin::Plugin;
+use crate::range::Range;
+use crate::store::{Store, Survey};
 use anyhow::{Context, Result};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};
+use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use serde_json::{Value, json};
 use std::io::Read;
@@ -30,7 +33,16 @@ impl Explain {
                 Some(store) => Some(plugin.survey(range, &config, &request, store)?),
                 None => None,
             };
-            ranges.push(describe(range, survey.as_ref()));
+            match slice(&plugin, &config, range, store.as_ref())? {
+                None => ranges.push(describe(range, survey.as_ref())),
+                Some(slice) => {
+                    let mut value = describe(&range.slice(slice.slice), survey.as_ref());
+                    if let Some(map) = value.as_object_mut() {
+                        map.insert("slice".into(), json!(slice));
+                    }
+                    ranges.push(value);
+                }
+            }
         }
         let value = json!({
             "profile": if config.profile == Profile::Strict { "strict" } else { "compatible" },
@@ -77,7 +89,7 @@ impl Explain {
 /// The configuration of the plugin that has an `ipam`, out of whatever holds it.
 fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
     // What is no YAML, the reader of configurations says better.
-    let Ok(mut value) = serde_yaml_ng::from_slice::<Value>(text) else {
+    let Ok(mut value) = serde_saphyr::from_slice::<Value>(text) else {
         return Ok(text.to_owned());
     };
     if value
@@ -117,6 +129,39 @@ fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
     Ok(plugin.to_string().into_bytes())
 }
 
+/// The part of a range that this node has, or gets by its first ADD.
+#[derive(serde::Serialize)]
+struct OfNode {
+    slice: IpNetwork,
+    node: String,
+    taken: bool,
+}
+
+fn slice(
+    plugin: &Plugin,
+    config: &Config,
+    range: &Range,
+    store: Option<&Store>,
+) -> Result<Option<OfNode>> {
+    let Some(length) = config.slice else {
+        return Ok(None);
+    };
+    let node = plugin.identity()?.name;
+    let network_name = config.network_name.as_deref();
+    let Some(store) = store else {
+        let slice = Store::first_slice(range, length);
+        let slice =
+            slice.with_context(|| format!("no slice of {} has an address", range.subnet()))?;
+        let taken = false;
+        return Ok(Some(OfNode { slice, node, taken }));
+    };
+    let slice = store.slice_to_come(network_name, range, length)?;
+    let taken = store.slices()?.iter().any(|known| {
+        known.slice == slice && known.node == node && known.network_name.as_deref() == network_name
+    });
+    Ok(Some(OfNode { slice, node, taken }))
+}
+
 fn unique(config: &Config) -> &'static str {
     if config.overlapping {
         "all ranges of the network name"
@@ -125,7 +170,7 @@ fn unique(config: &Config) -> &'static str {
     }
 }
 
-fn describe(range: &crate::range::Range, survey: Option<&Survey>) -> Value {
+fn describe(range: &Range, survey: Option<&Survey>) -> Value {
     let (first, last) = range.window();
     let v4 = range.subnet().is_ipv4();
     let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();
@@ -141,8 +186,8 @@ fn describe(range: &crate::range::Range, survey: Option<&Survey>) -> Value {
         None => json!({"next": range.lowest(), "because": "no address was ever leased here"}),
         Some(survey) => json!({
             "next": survey.next,
-            "held": survey.held.to_string(),
-            "resting": survey.resting.to_string(),
+            "leased": survey.leased.to_string(),
+            "coolingDown": survey.cooling_down.to_string(),
             "because": because(survey),
         }),
     };
@@ -154,20 +199,19 @@ fn describe(range: &crate::range::Range, survey: Option<&Survey>) -> Value {
 
 fn because(survey: &Survey) -> String {
     let before = format!(
-        "{} lower ones are held and {} rest",
-        survey.held, survey.resting
+        "{} lower ones are leased and {} are cooling down",
+        survey.leased, survey.cooling_down
     );
-    let mut because = match (survey.next, survey.unrested) {
-        (Some(_), false) if survey.held + survey.resting == 0 => "it is the lowest".to_owned(),
+    let mut because = match (survey.next, survey.still_cooling_down) {
+        (Some(_), false) if survey.leased + survey.cooling_down == 0 => {
+            "it is the lowest".to_owned()
+        }
         (Some(_), false) => format!("it is the lowest that is free: {before}"),
-        (Some(_), true) => format!("nothing else is free, it has rested longest: {before}"),
-        (None, _) => "every address is held".to_owned(),
+        (Some(_), true) => format!("nothing else is free, it was released first: {before}"),
+        (None, _) => "every address is leased".to_owned(),
     };
     if survey.unreadable > 0 {
-        because += &format!(
-            "; {} parts cannot be looked into, see fsck",
-            survey.unreadable
-        );
+        because += &format!("; {} parts cannot be read, see fsck", survey.unreadable);
     }
     because
 }
@@ -194,6 +238,18 @@ fn text(config: &Config, value: &Value) -> String {
             get("range"),
             get("size")
         );
+        if let Some(slice) = range.get("slice") {
+            let text = |key: &str| slice[key].as_str().unwrap_or_default();
+            let when = match slice["taken"].as_bool() {
+                Some(true) => "",
+                _ => ", which it takes by its first ADD",
+            };
+            out += &format!(
+                "  node {} has slice {}{when}\n",
+                text("node"),
+                text("slice")
+            );
+        }
         for part in range["gives"]
             .as_array()
             .into_iter()

@@ -1,7 +1,7 @@
 //! `rdma-ipam fsck`: what should not be in the store, and its repair.
 
 use super::{Global, Outcome, say, say_json, shown};
-use crate::store::Store;
+use crate::store::{Checkup, Store};
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
@@ -26,9 +26,13 @@ impl Fsck {
         if self.adopt {
             Store::forget(plugin.policy(), &global.store)?;
         }
-        let (_, store) = global.open()?;
-        store.probe()?;
-        let checkup = store.fsck(self.repair, self.min_age)?;
+        let checkup = match global.open_used()?.1 {
+            Some(store) => {
+                store.probe()?;
+                store.fsck(self.repair, self.min_age)?
+            }
+            None => Checkup::default(),
+        };
         let repaired = checkup.repaired();
         let left = checkup.findings.len().saturating_sub(repaired);
         if global.json {

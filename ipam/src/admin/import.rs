@@ -6,12 +6,11 @@ use crate::lease::{Holder, Pod};
 use crate::plugin::Plugin;
 use crate::range::{Range, Spec};
 use crate::store::{Store, Want};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use node::table::{cell, table};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -139,12 +138,15 @@ fn anybody(planned: &Planned, interface: &str) -> Holder {
 
 fn documents(file: &Path) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-    serde_yaml_ng::Deserializer::from_str(&text)
-        .map(|document| {
-            Value::deserialize(document)
-                .with_context(|| format!("{} is neither YAML nor JSON", file.display()))
-        })
-        .collect()
+    if let Ok(one) = serde_json::from_str(&text) {
+        return Ok(vec![one]);
+    }
+    // The objects of a large cluster are beyond the limits that hold for text of strangers.
+    let options = serde_saphyr::options! { budget: None };
+    serde_saphyr::from_multiple_with_options(&text, options).map_err(|error| {
+        let error = error.without_snippet();
+        anyhow!("{} is neither YAML nor JSON: {error}", file.display())
+    })
 }
 
 /// Shows the plan; with `--yes` leases all of it or, if one fails, none.
@@ -272,4 +274,31 @@ fn row(planned: &Planned, holder: &Holder) -> Vec<String> {
         cell(planned.network_name.as_deref().unwrap_or_default()),
         cell(&holder.to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<Value>> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        documents(file.path())
+    }
+
+    #[test]
+    fn documents_are_read_one_by_one_and_words_stay_words() {
+        let two = read("id: '12e4'\n---\n# nothing\n---\nkind: 15b3\n").unwrap();
+        assert_eq!(two, [json!({"id": "12e4"}), json!({"kind": "15b3"})]);
+        assert_eq!(read("{\"a\":\t[1]}").unwrap(), [json!({"a": [1]})]);
+        let error = read("a: 1\na: 2\n").unwrap_err().to_string();
+        assert!(error.contains("neither YAML nor JSON"), "{error}");
+    }
+
+    #[test]
+    fn the_objects_of_a_large_cluster_are_read() {
+        let text = "- 1\n".repeat(300_000);
+        let read = read(&text).unwrap();
+        assert_eq!(read[0].as_array().map(Vec::len), Some(300_000));
+    }
 }

@@ -26,8 +26,7 @@ pub(super) struct List {
 
 impl List {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        // A store that was never used has no leases; that is an answer.
-        let leases = match global.plugin()?.open_existing(&global.store)? {
+        let leases = match global.open_used()?.1 {
             Some(store) => self.leases(&store)?,
             None => Vec::new(),
         };

@@ -1,28 +1,57 @@
 //! `rdma-ipam pools`: how full the pools are.
 
-use super::{Global, Outcome, say, say_json};
-use crate::store::{Pool, Store};
-use anyhow::Result;
+use super::{Global, Outcome, complain, confirmed, say, say_json};
+use crate::store::{Pool, Slice, Store};
+use anyhow::{Result, bail};
 use clap::Args;
-use node::table::{cell, table};
-use serde_json::json;
+use ipnetwork::IpNetwork;
+use node::table::{age, cell, table};
+use serde_json::{Value, json};
 
 #[derive(Debug, Args)]
-pub(super) struct Pools {}
+pub(super) struct Pools {
+    /// Drop a pool that nobody uses from the list, as in 10.0.0.0/24; the next ADD that asks
+    /// for it brings it back
+    #[arg(long, value_name = "RANGE")]
+    drop: Option<IpNetwork>,
+    /// The network name of the pool to drop, if it has one
+    #[arg(long, requires = "drop")]
+    network_name: Option<String>,
+    /// Do not ask
+    #[arg(long, short, requires = "drop")]
+    yes: bool,
+}
 
 #[derive(Default)]
 struct Counts {
+    /// Leases of the pool.
     used: u128,
-    resting: u128,
+    /// Its addresses that are leased as those of another range.
+    used_by_others: u128,
+    /// Its addresses that are leased, by whichever range.
+    taken: u128,
+    cooling_down: u128,
 }
 
 impl Pools {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (plugin, store) = global.open()?;
+        let (plugin, store) = global.open_used()?;
+        let Some(store) = store else {
+            if global.json && self.drop.is_none() {
+                say_json(&json!({"store": null, "pools": [], "slices": []}))?;
+            }
+            return Ok(match self.drop {
+                None => Outcome::Done,
+                Some(_) => Outcome::Found,
+            });
+        };
         let cooldown = plugin.policy().ipam.cooldown.as_millis();
         let pools = store.pools()?;
-        let counts = count(&store, &pools, cooldown)?;
         let slices = store.slices()?;
+        if let Some(range) = self.drop {
+            return self.drop_pool(global, &store, range, &slices);
+        }
+        let counts = count(&store, &pools, cooldown)?;
         if global.json {
             let pools: Vec<_> = pools
                 .iter()
@@ -39,7 +68,12 @@ impl Pools {
             store.directory().display(),
             store.file_system()
         ));
-        let rows: Vec<Vec<String>> = pools.iter().zip(&counts).map(|(p, c)| row(p, c)).collect();
+        let now = jiff::Timestamp::now().as_second();
+        let rows: Vec<Vec<String>> = pools
+            .iter()
+            .zip(&counts)
+            .map(|(p, c)| row(p, c, now))
+            .collect();
         let header = [
             "RANGE",
             "NETWORK NAME",
@@ -47,8 +81,10 @@ impl Pools {
             "TO",
             "SIZE",
             "USED",
-            "RESTING",
+            "BY OTHERS",
+            "COOLING DOWN",
             "FREE",
+            "LAST ADD",
         ];
         say(&table(&header, &rows));
         if !slices.is_empty() {
@@ -68,22 +104,82 @@ impl Pools {
         }
         Ok(Outcome::Done)
     }
+
+    fn drop_pool(
+        &self,
+        global: &Global,
+        store: &Store,
+        range: IpNetwork,
+        slices: &[Slice],
+    ) -> Result<Outcome> {
+        let network_name = self.network_name.as_deref().filter(|name| !name.is_empty());
+        let mut pools = store.pools()?;
+        pools.retain(|pool| pool.range == range && pool.network_name.as_deref() == network_name);
+        if pools.is_empty() {
+            complain(&format!(
+                "the store has no pool {range} of that network name"
+            ));
+            return Ok(Outcome::Found);
+        }
+        let used: u128 = count(store, &pools, 0)?.iter().map(|c| c.used).sum();
+        if used > 0 {
+            bail!("pool {range} has {used} leases; see rdma-ipam list --pool {range}");
+        }
+        let holder = slices
+            .iter()
+            .find(|slice| slice.range == range && slice.network_name.as_deref() == network_name);
+        if let Some(slice) = holder {
+            bail!(
+                "node {} has slice {} of pool {range}; rdma-ipam release --node gives it up",
+                slice.node,
+                slice.slice
+            );
+        }
+        if !confirmed(self.yes, &format!("drop pool {range} from the list?"))? {
+            return Ok(Outcome::Found);
+        }
+        let dropped = store.drop_pool(range, network_name)?;
+        if global.json {
+            say_json(&json!({"dropped": range, "sets": dropped}))?;
+        } else {
+            say(&format!("pool {range} dropped\n"));
+        }
+        Ok(Outcome::Done)
+    }
 }
 
+/// Each lease counts in one pool: in that which its record names. Only where several
+/// pools have its address, the record is read.
 fn count(store: &Store, pools: &[Pool], cooldown: u128) -> Result<Vec<Counts>> {
     let now = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
     let mut counts: Vec<Counts> = pools.iter().map(|_| Counts::default()).collect();
     store.seats(false, |entry| {
-        for (pool, counts) in pools.iter().zip(&mut counts) {
-            if pool.network_name != entry.network_name
-                || pool.overlapping != entry.in_shared_class()
-                || !pool.contains(entry.address)
-            {
-                continue;
-            }
+        let is_of = |pool: &Pool| {
+            pool.network_name == entry.network_name && entry.may_be_of(pool.range, pool.overlapping)
+        };
+        let several = pools.iter().filter(|pool| is_of(pool)).count() > 1;
+        let range = match several && entry.freed.is_none() {
+            true => entry.range(),
+            false => None,
+        };
+        for (pool, counts) in pools
+            .iter()
+            .zip(&mut counts)
+            .filter(|(pool, _)| is_of(pool))
+        {
+            let gives = u128::from(pool.contains(entry.address));
             match entry.freed {
-                None => counts.used += 1,
-                Some(freed) if u128::from(freed).abs_diff(now) < cooldown => counts.resting += 1,
+                None if !several || range == Some(pool.range) => {
+                    counts.used += 1;
+                    counts.taken += gives;
+                }
+                None => {
+                    counts.used_by_others += gives;
+                    counts.taken += gives;
+                }
+                Some(freed) if u128::from(freed).abs_diff(now) < cooldown => {
+                    counts.cooling_down += gives;
+                }
                 Some(_) => {}
             }
         }
@@ -94,8 +190,8 @@ fn count(store: &Store, pools: &[Pool], cooldown: u128) -> Result<Vec<Counts>> {
 
 fn free(pool: &Pool, counts: &Counts) -> u128 {
     pool.size()
-        .saturating_sub(counts.used)
-        .saturating_sub(counts.resting)
+        .saturating_sub(counts.taken)
+        .saturating_sub(counts.cooling_down)
 }
 
 fn ends(pool: &Pool) -> (String, String) {
@@ -104,7 +200,7 @@ fn ends(pool: &Pool) -> (String, String) {
     (first.unwrap_or_default(), last.unwrap_or_default())
 }
 
-fn as_json(pool: &Pool, counts: &Counts) -> serde_json::Value {
+fn as_json(pool: &Pool, counts: &Counts) -> Value {
     // Numbers beyond 64 bits are texts: few readers of JSON keep them whole.
     let number = |n: u128| u64::try_from(n).map_or_else(|_| json!(n.to_string()), |n| json!(n));
     json!({
@@ -115,12 +211,14 @@ fn as_json(pool: &Pool, counts: &Counts) -> serde_json::Value {
         "spans": pool.spans,
         "size": number(pool.size()),
         "used": number(counts.used),
-        "resting": number(counts.resting),
+        "usedByOtherRanges": number(counts.used_by_others),
+        "coolingDown": number(counts.cooling_down),
         "free": number(free(pool, counts)),
+        "lastAdd": jiff::Timestamp::from_second(pool.used).ok(),
     })
 }
 
-fn row(pool: &Pool, counts: &Counts) -> Vec<String> {
+fn row(pool: &Pool, counts: &Counts, now: i64) -> Vec<String> {
     let (first, last) = ends(pool);
     vec![
         pool.range.to_string(),
@@ -129,8 +227,10 @@ fn row(pool: &Pool, counts: &Counts) -> Vec<String> {
         last,
         rounded(pool.size()),
         counts.used.to_string(),
-        counts.resting.to_string(),
+        counts.used_by_others.to_string(),
+        counts.cooling_down.to_string(),
         rounded(free(pool, counts)),
+        age(now.saturating_sub(pool.used)),
     ]
 }
 

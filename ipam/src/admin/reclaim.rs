@@ -20,8 +20,11 @@ pub(super) struct Reclaim {
 
 impl Reclaim {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (plugin, store) = global.open()?;
+        let (plugin, store) = global.open_used()?;
         let run = |dry_run| {
+            let Some(store) = &store else {
+                return Ok(Report::default());
+            };
             let options = Options {
                 netns_root: &global.host_root,
                 proc: &global.host_root.join("proc"),
@@ -31,7 +34,7 @@ impl Reclaim {
                 dry_run,
                 now: jiff::Timestamp::now(),
             };
-            reclaim::run(&store, &options)
+            reclaim::run(store, &options)
         };
         let mut dry_run = !self.yes;
         let mut report = run(dry_run)?;

@@ -44,7 +44,10 @@ pub(super) struct Release {
 
 impl Release {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (_, store) = global.open()?;
+        let (_, store) = global.open_used()?;
+        let Some(store) = store else {
+            return Ok(Outcome::Found);
+        };
         if self.previous && self.which.node.as_ref() != Some(&store.node().name) {
             bail!(
                 "--previous tells this node's leases from those before: run it on the node, which is {}",

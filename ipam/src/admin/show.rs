@@ -16,12 +16,12 @@ pub(super) struct Show {
 
 impl Show {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (_, store) = global.open()?;
+        let (_, store) = global.open_used()?;
         let address: Option<IpAddr> = self.what.parse().ok();
         let mut found = Vec::new();
-        if let Some(address) = address {
+        if let (Some(store), Some(address)) = (&store, address) {
             found = store.seats_at(address)?.iter().map(describe).collect();
-        } else {
+        } else if let Some(store) = store {
             store.seats(true, |entry| {
                 if entry.record.as_ref().is_ok_and(|lease| self.means(lease)) {
                     found.push(describe(&entry));

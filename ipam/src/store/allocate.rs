@@ -35,13 +35,13 @@ pub struct Want<'a> {
 pub struct Survey {
     /// The address that would be given; `None` when all are held.
     pub next: Option<IpAddr>,
-    /// Addresses before it that are held.
-    pub held: u128,
-    /// Addresses before it that rest since they were freed.
-    pub resting: u128,
-    /// Whether it has not rested enough itself, but nothing else is free.
-    pub unrested: bool,
-    /// Parts of the range that cannot be looked into.
+    /// Addresses before it that are leased.
+    pub leased: u128,
+    /// Addresses before it that are cooling down since they were released.
+    pub cooling_down: u128,
+    /// Whether it is cooling down itself, but nothing else is free.
+    pub still_cooling_down: bool,
+    /// Parts of the range that cannot be read.
     pub unreadable: usize,
 }
 
@@ -51,6 +51,8 @@ const MAX_COLLISIONS: usize = 10_000;
 /// Before a range is called exhausted it is looked at once more after each of
 /// these, in milliseconds: a contender on a busy node takes so long to withdraw.
 const BEFORE_EXHAUSTED: [u64; 3] = [5, 25, 125];
+/// A shard in which no name changed for so long, in seconds, has no contender.
+const CONTENDED_SECONDS: i64 = 60;
 
 /// The shards of a range in ascending order, each with its spans.
 struct Shards<'a> {
@@ -125,6 +127,23 @@ struct Look {
     /// Its directory, if there is one yet.
     dir: Option<Rc<Dir>>,
     choice: Choice,
+    /// When a name of it changed last, in Unix seconds of the file server.
+    modified: i64,
+}
+
+/// What one way through shards came to.
+enum Swept {
+    Taken(Lease),
+    Nothing(Rest),
+}
+
+/// What a way through shards that took nothing has seen.
+#[derive(Default)]
+struct Rest {
+    /// The address that was freed first, when, and its shard.
+    oldest: Option<(u64, u128, Candidate)>,
+    /// Shards in which a name changed a moment ago, by their order and number.
+    contended: Vec<(usize, u128)>,
 }
 
 /// One search for an address.
@@ -238,10 +257,10 @@ impl Store {
                 })
                 .fold(0, |sum, span| sum.saturating_add(span.size()));
             let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
-            survey.resting = survey.resting.saturating_add(resting);
+            survey.cooling_down = survey.cooling_down.saturating_add(resting);
             let free = u128::from(next.is_some());
-            survey.held = survey
-                .held
+            survey.leased = survey
+                .leased
                 .saturating_add(seats.saturating_sub(resting + free));
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
@@ -254,7 +273,7 @@ impl Store {
             }
         }
         survey.next = longest.map(|(_, address)| from_bits(v4, address));
-        survey.unrested = longest.is_some();
+        survey.still_cooling_down = longest.is_some();
         Ok(survey)
     }
 
@@ -286,32 +305,54 @@ impl Store {
     }
 }
 
+impl Rest {
+    fn note(&mut self, order: usize, number: u128, look: &Look, contended_since: i64) {
+        if look.modified >= contended_since {
+            self.contended.push((order, number));
+        }
+        let since = look.choice.rested_at.unwrap_or(0);
+        if let Some(candidate) = look.choice.resting.first()
+            && self.oldest.is_none_or(|(than, ..)| since < than)
+        {
+            self.oldest = Some((since, number, *candidate));
+        }
+    }
+}
+
 impl Search<'_> {
     /// Lowest first, then thoroughly, then what is still resting.
     fn run(&mut self) -> Result<Lease, StoreError> {
         let mut hints = self.hints(true);
         let full = hints.full(self.want.shards(), now());
-        let passed_over = full.contains(&true);
-        if let Some(lease) = self.pass(&mut hints, &full, self.store.cooldown)? {
-            return Ok(lease);
-        }
-        if passed_over && let Some(lease) = self.pass(&mut hints, &[], self.store.cooldown)? {
-            return Ok(lease);
-        }
-        if let Some(lease) = self.longest_rested()? {
-            return Ok(lease);
-        }
-        // A held name may have been a contender's who has withdrawn by now.
-        for wait in BEFORE_EXHAUSTED {
-            std::thread::sleep(Duration::from_millis(wait));
-            if let Some(lease) = self.pass(&mut hints, &[], self.store.cooldown)? {
-                return Ok(lease);
-            }
-            if let Some(lease) = self.longest_rested()? {
+        let all = || self.want.shards().enumerate();
+        if full.contains(&true) {
+            let believed = all().filter(|(order, _)| full.get(*order) != Some(&true));
+            if let Swept::Taken(lease) = self.sweep(&mut hints, believed)? {
                 return Ok(lease);
             }
         }
-        Err(self.exhausted())
+        let mut swept = self.sweep(&mut hints, all())?;
+        let mut waits = BEFORE_EXHAUSTED.iter();
+        loop {
+            let rest = match swept {
+                Swept::Taken(lease) => return Ok(lease),
+                Swept::Nothing(rest) => rest,
+            };
+            if let Some((_, number, candidate)) = rest.oldest {
+                // Nothing has rested.
+                if let Some(lease) = self.take(None, number, candidate, false)? {
+                    return Ok(lease);
+                }
+                swept = self.sweep(&mut hints, all())?;
+                continue;
+            }
+            // A held name may be a contender's who is about to withdraw.
+            let Some(wait) = waits.next().filter(|_| !rest.contended.is_empty()) else {
+                return Err(self.exhausted());
+            };
+            std::thread::sleep(Duration::from_millis(*wait));
+            swept = self.sweep(&mut hints, rest.contended.into_iter())?;
+        }
     }
 
     fn hints(&self, make: bool) -> Hints {
@@ -329,59 +370,32 @@ impl Search<'_> {
         self.hints(false).full(self.want.shards(), now())
     }
 
-    /// One way through the shards, but those believed `full`.
-    fn pass(
+    /// One way through shards, by their order and number: takes the first address that is
+    /// free and has rested.
+    fn sweep(
         &mut self,
         hints: &mut Hints,
-        full: &[bool],
-        cooldown: Duration,
-    ) -> Result<Option<Lease>, StoreError> {
-        for (order, number) in self.want.shards().enumerate() {
-            if full.get(order) == Some(&true) {
-                continue;
-            }
+        shards: impl Iterator<Item = (usize, u128)>,
+    ) -> Result<Swept, StoreError> {
+        let mut rest = Rest::default();
+        let contended_since = timestamp().as_second() - CONTENDED_SECONDS;
+        for (order, number) in shards {
             loop {
                 let stamp = hints.stamp(number);
-                let Some(Look { dir, choice }) = self.look(number, cooldown)? else {
+                let Some(look) = self.look(number, self.store.cooldown)? else {
                     break;
                 };
-                let Some(candidate) = self.pick(&choice.free) else {
-                    hints.mark_full(order, stamp, choice.rested_at);
+                let Some(candidate) = self.pick(&look.choice.free) else {
+                    hints.mark_full(order, stamp, look.choice.rested_at);
+                    rest.note(order, number, &look, contended_since);
                     break;
                 };
-                if let Some(lease) = self.take(dir, number, candidate, false)? {
-                    return Ok(Some(lease));
+                if let Some(lease) = self.take(look.dir, number, candidate, false)? {
+                    return Ok(Swept::Taken(lease));
                 }
             }
         }
-        Ok(None)
-    }
-
-    /// When nothing has rested: the address that was freed first.
-    fn longest_rested(&mut self) -> Result<Option<Lease>, StoreError> {
-        loop {
-            let mut oldest: Option<(u64, u128, Candidate)> = None;
-            for number in self.want.shards() {
-                let Some(Look { choice, .. }) = self.look(number, self.store.cooldown)? else {
-                    continue;
-                };
-                let (since, candidate) = match choice.free.first() {
-                    Some(free) => (0, Some(free)),
-                    None => (choice.rested_at.unwrap_or(0), choice.resting.first()),
-                };
-                if let Some(candidate) = candidate
-                    && oldest.is_none_or(|(than, ..)| since < than)
-                {
-                    oldest = Some((since, number, *candidate));
-                }
-            }
-            let Some((_, number, candidate)) = oldest else {
-                return Ok(None);
-            };
-            if let Some(lease) = self.take(None, number, candidate, false)? {
-                return Ok(Some(lease));
-            }
-        }
+        Ok(Swept::Nothing(rest))
     }
 
     /// One address; `None` when it is held.
@@ -407,12 +421,14 @@ impl Search<'_> {
     /// A shard's directory and what may be done with its addresses; nothing when
     /// the shard cannot be looked at because somebody put something in its place.
     fn look(&self, number: u128, cooldown: Duration) -> Result<Option<Look>, StoreError> {
-        let dir = match self.open(number) {
+        let dir = match self.open_anew(number) {
             Ok(dir) => dir,
             Err(StoreError::Dir(error)) if is_foreign(error.source) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let names = dir.as_ref().map_or(Ok(Vec::new()), |dir| dir.names())?;
+        let names = dir.as_ref().map_or(Ok(Vec::new()), Dir::first_names)?;
+        let dir = dir.map(Rc::new);
+        let modified = dir.as_ref().map_or(i64::MIN, |dir| dir.modified());
         let shard = self.read(number, &names);
         let mut choice = shard.choose(self.want.range.spans(), now(), cooldown);
         if choice
@@ -425,7 +441,21 @@ impl Search<'_> {
             choice.free = without(choice.free, &mut conflict)?;
             choice.resting = without(choice.resting, &mut conflict)?;
         }
-        Ok(Some(Look { dir, choice }))
+        Ok(Some(Look {
+            dir,
+            choice,
+            modified,
+        }))
+    }
+
+    /// A shard's directory, opened for one listing.
+    fn open_anew(&self, number: u128) -> Result<Option<Dir>, StoreError> {
+        let space = name::space(self.want.network_name);
+        let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
+        match self.store.open_below(&["leases", &space])? {
+            Some(shards) => Ok(shards.open(&shard)?),
+            None => Ok(None),
+        }
     }
 
     fn open(&self, number: u128) -> Result<Option<Rc<Dir>>, StoreError> {

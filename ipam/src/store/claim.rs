@@ -106,7 +106,7 @@ impl Store {
         // another name when it is removed ("silly rename"), and counts that one.
         let named = intent.dir.meta(&intent.name)?;
         if names < 2 || !named.is_some_and(|there| there.same_file(&intent.meta)) {
-            shard.unlink(&seat_name)?;
+            self.withdraw(shard, &seat_name)?;
             return Err(overtaken(lease));
         }
         if self.durable() {
@@ -117,12 +117,22 @@ impl Store {
         let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
         let standing = Standing::of(&seat, listing.iter().map(String::as_str));
         if standing != Standing::Alone || self.taken_by_twin(&listing, &seat, lease, shard)? {
-            shard.unlink(&seat_name)?;
+            self.withdraw(shard, &seat_name)?;
             return Ok(false);
         }
         self.tidy(&listing, &seat, shard);
         self.hint_pod(intent, lease);
         Ok(true)
+    }
+
+    /// Takes back a link. The record may be refilled for another address or removed
+    /// next: a loss of power must not bring the link back after that.
+    fn withdraw(&self, shard: &Dir, seat_name: &str) -> Result<(), StoreError> {
+        shard.unlink(seat_name)?;
+        if self.durable() {
+            shard.sync()?;
+        }
+        Ok(())
     }
 
     /// Gives up a record that holds no seat.

@@ -5,11 +5,11 @@
 //! link, a FIFO or a directory where a record is expected. What does not belong
 //! to the store's owner is not believed.
 
-use nix::dir::Dir as Listing;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
+use rustix::fs::RawDir;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,6 +22,7 @@ pub(crate) struct Dir {
     fd: OwnedFd,
     path: PathBuf,
     owner: u32,
+    modified: i64,
 }
 
 /// A file's identity and how many names it has.
@@ -80,6 +81,8 @@ impl From<&FileStat> for Meta {
     }
 }
 
+/// A shard of 256 addresses is read by one call.
+const LISTING_BYTES: usize = 32 << 10;
 const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_CLOEXEC);
@@ -99,6 +102,7 @@ impl Dir {
             fd,
             path: path.to_owned(),
             owner: stat.st_uid,
+            modified: Meta::from(&stat).modified,
         })
     }
 
@@ -111,6 +115,11 @@ impl Dir {
     pub(crate) fn stranger(&self, file: &File) -> Result<Option<u32>, Errno> {
         let uid = nix::sys::stat::fstat(file)?.st_uid;
         Ok((uid != self.owner).then_some(uid))
+    }
+
+    /// When its names had changed last, as it was opened, in Unix seconds of the file server.
+    pub(crate) fn modified(&self) -> i64 {
+        self.modified
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -144,6 +153,7 @@ impl Dir {
             fd,
             path: self.path.join(name),
             owner: self.owner,
+            modified: Meta::from(&stat).modified,
         }))
     }
 
@@ -314,6 +324,15 @@ impl Dir {
         }
     }
 
+    /// Says that a file was written now, by the file server's clock.
+    pub(crate) fn touch(&self, name: &str) -> Result<(), DirError> {
+        use nix::sys::stat::{UtimensatFlags, utimensat};
+        use nix::sys::time::TimeSpec;
+        let now = TimeSpec::UTIME_NOW;
+        utimensat(&self.fd, name, &now, &now, UtimensatFlags::NoFollowSymlink)
+            .map_err(self.failed("set the time of", name))
+    }
+
     /// Removes an empty directory; gone already or not empty is no error.
     pub(crate) fn remove_dir(&self, name: &str) -> Result<bool, DirError> {
         match nix::unistd::unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
@@ -333,12 +352,23 @@ impl Dir {
         &self,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<Vec<String>, DirError> {
-        let failed = || self.failed("list", "");
-        let mut listing =
-            Listing::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed())?;
+        // Opened anew: an NFS client may answer from its cache what an open file lists.
+        let fd = nix::fcntl::openat(&self.fd, ".", DIRECTORY, Mode::empty());
+        self.list(&fd.map_err(self.failed("list", ""))?, wanted)
+    }
+
+    /// The names of a directory that was opened just now, once.
+    pub(crate) fn first_names(&self) -> Result<Vec<String>, DirError> {
+        self.list(&self.fd, |_| true)
+    }
+
+    fn list(&self, fd: &OwnedFd, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, DirError> {
+        let mut buffer = Vec::with_capacity(LISTING_BYTES);
+        let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
         let mut names = Vec::new();
-        for entry in listing.iter() {
-            let entry = entry.map_err(failed())?;
+        while let Some(entry) = listing.next() {
+            let entry = entry
+                .map_err(|error| self.failed("list", "")(Errno::from_raw(error.raw_os_error())))?;
             if let Ok(name) = entry.file_name().to_str()
                 && !matches!(name, "." | "..")
                 && wanted(name)

@@ -138,6 +138,9 @@ impl Store {
                 }
                 .name(),
             )?;
+            if self.durable() {
+                entry.dir.sync()?;
+            }
         }
         Ok(())
     }
@@ -433,10 +436,7 @@ impl Fsck<'_> {
 
     fn note(&mut self, path: PathBuf, what: &str, repaired: bool) {
         self.checkup.findings.push(Problem {
-            finding: Finding {
-                path,
-                what: what.to_owned(),
-            },
+            finding: Finding::strange(path, what),
             repaired,
         });
     }

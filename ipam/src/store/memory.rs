@@ -112,7 +112,7 @@ impl Memory {
     /// Keeps it for the next call.
     pub(crate) fn write(&self, path: &Path) -> std::io::Result<()> {
         if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
+            node::file::make_directories(parent)?;
         }
         node::file::replace(path, serde_json::to_vec_pretty(self)?)
     }

@@ -172,6 +172,9 @@ impl Store {
             std::thread::sleep(BETWEEN_LOOKS);
         }
         shard.unlink_same(&seat.name(), meta)?;
+        if self.durable() {
+            shard.sync()?;
+        }
         Ok(false)
     }
 

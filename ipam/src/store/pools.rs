@@ -2,10 +2,13 @@
 //! to know how full a pool is, since leases alone do not tell its size.
 //!
 //! `pools/<space>/<hash>`, one small file for each set, written once by the first
-//! ADD that uses it. Nothing is decided by these files.
+//! ADD that uses it; its time is that of the last ADD, to the hour. Of several sets of
+//! one range the one that was used last is the pool: the others are what its
+//! configuration was before. Nothing is decided by these files.
 
-use super::dir::Found;
+use super::dir::{Dir, Found};
 use super::hint::table_name;
+use super::release::timestamp;
 use super::{Store, StoreError, name};
 use crate::range::{Range, Span, from_bits};
 use ipnetwork::IpNetwork;
@@ -14,6 +17,8 @@ use std::net::IpAddr;
 
 /// A set of addresses with few exclusions is a page; more is not ours.
 const MAX_BYTES: u64 = 1 << 20;
+/// How exactly the time of the last ADD is known, in seconds.
+const USED_SECONDS: i64 = 3600;
 
 /// A set of addresses that some configuration gives out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +35,9 @@ pub struct Pool {
     pub network: String,
     /// First and last address of each part, ascending.
     pub spans: Vec<(IpAddr, IpAddr)>,
+    /// When an ADD asked for it last, to the hour, in Unix seconds of the file server.
+    #[serde(skip)]
+    pub used: i64,
 }
 
 impl Pool {
@@ -39,6 +47,11 @@ impl Pool {
         self.spans
             .iter()
             .any(|(first, last)| *first <= address && address <= *last)
+    }
+
+    /// What tells one pool from another.
+    fn key(&self) -> (&Option<String>, IpNetwork, bool) {
+        (&self.network_name, self.range, self.overlapping)
     }
 
     /// How many addresses it has; `u128::MAX` stands for that or more.
@@ -69,7 +82,10 @@ impl Store {
                 table_name(range),
                 if overlapping { "" } else { "+" }
             );
-            if dir.meta(&file)?.is_some() {
+            if let Some(meta) = dir.meta(&file)? {
+                if timestamp().as_second() - meta.modified >= USED_SECONDS {
+                    dir.touch(&file)?;
+                }
                 return Ok(());
             }
             let ends = |span: &Span| (from_bits(v4, span.first), from_bits(v4, span.last));
@@ -79,6 +95,7 @@ impl Store {
                 overlapping,
                 network: network.to_owned(),
                 spans: range.spans().iter().map(ends).collect(),
+                used: 0,
             };
             dir.create(
                 &file,
@@ -91,30 +108,67 @@ impl Store {
         let _ = noted();
     }
 
-    /// The sets of addresses that were noted.
+    /// The pools that were noted, each by the set of addresses that was used last.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn pools(&self) -> Result<Vec<Pool>, StoreError> {
-        let mut pools = Vec::new();
+        let mut pools: Vec<Pool> = Vec::new();
+        self.noted_pools(|_, _, pool| {
+            pools.push(pool);
+            Ok(())
+        })?;
+        pools.sort_by(|a, b| (a.key(), b.used, &a.spans).cmp(&(b.key(), a.used, &b.spans)));
+        pools.dedup_by(|later, kept| later.key() == kept.key());
+        Ok(pools)
+    }
+
+    /// Forgets that a range was used under a network name; answers how many sets of
+    /// addresses were noted. The next ADD notes it again.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
+    pub fn drop_pool(
+        &self,
+        range: IpNetwork,
+        network_name: Option<&str>,
+    ) -> Result<usize, StoreError> {
+        let mut dropped = 0;
+        self.noted_pools(|dir, file, pool| {
+            if pool.range != range || pool.network_name.as_deref() != network_name {
+                return Ok(());
+            }
+            dropped += usize::from(dir.unlink(file)?);
+            // What is believed of the same addresses; see `hint`.
+            let hints = ["hints", &name::space(network_name)];
+            if let Some(hints) = self.open_below(&hints)? {
+                hints.unlink(file.trim_end_matches('+'))?;
+            }
+            Ok(())
+        })?;
+        Ok(dropped)
+    }
+
+    fn noted_pools(
+        &self,
+        mut each: impl FnMut(&Dir, &str, Pool) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let Some(spaces) = self.open_below(&["pools"])? else {
-            return Ok(pools);
+            return Ok(());
         };
         for space in spaces.names()? {
             let Some(dir) = spaces.open(&space)? else {
                 continue;
             };
             for file in dir.names()? {
-                if let Some(Found::File(bytes, _)) = dir.read(&file, MAX_BYTES)?
-                    && let Ok(pool) = serde_json::from_slice::<Pool>(&bytes)
+                if let Some(Found::File(bytes, meta)) = dir.read(&file, MAX_BYTES)?
+                    && let Ok(mut pool) = serde_json::from_slice::<Pool>(&bytes)
                 {
-                    pools.push(pool);
+                    pool.used = meta.modified;
+                    each(&dir, &file, pool)?;
                 }
             }
         }
-        pools.sort_by(|a, b| {
-            (&a.network_name, a.range, &a.spans).cmp(&(&b.network_name, b.range, &b.spans))
-        });
-        Ok(pools)
+        Ok(())
     }
 }

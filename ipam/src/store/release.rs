@@ -98,7 +98,10 @@ impl Store {
         {
             return Ok(());
         }
-        owned.dir.unlink_same(&owned.name, meta)?;
+        // Or the record of a DEL that was done might come back, and nobody calls DEL again.
+        if owned.dir.unlink_same(&owned.name, meta)? && self.durable() {
+            owned.dir.sync()?;
+        }
         Ok(())
     }
 

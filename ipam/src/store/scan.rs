@@ -5,6 +5,7 @@ use super::name::{self, Class, Seat};
 use super::owner::{Content, Owned, read};
 use super::{Store, StoreError};
 use crate::lease::Lease;
+use ipnetwork::IpNetwork;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -30,10 +31,18 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether its seat is unique in all of its space, not in one range only.
+    /// Whether it may be a lease of a range, by its name alone: of the same addresses
+    /// there may be other ranges, unless leases of the range are unique in it alone.
     #[must_use]
-    pub fn in_shared_class(&self) -> bool {
-        self.seat.class == Class::SHARED
+    pub fn may_be_of(&self, range: IpNetwork, overlapping: bool) -> bool {
+        self.seat.class == Class::of(range, overlapping) && range.contains(self.address)
+    }
+
+    /// The range that its record names, if it can be read.
+    #[must_use]
+    pub fn range(&self) -> Option<IpNetwork> {
+        let (record, _) = record(&self.dir, &self.seat.name(), &self.seat).ok()?;
+        record.ok().map(|lease| lease.range)
     }
 }
 
@@ -44,6 +53,22 @@ pub struct Finding {
     pub path: PathBuf,
     /// What.
     pub what: String,
+    /// Whether it could not be read, so that what it holds is not known.
+    pub unread: bool,
+}
+
+impl Finding {
+    /// Something that should not be there.
+    pub(super) fn strange(path: PathBuf, what: impl Into<String>) -> Self {
+        let what = what.into();
+        let unread = false;
+        Self { path, what, unread }
+    }
+
+    fn unread(path: PathBuf, error: &impl ToString) -> Self {
+        let (what, unread) = (error.to_string(), true);
+        Self { path, what, unread }
+    }
 }
 
 /// The names of one shard.
@@ -144,37 +169,31 @@ impl Store {
             return Ok(findings);
         };
         for space in sorted(leases.names()?) {
-            let at = leases.path().join(&space);
             let Some(network_name) = name::network_name(&space) else {
-                findings.push(Finding {
-                    path: at,
-                    what: "not a network name of the store".into(),
-                });
+                let what = "not a network name of the store";
+                findings.push(Finding::strange(leases.path().join(&space), what));
                 continue;
             };
-            let Some(shards) = enter(&leases, &space, &mut findings)? else {
+            let Some((shards, names)) = listed(&leases, &space, &mut findings) else {
                 continue;
             };
-            for shard in sorted(shards.names()?) {
+            for shard in sorted(names) {
                 let Some((v4, number)) = name::parse_shard(&shard) else {
-                    let what = "not a shard".to_owned();
-                    findings.push(Finding {
-                        path: shards.path().join(&shard),
-                        what,
-                    });
+                    let what = "not a shard";
+                    findings.push(Finding::strange(shards.path().join(&shard), what));
                     continue;
                 };
-                let Some(dir) = enter(&shards, &shard, &mut findings)? else {
+                let Some((dir, names)) = listed(&shards, &shard, &mut findings) else {
                     continue;
                 };
                 let mut seats = Vec::new();
-                for name in sorted(dir.names()?) {
+                for name in sorted(names) {
                     match Seat::parse(&name).filter(|seat| belongs(seat, v4, number)) {
                         Some(seat) => seats.push((name, seat)),
-                        None => findings.push(Finding {
-                            path: dir.path().join(&name),
-                            what: "not an address of this shard".into(),
-                        }),
+                        None => {
+                            let what = "not an address of this shard";
+                            findings.push(Finding::strange(dir.path().join(&name), what));
+                        }
                     }
                 }
                 each(ShardListing {
@@ -205,30 +224,15 @@ impl Store {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
-            let opened = enter(&buckets, &bucket, &mut findings);
-            let listed = opened.and_then(|dir| match dir {
-                Some(dir) => Ok(Some((dir.names()?, Rc::new(dir)))),
-                None => Ok(None),
-            });
-            let (mut names, dir) = match listed {
-                Ok(Some(listed)) => listed,
-                Ok(None) => continue,
-                Err(error) => {
-                    findings.push(Finding {
-                        path: buckets.path().join(&bucket),
-                        what: error.to_string(),
-                    });
-                    continue;
-                }
+            let Some((dir, mut names)) = listed(&buckets, &bucket, &mut findings) else {
+                continue;
             };
+            let dir = Rc::new(dir);
             names.sort_by_key(|name| std::cmp::Reverse(index(name)));
             for name in names {
                 if index(&name).is_none() {
-                    let what = "not an owner's record".to_owned();
-                    findings.push(Finding {
-                        path: dir.path().join(&name),
-                        what,
-                    });
+                    let what = "not an owner's record";
+                    findings.push(Finding::strange(dir.path().join(&name), what));
                     continue;
                 };
                 let content = match read(&dir, &name) {
@@ -236,10 +240,7 @@ impl Store {
                     Ok(None) => continue,
                     // One that cannot be read must not stop the rest.
                     Err(error) => {
-                        findings.push(Finding {
-                            path: dir.path().join(&name),
-                            what: error.to_string(),
-                        });
+                        findings.push(Finding::unread(dir.path().join(&name), &error));
                         continue;
                     }
                 };
@@ -308,13 +309,28 @@ fn enter(dir: &Dir, name: &str, findings: &mut Vec<Finding>) -> Result<Option<Di
     match dir.open(name) {
         Ok(found) => Ok(found),
         Err(error) if matches!(error.source, Errno::ELOOP | Errno::ENOTDIR | Errno::EPERM) => {
-            findings.push(Finding {
-                path: dir.path().join(name),
-                what: "not a directory of the store's owner".to_owned(),
-            });
+            let what = "not a directory of the store's owner";
+            findings.push(Finding::strange(dir.path().join(name), what));
             Ok(None)
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// The same with its names, or a finding when it cannot be read: that must not stop the
+/// rest.
+fn listed(dir: &Dir, name: &str, findings: &mut Vec<Finding>) -> Option<(Dir, Vec<String>)> {
+    let entered = enter(dir, name, findings);
+    let listed = entered.and_then(|dir| match dir {
+        Some(dir) => Ok(Some((dir.names()?, dir))),
+        None => Ok(None),
+    });
+    match listed {
+        Ok(listed) => listed.map(|(names, dir)| (dir, names)),
+        Err(error) => {
+            findings.push(Finding::unread(dir.path().join(name), &error));
+            None
+        }
     }
 }
 

@@ -82,6 +82,13 @@ impl Store {
         slice.ok_or_else(|| self.no_slice(subnet, length))
     }
 
+    /// The slice that the first node takes of a range that nobody has used.
+    #[must_use]
+    pub fn first_slice(range: &Range, length: u8) -> Option<IpNetwork> {
+        let number = lowest_free(&BTreeSet::new(), range, length)?;
+        slice::nth(range.subnet(), length, number)
+    }
+
     /// Gives up a node's slices, those of one network name if one is named; answers
     /// what they were.
     ///

@@ -107,12 +107,18 @@ fn pools_say_how_full_they_are() {
         (
             &small["size"],
             &small["used"],
-            &small["resting"],
+            &small["coolingDown"],
             &small["free"]
         ),
-        (&json!(14), &json!(3), &json!(1), &json!(10))
+        (&json!(14), &json!(2), &json!(1), &json!(10))
     );
-    assert_eq!(of("10.0.0.0/24")["used"], 3);
+    assert_eq!(small["usedByOtherRanges"], 1);
+    let large = of("10.0.0.0/24");
+    assert_eq!(
+        (&large["used"], &large["usedByOtherRanges"]),
+        (&json!(1), &json!(2))
+    );
+    assert_eq!(large["free"], 254 - 3 - 1);
     assert!(text(&place.admin(&["pools"]).document).contains("2^64"));
     assert!(pools["store"]["id"].as_str().unwrap().len() == 32);
 }
@@ -142,7 +148,7 @@ fn explain_says_what_is_next_and_why() {
         json!(["10.0.0.1-10.0.0.2", "10.0.0.4-10.0.0.5"])
     );
     assert_eq!(
-        (&range["next"], &range["held"], &range["resting"]),
+        (&range["next"], &range["leased"], &range["coolingDown"]),
         (&json!("10.0.0.4"), &json!("1"), &json!("1"))
     );
     assert_eq!(said["ignoredKeys"], json!(["log_level"]));
@@ -152,7 +158,7 @@ fn explain_says_what_is_next_and_why() {
         explain()["ranges"][0]["because"]
             .as_str()
             .unwrap()
-            .contains("rested longest")
+            .contains("it was released first")
     );
     assert_eq!(explain()["ranges"][0]["next"], "10.0.0.1");
     place.add(&c("f"), &config).address();
@@ -676,7 +682,6 @@ spec:
 #[test]
 fn a_failing_command_says_so() {
     let place = Place::new();
-    assert_eq!(place.admin(&["show", "x"]).status, Some(1));
     assert_eq!(place.admin(&["nonsense"]).status, Some(2));
     for command in ["list", "pools", "fsck"] {
         let answer = place.admin(&[command, "--store", "nope"]);
@@ -715,6 +720,183 @@ fn explain_reads_lists_and_network_attachment_definitions() {
     assert!(
         answer.status == Some(1) && answer.stderr.contains("ipam"),
         "{answer:?}"
+    );
+}
+
+#[test]
+fn a_range_whose_exclusions_were_edited_is_one_pool_and_each_lease_counts_once() {
+    let place = Place::new();
+    let excluding = |exclude: &str| {
+        network(
+            "rdma-ipam",
+            json!({"range": "10.0.0.0/24", "exclude": [exclude]}),
+        )
+    };
+    let alone = |range: &str| {
+        network(
+            "rdma-ipam",
+            json!({"range": range, "enable_overlapping_ranges": false}),
+        )
+    };
+    place.add(&c("a"), &excluding("10.0.0.64/26")).address();
+    let noted = place.files("pools").remove(0);
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    std::fs::File::open(&noted)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
+    place.add(&c("b"), &excluding("10.0.0.128/25")).address();
+    let pools = || place.admin(&["pools", "--json"]).document["pools"].clone();
+    let listed = pools();
+    assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(
+        (&listed[0]["size"], &listed[0]["used"]),
+        (&json!(127), &json!(2))
+    );
+    // The configuration is as it was: an ADD says so.
+    place.add(&c("d"), &excluding("10.0.0.64/26")).address();
+    std::fs::File::open(&place.files("pools")[0]).unwrap();
+    let other = place
+        .files("pools")
+        .into_iter()
+        .find(|file| *file != noted)
+        .unwrap();
+    std::fs::File::open(other)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
+    assert_eq!(pools()[0]["size"], 190);
+    // Ranges that are unique by themselves share no lease, whatever addresses they have.
+    place.add(&c("e"), &alone("10.1.0.0/24")).address();
+    place.add(&c("f"), &alone("10.1.0.0/25")).address();
+    let listed = pools();
+    for pool in listed.as_array().unwrap().iter().skip(1) {
+        assert_eq!(
+            (&pool["used"], &pool["usedByOtherRanges"]),
+            (&json!(1), &json!(0)),
+            "{pool}"
+        );
+    }
+}
+
+#[test]
+fn a_pool_that_nobody_uses_can_be_dropped() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    place.add(&c("a"), &config).address();
+    let drop = |range: &str| place.admin(&["pools", "--drop", range, "--yes"]);
+    let refused = drop("10.0.0.0/24");
+    assert!(
+        refused.status == Some(1) && refused.stderr.contains("has 1 leases"),
+        "{refused:?}"
+    );
+    assert!(place.del(&c("a"), &config).ok());
+    assert_eq!(drop("10.0.9.0/24").status, Some(3));
+    assert_eq!(
+        place.admin(&["pools", "--drop", "10.0.0.0/24"]).status,
+        Some(1),
+        "nobody was asked"
+    );
+    assert!(drop("10.0.0.0/24").ok());
+    assert_eq!(
+        place.admin(&["pools", "--json"]).document["pools"],
+        json!([])
+    );
+    place.add(&c("b"), &config).address();
+    assert_eq!(
+        place.admin(&["pools", "--json"]).document["pools"][0]["used"],
+        1
+    );
+    let sliced = network(
+        "rdma-ipam",
+        json!({"range": "10.2.0.0/24", "node_slice_size": "/26"}),
+    );
+    place.add(&c("d"), &sliced).address();
+    assert!(place.del(&c("d"), &sliced).ok());
+    let refused = drop("10.2.0.0/24");
+    assert!(
+        refused.stderr.contains("node n1 has slice 10.2.0.0/26"),
+        "{refused:?}"
+    );
+    assert!(place.admin(&["release", "--node", "n1", "--yes"]).ok());
+    assert!(drop("10.2.0.0/24").ok());
+}
+
+#[test]
+fn a_store_that_was_never_used_answers_like_an_empty_one() {
+    for used in [false, true] {
+        let place = Place::new();
+        if used {
+            let config = range("10.0.0.0/24");
+            place.add(&c("a"), &config).address();
+            assert!(place.del(&c("a"), &config).ok());
+        }
+        for (arguments, status) in [
+            (&["list"][..], 0),
+            (&["pools"], 0),
+            (&["show", "10.0.0.9"], 3),
+            (&["show", "nobody"], 3),
+            (&["release", "10.0.0.9", "--yes"], 3),
+            (&["reclaim"], 0),
+            (&["reclaim", "--yes"], 0),
+            (&["fsck"], 0),
+            (&["pools", "--drop", "10.9.0.0/24", "--yes"], 3),
+        ] {
+            let answer = place.admin(arguments);
+            assert_eq!(
+                answer.status,
+                Some(status),
+                "{used} {arguments:?}: {answer:?}"
+            );
+            let said = answer.stderr.contains("has never been used");
+            assert_eq!(said, !used, "{arguments:?}: {answer:?}");
+            let arguments = [arguments, &["--json"]].concat();
+            let answer = place.admin(&arguments);
+            assert_eq!(
+                answer.status,
+                Some(status),
+                "{used} {arguments:?}: {answer:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn explain_names_the_slice_of_the_node() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
+    );
+    let file = place.path().join("net.conf");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let explain = || {
+        place
+            .admin(&["explain", file.to_str().unwrap(), "--json"])
+            .document["ranges"][0]
+            .clone()
+    };
+    let before = explain();
+    assert_eq!(
+        before["slice"],
+        json!({"slice": "10.0.0.0/26", "node": "n1", "taken": false})
+    );
+    place.add(&c("other").node("n2"), &config).address();
+    assert_eq!(explain()["slice"]["slice"], "10.0.0.64/26");
+    place.add(&c("mine"), &config).address();
+    let after = explain();
+    assert_eq!(
+        after["slice"],
+        json!({"slice": "10.0.0.64/26", "node": "n1", "taken": true})
+    );
+    assert_eq!(
+        (&after["next"], &after["size"]),
+        (&json!("10.0.0.66"), &json!("62"))
+    );
+    let said = place.admin(&["explain", file.to_str().unwrap()]).document;
+    assert!(
+        text(&said).contains("node n1 has slice 10.0.0.64/26\n"),
+        "{said}"
     );
 }
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 const KIND: &str = "NetworkAttachmentDefinition";
@@ -32,9 +31,9 @@ impl Definitions {
             for file in files(source).with_context(|| format!("read {}", source.display()))? {
                 let text = fs::read_to_string(&file)
                     .with_context(|| format!("read {}", file.display()))?;
-                for document in serde_yaml_ng::Deserializer::from_str(&text) {
-                    let object = Value::deserialize(document)
-                        .with_context(|| format!("read {}", file.display()))?;
+                let objects: Vec<Value> = serde_saphyr::from_multiple(&text)
+                    .with_context(|| format!("read {}", file.display()))?;
+                for object in objects {
                     if object.get("kind").and_then(Value::as_str) != Some(KIND) {
                         continue;
                     }

@@ -93,7 +93,7 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
     fs::write(&file, text)?;
     let name = file.to_str().context("path")?;
     let document: Option<Value> = match language {
-        "yaml" => serde_yaml_ng::from_str(text).ok(),
+        "yaml" => serde_saphyr::from_str(text).ok(),
         _ => serde_json::from_str(text).ok(),
     };
     let has = |key: &str| document.as_ref().is_some_and(|d| d.get(key).is_some());

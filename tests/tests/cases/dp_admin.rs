@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use e2e::cni_host::CniHost;
 use e2e::daemon::Machine;
 use e2e::harness::Case;
 use e2e::kubelet::Pod;
+use e2e::unanswered::Unanswered;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
@@ -26,6 +28,13 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns,
         Macvlan
+    ),
+    case!(
+        a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting,
+        Root,
+        Netns,
+        Macvlan,
+        Fuse
     ),
 ];
 
@@ -272,6 +281,18 @@ fn status_is_told_by_whoever_answers() -> Result<()> {
 }
 
 fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
+    dead_pods(None)
+}
+
+fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Result<()> {
+    let share = tempfile::tempdir()?;
+    let _mount = Unanswered::on(share.path())?;
+    dead_pods(Some(share.path()))
+}
+
+/// The daemon undoes the attachment of a dead pod, also where its policy has another store in
+/// `hung`, which does not answer.
+fn dead_pods(hung: Option<&Path>) -> Result<()> {
     let host = CniHost::new()?;
     let config = host.config(&json!({
         "attach": "macvlan", "master": "nic0",
@@ -327,13 +348,20 @@ fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
     let log = host.directory().join("daemon.log");
     let kubelet = host.directory().join("kubelet");
     fs::create_dir(&kubelet)?;
+    let mut of_daemon: Value = serde_json::from_slice(&fs::read(&policy)?)?;
+    if let Some(hung) = hung {
+        // Named before the other one.
+        of_daemon["stores"]["a-share"] = json!({"type": "file", "directory": hung});
+    }
+    let policy_of_daemon = host.directory().join("policy-of-daemon.json");
+    fs::write(&policy_of_daemon, of_daemon.to_string())?;
     let mut daemon = host.netns.command(product("rdma-device-plugin")?);
     daemon
         .args(["run", "--reclaim-interval", "1", "--config-file"])
         .arg(&pools);
     daemon
         .arg("--policy")
-        .arg(&policy)
+        .arg(&policy_of_daemon)
         .arg("--device-plugin-dir")
         .arg(&kubelet);
     daemon.arg("--kubelet-root-dir").arg(&kubelet);
@@ -363,6 +391,23 @@ fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
         "{left:?}; {told}"
     );
     ensure!(told.contains("attachment undone"), "{told}");
+    if hung.is_some() {
+        // It is said once, and rounds go on.
+        let late = "the clean-up of store \"a-share\" is late";
+        for _ in 0..400 {
+            thread::sleep(Duration::from_millis(100));
+            if fs::read_to_string(&log)?.contains(&late.escape_default().to_string()) {
+                break;
+            }
+        }
+        thread::sleep(Duration::from_secs(3));
+        let told = fs::read_to_string(&log)?;
+        ensure!(told.matches("is late").count() == 1, "{told}");
+        let threads = fs::read_dir(format!("/proc/{}/task", daemon.0.id()))?
+            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .filter(|name| name.trim() == "reclaim");
+        assert_eq!(threads.count(), 1, "more than one thread is stuck");
+    }
     assert_eq!(status()?["leases"].as_array().map(Vec::len), Some(1));
     assert!(
         pods[1].ip("link show net1").is_ok(),

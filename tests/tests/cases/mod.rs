@@ -47,9 +47,11 @@ mod hostile_pods;
 mod hostile_races;
 mod hostile_random;
 mod hostile_stacked;
+mod ipam_calls;
 mod ipam_crowd;
 mod ipam_faults;
 mod ipam_kill;
+mod ipam_power;
 mod standin_kubelet;
 mod standin_multus;
 mod standin_netns;
@@ -103,9 +105,11 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         hostile_races::CASES,
         hostile_random::CASES,
         hostile_stacked::CASES,
+        ipam_calls::CASES,
         ipam_crowd::CASES,
         ipam_faults::CASES,
         ipam_kill::CASES,
+        ipam_power::CASES,
         standin_kubelet::CASES,
         standin_multus::CASES,
         standin_netns::CASES,

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{ConfigMaps, Pod, whole};
@@ -16,10 +15,8 @@ impl Pod {
     /// # Errors
     /// Not YAML, a field the stand-in cannot honour, or requests the API server would refuse.
     pub fn from_manifest(text: &str) -> Result<Vec<Self>> {
-        let objects: Result<Vec<Value>, _> = serde_yaml_ng::Deserializer::from_str(text)
-            .map(Value::deserialize)
-            .collect();
-        let objects = objects.context("read the manifest as YAML")?;
+        let objects: Vec<Value> =
+            serde_saphyr::from_multiple(text).context("read the manifest as YAML")?;
         let config_maps = objects
             .iter()
             .filter(|object| kind(object) == Some("ConfigMap"))

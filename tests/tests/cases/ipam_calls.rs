@@ -1,0 +1,92 @@
+//! How many system calls `rdma-ipam` makes on a store with many leases.
+
+use std::fs::{self, File, FileTimes};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use e2e::case;
+use e2e::cni::answer;
+use e2e::harness::Case;
+use e2e::lease_store::{Caller, LeaseStore, network};
+use e2e::trace::{points, record};
+use serde_json::Value;
+
+pub(crate) const CASES: &[Case] = &[
+    case!(
+        an_exhausted_range_of_65534_addresses_is_known_within_2000_system_calls,
+        Strace
+    ),
+    case!(show_and_release_of_an_address_read_its_place_alone, Strace),
+];
+
+const RANGE: &str = "10.7.0.0/16";
+
+/// A store in which somebody holds every address of [`RANGE`] since long ago.
+fn full() -> Result<LeaseStore> {
+    let store = LeaseStore::new("30s")?;
+    store.add_node("n1")?;
+    store.add(&Caller::new("n1", "first"), &config())?;
+    let long_ago = FileTimes::new().set_modified(SystemTime::now() - Duration::from_secs(3600));
+    let shards = store.directory().join("leases/default");
+    for third in 0..=255 {
+        let shard = shards.join(format!("10.7.{third}.0-24"));
+        fs::create_dir_all(&shard)?;
+        for fourth in 0..=255 {
+            let address = shard.join(format!("10.7.{third}.{fourth}@1"));
+            // The link count of a file is limited; what it says does not matter here.
+            if !matches!((third, fourth), (0, 0..=1) | (255, 255)) {
+                File::create(address)?;
+            }
+        }
+        File::open(&shard)?.set_times(long_ago)?;
+    }
+    Ok(store)
+}
+
+fn config() -> Value {
+    network(&[RANGE])
+}
+
+fn calls(log: &Path) -> Result<usize> {
+    Ok(points(log)?.len())
+}
+
+fn an_exhausted_range_of_65534_addresses_is_known_within_2000_system_calls() -> Result<()> {
+    let store = full()?;
+    // The first one finds out, the second believes what the first one has noted.
+    for (verb, attempt) in [("ADD", 1), ("ADD", 2), ("STATUS", 1)] {
+        let log = tempfile::NamedTempFile::new()?;
+        let mut command = store.command(verb, &Caller::new("n1", "late"), &record(log.path()));
+        let answer = answer(&mut command, config().to_string().as_bytes())?;
+        let text = format!("{answer:?}");
+        ensure!(
+            text.contains("all 65534 addresses between"),
+            "{verb}: {text}"
+        );
+        let count = calls(log.path())?;
+        println!("{verb} {attempt} on an exhausted {RANGE}: {count} system calls");
+        ensure!(count < 2000, "{verb} {attempt}: {count} system calls");
+    }
+    Ok(())
+}
+
+fn show_and_release_of_an_address_read_its_place_alone() -> Result<()> {
+    let store = full()?;
+    for arguments in [
+        ["show", "10.7.0.1", "--json"],
+        ["release", "10.7.0.1", "--yes"],
+    ] {
+        let log = tempfile::NamedTempFile::new()?;
+        let mut wrapper = record(log.path()).into_iter();
+        let mut command = Command::new(wrapper.next().context("no tracer")?);
+        command.args(wrapper);
+        let output = store.admin_below(command, "n1", &arguments).output()?;
+        ensure!(output.status.success(), "{output:?}");
+        let count = calls(log.path())?;
+        println!("{arguments:?} with 65,534 leases: {count} system calls");
+        ensure!(count < 300, "{arguments:?}: {count} system calls");
+    }
+    Ok(())
+}
