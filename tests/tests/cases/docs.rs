@@ -182,6 +182,7 @@ fn literals() -> Result<String> {
         "ipam/src",
         "node/src",
         "proto/cni/src",
+        "hca/src",
         "proto/kubelet/src",
         "device-plugin/src",
         "device-plugin/diagnostics/src",

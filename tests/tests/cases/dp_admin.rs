@@ -75,7 +75,7 @@ fn discover_names_the_resources_and_the_gids() -> Result<()> {
     let text = discover(&named)?;
     let line = |device: &str| {
         text.lines()
-            .find(|l| l.starts_with(&format!(" {device} ")))
+            .find(|l| l.starts_with(&format!("{device} ")))
             .map(str::to_owned)
     };
     assert!(
