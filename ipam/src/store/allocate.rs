@@ -133,7 +133,7 @@ struct Look {
 
 /// What one way through shards came to.
 enum Swept {
-    Taken(Lease),
+    Taken(Box<Lease>),
     Nothing(Rest),
 }
 
@@ -328,14 +328,14 @@ impl Search<'_> {
         if full.contains(&true) {
             let believed = all().filter(|(order, _)| full.get(*order) != Some(&true));
             if let Swept::Taken(lease) = self.sweep(&mut hints, believed)? {
-                return Ok(lease);
+                return Ok(*lease);
             }
         }
         let mut swept = self.sweep(&mut hints, all())?;
         let mut waits = BEFORE_EXHAUSTED.iter();
         loop {
             let rest = match swept {
-                Swept::Taken(lease) => return Ok(lease),
+                Swept::Taken(lease) => return Ok(*lease),
                 Swept::Nothing(rest) => rest,
             };
             if let Some((_, number, candidate)) = rest.oldest {
@@ -391,7 +391,7 @@ impl Search<'_> {
                     break;
                 };
                 if let Some(lease) = self.take(look.dir, number, candidate, false)? {
-                    return Ok(Swept::Taken(lease));
+                    return Ok(Swept::Taken(Box::new(lease)));
                 }
             }
         }
