@@ -13,6 +13,7 @@ use attachment::{
     node::{Node, Places},
 };
 use clap::{Args, Parser, Subcommand};
+use node::document::versioned;
 
 /// RDMA netdevs of this node's pods: which pod has which, and since when.
 ///
@@ -93,8 +94,8 @@ fn say(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
-fn say_json(document: &serde_json::Value) {
-    say(&format!("{document:#}\n"));
+fn say_json(document: serde_json::Value) {
+    say(&format!("{:#}\n", versioned(document)));
 }
 
 fn complain(text: &str) {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hca::NetnsMode;
+use node::document::versioned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -165,8 +166,8 @@ impl Report {
 
     /// The report as a document.
     pub fn to_json(&self) -> Value {
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
+        versioned(json!({
+            "programVersion": env!("CARGO_PKG_VERSION"),
             "uptimeSeconds": self.started.elapsed().as_secs(),
             "ready": self.unready().is_empty(),
             "unready": self.unready(),
@@ -184,7 +185,7 @@ impl Report {
                 "error": self.node_socket_error(),
             },
             "pools": self.pools.iter().map(|pool| self.pool_json(pool)).collect::<Vec<_>>(),
-        })
+        }))
     }
 
     fn pool_json(&self, pool: &Pool) -> Value {

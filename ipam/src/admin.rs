@@ -17,6 +17,7 @@ use crate::plugin::Plugin;
 use crate::store::{Store, StoreError};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Parser, Subcommand};
+use node::document::versioned;
 use node::policy::{DEFAULT_PATH, Policy};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -157,9 +158,8 @@ fn complain(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "rdma-ipam: {text}");
 }
 
-fn say_json(value: &impl serde::Serialize) -> Result<()> {
-    say(&format!("{}\n", serde_json::to_string_pretty(value)?));
-    Ok(())
+fn say_json(document: serde_json::Value) {
+    say(&format!("{:#}\n", versioned(document)));
 }
 
 /// Asks on the terminal, unless `yes` was said.

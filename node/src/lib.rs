@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cni_program;
+pub mod document;
 pub mod duration;
 pub mod file;
 pub mod gojson;

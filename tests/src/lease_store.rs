@@ -191,7 +191,9 @@ impl LeaseStore {
     /// `list` failed.
     pub fn held(&self, node: &str) -> Result<Vec<(String, String)>> {
         let mut held = Vec::new();
-        for lease in self.admin(node, &["list"])?.as_array().context("a list")? {
+        let document = self.admin(node, &["list"])?;
+        let leases = document.get("leases").and_then(Value::as_array);
+        for lease in leases.context("a list")? {
             let text = |key: &str| {
                 let value = lease.get(key).and_then(Value::as_str);
                 value

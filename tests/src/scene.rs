@@ -321,10 +321,12 @@ impl Scene {
         let answer = self.host.netns.enter(|| bounded(&mut list, b""))?;
         ensure!(answer.status.success(), "{program} list: {}", answer.stderr);
         let document: Value = serde_json::from_str(&answer.stdout)?;
-        document
-            .as_array()
-            .cloned()
-            .with_context(|| format!("{program} lists no list"))
+        let key = match program {
+            "rdma-ipam" => "leases",
+            _ => "attachments",
+        };
+        let list = document.get(key).and_then(Value::as_array).cloned();
+        list.with_context(|| format!("{program} lists no list"))
     }
 
     /// A call of an administrator on the host.

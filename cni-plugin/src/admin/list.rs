@@ -17,7 +17,7 @@ pub(super) fn run(places: &Places, as_json: bool) -> Result<()> {
         .map(|record| Attachment::of(record, &node.roots.proc, &node.boot))
         .collect();
     if as_json {
-        say_json(&json!(attachments));
+        say_json(json!({"attachments": attachments}));
     } else {
         say(&listing::text(&attachments, now()));
     }

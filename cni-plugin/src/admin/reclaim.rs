@@ -69,7 +69,7 @@ impl Reclaim {
             });
         }
         match as_json {
-            true => say_json(&self.document(&undone)),
+            true => say_json(self.document(&undone)),
             false => self.print(&undone, all),
         }
         match undone.iter().find_map(|one| one.error.as_ref()) {

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use hca::port::Port;
+use node::document::versioned;
 use node::table::table;
 use serde_json::json;
 
@@ -50,7 +51,7 @@ impl Discover {
                 .map(|one| json!({"rdmaDevice": one.rdma_device, "reason": one.reason}))
                 .collect();
             let document = json!({"hcas": hcas, "unusable": unusable, "inventory": seen.inventory});
-            return Ok(writeln!(out, "{document:#}")?);
+            return Ok(writeln!(out, "{:#}", versioned(document))?);
         }
         if candidates.is_empty() && unusable.is_empty() {
             writeln!(

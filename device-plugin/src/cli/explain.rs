@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use node::document::versioned;
 use serde_json::{Value, json};
 
 use super::HostRoot;
@@ -66,7 +67,7 @@ impl Explain {
                 "rdmaDevices": names(candidate),
                 "pools": verdicts.iter().map(Verdict::to_json).collect::<Vec<_>>(),
             });
-            return writeln!(out, "{document:#}").context("print");
+            return writeln!(out, "{:#}", versioned(document)).context("print");
         }
         writeln!(out, "{}", title(candidate))?;
         for verdict in &verdicts {

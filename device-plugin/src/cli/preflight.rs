@@ -14,6 +14,7 @@ use diagnostics::preflight::{
 };
 use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
+use node::document::versioned;
 
 use crate::candidate::gather;
 use crate::config::{self, Config, Sharing};
@@ -140,7 +141,7 @@ impl Preflight {
             thread::sleep(ROUND);
         };
         if self.json {
-            writeln!(out, "{:#}", report::document(&outcomes))?;
+            writeln!(out, "{:#}", versioned(report::document(&outcomes)))?;
         } else {
             out.write_all(report::text(&outcomes, self.all).as_bytes())?;
         }

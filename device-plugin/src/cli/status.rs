@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use attachment::node::now;
+use node::document::versioned;
 use node::table::{age, cell, table};
 use serde_json::Value;
 
@@ -72,7 +73,7 @@ impl Status {
             notes,
         };
         if self.json {
-            writeln!(out, "{:#}", answers.document())?;
+            writeln!(out, "{:#}", versioned(answers.document()))?;
         } else {
             print(&answers, out)?;
         }
@@ -109,7 +110,7 @@ fn print(answers: &Answers, out: &mut impl Write) -> anyhow::Result<()> {
         writeln!(
             out,
             "version {}, up {} s, configuration {} (generation {}), netns mode {}\n",
-            at("/version"),
+            at("/programVersion"),
             at("/uptimeSeconds"),
             at("/configuration/file"),
             at("/configuration/generation"),

@@ -12,6 +12,7 @@ use diagnostics::topology::{self, Holders, View, nccl};
 use hca::topology::pairing::Pairing;
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
+use node::document::versioned;
 
 use super::HostRoot;
 
@@ -125,7 +126,7 @@ impl Topology {
                 .with_context(|| format!("write the picture to {}", file.display()))?;
         }
         if self.json {
-            writeln!(out, "{:#}", view.document())?;
+            writeln!(out, "{:#}", versioned(view.document()))?;
         } else {
             out.write_all(topology::text(&view).as_bytes())?;
         }

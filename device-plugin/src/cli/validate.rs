@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use node::document::versioned;
 use serde_json::json;
 
 use crate::candidate::gather;
@@ -77,7 +78,7 @@ impl Validate {
                 "pools": pools, "warnings": config.warnings, "refused": config.refused,
                 "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
             });
-            return writeln!(out, "{document:#}").context("print");
+            return writeln!(out, "{:#}", versioned(document)).context("print");
         }
         let rescan = rescan.map_or("off".into(), |seconds| format!("every {seconds} s"));
         writeln!(

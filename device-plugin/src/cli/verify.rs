@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
 use diagnostics::verify::{self, Climbed, Expected, Place, Plan};
 use diagnostics::{Verdict, report};
+use node::document::versioned;
 
 /// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.
@@ -106,7 +107,7 @@ impl Verify {
                     serde_json::json!(climbed.measurements),
                 );
             }
-            writeln!(out, "{document:#}")?;
+            writeln!(out, "{:#}", versioned(document))?;
         } else {
             out.write_all(report::text(outcomes, true).as_bytes())?;
         }

@@ -53,7 +53,7 @@ impl Explain {
             "ranges": ranges,
         });
         if global.json {
-            say_json(&value)?;
+            say_json(value);
         } else {
             say(&text(&config, &value));
         }

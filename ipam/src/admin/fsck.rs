@@ -47,9 +47,9 @@ impl Fsck {
                     })
                 })
                 .collect();
-            say_json(&json!({
+            say_json(json!({
                 "sound": checkup.sound, "findings": findings, "repaired": repaired,
-            }))?;
+            }));
         } else {
             for problem in &checkup.findings {
                 say(&format!(

@@ -187,7 +187,7 @@ fn apply(
         }
     }
     if global.json {
-        say_json(&json!({"dryRun": !how.yes, "leases": planned, "imported": done.len()}))?;
+        say_json(json!({"dryRun": !how.yes, "leases": planned, "imported": done.len()}));
         return Ok(Outcome::Done);
     }
     let rows: Vec<Vec<String>> = planned

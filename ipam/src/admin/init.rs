@@ -12,12 +12,12 @@ impl Init {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let store = global.plugin()?.init(&global.store)?;
         if global.json {
-            say_json(&json!({
+            say_json(json!({
                 "directory": store.directory(),
                 "id": store.id(),
                 "filesystem": store.file_system(),
                 "shared": store.is_shared(),
-            }))?;
+            }));
             return Ok(Outcome::Done);
         }
         say(&format!(

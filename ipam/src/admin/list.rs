@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use ipnetwork::IpNetwork;
 use node::table::{age, cell, table};
+use serde_json::json;
 
 #[derive(Debug, Args)]
 pub(super) struct List {
@@ -31,7 +32,7 @@ impl List {
             None => Vec::new(),
         };
         if global.json {
-            say_json(&leases)?;
+            say_json(json!({"leases": leases}));
             return Ok(Outcome::Done);
         }
         let now = jiff::Timestamp::now();

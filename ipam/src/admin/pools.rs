@@ -38,7 +38,7 @@ impl Pools {
         let (plugin, store) = global.open_used()?;
         let Some(store) = store else {
             if global.json && self.drop.is_none() {
-                say_json(&json!({"store": null, "pools": [], "slices": []}))?;
+                say_json(json!({"store": null, "pools": [], "slices": []}));
             }
             return Ok(match self.drop {
                 None => Outcome::Done,
@@ -59,7 +59,7 @@ impl Pools {
                 .map(|(p, c)| as_json(p, c))
                 .collect();
             let place = json!({"directory": store.directory(), "id": store.id(), "filesystem": store.file_system()});
-            say_json(&json!({"store": place, "pools": pools, "slices": slices}))?;
+            say_json(json!({"store": place, "pools": pools, "slices": slices}));
             return Ok(Outcome::Done);
         }
         say(&format!(
@@ -140,7 +140,7 @@ impl Pools {
         }
         let dropped = store.drop_pool(range, network_name)?;
         if global.json {
-            say_json(&json!({"dropped": range, "sets": dropped}))?;
+            say_json(json!({"dropped": range, "sets": dropped}));
         } else {
             say(&format!("pool {range} dropped\n"));
         }

@@ -51,7 +51,7 @@ impl Reclaim {
             report = run(dry_run)?;
         }
         if global.json {
-            say_json(&json!({
+            say_json(json!({
                 "dryRun": dry_run,
                 "freed": as_json(&report.freed),
                 "waiting": as_json(&report.waiting),
@@ -59,7 +59,7 @@ impl Reclaim {
                     .map(|(lease, why)| json!({"lease": lease, "because": why}))
                     .collect::<Vec<_>>(),
                 "failed": report.failed,
-            }))?;
+            }));
         } else {
             print(&report, dry_run);
         }

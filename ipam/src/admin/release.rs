@@ -92,7 +92,7 @@ impl Release {
             None => Vec::new(),
         };
         if global.json {
-            say_json(&json!({"freed": freed, "slices": slices, "failed": failed}))?;
+            say_json(json!({"freed": freed, "slices": slices, "failed": failed}));
         } else {
             say(&format!("{} freed\n", freed.len()));
             for slice in &slices {

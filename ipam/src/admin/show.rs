@@ -37,7 +37,7 @@ impl Show {
             return Ok(Outcome::Found);
         }
         if global.json {
-            say_json(&found)?;
+            say_json(json!({"found": found}));
         } else {
             for entry in &found {
                 say(&format!("{}\n", text(entry)));

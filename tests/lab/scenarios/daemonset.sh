@@ -63,7 +63,7 @@ contains "status: units, attachments, addresses" \
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdma-device-plugin status --json | jq -r '[.attachments[].netnsState] | join(" ")')"
 equal "and says so where it cannot tell" "unknown unknown" \
-	"$(in_daemon rdma-netdev list --json | jq -r '[.[].netnsState] | join(" ")')"
+	"$(in_daemon rdma-netdev list --json | jq -r '[.attachments[].netnsState] | join(" ")')"
 check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
 check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=1000

@@ -129,7 +129,8 @@ impl World {
         let mut list = self.node.host.command(product("rdma-ipam")?);
         list.env("RDMA_NETDEV_POLICY", self.node.path("policy.json"))
             .args(["list", "--json"]);
-        let leases: Vec<Value> = serde_json::from_str(&run(&mut list)?)?;
+        let document: Value = serde_json::from_str(&run(&mut list)?)?;
+        let leases = document["leases"].as_array().context("no list")?;
         let address = |lease: &Value| lease["address"].as_str().map(str::to_owned);
         leases
             .iter()

@@ -42,7 +42,11 @@ fn tool(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<String> {
 fn listed(host: &CniHost) -> Result<Vec<Value>> {
     let text = tool(host, &host.netns, &["list", "--json"])?;
     let document: Value = serde_json::from_str(&text)?;
-    document.as_array().cloned().context("no list")
+    assert_eq!(document["version"], 1);
+    document["attachments"]
+        .as_array()
+        .cloned()
+        .context("no list")
 }
 
 /// Lets a container's attachment be as old as the hills.
