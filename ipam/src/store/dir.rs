@@ -209,15 +209,25 @@ impl Dir {
                 "a file of another owner than the store's",
             )));
         }
-        let mut content = Vec::new();
-        File::from(fd)
-            .take(limit + 1)
-            .read_to_end(&mut content)
-            .map_err(|e| self.failed("read", name)(errno(&e)))?;
-        if content.len() as u64 > limit {
-            return Ok(Some(Found::TooLarge(Meta::from(&stat))));
+        let meta = Meta::from(&stat);
+        let length = usize::try_from(stat.st_size).unwrap_or(0);
+        if length as u64 > limit {
+            return Ok(Some(Found::TooLarge(meta)));
         }
-        Ok(Some(Found::File(content, Meta::from(&stat))))
+        // As long as it is known to be, so one call is enough: records are written whole.
+        let mut content = vec![0; length];
+        let mut filled = 0;
+        let file = File::from(fd);
+        while let Some(rest) = content.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match (&file).read(rest) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed("read", name)(errno(&error))),
+            }
+        }
+        content.truncate(filled);
+        Ok(Some(Found::File(content, meta)))
     }
 
     /// A new file with content, open for its identity; `None` when the name is

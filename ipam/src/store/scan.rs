@@ -214,6 +214,38 @@ impl Store {
     pub fn records_of(
         &self,
         node: &str,
+        each: impl FnMut(Owned) -> Result<(), StoreError>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        self.records_in(node, |_| true, each)
+    }
+
+    /// Calls `each` with the names of each bucket of owners of one node. What cannot be
+    /// read is passed over.
+    pub(super) fn buckets_of(
+        &self,
+        node: &str,
+        mut each: impl FnMut(&str, Vec<String>),
+    ) -> Result<(), StoreError> {
+        let mut findings = Vec::new();
+        let Some(owners) = self.open_below(&["owners"])? else {
+            return Ok(());
+        };
+        let Some(buckets) = enter(&owners, name::node(node), &mut findings)? else {
+            return Ok(());
+        };
+        for bucket in buckets.names()? {
+            if let Some((_, names)) = listed(&buckets, &bucket, &mut findings) {
+                each(&bucket, names);
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Self::records_of`] of the buckets that are wanted.
+    pub(super) fn records_in(
+        &self,
+        node: &str,
+        wanted: impl Fn(&str) -> bool,
         mut each: impl FnMut(Owned) -> Result<(), StoreError>,
     ) -> Result<Vec<Finding>, StoreError> {
         let mut findings = Vec::new();
@@ -224,6 +256,9 @@ impl Store {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
+            if !wanted(&bucket) {
+                continue;
+            }
             let Some((dir, mut names)) = listed(&buckets, &bucket, &mut findings) else {
                 continue;
             };

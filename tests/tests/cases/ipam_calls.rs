@@ -19,7 +19,14 @@ pub(crate) const CASES: &[Case] = &[
         Strace
     ),
     case!(show_and_release_of_an_address_read_its_place_alone, Strace),
+    case!(
+        fsck_makes_as_many_system_calls_for_each_lease_of_many_as_of_few,
+        Strace
+    ),
 ];
+
+/// System calls of fsck for each lease, and for each directory of 256.
+const FSCK_CALLS: usize = 14;
 
 const RANGE: &str = "10.7.0.0/16";
 
@@ -88,5 +95,41 @@ fn show_and_release_of_an_address_read_its_place_alone() -> Result<()> {
         println!("{arguments:?} with 65,534 leases: {count} system calls");
         ensure!(count < 300, "{arguments:?}: {count} system calls");
     }
+    Ok(())
+}
+
+fn fsck_makes_as_many_system_calls_for_each_lease_of_many_as_of_few() -> Result<()> {
+    let store = LeaseStore::new("30s")?;
+    store.add_node("n1")?;
+    let mut fsck = || -> Result<(usize, usize)> {
+        let log = tempfile::NamedTempFile::new()?;
+        let mut wrapper = record(log.path()).into_iter();
+        let mut command = Command::new(wrapper.next().context("no tracer")?);
+        command.args(wrapper);
+        let output = store
+            .admin_below(command, "n1", &["fsck", "--min-age", "0"])
+            .output()?;
+        ensure!(output.status.success(), "{output:?}");
+        let text = fs::read_to_string(log.path())?;
+        let descriptors = text
+            .lines()
+            .filter(|line| line.contains(" open"))
+            .filter_map(|line| line.rsplit_once(" = ")?.1.parse::<usize>().ok());
+        Ok((calls(log.path())?, descriptors.max().unwrap_or(0)))
+    };
+    let mut seen = Vec::new();
+    for count in [40, 400] {
+        for n in store.held("n1")?.len()..count {
+            store.add(&Caller::new("n1", &format!("pod-{n}")), &config())?;
+        }
+        let (calls, descriptors) = fsck()?;
+        println!("fsck of {count} leases: {calls} system calls, descriptors up to {descriptors}");
+        seen.push((count, calls));
+        ensure!(descriptors < 600, "{descriptors} descriptors");
+    }
+    let [(few, of_few), (many, of_many)] = seen[..] else {
+        unreachable!()
+    };
+    ensure!(of_many - of_few < FSCK_CALLS * (many - few), "{seen:?}");
     Ok(())
 }
