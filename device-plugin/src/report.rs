@@ -23,7 +23,7 @@ use crate::snapshot::{Health, Snapshot};
 
 /// The state of the daemon.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub(crate) struct Report {
     /// When it started.
     pub started: Instant,
     /// Its configuration.
@@ -50,7 +50,7 @@ pub struct Report {
 
 /// The configuration in force.
 #[derive(Debug, Clone)]
-pub struct Configuration {
+pub(crate) struct Configuration {
     /// The file.
     pub file: PathBuf,
     /// Its format.
@@ -65,7 +65,7 @@ pub struct Configuration {
 
 /// Reads the host since the start.
 #[derive(Debug, Clone, Default)]
-pub struct ScanCounts {
+pub(crate) struct ScanCounts {
     /// By what made the daemon look.
     pub by_trigger: BTreeMap<Trigger, u64>,
     /// Failed ones.
@@ -84,7 +84,7 @@ pub struct ScanCounts {
 
 /// One resource.
 #[derive(Debug, Clone)]
-pub struct Pool {
+pub(crate) struct Pool {
     /// Its name.
     pub resource: ResourceName,
     /// Why it is delivered as it is.
@@ -99,7 +99,7 @@ pub struct Pool {
 
 impl Report {
     /// Why the daemon is not ready; empty when it is.
-    pub fn unready(&self) -> Vec<String> {
+    pub(crate) fn unready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if let Some(late) = &self.scans.late {
             reasons.push(late.to_string());
@@ -129,7 +129,7 @@ impl Report {
     }
 
     /// What is worth knowing although it does not make the daemon unready.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let refused = self.config.error.iter().map(|error| {
             format!("the configuration file is refused, the one before is in force: {error}")
         });
@@ -164,7 +164,7 @@ impl Report {
     }
 
     /// The report as a document.
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "uptimeSeconds": self.started.elapsed().as_secs(),
