@@ -7,7 +7,7 @@ use crate::snapshot::{Health, Member, Snapshot, Unit};
 
 /// Why units cannot be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The resource has no such unit.
     #[error("{resource} has no unit {unit:?}; the kubelet's list is older than this configuration")]
     Unknown {
@@ -32,7 +32,10 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`] names the first unit that cannot be handed over; nothing is handed over then.
-pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocateResponse, Error> {
+pub(crate) fn allocate(
+    snapshot: &Snapshot,
+    ids: &[String],
+) -> Result<ContainerAllocateResponse, Error> {
     let mut members: Vec<&Member> = Vec::new();
     for id in ids {
         let found = snapshot.unit(id).ok_or_else(|| Error::Unknown {

@@ -3,8 +3,8 @@
 //! An HCA here is everything that one unit identity covers: usually one RDMA device, but some
 //! drivers register several on one PCI function, and they cannot be handed out apart.
 
-pub mod gather;
-pub mod memory;
+pub(crate) mod gather;
+pub(crate) mod memory;
 
 use hca::topology::Place;
 use hca::unit::HcaId;

@@ -1,14 +1,14 @@
 //! The sub-commands, as a person, a DaemonSet or an init container starts them.
 
-pub mod discover;
-pub mod explain;
-pub mod flags;
-pub mod install;
-pub mod preflight;
-pub mod status;
-pub mod topology;
-pub mod validate;
-pub mod verify;
+mod discover;
+mod explain;
+mod flags;
+mod install;
+mod preflight;
+mod status;
+mod topology;
+mod validate;
+mod verify;
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};

@@ -6,7 +6,7 @@
 //! of them, because each can be missing: a container without the host's network namespace hears no
 //! link changes, old kernels have no RDMA notices.
 
-pub mod netlink;
+pub(crate) mod netlink;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 /// What made the daemon look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trigger {
+pub(crate) enum Trigger {
     /// The start.
     Start,
     /// The rescan interval.
@@ -64,17 +64,17 @@ impl fmt::Display for Trigger {
 
 /// Where sources put their reasons.
 #[derive(Debug, Clone)]
-pub struct Triggers(mpsc::Sender<Trigger>);
+pub(crate) struct Triggers(mpsc::Sender<Trigger>);
 
 impl Triggers {
     /// The sender and the receiver.
-    pub fn new() -> (Self, mpsc::Receiver<Trigger>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Trigger>) {
         let (ring, heard) = mpsc::channel(64);
         (Self(ring), heard)
     }
 
     /// Asks for a look; never waits.
-    pub fn send(&self, reason: Trigger) {
+    pub(crate) fn send(&self, reason: Trigger) {
         // A full channel: a look is due anyway.
         let _ = self.0.try_send(reason);
     }
@@ -82,11 +82,11 @@ impl Triggers {
 
 /// Interface indexes whose link changes matter, as the last look found them.
 #[derive(Debug, Clone, Default)]
-pub struct Watched(Arc<Mutex<BTreeSet<u32>>>);
+pub(crate) struct Watched(Arc<Mutex<BTreeSet<u32>>>);
 
 impl Watched {
     /// Replaces them.
-    pub fn set(&self, indexes: BTreeSet<u32>) {
+    pub(crate) fn set(&self, indexes: BTreeSet<u32>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = indexes;
     }
 

@@ -16,7 +16,7 @@ use crate::snapshot::{Health, Snapshot, UnhealthyReason};
 
 /// What ports did so far, for every HCA of every resource.
 #[derive(Debug, Default)]
-pub struct Damper {
+pub(crate) struct Damper {
     tracks: BTreeMap<(ResourceName, HcaId), Track>,
 }
 
@@ -37,7 +37,7 @@ struct Track {
 impl Damper {
     /// Replaces the health of each member by the damped one; tells when to look again, at the
     /// latest, because a delay ends then.
-    pub fn damp(
+    pub(crate) fn damp(
         &mut self,
         snapshot: &mut Snapshot,
         damping: &Damping,

@@ -13,7 +13,7 @@ use crate::config::Gate;
 
 /// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostSnapshot {
+pub(crate) struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.
     pub inventory: Inventory,
     /// PCI functions of RDMA devices that are in another network namespace or cannot be read.
@@ -37,7 +37,7 @@ impl HostSnapshot {
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read.
-    pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
+    pub(crate) fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
         Self::read(host, node_addresses, &[], Machine::read)
     }
 
@@ -47,7 +47,11 @@ impl HostSnapshot {
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous observation is then better than
     /// half a new one.
-    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
+    pub(crate) fn scan(
+        host: &Host,
+        node_addresses: &[IpAddr],
+        gates: &[Gate],
+    ) -> hca::Result<Self> {
         Self::read(host, node_addresses, gates, Machine::read_without_gpus)
     }
 
@@ -108,7 +112,7 @@ impl HostSnapshot {
     }
 
     /// What stands in the way of handing a node to a container, if anything does.
-    pub fn obstacle(&self, device: &CharDevice) -> Option<String> {
+    pub(crate) fn obstacle(&self, device: &CharDevice) -> Option<String> {
         let name = device.dev_name();
         match self.nodes.get(&name) {
             Some(Node::Ready) => None,

@@ -25,7 +25,7 @@ use serde_json::Value;
 
 /// What became of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The same content was there already; nothing was written.
     Unchanged,
     /// There was none.
@@ -39,7 +39,7 @@ pub enum Outcome {
 
 /// Why nothing was installed. What was there before still is.
 #[derive(Debug, thiserror::Error)]
-pub enum InstallError {
+pub(crate) enum InstallError {
     /// A call to the kernel failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
@@ -77,7 +77,7 @@ impl InstallError {
 ///
 /// # Errors
 /// [`InstallError`]; the directory is as it was.
-pub fn program(source: &Path, directory: &Path) -> Result<Outcome, InstallError> {
+pub(crate) fn program(source: &Path, directory: &Path) -> Result<Outcome, InstallError> {
     let content = std::fs::read(source).map_err(InstallError::io("read", source))?;
     let target = directory.join(source.file_name().unwrap_or_default());
     let _turn = take_turn(directory)?;
@@ -105,7 +105,11 @@ pub fn program(source: &Path, directory: &Path) -> Result<Outcome, InstallError>
 ///
 /// # Errors
 /// [`InstallError`]; the policy in force is as it was.
-pub fn policy(source: &Path, target: &Path, node: Option<&str>) -> Result<Outcome, InstallError> {
+pub(crate) fn policy(
+    source: &Path,
+    target: &Path,
+    node: Option<&str>,
+) -> Result<Outcome, InstallError> {
     let mut text = std::fs::read(source).map_err(InstallError::io("read", source))?;
     check_policy(source, &text)?;
     if let (Some(node), Ok(Value::Object(mut keys))) = (node, serde_json::from_slice(&text)) {

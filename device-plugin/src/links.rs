@@ -21,7 +21,7 @@ use crate::{
 
 /// What was done so far.
 #[derive(Debug, Clone, Default)]
-pub struct Links {
+pub(crate) struct Links {
     /// Interface indices of netdevs that were up when they were first seen, or were set up.
     done: BTreeSet<u32>,
     /// Why netdevs could not be set up at the last look.
@@ -30,7 +30,7 @@ pub struct Links {
 
 /// A netdev that is to be set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Down {
+pub(crate) struct Down {
     resource: ResourceName,
     name: String,
     ifindex: u32,
@@ -40,12 +40,12 @@ pub struct Down {
 
 impl Links {
     /// Why netdevs could not be set up, for a person.
-    pub fn faults(&self) -> &[String] {
+    pub(crate) fn faults(&self) -> &[String] {
         &self.faults
     }
 
     /// Takes note of a look at the host; what is to be set up after it. Asks nobody.
-    pub fn note(
+    pub(crate) fn note(
         &mut self,
         config: &Config,
         snapshots: &[Arc<Snapshot>],
@@ -87,7 +87,7 @@ impl Links {
 
     /// Takes note of what [`set_up`] did. A fault is logged when it is new, and tried again at the
     /// next look.
-    pub fn tried(&mut self, outcomes: Vec<(Down, Result<(), String>)>) {
+    pub(crate) fn tried(&mut self, outcomes: Vec<(Down, Result<(), String>)>) {
         let mut faults = Vec::new();
         for (down, outcome) in outcomes {
             match outcome {
@@ -109,7 +109,10 @@ impl Links {
 }
 
 /// Sets netdevs up that no attachment of the journal is about.
-pub fn set_up(settings: &reclaim::Settings, all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
+pub(crate) fn set_up(
+    settings: &reclaim::Settings,
+    all: Vec<Down>,
+) -> Vec<(Down, Result<(), String>)> {
     let ours = unattached(all, &taken(settings));
     let mut socket = in_host_namespace(&settings.host)
         .map_err(|why| format!("{why}; set hostNetwork: true"))

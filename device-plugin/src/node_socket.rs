@@ -9,10 +9,10 @@
 //! A socket that cannot be made does not stop the device plugin: it is tried again, and the reason
 //! is at `/readyz` and in the log.
 
-pub mod answer;
-pub mod place;
-pub mod pods;
-pub mod server;
+pub(crate) mod answer;
+pub(crate) mod place;
+pub(crate) mod pods;
+pub(crate) mod server;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where the socket and its sources are.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Where the socket is made; `None` for no socket.
     pub path: Option<PathBuf>,
     /// The kubelet's PodResources socket.
@@ -54,7 +54,7 @@ pub struct Settings {
 
 /// How the socket is doing, for the report.
 #[derive(Debug, Clone)]
-pub struct NodeSocket {
+pub(crate) struct NodeSocket {
     /// Where it is, if it is configured.
     pub path: Option<PathBuf>,
     /// Whether it listens, or why not.
@@ -66,7 +66,7 @@ pub struct NodeSocket {
 impl NodeSocket {
     /// Of a socket at `path` that has not been made yet, and where its state is set.
     #[must_use]
-    pub fn new(path: Option<PathBuf>) -> (Self, watch::Sender<State>) {
+    pub(crate) fn new(path: Option<PathBuf>) -> (Self, watch::Sender<State>) {
         let state = watch::Sender::new(State::default());
         let socket = Self {
             path,
@@ -79,7 +79,7 @@ impl NodeSocket {
 
 /// Whether the socket listens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum State {
+pub(crate) enum State {
     /// Not yet.
     #[default]
     Starting,
@@ -94,7 +94,7 @@ pub enum State {
 impl State {
     /// One word for documents.
     #[must_use]
-    pub fn as_str(&self) -> &'static str {
+    pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Listening => "listening",
@@ -106,7 +106,7 @@ impl State {
 
 /// What became of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum QuestionResult {
+pub(crate) enum QuestionResult {
     /// It was answered.
     Answered,
     /// It did not arrive in time.
@@ -124,7 +124,7 @@ impl From<FailureKind> for QuestionResult {
 impl QuestionResult {
     /// The name in metrics.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Answered => "answered",
             Self::TimedOut => "timed_out",
@@ -146,7 +146,7 @@ impl QuestionResult {
 
 /// Questions by what became of them, every result from the start on.
 #[derive(Debug)]
-pub struct Counts(Mutex<BTreeMap<QuestionResult, u64>>);
+pub(crate) struct Counts(Mutex<BTreeMap<QuestionResult, u64>>);
 
 impl Default for Counts {
     fn default() -> Self {
@@ -159,13 +159,13 @@ impl Default for Counts {
 
 impl Counts {
     /// One more.
-    pub fn add(&self, result: QuestionResult) {
+    pub(crate) fn add(&self, result: QuestionResult) {
         *self.lock().entry(result).or_default() += 1;
     }
 
     /// All of them.
     #[must_use]
-    pub fn all(&self) -> BTreeMap<QuestionResult, u64> {
+    pub(crate) fn all(&self) -> BTreeMap<QuestionResult, u64> {
         self.lock().clone()
     }
 
@@ -175,7 +175,7 @@ impl Counts {
 }
 
 /// Serves until `stop`.
-pub async fn keep_serving(
+pub(crate) async fn keep_serving(
     settings: Settings,
     counts: Arc<Counts>,
     mut reports: watch::Receiver<Arc<Report>>,

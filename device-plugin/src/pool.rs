@@ -29,7 +29,7 @@ const UNIT_BYTES: usize = 24;
 
 /// All pools of a configuration at one moment, in its order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pools {
+pub(crate) struct Pools {
     /// One for each configured pool.
     pub snapshots: Vec<Snapshot>,
     /// HCAs that a pool's selectors choose and that are not in it, and why.
@@ -40,7 +40,7 @@ pub struct Pools {
 
 /// An HCA that is chosen by a pool and is not in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Excluded {
+pub(crate) struct Excluded {
     /// The pool.
     pub resource: ResourceName,
     /// The HCA.
@@ -51,7 +51,7 @@ pub struct Excluded {
 
 /// Why a pool does not have an HCA that its selectors choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// Another pool has it, and at least one of the two gives HCAs away whole.
     Claimed(ResourceName),
     /// It has virtual functions.
@@ -101,7 +101,7 @@ impl fmt::Display for Excluded {
 
 /// Makes the pools from the candidates of an observation; `previous` are the ones made before from
 /// the same configuration.
-pub fn assemble(
+pub(crate) fn assemble(
     config: &Config,
     candidates: &[Candidate],
     seen: &HostSnapshot,
@@ -113,7 +113,7 @@ pub fn assemble(
 
 /// What of the node decides on pools beside its hardware.
 #[derive(Debug, Default)]
-pub struct Node {
+pub(crate) struct Node {
     /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
     /// another one. So a changed configuration cannot give an HCA away twice.
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
@@ -122,7 +122,7 @@ pub struct Node {
 }
 
 /// The same on a node where more is known than its hardware.
-pub fn assemble_on(
+pub(crate) fn assemble_on(
     config: &Config,
     candidates: &[Candidate],
     seen: &HostSnapshot,
@@ -186,7 +186,7 @@ pub fn assemble_on(
 }
 
 /// Whether any of a pool's selectors chooses an HCA.
-pub fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
+pub(crate) fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
     pool.selectors
         .iter()
         .any(|selector| selector.matches(candidate))

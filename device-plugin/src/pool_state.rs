@@ -20,7 +20,7 @@ use crate::snapshot::{Health, Snapshot, UnhealthyReason};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
-pub struct PoolStates {
+pub(crate) struct PoolStates {
     memory: Memory,
     damper: Damper,
     snapshots: Vec<Arc<Snapshot>>,
@@ -40,7 +40,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 const GATE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often HCAs of a resource became healthy or unhealthy.
-pub type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
+pub(crate) type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
 
 /// What was logged already, and is not again while it stays true.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ struct Told {
 impl PoolStates {
     /// Works out the pools from a new observation. Returns when to look again at the latest, because
     /// a port will have been up or down for long enough then.
-    pub fn update(
+    pub(crate) fn update(
         &mut self,
         config: &Config,
         seen: &HostSnapshot,
@@ -138,44 +138,44 @@ impl PoolStates {
     }
 
     /// Takes note of who holds what.
-    pub fn set_holdings(&mut self, allocated: Option<Arc<AllocatedUnits>>) {
+    pub(crate) fn set_holdings(&mut self, allocated: Option<Arc<AllocatedUnits>>) {
         self.allocated = allocated;
     }
 
     /// Sets the delivery of pools that state none.
-    pub fn set_automatic_delivery(&mut self, delivery: Delivery) {
+    pub(crate) fn set_automatic_delivery(&mut self, delivery: Delivery) {
         self.automatic_delivery = delivery;
     }
 
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what
     /// they will. HCAs that are only gone from the host for the moment go with them.
-    pub fn keep_only(&mut self, unchanged: impl Fn(&ResourceName) -> bool) {
+    pub(crate) fn keep_only(&mut self, unchanged: impl Fn(&ResourceName) -> bool) {
         self.snapshots
             .retain(|snapshot| unchanged(snapshot.resource()));
     }
 
     /// The pools, in the order of the configuration.
-    pub fn snapshots(&self) -> &[Arc<Snapshot>] {
+    pub(crate) fn snapshots(&self) -> &[Arc<Snapshot>] {
         &self.snapshots
     }
 
     /// HCAs that a pool chooses and does not have.
-    pub fn excluded(&self) -> &[Excluded] {
+    pub(crate) fn excluded(&self) -> &[Excluded] {
         &self.told.excluded
     }
 
     /// What an administrator should know about the way the configuration meets this host.
-    pub fn remarks(&self) -> &[String] {
+    pub(crate) fn remarks(&self) -> &[String] {
         &self.told.remarks
     }
 
     /// How often health changed.
-    pub fn transitions(&self) -> &Transitions {
+    pub(crate) fn transitions(&self) -> &Transitions {
         &self.transitions
     }
 
     /// What is known of HCAs that are partly in pods.
-    pub fn memory_mut(&mut self) -> &mut Memory {
+    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
     }
 }

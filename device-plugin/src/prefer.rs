@@ -19,7 +19,7 @@ use crate::snapshot::{Member, Shape, Snapshot, Unit};
 ///
 /// Units that the resource does not have are never chosen; if fewer than `size` are left, the
 /// answer is as long as it can be, which the kubelet completes by itself.
-pub fn prefer(
+pub(crate) fn prefer(
     snapshot: &Snapshot,
     available: &[String],
     required: &[String],

@@ -46,7 +46,7 @@ const PART_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where things are.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Roots of the host's kernel file systems.
     pub host: Host,
     /// The directory that they are below.
@@ -62,13 +62,13 @@ pub struct Settings {
 
 /// Tells the CNI plugin which addresses the node is known by. Without them it goes by the routes,
 /// so what cannot be written is a warning.
-pub fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
+pub(crate) fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
     tell(settings, NODE_ADDRESSES, addresses);
 }
 
 /// Tells the CNI plugin which HCAs are of exclusive pools: none of them carries a child of a pod that
 /// does not have it. Without them it goes by what is inside pods alone.
-pub fn tell_exclusive_hcas(settings: &Settings, hcas: &BTreeSet<HcaId>) {
+pub(crate) fn tell_exclusive_hcas(settings: &Settings, hcas: &BTreeSet<HcaId>) {
     tell(settings, EXCLUSIVE_HCAS, hcas);
 }
 
@@ -87,7 +87,7 @@ fn tell<T: Display>(settings: &Settings, name: &str, values: impl IntoIterator<I
 
 /// What was cleaned up since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Rounds.
     pub rounds: u64,
     /// Attachments undone.
@@ -102,11 +102,11 @@ pub struct Counts {
 }
 
 /// A netdev that a pod has, as the journal names it.
-pub type Taken = (HcaId, String, LinkType);
+pub(crate) type Taken = (HcaId, String, LinkType);
 
 /// What a round found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Findings {
+pub(crate) struct Findings {
     /// What was cleaned up since the start.
     pub counts: Counts,
     /// Netdevs that pods have now.
@@ -123,7 +123,7 @@ struct Memory {
 }
 
 /// Cleans up every now and then until `stop`.
-pub async fn keep_reclaiming(
+pub(crate) async fn keep_reclaiming(
     settings: Settings,
     findings: watch::Sender<Findings>,
     stop: CancellationToken,
@@ -163,7 +163,7 @@ pub async fn keep_reclaiming(
 }
 
 /// The netdevs that pods have, by the journal. What cannot be read is none.
-pub fn taken(settings: &Settings) -> Vec<Taken> {
+pub(crate) fn taken(settings: &Settings) -> Vec<Taken> {
     let (policy, _) = node::policy::Policy::load_for_release(&settings.policy);
     let store = Store::at(&policy.state_dir);
     let (records, _) = store.records().unwrap_or_default();

@@ -24,7 +24,7 @@ use crate::snapshot::{Health, Snapshot};
 
 /// The state of the daemon.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub(crate) struct Report {
     /// When it started.
     pub started: Instant,
     /// Its configuration.
@@ -51,7 +51,7 @@ pub struct Report {
 
 /// The configuration in force.
 #[derive(Debug, Clone)]
-pub struct Configuration {
+pub(crate) struct Configuration {
     /// The file.
     pub file: PathBuf,
     /// Its format.
@@ -66,7 +66,7 @@ pub struct Configuration {
 
 /// Reads the host since the start.
 #[derive(Debug, Clone, Default)]
-pub struct ScanCounts {
+pub(crate) struct ScanCounts {
     /// By what made the daemon look.
     pub by_trigger: BTreeMap<Trigger, u64>,
     /// Failed ones.
@@ -85,7 +85,7 @@ pub struct ScanCounts {
 
 /// One resource.
 #[derive(Debug, Clone)]
-pub struct Pool {
+pub(crate) struct Pool {
     /// Its name.
     pub resource: ResourceName,
     /// Why it is delivered as it is.
@@ -100,7 +100,7 @@ pub struct Pool {
 
 impl Report {
     /// Why the daemon is not ready; empty when it is.
-    pub fn unready(&self) -> Vec<String> {
+    pub(crate) fn unready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if let Some(late) = &self.scans.late {
             reasons.push(late.to_string());
@@ -130,7 +130,7 @@ impl Report {
     }
 
     /// What is worth knowing although it does not make the daemon unready.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let refused = self.config.error.iter().map(|error| {
             format!("the configuration file is refused, the one before is in force: {error}")
         });
@@ -165,7 +165,7 @@ impl Report {
     }
 
     /// The report as a document.
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         versioned(json!({
             "programVersion": env!("CARGO_PKG_VERSION"),
             "uptimeSeconds": self.started.elapsed().as_secs(),

@@ -41,7 +41,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the daemon is started with.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Configuration file.
     pub config_file: PathBuf,
     /// What the command line says about configurations of the peers.
@@ -77,7 +77,7 @@ pub struct Settings {
 /// # Errors
 /// At start, what makes running pointless: a configuration that is wrong where no good one is kept, a
 /// device-plugins directory that is not there. Later, only what should be impossible.
-pub fn run(settings: Settings) -> anyhow::Result<()> {
+pub(crate) fn run(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)

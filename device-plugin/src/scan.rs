@@ -19,11 +19,11 @@ use crate::events::Trigger;
 use crate::host_snapshot::HostSnapshot;
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
-pub const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A scan under way.
 #[derive(Debug)]
-pub struct Scan {
+pub(crate) struct Scan {
     /// What started it.
     pub reason: Trigger,
     started: Instant,
@@ -34,7 +34,7 @@ pub struct Scan {
 
 /// A scan that does not come to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Late {
+pub(crate) struct Late {
     /// Since when it runs.
     pub started: Instant,
     /// What it reads.
@@ -58,7 +58,7 @@ impl Scan {
     ///
     /// # Errors
     /// The kernel gives no thread.
-    pub fn start(
+    pub(crate) fn start(
         reason: Trigger,
         host: Host,
         node_addresses: Vec<IpAddr>,
@@ -87,7 +87,7 @@ impl Scan {
     ///
     /// # Errors
     /// Why there is no observation.
-    pub async fn ended(scan: &mut Option<Self>) -> Result<HostSnapshot, String> {
+    pub(crate) async fn ended(scan: &mut Option<Self>) -> Result<HostSnapshot, String> {
         match scan {
             Some(scan) => match (&mut scan.outcome).await {
                 Ok(outcome) => outcome.map_err(|error| error.to_string()),
@@ -98,12 +98,12 @@ impl Scan {
     }
 
     /// When it has to be called late, unless it was.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.called_late).then(|| self.started + SCAN_TIMEOUT)
     }
 
     /// Calls it late.
-    pub fn call_late(&mut self) -> Late {
+    pub(crate) fn call_late(&mut self) -> Late {
         self.called_late = true;
         Late {
             started: self.started,
@@ -112,12 +112,12 @@ impl Scan {
     }
 
     /// Whether it was called late.
-    pub fn is_late(&self) -> bool {
+    pub(crate) fn is_late(&self) -> bool {
         self.called_late
     }
 
     /// How long it has been under way.
-    pub fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 }

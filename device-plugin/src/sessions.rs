@@ -16,7 +16,7 @@ use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]
-pub struct Ground {
+pub(crate) struct Ground {
     /// The kubelet's device-plugins directory.
     pub directory: PathBuf,
     /// What is in it.
@@ -32,7 +32,7 @@ pub struct Ground {
 /// What is not shown to the kubelet at first: it would set capacity to zero, or units of pods that it
 /// is about to admit anew to unhealthy, while a stream without a message leaves what it knew before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Withhold {
+pub(crate) enum Withhold {
     /// Pools without HCAs: drivers may still be loading.
     Drivers,
     /// Those, and pools with a port that is down: the host booted a moment ago, and ports may still be
@@ -62,7 +62,7 @@ impl Withhold {
 
 /// How a session is doing.
 #[derive(Debug)]
-pub struct SessionReport<'s> {
+pub(crate) struct SessionReport<'s> {
     /// Its resource.
     pub resource: &'s ResourceName,
     /// What the kubelet is told, from the moment on that it listens.
@@ -75,7 +75,7 @@ pub struct SessionReport<'s> {
 
 /// Sessions by resource.
 #[derive(Debug)]
-pub struct Sessions {
+pub(crate) struct Sessions {
     ground: Ground,
     running: BTreeMap<ResourceName, Running>,
     tasks: JoinSet<()>,
@@ -93,7 +93,7 @@ struct Running {
 
 impl Sessions {
     /// No session yet.
-    pub fn new(ground: Ground) -> Self {
+    pub(crate) fn new(ground: Ground) -> Self {
         Self {
             ground,
             running: BTreeMap::new(),
@@ -104,7 +104,7 @@ impl Sessions {
     /// Ends the sessions of resources that are not configured any more and starts those that are
     /// new. A session goes on when only its pool changed, unless it has to tell the kubelet another
     /// option, which kubelets ask for at registration alone.
-    pub fn follow(&mut self, config: &Config) {
+    pub(crate) fn follow(&mut self, config: &Config) {
         self.running.retain(|resource, running| {
             let pool = config.pools.iter().find(|pool| pool.resource == *resource);
             let stays = pool.is_some_and(|p| p.sharing.is_shared() != running.exclusive);
@@ -150,7 +150,7 @@ impl Sessions {
 
     /// Gives each session its snapshot, but for what `patience` holds back until it is complete,
     /// unless something was shown before.
-    pub fn show(&self, snapshots: &[Arc<Snapshot>], patience: Withhold) {
+    pub(crate) fn show(&self, snapshots: &[Arc<Snapshot>], patience: Withhold) {
         for snapshot in snapshots {
             let Some(running) = self.running.get(snapshot.resource()) else {
                 continue;
@@ -169,7 +169,7 @@ impl Sessions {
     }
 
     /// How each session is doing.
-    pub fn reports(&self) -> impl Iterator<Item = SessionReport<'_>> {
+    pub(crate) fn reports(&self) -> impl Iterator<Item = SessionReport<'_>> {
         self.running
             .iter()
             .map(|(resource, running)| SessionReport {
@@ -184,12 +184,12 @@ impl Sessions {
     ///
     /// # Errors
     /// If one panicked.
-    pub async fn ended(&mut self) -> Option<Result<(), JoinError>> {
+    pub(crate) async fn ended(&mut self) -> Option<Result<(), JoinError>> {
         self.tasks.join_next().await
     }
 
     /// Ends all sessions: streams end, open calls finish, sockets are removed.
-    pub async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.running
             .values()
             .for_each(|running| running.stop.cancel());

@@ -15,7 +15,7 @@ use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName, Varia
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     terms: Arc<Terms>,
     tag: PoolTag,
     shape: Shape,
@@ -25,7 +25,7 @@ pub struct Snapshot {
 
 /// What holds for all units of a resource, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Terms {
+pub(crate) struct Terms {
     /// The resource.
     pub resource: ResourceName,
     /// Whether units carry NUMA topology.
@@ -42,7 +42,7 @@ pub struct Terms {
 
 impl Terms {
     /// The terms of a configured pool; `automatic` is the delivery of pools that state none.
-    pub fn of(pool: &PoolConfig, automatic: Delivery) -> Self {
+    pub(crate) fn of(pool: &PoolConfig, automatic: Delivery) -> Self {
         Self {
             resource: pool.resource.clone(),
             topology: !pool.exclude_topology,
@@ -56,7 +56,7 @@ impl Terms {
 
 /// How members become units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub(crate) enum Shape {
     /// Every unit stands for all members.
     Pooled {
         /// Units in all.
@@ -76,7 +76,7 @@ pub enum Shape {
 
 /// One HCA in a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub(crate) struct Member {
     /// Identity.
     pub id: HcaId,
     /// Names of its RDMA devices.
@@ -99,7 +99,7 @@ pub struct Member {
 
 /// A character device of the host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DeviceNode {
+pub(crate) struct DeviceNode {
     /// What it is.
     pub class: NodeClass,
     /// Path on the host, which is also the path in the container.
@@ -108,7 +108,7 @@ pub struct DeviceNode {
 
 /// Whether an HCA can be used, and why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Health {
+pub(crate) enum Health {
     /// It can.
     Healthy,
     /// It cannot.
@@ -117,7 +117,7 @@ pub enum Health {
 
 /// Why an HCA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum UnhealthyReason {
+pub(crate) enum UnhealthyReason {
     /// It was there and is not any more.
     Gone,
     /// It is there, but not for this pool any more.
@@ -140,7 +140,7 @@ pub enum UnhealthyReason {
 
 impl UnhealthyReason {
     /// A word for metrics.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self {
             UnhealthyReason::Gone => "gone",
             UnhealthyReason::Excluded => "excluded",
@@ -173,13 +173,13 @@ impl fmt::Display for UnhealthyReason {
 
 impl Member {
     /// Paths of its nodes of one class.
-    pub fn paths(&self, class: NodeClass) -> Vec<String> {
+    pub(crate) fn paths(&self, class: NodeClass) -> Vec<String> {
         let nodes = self.nodes.iter().filter(|node| node.class == class);
         nodes.map(|node| node.path.clone()).collect()
     }
 
     /// Whether its nodes can be handed over, whatever its ports do.
-    pub fn is_deliverable(&self) -> bool {
+    pub(crate) fn is_deliverable(&self) -> bool {
         matches!(
             self.health,
             Health::Healthy
@@ -190,14 +190,14 @@ impl Member {
 
 impl Health {
     /// Whether it can be used.
-    pub fn is_healthy(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         *self == Health::Healthy
     }
 }
 
 /// What a unit's identity stands for.
 #[derive(Debug, Clone, Copy)]
-pub enum Unit<'s> {
+pub(crate) enum Unit<'s> {
     /// One member.
     Member(&'s Member),
     /// All members of the pool.
@@ -206,7 +206,7 @@ pub enum Unit<'s> {
 
 impl Snapshot {
     /// A snapshot of a resource; members are in the order in which they are listed.
-    pub fn new(
+    pub(crate) fn new(
         terms: Arc<Terms>,
         shape: Shape,
         members: Vec<Member>,
@@ -223,17 +223,17 @@ impl Snapshot {
     }
 
     /// What holds for all units.
-    pub fn terms(&self) -> &Terms {
+    pub(crate) fn terms(&self) -> &Terms {
         &self.terms
     }
 
     /// The machine that the members are in.
-    pub fn machine(&self) -> &Machine {
+    pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }
 
     /// How far two members are from each other in the machine.
-    pub fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
+    pub(crate) fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
         Some(distance(
             a.place.as_ref()?,
             b.place.as_ref()?,
@@ -242,32 +242,32 @@ impl Snapshot {
     }
 
     /// The resource.
-    pub fn resource(&self) -> &ResourceName {
+    pub(crate) fn resource(&self) -> &ResourceName {
         &self.terms.resource
     }
 
     /// How members become units.
-    pub fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         self.shape
     }
 
     /// The HCAs.
-    pub fn members(&self) -> &[Member] {
+    pub(crate) fn members(&self) -> &[Member] {
         &self.members
     }
 
     /// The HCAs, to be changed before the snapshot is shown to anybody.
-    pub fn members_mut(&mut self) -> &mut [Member] {
+    pub(crate) fn members_mut(&mut self) -> &mut [Member] {
         &mut self.members
     }
 
     /// Drops HCAs for good.
-    pub fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
+    pub(crate) fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
         self.members.retain(|member| !is_over(member));
     }
 
     /// The same with every HCA unusable, because containers could not get it.
-    pub fn undeliverable(&self, reason: &str) -> Self {
+    pub(crate) fn undeliverable(&self, reason: &str) -> Self {
         let mut spoilt = self.clone();
         for member in &mut spoilt.members {
             member.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
@@ -276,7 +276,7 @@ impl Snapshot {
     }
 
     /// The same with containers that get paths of device nodes.
-    pub fn by_device_nodes(&self) -> Self {
+    pub(crate) fn by_device_nodes(&self) -> Self {
         let terms = Terms {
             delivery: Delivery::DeviceSpecs,
             ..(*self.terms).clone()
@@ -288,7 +288,7 @@ impl Snapshot {
     }
 
     /// The unit of this identity; `None` if the resource has none such.
-    pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
+    pub(crate) fn unit(&self, id: &str) -> Option<Unit<'_>> {
         let member = |hca: &HcaId| self.members.iter().find(|member| member.id == *hca);
         match (self.shape, id.parse::<UnitId>().ok()?) {
             (Shape::Pooled { units }, UnitId::Pool { pool, slot }) => {
@@ -307,7 +307,7 @@ impl Snapshot {
     /// A pod may hold a unit that is not offered any more, from a time with more slots or another
     /// mode. Such a unit stands for its HCAs as well. A share of the whole pool stands for the
     /// members that the pool has now.
-    pub fn hcas(&self, id: &str) -> Vec<HcaId> {
+    pub(crate) fn hcas(&self, id: &str) -> Vec<HcaId> {
         match id.parse() {
             Ok(UnitId::Exclusive(hca)) => vec![hca],
             Ok(UnitId::Shared { hca, pool, .. }) if pool == self.tag => vec![hca],
@@ -325,7 +325,7 @@ impl Snapshot {
     }
 
     /// Units, healthy and not.
-    pub fn count(&self) -> Counts {
+    pub(crate) fn count(&self) -> Counts {
         let mut counts = Counts::default();
         match self.shape {
             Shape::Pooled { units } if !self.members.is_empty() => {
@@ -347,7 +347,7 @@ impl Snapshot {
     }
 
     /// Whether both snapshots give the kubelet the same list.
-    pub fn lists_the_same(&self, other: &Self) -> bool {
+    pub(crate) fn lists_the_same(&self, other: &Self) -> bool {
         let listed = |snapshot: &Self| {
             let members = snapshot.members.iter();
             members
@@ -364,7 +364,7 @@ impl Snapshot {
     }
 
     /// The list for the kubelet.
-    pub fn listing(&self) -> ListAndWatchResponse {
+    pub(crate) fn listing(&self) -> ListAndWatchResponse {
         let mut devices = Vec::new();
         match self.shape {
             Shape::Pooled { units } if !self.members.is_empty() => {
@@ -416,7 +416,7 @@ impl Snapshot {
 
 /// Units of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Units the kubelet may allocate.
     pub healthy: u64,
     /// Units it may not.

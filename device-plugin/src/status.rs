@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 /// What each of the four said.
 #[derive(Debug)]
-pub struct Status {
+pub(crate) struct Status {
     /// The daemon's own report.
     pub daemon: Result<Value, String>,
     /// The kubelet's.
@@ -33,7 +33,7 @@ pub struct Status {
 /// Units of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Units {
+pub(crate) struct Units {
     /// The resource.
     pub resource: String,
     /// Units that can be allocated or are.
@@ -49,7 +49,7 @@ pub struct Units {
 impl Status {
     /// Nobody answered.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.daemon.is_err()
             && self.kubelet.is_err()
             && self.attachments.is_err()
@@ -59,7 +59,7 @@ impl Status {
     /// Resources with their units, by the daemon, else by the kubelet, which names only the
     /// healthy ones.
     #[must_use]
-    pub fn units(&self) -> Vec<Units> {
+    pub(crate) fn units(&self) -> Vec<Units> {
         match (&self.daemon, &self.kubelet) {
             (Ok(daemon), devices) => {
                 let held = devices.as_ref().ok().map(|devices| devices.held.as_slice());
@@ -73,7 +73,7 @@ impl Status {
     /// Which container holds which units. The daemon asks the kubelet now and then only, so the
     /// kubelet's own word is the newer one.
     #[must_use]
-    pub fn held(&self) -> Vec<Held> {
+    pub(crate) fn held(&self) -> Vec<Held> {
         match (&self.kubelet, &self.daemon) {
             (Ok(devices), _) => devices.held.iter().filter_map(ours).collect(),
             (Err(_), Ok(daemon)) => pools(daemon).flat_map(held_by_daemon).collect(),
@@ -83,7 +83,7 @@ impl Status {
 
     /// Addresses with prefix lengths that an attachment leases.
     #[must_use]
-    pub fn addresses(&self, attachment: &Attachment) -> Vec<String> {
+    pub(crate) fn addresses(&self, attachment: &Attachment) -> Vec<String> {
         let leases = self.leases.iter().flatten().filter(|lease| {
             lease.holder.container == attachment.container
                 && lease.holder.interface == attachment.interface
@@ -95,7 +95,7 @@ impl Status {
 
     /// What is missing and what is worth knowing, for a person.
     #[must_use]
-    pub fn told(&self) -> Vec<String> {
+    pub(crate) fn told(&self) -> Vec<String> {
         let missing = [
             self.daemon
                 .as_ref()
@@ -132,7 +132,7 @@ impl Status {
 
     /// Everything as one document.
     #[must_use]
-    pub fn document(&self) -> Value {
+    pub(crate) fn document(&self) -> Value {
         let attachments: Option<Vec<Value>> = self.attachments.as_ref().ok().map(|all| {
             let with_addresses = all.iter().map(|one| {
                 let mut document = json!(one);
@@ -237,7 +237,7 @@ fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
 
 /// The journal and the leases of this node.
 #[derive(Debug)]
-pub struct Files {
+pub(crate) struct Files {
     /// Attachments, or why there are none to be told.
     pub attachments: Result<Vec<Attachment>, String>,
     /// Leases of this node.
@@ -248,7 +248,7 @@ pub struct Files {
 
 /// Reads the journal and the stores that the node's policy names.
 #[must_use]
-pub fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
+pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
     let places = Places {
         root: root.to_owned(),
         policy: PathBuf::from(policy),

@@ -8,7 +8,7 @@ use notify::{ErrorKind, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 /// Why a directory cannot be watched.
 #[derive(Debug)]
-pub struct Error(notify::Error);
+pub(crate) struct Error(notify::Error);
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,7 +40,7 @@ impl std::error::Error for Error {}
 ///
 /// # Errors
 /// The directory does not exist, or the kernel has no inotify instance left for this user.
-pub fn directory(
+pub(crate) fn directory(
     path: &Path,
     wake: impl Fn() + Send + 'static,
 ) -> Result<RecommendedWatcher, Error> {

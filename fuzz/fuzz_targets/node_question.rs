@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use node_wire::document::decode_answer;
 use node_wire::{Pod, Question};
-use rdma_device_plugin::kubelet::checkpoint::Owners;
+use rdma_device_plugin::Owners;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(question) = Question::decode(data) {

@@ -11,7 +11,7 @@ use super::{Candidate, LinkType, Netdev};
 
 /// HCAs as they were when last seen whole.
 #[derive(Debug, Clone, Default)]
-pub struct Memory {
+pub(crate) struct Memory {
     known: BTreeMap<HcaId, Candidate>,
     /// Netdevs that attachments took away, by identity, as the CNI plugin's journal names them.
     taken: BTreeMap<HcaId, Vec<Netdev>>,
@@ -19,7 +19,10 @@ pub struct Memory {
 
 impl Memory {
     /// Takes note of netdevs that are in pods, from a record that outlives this process.
-    pub fn note_taken(&mut self, taken: impl IntoIterator<Item = (HcaId, String, LinkType)>) {
+    pub(crate) fn note_taken(
+        &mut self,
+        taken: impl IntoIterator<Item = (HcaId, String, LinkType)>,
+    ) {
         self.taken.clear();
         for (id, name, link_type) in taken {
             self.taken
@@ -30,7 +33,7 @@ impl Memory {
     }
 
     /// Fills what candidates lack from what was known of them, and remembers what is seen now.
-    pub fn complete(&mut self, candidates: &mut [Candidate]) {
+    pub(crate) fn complete(&mut self, candidates: &mut [Candidate]) {
         for candidate in candidates {
             if let Some(known) = self.known.get(&candidate.id) {
                 if candidate.elsewhere || candidate.fault.is_some() {

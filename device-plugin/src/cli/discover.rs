@@ -16,7 +16,7 @@ use crate::pool::{self, Pools};
 
 /// Shows the RDMA devices of this host.
 #[derive(Debug, clap::Args)]
-pub struct Discover {
+pub(super) struct Discover {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -37,7 +37,7 @@ impl Discover {
     ///
     /// # Errors
     /// If sysfs, or a configuration that was named, cannot be read.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let seen = self.host.look()?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         let pools = self.pools(&candidates, &seen)?;

@@ -15,7 +15,7 @@ use crate::snapshot::Health;
 
 /// Says of one device why it is or is not in each pool.
 #[derive(Debug, clap::Args)]
-pub struct Explain {
+pub(super) struct Explain {
     /// RDMA device, netdev, PCI address, auxiliary device, node GUID or unit of a pool
     name: String,
     /// Configuration file [default: as for "run"]
@@ -35,7 +35,7 @@ impl Explain {
     ///
     /// # Errors
     /// The configuration is wrong, sysfs cannot be read, or there is no such device.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults.read())?;
         let seen = self.host.look()?;

@@ -22,7 +22,7 @@ const LONG: [&str; 14] = [
 
 /// Gives known long flags their second dash, and `-v`, which asks the RDMA shared device plugin
 /// for its version, its full name. Everything behind `--` stays as it is.
-pub fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut literal = false;
     args.into_iter()
         .map(|arg| {

@@ -10,7 +10,7 @@ use anyhow::Context;
 
 /// Installs the CNI programs, and the node's policy where one is given.
 #[derive(Debug, clap::Args)]
-pub struct Install {
+pub(super) struct Install {
     /// Directory that holds rdma-netdev and rdma-ipam [default: that of this program]
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
@@ -38,7 +38,7 @@ impl Install {
     /// # Errors
     /// The first file that could not be installed, and why; those before it are in place, and
     /// running it again does the rest.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         // The policy first: a program must not run a moment without the rules meant for it.
         if let Some(policy) = &self.policy {
             let node = self.node.as_deref().filter(|name| !name.is_empty());

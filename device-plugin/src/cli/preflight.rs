@@ -27,7 +27,7 @@ use crate::snapshot::Shape;
 #[command(after_help = "Nothing is changed and no packet is sent.\n\
     Exit status: 0 no check failed, 1 at least one did (with --strict also for a warning), \
     2 wrong usage.")]
-pub struct Preflight {
+pub(super) struct Preflight {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -119,7 +119,7 @@ impl Preflight {
     ///
     /// # Errors
     /// If a check failed, or the host cannot be looked at.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         if self.list {
             for (id, title) in catalogue() {
                 writeln!(out, "{id} {title}")?;

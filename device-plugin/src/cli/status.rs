@@ -23,7 +23,7 @@ const PORT: u16 = 9834;
 /// journal and the leases, whichever answer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 somebody answered, 1 nobody did, 2 wrong usage.")]
-pub struct Status {
+pub(super) struct Status {
     /// Where the daemon serves metrics; of several addresses the loopback one is asked [default:
     /// 127.0.0.1:9834]
     #[arg(
@@ -50,7 +50,7 @@ impl Status {
     ///
     /// # Errors
     /// Nobody answers.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let mut addresses = self.metrics_addr.iter();
         let loopback = addresses.find(|address| address.ip().is_loopback());

@@ -23,7 +23,7 @@ use super::HostRoot;
     position, PCI address or UUID.\nWith --strict, exit status 1 says that the NICs would be \
     farther than they need be."
 )]
-pub struct Topology {
+pub(super) struct Topology {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -112,7 +112,7 @@ impl Topology {
     ///
     /// # Errors
     /// If the host cannot be looked at, an override does not fit it, or no NICs can be chosen.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let host = self.host.host();
         let mut view = self.look(&host)?;
         if self.nics.is_some() || !self.gpus.is_empty() {

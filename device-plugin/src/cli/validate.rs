@@ -18,7 +18,7 @@ use crate::pool::{self, Pools, Reason};
     2 wrong usage. With --on-host \
     an HCA that two pools choose is a mistake, unless both are shared."
 )]
-pub struct Validate {
+pub(super) struct Validate {
     /// Configuration file [default: as for "run"]
     #[arg(value_name = "FILE", conflicts_with = "config_file")]
     file: Option<PathBuf>,
@@ -42,7 +42,7 @@ impl Validate {
     ///
     /// # Errors
     /// Everything that is wrong with the file.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
         let config = config::load(&path, &self.defaults.read()).map_err(told_in_lines)?;
         let here = self.on_host.then(|| self.look(&config)).transpose()?;

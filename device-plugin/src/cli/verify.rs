@@ -24,7 +24,7 @@ use node::document::versioned;
     usage."
 )]
 #[expect(clippy::doc_markdown, reason = "it is the help that people read")]
-pub struct Verify {
+pub(super) struct Verify {
     /// Where the servers run
     #[arg(
         value_name = "SERVER",
@@ -92,7 +92,7 @@ impl Verify {
     ///
     /// # Errors
     /// If a rung failed.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let climbed = match (&self.read, &self.server, &self.client) {
             (Some(file), ..) => self.judge(file)?,
             (None, Some(server), Some(client)) => self.climb(server, client)?,

@@ -10,11 +10,11 @@ use super::{Config, Defaults, Error};
 use node::file;
 
 /// Name of the file in the state directory.
-pub const FILE: &str = "device-plugin-config.last-good";
+pub(crate) const FILE: &str = "device-plugin-config.last-good";
 
 /// A configuration to start with.
 #[derive(Debug)]
-pub struct Start {
+pub(crate) struct Start {
     /// It.
     pub config: Config,
     /// Why it is not that of the file, if so.
@@ -23,17 +23,17 @@ pub struct Start {
 
 /// Where the last good configuration is kept; nowhere without a state directory.
 #[derive(Debug, Clone)]
-pub struct Kept(Option<PathBuf>);
+pub(crate) struct Kept(Option<PathBuf>);
 
 impl Kept {
     /// Below this state directory.
-    pub fn in_directory(state_dir: Option<&Path>) -> Self {
+    pub(crate) fn in_directory(state_dir: Option<&Path>) -> Self {
         Self(state_dir.map(|directory| directory.join(FILE)))
     }
 
     /// Keeps a text that is in force in full. What cannot be written is a warning: the daemon can do
     /// without.
-    pub fn keep(&self, text: &str) {
+    pub(crate) fn keep(&self, text: &str) {
         let Some(path) = &self.0 else { return };
         if super::text(path).is_ok_and(|kept| kept == text) {
             return;
@@ -57,7 +57,7 @@ impl Kept {
     ///
     /// # Errors
     /// The file is wrong as a whole, and no good one is kept.
-    pub fn start(&self, file: &Path, defaults: &Defaults) -> Result<Start, Error> {
+    pub(crate) fn start(&self, file: &Path, defaults: &Defaults) -> Result<Start, Error> {
         let read = super::text(file)
             .and_then(|text| super::check(file, &text, defaults).map(|config| (text, config)));
         let (error, partial) = match read {

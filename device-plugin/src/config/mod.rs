@@ -4,15 +4,15 @@
 //! `resourceList` the SR-IOV network device plugin's, and `version` our own. The first two are
 //! read as their Go programs read them; ours is strict.
 
-pub mod last_good;
-pub mod model;
-pub mod native;
-pub mod range;
-pub mod resource;
-pub mod rsdp;
-pub mod selector;
+pub(crate) mod last_good;
+pub(crate) mod model;
+pub(crate) mod native;
+pub(crate) mod range;
+pub(crate) mod resource;
+pub(crate) mod rsdp;
+pub(crate) mod selector;
 mod spelling;
-pub mod sriov;
+pub(crate) mod sriov;
 
 use std::fmt;
 use std::io::Read as _;

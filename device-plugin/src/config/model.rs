@@ -10,13 +10,13 @@ use super::resource::ResourceName;
 use super::selector::Selector;
 
 /// Interval of rescans when the file does not say one.
-pub const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
+pub(crate) const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
 
 /// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
-pub const MIN_RESCAN: Duration = Duration::from_secs(1);
+pub(crate) const MIN_RESCAN: Duration = Duration::from_secs(1);
 
 /// Longest time that can be configured; what is longer is a slip of the pen.
-pub const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Most units of one resource. The kubelet's gRPC client takes messages up to 4 MiB, which holds
 /// this many of the longest identities of a pool of this size.
@@ -28,9 +28,9 @@ pub const MAX_UNITS: u32 = 50_000;
 pub const MAX_POOLED_UNITS: u32 = 123_000;
 
 /// Nodes of `needVhostNet`.
-pub const VHOST_NET: &str = "/dev/vhost-net";
+pub(crate) const VHOST_NET: &str = "/dev/vhost-net";
 /// The other one.
-pub const TUN: &str = "/dev/net/tun";
+pub(crate) const TUN: &str = "/dev/net/tun";
 
 /// A configuration that passed every check.
 #[derive(Debug, Clone, PartialEq, Eq)]

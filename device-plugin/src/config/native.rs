@@ -338,7 +338,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
 }
 
 /// Reads the text of a file.
-pub fn read(text: &str) -> Result<Config, Problems> {
+pub(crate) fn read(text: &str) -> Result<Config, Problems> {
     let versioned: Versioned = from_text(text)?;
     match versioned.version {
         None => {

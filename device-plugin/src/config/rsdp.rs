@@ -40,7 +40,7 @@ const SELECTOR_KEYS: [&str; 5] = ["vendors", "deviceIDs", "drivers", "ifNames", 
 const DEFAULT_PREFIX: &str = "rdma";
 
 /// Reads a parsed document.
-pub fn read(document: &Value) -> Result<Config, Problems> {
+pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
     let mut findings = Findings::default();
     let mut interval = None;
     let mut list: &[Value] = &[];

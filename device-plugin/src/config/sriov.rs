@@ -26,7 +26,7 @@ use super::selector::{FunctionKind, Owner, OwnerRule, Selector};
 use super::{Findings, Problems, spelling};
 
 /// Prefix of a resource that names none.
-pub const DEFAULT_PREFIX: &str = "intel.com";
+pub(crate) const DEFAULT_PREFIX: &str = "intel.com";
 
 const TOP_KEYS: [&str; 1] = ["resourceList"];
 const POOL_KEYS: [&str; 6] = [
@@ -57,7 +57,7 @@ const SELECTOR_KEYS: [&str; 14] = [
 const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 
 /// Reads a parsed document; `prefix` is for resources that name none.
-pub fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
+pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
     let mut list: &[Value] = &[];
     for (key, value) in document.fields("").map_err(Problems::one)? {

@@ -34,13 +34,13 @@ const VERSION: &str = "0.5.0";
     "write CDI specification {path}: {source}; mount the host's CDI directory into this \
          container, or name it with --cdi-dir"
 )]
-pub struct Error {
+pub(crate) struct Error {
     path: PathBuf,
     source: io::Error,
 }
 
 /// The names for these HCAs, as the container runtime resolves them.
-pub fn names(resource: &ResourceName, members: &[&Member]) -> Vec<CdiDevice> {
+pub(crate) fn names(resource: &ResourceName, members: &[&Member]) -> Vec<CdiDevice> {
     let kind = kind(resource);
     members
         .iter()
@@ -95,7 +95,7 @@ fn specification(snapshot: &Snapshot) -> Value {
 ///
 /// # Errors
 /// [`Error`]; the file is as it was.
-pub fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
+pub(crate) fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
     if snapshot
         .members()
         .iter()
@@ -118,12 +118,12 @@ pub fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
 }
 
 /// Whether a pool has a file. A pod may hold its names even if new ones are not given any more.
-pub fn exists(directory: &Path, resource: &ResourceName) -> bool {
+pub(crate) fn exists(directory: &Path, resource: &ResourceName) -> bool {
     directory.join(file_name(resource)).exists()
 }
 
 /// Removes our files of resources that are neither configured for CDI nor held by any pod.
-pub fn remove_unused(directory: &Path, used: &BTreeSet<ResourceName>) {
+pub(crate) fn remove_unused(directory: &Path, used: &BTreeSet<ResourceName>) {
     let keep: BTreeSet<String> = used.iter().map(file_name).collect();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else {

@@ -26,7 +26,7 @@ const CLIENT_VERSION: (u32, u32) = (1, 68);
 
 /// What is known of those who have to understand CDI.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// What the kubelet's gRPC client calls itself; `None` before its first call.
     pub kubelet: Option<String>,
     /// What the runtime's configuration says.
@@ -37,7 +37,7 @@ pub struct Facts {
 
 /// A delivery, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
+pub(crate) struct Choice {
     /// It.
     pub delivery: Delivery,
     /// What it was chosen by, for a person.
@@ -52,7 +52,7 @@ impl Default for Choice {
 
 /// Chooses.
 #[must_use]
-pub fn choose(facts: &Facts) -> Choice {
+pub(crate) fn choose(facts: &Facts) -> Choice {
     let obstacle = kubelet_obstacle(facts.kubelet.as_deref())
         .or_else(|| runtime_obstacle(&facts.runtime))
         .or_else(|| facts.directory.clone());
@@ -113,7 +113,7 @@ fn runtime_obstacle(runtime: &Cdi) -> Option<String> {
 /// Why files in this directory do not reach the host's runtime: it is not there, or, where the
 /// host's files are below another root than this process's, it is on this container's own root.
 #[must_use]
-pub fn directory_obstacle(directory: &Path, is_on_host: bool) -> Option<String> {
+pub(crate) fn directory_obstacle(directory: &Path, is_on_host: bool) -> Option<String> {
     if is_on_host {
         return None;
     }

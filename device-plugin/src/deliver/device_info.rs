@@ -23,11 +23,11 @@ use node::file;
 const VERSION: &str = "1.1.0";
 const SUFFIX: &str = "-device.json";
 /// How long after Allocate the kubelet may not yet name a unit as held.
-pub const ALLOCATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
+pub(crate) const ALLOCATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// A file to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File {
+pub(crate) struct File {
     /// Its name.
     pub name: String,
     /// Its content.
@@ -36,7 +36,7 @@ pub struct File {
 
 /// The files of allocated units; none for units of a whole pool, which are no single device, and
 /// none for soft RoCE, for which the specification has no word.
-pub fn files(snapshot: &Snapshot, ids: &[String]) -> Vec<File> {
+pub(crate) fn files(snapshot: &Snapshot, ids: &[String]) -> Vec<File> {
     let described = ids.iter().filter_map(|id| match snapshot.unit(id)? {
         Unit::Member(member) => Some(File {
             name: file_name(snapshot.resource(), id),
@@ -70,7 +70,7 @@ fn describe(member: &Member) -> Option<Value> {
 ///
 /// # Errors
 /// What the kernel said.
-pub fn write(directory: &Path, file: &File) -> io::Result<()> {
+pub(crate) fn write(directory: &Path, file: &File) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     file::replace(&directory.join(&file.name), &file.content)
 }
@@ -79,7 +79,7 @@ pub fn write(directory: &Path, file: &File) -> io::Result<()> {
 /// ours, with the units that pods hold as the kubelet said when it was asked at `asked`. A file that
 /// is not clearly older than that stays: the kubelet names a unit only some time after it was
 /// allocated.
-pub fn remove_unallocated(
+pub(crate) fn remove_unallocated(
     directory: &Path,
     held: &[(ResourceName, BTreeSet<String>)],
     asked: SystemTime,

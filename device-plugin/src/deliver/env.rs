@@ -15,7 +15,7 @@ use crate::snapshot::{Member, Terms};
 /// - `RDMA_DEVICES_<RESOURCE>` lists RDMA devices as applications name them (`mlx5_0,mlx5_1`);
 /// - `PCIDEVICE_<RESOURCE>` lists HCA identities, as the SR-IOV plugin does;
 /// - `PCIDEVICE_<RESOURCE>_INFO` says more about each of them, in that plugin's JSON.
-pub fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, String> {
+pub(crate) fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, String> {
     let suffix = suffix(&terms.resource);
     let devices: Vec<&str> = members
         .iter()
@@ -49,7 +49,7 @@ fn sriov_suffix(resource: &ResourceName) -> String {
 }
 
 /// The resource name as part of a variable's name that every shell can use.
-pub fn suffix(resource: &ResourceName) -> String {
+pub(crate) fn suffix(resource: &ResourceName) -> String {
     let legal = |c: char| {
         if c.is_ascii_alphanumeric() {
             c.to_ascii_uppercase()

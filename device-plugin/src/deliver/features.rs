@@ -13,12 +13,12 @@ use hca::{LinkLayer, NetnsMode};
 use node::file;
 
 /// Name of our file.
-pub const FILE: &str = "rdma-device-plugin";
+pub(crate) const FILE: &str = "rdma-device-plugin";
 
 /// The lines; labels get the prefix `feature.node.kubernetes.io/` from their reader. An HCA that a
 /// pod holds in a namespace of its own counts, though its ports cannot be seen.
 #[must_use]
-pub fn lines(inventory: &Inventory) -> String {
+pub(crate) fn lines(inventory: &Inventory) -> String {
     let devices = &inventory.rdma_devices;
     let count = devices.len() + inventory.elsewhere.len();
     let mut lines = vec![
@@ -52,7 +52,7 @@ pub fn lines(inventory: &Inventory) -> String {
 /// # Errors
 /// The directory is not there or cannot be written: it is made by Node Feature Discovery, and
 /// without that nobody would read it.
-pub fn put(directory: &Path, content: &str) -> std::io::Result<()> {
+pub(crate) fn put(directory: &Path, content: &str) -> std::io::Result<()> {
     file::replace(&directory.join(FILE), content)
 }
 

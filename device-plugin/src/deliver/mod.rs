@@ -3,12 +3,12 @@
 //! [`nodes`]: paths in the response; [`cdi`]: names that the container runtime resolves; [`env`]:
 //! what is said about the HCAs; [`device_info`]: the same for Multus; [`choice`]: nodes or names.
 
-pub mod cdi;
-pub mod choice;
-pub mod device_info;
-pub mod env;
-pub mod features;
-pub mod nodes;
+pub(crate) mod cdi;
+pub(crate) mod choice;
+pub(crate) mod device_info;
+pub(crate) mod env;
+pub(crate) mod features;
+pub(crate) mod nodes;
 
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
@@ -16,7 +16,7 @@ use crate::config::Delivery;
 use crate::snapshot::{Member, Snapshot};
 
 /// The response for a container that gets these HCAs of a resource.
-pub fn response(snapshot: &Snapshot, members: &[&Member]) -> ContainerAllocateResponse {
+pub(crate) fn response(snapshot: &Snapshot, members: &[&Member]) -> ContainerAllocateResponse {
     let terms = snapshot.terms();
     let mut response = ContainerAllocateResponse {
         envs: env::variables(terms, members),

@@ -7,10 +7,10 @@ use kubelet_api::deviceplugin::DeviceSpec;
 use crate::snapshot::{Member, Terms};
 
 /// Open for reading and writing; making further nodes of the device (`m`) is nobody's business.
-pub const PERMISSIONS: &str = "rw";
+pub(crate) const PERMISSIONS: &str = "rw";
 
 /// Paths of all nodes of these HCAs, each once: `rdma_cm` belongs to all of them.
-pub fn paths<'m>(terms: &'m Terms, members: &[&'m Member]) -> Vec<&'m str> {
+pub(crate) fn paths<'m>(terms: &'m Terms, members: &[&'m Member]) -> Vec<&'m str> {
     let mut seen = BTreeSet::new();
     let of_members = members
         .iter()
@@ -23,7 +23,7 @@ pub fn paths<'m>(terms: &'m Terms, members: &[&'m Member]) -> Vec<&'m str> {
 }
 
 /// The same as device specifications; a container sees a node where the host has it.
-pub fn specs(terms: &Terms, members: &[&Member]) -> Vec<DeviceSpec> {
+pub(crate) fn specs(terms: &Terms, members: &[&Member]) -> Vec<DeviceSpec> {
     let spec = |path: &str| DeviceSpec {
         container_path: path.into(),
         host_path: path.into(),

@@ -28,7 +28,7 @@ const BUFFER: usize = 16 * 1024;
 
 /// A netlink source.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub(crate) enum Source {
     /// Changes of the watched netdevs.
     Links(Watched),
     /// Devices of the RDMA, net, PCI and auxiliary subsystems.
@@ -68,7 +68,7 @@ impl Source {
 }
 
 /// Listens until `stop`, and rings for what matters.
-pub async fn listen(source: Source, triggers: Triggers, stop: CancellationToken) {
+pub(crate) async fn listen(source: Source, triggers: Triggers, stop: CancellationToken) {
     let mut told = false;
     loop {
         let failed = tokio::select! {

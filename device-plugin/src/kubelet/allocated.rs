@@ -22,11 +22,11 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// After this long what is known has been asked for since.
-pub const UP_TO_DATE: Duration = Duration::from_secs(20);
+pub(crate) const UP_TO_DATE: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
 #[derive(Debug, Clone)]
-pub struct AllocatedUnits {
+pub(crate) struct AllocatedUnits {
     units: BTreeMap<String, BTreeMap<String, Holder>>,
     /// When the kubelet was asked.
     asked: SystemTime,
@@ -34,7 +34,7 @@ pub struct AllocatedUnits {
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HcaAllocation {
+pub(crate) struct HcaAllocation {
     /// The resource, of whichever device plugin.
     pub resource: String,
     /// Whether the pod has the HCA for itself.
@@ -45,7 +45,7 @@ pub struct HcaAllocation {
 
 /// The pod that holds a unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// Namespace.
     pub namespace: String,
     /// Name.
@@ -66,36 +66,36 @@ impl fmt::Display for Holder {
 
 impl AllocatedUnits {
     /// Units of a resource, with their holders.
-    pub fn of(&self, resource: &ResourceName) -> impl Iterator<Item = (&str, &Holder)> {
+    pub(crate) fn of(&self, resource: &ResourceName) -> impl Iterator<Item = (&str, &Holder)> {
         let units = self.units.get(resource.as_str()).into_iter().flatten();
         units.map(|(unit, holder)| (unit.as_str(), holder))
     }
 
     /// The same without the holders.
-    pub fn units(&self, resource: &ResourceName) -> BTreeSet<String> {
+    pub(crate) fn units(&self, resource: &ResourceName) -> BTreeSet<String> {
         self.of(resource).map(|(unit, _)| unit.to_owned()).collect()
     }
 
     /// Resources of which something is held.
-    pub fn resources(&self) -> impl Iterator<Item = ResourceName> {
+    pub(crate) fn resources(&self) -> impl Iterator<Item = ResourceName> {
         self.units
             .keys()
             .filter_map(|name| ResourceName::parse(name).ok())
     }
 
     /// When the kubelet was asked: what it allocated later is not in here.
-    pub fn asked(&self) -> SystemTime {
+    pub(crate) fn asked(&self) -> SystemTime {
         self.asked
     }
 
     /// Whether both say the same.
-    pub fn says_the_same(&self, other: &Self) -> bool {
+    pub(crate) fn says_the_same(&self, other: &Self) -> bool {
         self.units == other.units
     }
 
     /// HCAs that units in pods' hands name, whichever resource and device plugin they are of: the
     /// SR-IOV device plugin's units are PCI addresses, too. Units of a whole pool name none.
-    pub fn hcas(&self) -> BTreeMap<HcaId, Vec<HcaAllocation>> {
+    pub(crate) fn hcas(&self) -> BTreeMap<HcaId, Vec<HcaAllocation>> {
         let mut hcas: BTreeMap<HcaId, Vec<HcaAllocation>> = BTreeMap::new();
         for (resource, units) in &self.units {
             for (unit, holder) in units {
@@ -133,7 +133,7 @@ impl AllocatedUnits {
 ///
 /// # Errors
 /// What came back instead of an answer, or that none came in this time.
-pub async fn ask(socket: &Path, timeout: Duration) -> Result<AllocatedUnits, String> {
+pub(crate) async fn ask(socket: &Path, timeout: Duration) -> Result<AllocatedUnits, String> {
     let asked = SystemTime::now();
     match tokio::time::timeout(timeout, client::held(socket)).await {
         Ok(held) => held.map(|held| AllocatedUnits::new(held, asked)),
@@ -146,7 +146,7 @@ pub async fn ask(socket: &Path, timeout: Duration) -> Result<AllocatedUnits, Str
 ///
 /// # Errors
 /// Neither says anything: what came back instead of an answer.
-pub async fn ask_or_read(
+pub(crate) async fn ask_or_read(
     socket: &Path,
     timeout: Duration,
     device_plugin_dir: &Path,
@@ -164,7 +164,7 @@ pub async fn ask_or_read(
 }
 
 /// Asks every now and then until `stop`.
-pub async fn keep_asking(
+pub(crate) async fn keep_asking(
     socket: PathBuf,
     allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
     stop: CancellationToken,

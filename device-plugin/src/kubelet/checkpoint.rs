@@ -28,13 +28,13 @@ use prost::Message as _;
 use serde::Deserialize;
 
 /// Name of the file in the device-plugins directory.
-pub const FILE: &str = "kubelet_internal_checkpoint";
+pub(crate) const FILE: &str = "kubelet_internal_checkpoint";
 /// The longest file that is read. Entries hold what plugins answered, some kilobytes each.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Why the checkpoint says nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// It cannot be read.
     #[error("the kubelet's checkpoint {path} cannot be read: {source}")]
     Read {
@@ -144,7 +144,7 @@ fn entries(text: &[u8]) -> Result<Vec<Entry>, serde_json::Error> {
 ///
 /// # Errors
 /// [`Error`]: the checkpoint says nothing.
-pub fn allocated_nodes(
+pub(crate) fn allocated_nodes(
     directory: &Path,
     resource: &str,
     ids: &[String],
@@ -173,7 +173,7 @@ pub fn allocated_nodes(
 ///
 /// # Errors
 /// [`Error`]: the checkpoint says nothing.
-pub fn allocated(directory: &Path) -> Result<Vec<Held>, Error> {
+pub(crate) fn allocated(directory: &Path) -> Result<Vec<Held>, Error> {
     let entries = Opened::open(directory)?.entries()?.into_iter();
     let held = entries.map(|entry| Held {
         namespace: String::new(),
@@ -247,7 +247,7 @@ impl Owners {
 
 /// Owners as they were read, and from which file. The kubelet writes a new file each time.
 #[derive(Debug, Clone)]
-pub struct KnownOwners {
+pub(crate) struct KnownOwners {
     file: (u64, u64, i64, i64, u64),
     /// They.
     pub owners: Arc<Owners>,
@@ -257,7 +257,7 @@ pub struct KnownOwners {
 ///
 /// # Errors
 /// [`Error`]: the checkpoint says nothing.
-pub fn owners(directory: &Path, known: Option<KnownOwners>) -> Result<KnownOwners, Error> {
+pub(crate) fn owners(directory: &Path, known: Option<KnownOwners>) -> Result<KnownOwners, Error> {
     let opened = Opened::open(directory)?;
     let meta = &opened.meta;
     let file = (

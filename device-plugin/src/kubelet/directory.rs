@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// A socket file that can be told from its successor of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SocketId {
+pub(crate) struct SocketId {
     device: u64,
     inode: u64,
     /// A file system may give the successor the same inode number; its creation time differs, and
@@ -30,7 +30,7 @@ pub struct SocketId {
 
 impl SocketId {
     /// The socket at `path`, or `None` if there is none.
-    pub fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
         let meta = fs::symlink_metadata(path).ok()?;
         meta.file_type().is_socket().then(|| Self {
             device: meta.dev(),
@@ -42,7 +42,7 @@ impl SocketId {
 
 /// What was last seen in the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Contents {
+pub(crate) struct Contents {
     /// The kubelet's registration socket.
     pub kubelet: Option<SocketId>,
     /// Names of the sockets that this program makes, by whichever process.
@@ -53,7 +53,7 @@ pub struct Contents {
 
 /// A device-plugins directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// It does not exist or is no directory.
     #[error(
         "the kubelet's device-plugins directory {path} cannot be used: {source}; \
@@ -76,7 +76,7 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error::Unusable`] if it is missing or is not a directory.
-pub fn check(path: &Path) -> Result<(), Error> {
+pub(crate) fn check(path: &Path) -> Result<(), Error> {
     let unusable = |source| Error::Unusable {
         path: path.into(),
         source,
@@ -90,7 +90,7 @@ pub fn check(path: &Path) -> Result<(), Error> {
 }
 
 /// Keeps `contents` true until `stop`.
-pub async fn keep_watch(
+pub(crate) async fn keep_watch(
     path: PathBuf,
     socket_prefix: &'static str,
     contents: watch::Sender<Contents>,

@@ -4,8 +4,8 @@
 //! answers the kubelet's calls, [`session`] keeps one resource registered, [`allocated`] is who
 //! holds which units, [`checkpoint`] what the kubelet hands out again.
 
-pub mod allocated;
-pub mod checkpoint;
-pub mod directory;
-pub mod service;
-pub mod session;
+pub(crate) mod allocated;
+pub(crate) mod checkpoint;
+pub(crate) mod directory;
+pub(crate) mod service;
+pub(crate) mod session;

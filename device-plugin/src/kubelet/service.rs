@@ -30,22 +30,22 @@ use crate::deliver::device_info;
 use crate::snapshot::{Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until there is something to tell.
-pub type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
+pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 
 /// What sessions ask of the daemon, in whose hands the host is.
 #[derive(Debug, Clone)]
-pub struct Requests {
+pub(crate) struct Requests {
     scans: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
     client: Arc<watch::Sender<Option<String>>>,
 }
 
 /// Who waits for a scan: told when it ended, or why it does not come to its end.
-pub type Waiting = oneshot::Sender<Result<(), String>>;
+pub(crate) type Waiting = oneshot::Sender<Result<(), String>>;
 
 /// Where requests arrive.
 #[derive(Debug)]
-pub struct Asked {
+pub(crate) struct Asked {
     /// Reads the host that somebody waits for.
     pub scans: mpsc::Receiver<Waiting>,
     /// Device information to be written.
@@ -56,7 +56,7 @@ pub struct Asked {
 
 impl Requests {
     /// A way to ask, and where it is heard.
-    pub fn new() -> (Self, Asked) {
+    pub(crate) fn new() -> (Self, Asked) {
         let (scans, scans_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
         let (client, client_known) = watch::channel(None);
@@ -111,7 +111,7 @@ impl Requests {
 
 /// One resource's gRPC service.
 #[derive(Debug, Clone)]
-pub struct Service {
+pub(crate) struct Service {
     /// Whether its units are whole HCAs, which may be moved to a pod's namespace.
     pub(super) exclusive: bool,
     /// What is told.
@@ -201,7 +201,7 @@ const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
 
 /// Allocate calls of one resource since the start.
 #[derive(Debug, Default)]
-pub struct AllocationCounts {
+pub(crate) struct AllocationCounts {
     /// Calls answered with devices.
     pub granted: std::sync::atomic::AtomicU64,
     /// Calls refused.
@@ -339,7 +339,7 @@ impl DevicePlugin for Service {
 /// A ListAndWatch stream: the current state first, then every state that differs from the one
 /// sent last. States that come faster than the kubelet reads are skipped, never queued.
 #[derive(Debug)]
-pub struct Listing {
+pub(crate) struct Listing {
     snapshots: WatchStream<Option<Arc<Snapshot>>>,
     sent: Option<Arc<Snapshot>>,
     end: Pin<Box<WaitForCancellationFutureOwned>>,

@@ -40,11 +40,11 @@ use super::service::{AllocationCounts, Feed, Requests, Service};
 use crate::config::ResourceName;
 
 /// What the names of all our sockets begin with.
-pub const SOCKET_PREFIX: &str = "rdma-";
+pub(crate) const SOCKET_PREFIX: &str = "rdma-";
 
 /// Waits of a session. They are fields so that tests need not sit through them.
 #[derive(Debug, Clone, Copy)]
-pub struct Timing {
+pub(crate) struct Timing {
     /// Longest Register call; the kubelet dials back for up to 10 s inside it.
     pub register: Duration,
     /// First wait after a failed attempt; doubles up to `back_off_max`.
@@ -78,12 +78,12 @@ impl Default for Timing {
 /// What it means when the kubelet opens no stream. Kubelets before 1.26 send the socket's path as
 /// the authority of their requests, which HTTP/2 does not allow (RFC 9113 8.3.1) and h2 refuses
 /// before any code of ours is called; kubernetes/kubernetes#112597 ended that.
-pub const UNHEARD: &str = "the kubelet took the registration, but asks for no units: kubelets \
+pub(crate) const UNHEARD: &str = "the kubelet took the registration, but asks for no units: kubelets \
     before 1.26 cannot, update the node; a newer one says why in its own log";
 
 /// Where a session stands, for metrics and `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct State {
+pub(crate) struct State {
     /// The kubelet has accepted the registration and nothing has spoilt it since.
     pub registered: bool,
     /// Since when the kubelet has had a stream open.
@@ -102,7 +102,7 @@ pub struct State {
 
 /// What a session is about; all of it lives as long as the resource is configured.
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     /// The resource.
     pub resource: ResourceName,
     /// The kubelet's device-plugins directory.
@@ -130,7 +130,7 @@ pub struct Session {
 /// File name of a socket: the same for a resource in every process up to a part that is the
 /// process's own, so that a starting process never takes the socket of one that still serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SocketName {
+pub(crate) struct SocketName {
     shared: String,
     name: String,
 }
@@ -139,14 +139,14 @@ impl SocketName {
     /// The name for a resource in the process known by `nonce`.
     ///
     /// Unix socket paths end at 107 bytes and resource names may have 317, so a hash stands for it.
-    pub fn new(resource: &ResourceName, nonce: &str) -> Self {
+    pub(crate) fn new(resource: &ResourceName, nonce: &str) -> Self {
         let shared = format!("{SOCKET_PREFIX}{}-", PoolTag::of(resource.as_str()));
         let name = format!("{shared}{nonce}.sock");
         Self { shared, name }
     }
 
     /// The name as a file name.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.name
     }
 
@@ -190,7 +190,7 @@ struct Served {
 
 impl Session {
     /// Serves and registers until stopped, then removes the socket.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut back_off = BackOff::new(self.timing);
         loop {
             let mut served = match self.serve() {

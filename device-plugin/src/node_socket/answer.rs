@@ -9,7 +9,7 @@ use crate::kubelet::checkpoint::{Owner, Owners};
 
 /// What was read for a question.
 #[derive(Debug, Clone)]
-pub struct View {
+pub(crate) struct View {
     /// The kubelet's list.
     pub pods: Vec<PodDevices>,
     /// Owners by the kubelet's checkpoint, read after the list; or why it cannot be read.
@@ -23,7 +23,7 @@ pub struct View {
 ///
 /// # Errors
 /// The pod is unknown, is another one of the same name, or is one of several.
-pub fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
+pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
     let named = view
         .pods
         .iter()

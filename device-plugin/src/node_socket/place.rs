@@ -21,7 +21,7 @@ const SOCKET_MODE: u32 = 0o600;
 
 /// Why the socket cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub(crate) enum PlaceError {
     /// The path names no file in a directory.
     #[error("{0}: not the path of a file; see --node-socket")]
     Path(PathBuf),
@@ -53,14 +53,14 @@ pub enum PlaceError {
 
 /// A socket that listens at its place.
 #[derive(Debug)]
-pub struct Bound {
+pub(crate) struct Bound {
     path: PathBuf,
     id: SocketId,
 }
 
 /// What is at the socket's place now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Present {
+pub(crate) enum Present {
     /// Our own socket.
     Own,
     /// Another socket: of a newer daemon, or left by one that died.
@@ -74,7 +74,7 @@ pub enum Present {
 ///
 /// # Errors
 /// [`PlaceError`]; what was at `path` is still there then.
-pub fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
+pub(crate) fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(PlaceError::Path(path.into()));
     };
@@ -177,7 +177,7 @@ fn remove_leftovers(directory: &Path, prefix: &str) {
 impl Bound {
     /// What is at the socket's place now.
     #[must_use]
-    pub fn present(&self) -> Present {
+    pub(crate) fn present(&self) -> Present {
         match SocketId::of(&self.path) {
             Some(id) if id == self.id => Present::Own,
             Some(_) => Present::Another,
@@ -187,7 +187,7 @@ impl Bound {
 
     /// Removes the socket if it is still this one. Between the check and the removal another
     /// daemon can take the place; it notices that its socket is gone and makes it again.
-    pub fn remove(self) {
+    pub(crate) fn remove(self) {
         if self.present() == Present::Own {
             let _ = fs::remove_file(&self.path);
         }

@@ -33,7 +33,7 @@ type Listing = Result<Arc<View>, String>;
 
 /// Answers questions about pods.
 #[derive(Debug)]
-pub struct Pods {
+pub(crate) struct Pods {
     calls: mpsc::Sender<oneshot::Sender<Listing>>,
     socket: PathBuf,
     answers: Mutex<HashMap<Pod, (Instant, PodUnits)>>,
@@ -41,7 +41,7 @@ pub struct Pods {
 
 /// The task that calls the kubelet.
 #[derive(Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     calls: mpsc::Receiver<oneshot::Sender<Listing>>,
     kubelet: client::Lister,
     device_plugin_dir: PathBuf,
@@ -50,7 +50,7 @@ pub struct Caller {
 
 /// For the kubelet with this PodResources socket and device-plugins directory. Nothing is answered before
 /// [`Caller::run`] runs.
-pub fn pods(socket: PathBuf, device_plugin_dir: PathBuf) -> (Pods, Caller) {
+pub(crate) fn pods(socket: PathBuf, device_plugin_dir: PathBuf) -> (Pods, Caller) {
     let (calls, asked) = mpsc::channel(16);
     let pods = Pods {
         calls,
@@ -71,7 +71,7 @@ impl Pods {
     ///
     /// # Errors
     /// The kubelet did not answer, or its answer has no such pod.
-    pub async fn units(&self, pod: &Pod) -> Result<PodUnits, Failure> {
+    pub(crate) async fn units(&self, pod: &Pod) -> Result<PodUnits, Failure> {
         if let Some(units) = self.recent(pod) {
             return Ok(units);
         }
@@ -117,7 +117,7 @@ impl Pods {
 
 impl Caller {
     /// Calls the kubelet whenever somebody asks, until nobody can any more.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         while let Some(first) = self.calls.recv().await {
             let mut waiting = vec![first];
             while let Ok(another) = self.calls.try_recv() {

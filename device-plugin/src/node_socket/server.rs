@@ -34,7 +34,7 @@ const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What answers are made from.
 #[derive(Debug)]
-pub struct Answers {
+pub(crate) struct Answers {
     /// What the kubelet says.
     pub pods: Pods,
     /// What the kubelet was sent.
@@ -45,7 +45,7 @@ pub struct Answers {
 
 /// The connections of a socket.
 #[derive(Debug)]
-pub struct Connections {
+pub(crate) struct Connections {
     answers: Arc<Answers>,
     own_uid: u32,
     tasks: JoinSet<()>,
@@ -68,7 +68,7 @@ impl Open {
 
 impl Connections {
     /// No connection yet.
-    pub fn new(answers: Answers) -> Self {
+    pub(crate) fn new(answers: Answers) -> Self {
         Self {
             answers: Arc::new(answers),
             own_uid: geteuid().as_raw(),
@@ -79,7 +79,7 @@ impl Connections {
     }
 
     /// Serves until it is dropped. Connections that are open then stay open.
-    pub async fn serve(&mut self, listener: &UnixListener) {
+    pub(crate) async fn serve(&mut self, listener: &UnixListener) {
         loop {
             self.open.retain(|one| !one.task.is_finished());
             let room = self.open.len() < MAX_CONNECTIONS;
@@ -100,7 +100,7 @@ impl Connections {
     }
 
     /// Waits for the answers to questions that have been asked.
-    pub async fn drain(mut self) {
+    pub(crate) async fn drain(mut self) {
         let silent = self.open.iter().filter(|one| !one.has_asked());
         silent.for_each(|one| one.task.abort());
         let drained = async { while self.tasks.join_next().await.is_some() {} };

@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a server says to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Details {
+pub(crate) enum Details {
     /// All of it to those on the loopback address alone.
     Loopback,
     /// All of it to everybody.
@@ -48,7 +48,7 @@ pub enum Details {
 
 /// Serves an address until `stop`. A port that is taken is tried again: metrics are no reason for pods
 /// to go without HCAs.
-pub async fn serve(
+pub(crate) async fn serve(
     address: SocketAddr,
     details: Details,
     reports: Reports,

@@ -19,13 +19,13 @@ use crate::report::Report;
 use crate::snapshot::Health;
 
 /// Content type of the text format of `OpenMetrics`.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The metrics of a report as text, with the names of pods or without them.
 ///
 /// # Errors
 /// Formatting into memory does not fail.
-pub fn render(report: &Arc<Report>, pods: bool) -> Result<String, fmt::Error> {
+pub(crate) fn render(report: &Arc<Report>, pods: bool) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("rdma_device_plugin");
     registry.register_collector(Box::new(OfReport(report.clone(), pods)));
     let mut text = String::new();

@@ -1,5 +1,5 @@
 //! What the daemon says about itself.
 
-pub mod http;
-pub mod log;
-pub mod metrics;
+pub(crate) mod http;
+pub(crate) mod log;
+pub(crate) mod metrics;
