@@ -199,7 +199,7 @@ impl Plugin {
         let id = request.attachment()?;
         let held = store
             .held(id.container_id.as_str(), id.ifname.as_str())
-            .map_err(|e| to_error(&e, format_args!("look for the addresses of {id}")))?;
+            .map_err(|e| to_error(&e, format_args!("find the addresses of {id}")))?;
         for range in &config.ranges {
             let Some(lease) = held.iter().find(|lease| lease.range == range.subnet()) else {
                 return Err(Error::new(
@@ -325,7 +325,7 @@ impl Plugin {
         request: &Request,
         store: &Store,
     ) -> Result<Survey, Error> {
-        let attempt = format!("look for an address of {}", range.subnet());
+        let attempt = format!("find an address of {}", range.subnet());
         let holder = self.anybody(request, store.node());
         store
             .survey_part(&add::part(range, config, None), &holder)

@@ -14,7 +14,7 @@
 //! broken file costs one more look. Killed between two leases, the next run goes on.
 
 use crate::lease::{Holder, Lease};
-use crate::store::{Entry, Finding, Owned, Store, StoreError};
+use crate::store::{CoolDown, Entry, Finding, Owned, Store, StoreError};
 use jiff::Timestamp;
 use node::identity::NodeIdentity;
 use node::netns::{self, Netns};
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// A lease younger than this is left alone: its ADD may still be on its way.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
-/// The second look comes at least this long after the first.
+/// The second reading comes at least this long after the first.
 pub const MIN_GAP: Duration = Duration::from_secs(5);
 
 /// How to look, and what to do.
@@ -117,7 +117,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     };
     run.after.boot.clone_from(&store.node().boot);
     let mut findings = Vec::new();
-    for name in store.names() {
+    for name in store.node_names() {
         findings.extend(store.records_of(name, |owned| {
             run.record(&owned);
             Ok(())
@@ -125,7 +125,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     }
     let mut swept_whole = true;
     if !run.before.swept && !store.is_shared() {
-        let of_sweep = store.seats(true, |entry| {
+        let of_sweep = store.entries(true, |entry| {
             run.seat(&entry);
             Ok(())
         })?;
@@ -155,7 +155,7 @@ pub fn keep_only(
     listed: &impl Fn(&Holder) -> bool,
 ) -> Result<Report, StoreError> {
     let mut report = Report::default();
-    for name in store.names() {
+    for name in store.node_names() {
         let findings = store.records_of(name, |owned| {
             if let Some(lease) = owned
                 .lease()
@@ -185,7 +185,7 @@ fn is_of_this_machine(holder: &Holder, node: &NodeIdentity) -> bool {
 
 impl Report {
     fn free(&mut self, store: &Store, owned: &Owned, why: Over) {
-        match (store.release_owned(owned), owned.lease()) {
+        match (store.release(owned, CoolDown::FromNow), owned.lease()) {
             (Ok(_), Some(lease)) => self.freed.push((lease.clone(), why)),
             (Ok(_), None) => {}
             (Err(error), _) => self.failed.push(error.to_string()),

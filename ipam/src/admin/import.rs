@@ -5,7 +5,7 @@ use crate::import::{self, Planned};
 use crate::lease::{Holder, Pod};
 use crate::plugin::Plugin;
 use crate::range::{Range, Spec};
-use crate::store::{Store, Want};
+use crate::store::{CoolDown, Store, Want};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use ipnetwork::IpNetwork;
@@ -256,7 +256,7 @@ fn give_back(store: &Store, done: &[&Planned], holder: &impl Fn(&Planned) -> Hol
             .owned(&holder.container, &holder.interface)
             .ok()
             .and_then(|mut all| all.pop());
-        match last.map(|last| store.release_owned(&last)) {
+        match last.map(|last| store.release(&last, CoolDown::NeverAnswered)) {
             Some(Ok(_)) => {}
             _ => left += 1,
         }

@@ -81,7 +81,7 @@ impl Release {
         let mut freed = Vec::new();
         let mut failed = Vec::new();
         for entry in &chosen {
-            match store.release_whole(entry) {
+            match store.release_entry(entry) {
                 Ok(()) => freed.push(entry.address),
                 Err(error) => failed.push(error.to_string()),
             }
@@ -110,7 +110,7 @@ impl Release {
     fn choose(&self, store: &Store) -> Result<Vec<Entry>> {
         let mut chosen = Vec::new();
         if let Some(address) = self.which.address {
-            chosen = store.seats_at(address)?;
+            chosen = store.entries_at(address)?;
             chosen.retain(|entry| entry.freed.is_none() && self.in_scope(entry));
             if chosen.len() > 1 {
                 let candidates: Vec<String> = chosen.iter().map(candidate).collect();
@@ -122,7 +122,7 @@ impl Release {
             }
             return Ok(chosen);
         }
-        store.seats(true, |entry| {
+        store.entries(true, |entry| {
             if entry.freed.is_none() && self.in_scope(&entry) && self.means(&entry) {
                 chosen.push(entry);
             }

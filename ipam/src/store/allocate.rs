@@ -1,7 +1,7 @@
 //! Which seat to take: the lowest that is free, and another one when somebody
 //! else was faster.
 
-use super::claim::{Intent, twin};
+use super::claim::{Intent, other_class};
 use super::dir::Dir;
 use super::hint::{self, Hints};
 use super::name::{self, Class};
@@ -117,13 +117,13 @@ impl Want<'_> {
         Class::of(self.range.subnet(), self.overlapping)
     }
 
-    fn twin(&self) -> Class {
+    fn other_class(&self) -> Class {
         Class::of(self.range.subnet(), !self.overlapping)
     }
 }
 
 /// A shard as it was found.
-struct Look {
+struct ShardRead {
     /// Its directory, if there is one yet.
     dir: Option<Rc<Dir>>,
     choice: Choice,
@@ -207,7 +207,7 @@ impl Store {
                 if full.get(order) == Some(&true) {
                     continue;
                 }
-                let Some(Look { choice, .. }) = search.look(number, self.cooldown)? else {
+                let Some(ShardRead { choice, .. }) = search.look(number, self.cooldown)? else {
                     continue;
                 };
                 if !choice.free.is_empty() || !choice.resting.is_empty() {
@@ -233,7 +233,7 @@ impl Store {
         let mut survey = Survey::default();
         let mut longest: Option<(u64, u128)> = None;
         for number in want.shards() {
-            let Some(Look { choice, .. }) = search.look(number, self.cooldown)? else {
+            let Some(ShardRead { choice, .. }) = search.look(number, self.cooldown)? else {
                 survey.unreadable += 1;
                 continue;
             };
@@ -293,7 +293,11 @@ impl Store {
         let Some(dir) = self.open_below(&["leases", space, &shard])? else {
             return Ok(None);
         };
-        for held in dir.names()?.iter().filter_map(|n| name::Seat::parse(n)) {
+        for held in dir
+            .names()?
+            .iter()
+            .filter_map(|n| name::LeaseName::parse(n))
+        {
             if held.address == address
                 && held.freed.is_none()
                 && let Some(Content::Lease(lease, _)) = read(&dir, &held.name())?
@@ -306,7 +310,7 @@ impl Store {
 }
 
 impl Rest {
-    fn note(&mut self, order: usize, number: u128, look: &Look, contended_since: i64) {
+    fn note(&mut self, order: usize, number: u128, look: &ShardRead, contended_since: i64) {
         if look.modified >= contended_since {
             self.contended.push((order, number));
         }
@@ -420,7 +424,7 @@ impl Search<'_> {
 
     /// A shard's directory and what may be done with its addresses; nothing when
     /// the shard cannot be looked at because somebody put something in its place.
-    fn look(&self, number: u128, cooldown: Duration) -> Result<Option<Look>, StoreError> {
+    fn look(&self, number: u128, cooldown: Duration) -> Result<Option<ShardRead>, StoreError> {
         let dir = match self.open_anew(number) {
             Ok(dir) => dir,
             Err(StoreError::Dir(error)) if is_foreign(error.source) => return Ok(None),
@@ -435,13 +439,13 @@ impl Search<'_> {
             .free
             .iter()
             .chain(&choice.resting)
-            .any(|c| c.twin.is_some())
+            .any(|c| c.other_class.is_some())
         {
             let mut conflict = |c: &Candidate| self.conflicts(*c, dir.as_deref());
             choice.free = without(choice.free, &mut conflict)?;
             choice.resting = without(choice.resting, &mut conflict)?;
         }
-        Ok(Some(Look {
+        Ok(Some(ShardRead {
             dir,
             choice,
             modified,
@@ -465,15 +469,20 @@ impl Search<'_> {
     }
 
     fn read(&self, number: u128, names: &[String]) -> Shard {
-        let (class, twin) = (self.want.class(), self.want.twin());
-        Shard::read(number << 8, class, twin, names.iter().map(String::as_str))
+        let (class, other_class) = (self.want.class(), self.want.other_class());
+        Shard::read(
+            number << 8,
+            class,
+            other_class,
+            names.iter().map(String::as_str),
+        )
     }
 
     fn conflicts(&self, candidate: Candidate, dir: Option<&Dir>) -> Result<bool, StoreError> {
-        match (candidate.twin, dir) {
+        match (candidate.other_class, dir) {
             (Some(generation), Some(dir)) => {
                 let lease = self.want.lease(candidate, false);
-                self.store.twin_conflicts(&lease, generation, dir)
+                self.store.other_class_conflicts(&lease, generation, dir)
             }
             _ => Ok(false),
         }
@@ -505,7 +514,7 @@ impl Search<'_> {
             }
         };
         let lease = self.want.lease(candidate, requested);
-        debug_assert_eq!(self.want.twin(), twin(&lease));
+        debug_assert_eq!(self.want.other_class(), other_class(&lease));
         let intent = match self.intent.take() {
             Some(intent) => {
                 self.store.intend_instead(&intent, &lease)?;
@@ -530,7 +539,7 @@ impl Search<'_> {
         let why = if self.collisions > MAX_COLLISIONS {
             format!("somebody else was faster {} times", self.collisions)
         } else {
-            format!("all {size} addresses between {first} and {last} are held")
+            format!("all {size} addresses between {first} and {last} are leased")
         };
         StoreError::Exhausted {
             range: self.want.range.subnet().to_string(),
@@ -545,7 +554,7 @@ impl Search<'_> {
         {
             // The error to report is the first one; what stays here is a record
             // without a seat, which DEL removes.
-            let _ = self.store.abandon(intent);
+            let _ = self.store.remove_intent(intent);
         }
         found
     }
@@ -557,7 +566,7 @@ fn without(
 ) -> Result<Vec<Candidate>, StoreError> {
     let mut left = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        if candidate.twin.is_none() || !conflicts(&candidate)? {
+        if candidate.other_class.is_none() || !conflicts(&candidate)? {
             left.push(candidate);
         }
     }

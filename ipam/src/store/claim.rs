@@ -1,7 +1,7 @@
 //! Taking one seat: steps 1 to 5 of ADD, as the module above tells them.
 
 use super::dir::{Dir, Meta, meta_of};
-use super::name::{self, Class, Seat};
+use super::name::{self, Class, LeaseName};
 use super::shard::Standing;
 use super::{Store, StoreError};
 use crate::lease::{self, Lease};
@@ -76,7 +76,7 @@ impl Store {
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        let seat_name = Seat::of(lease).name();
+        let seat_name = LeaseName::of(lease).name();
         let linked = match intent.dir.link(&intent.name, shard, &seat_name) {
             // The record is gone: a DEL was here.
             Err(error) if error.source == Errno::ENOENT => return Err(overtaken(lease)),
@@ -97,15 +97,15 @@ impl Store {
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        let seat = Seat::of(lease);
+        let seat = LeaseName::of(lease);
         let seat_name = seat.name();
-        let names = meta_of(&intent.file)
+        let links = meta_of(&intent.file)
             .map_err(intent.dir.failed("read", &intent.name))?
-            .names;
+            .links;
         // The count alone is not enough: NFS gives a file that this process has open
         // another name when it is removed ("silly rename"), and counts that one.
         let named = intent.dir.meta(&intent.name)?;
-        if names < 2 || !named.is_some_and(|there| there.same_file(&intent.meta)) {
+        if links < 2 || !named.is_some_and(|there| there.same_file(&intent.meta)) {
             self.withdraw(shard, &seat_name)?;
             return Err(overtaken(lease));
         }
@@ -116,7 +116,9 @@ impl Store {
         let address = lease.address.to_string();
         let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
         let standing = Standing::of(&seat, listing.iter().map(String::as_str));
-        if standing != Standing::Alone || self.taken_by_twin(&listing, &seat, lease, shard)? {
+        if standing != Standing::Alone
+            || self.taken_by_other_class(&listing, &seat, lease, shard)?
+        {
             self.withdraw(shard, &seat_name)?;
             return Ok(false);
         }
@@ -135,26 +137,26 @@ impl Store {
         Ok(())
     }
 
-    /// Gives up a record that holds no seat.
-    pub(super) fn abandon(&self, intent: Intent) -> Result<(), StoreError> {
+    /// Removes a record that has no address.
+    pub(super) fn remove_intent(&self, intent: Intent) -> Result<(), StoreError> {
         intent.dir.unlink_same(&intent.name, &intent.meta)?;
         Ok(())
     }
 
-    /// Whether a seat of the twin class at the same address is of the same range.
-    pub(super) fn taken_by_twin(
+    /// Whether a seat of the other class at the same address is of the same range.
+    pub(super) fn taken_by_other_class(
         &self,
         listing: &[String],
-        seat: &Seat,
+        seat: &LeaseName,
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        let twin = twin(lease);
-        for other in listing.iter().filter_map(|name| Seat::parse(name)) {
+        let other_class = other_class(lease);
+        for other in listing.iter().filter_map(|name| LeaseName::parse(name)) {
             if other.address == seat.address
-                && other.class == twin
+                && other.class == other_class
                 && other.freed.is_none()
-                && self.twin_conflicts(lease, other.generation, shard)?
+                && self.other_class_conflicts(lease, other.generation, shard)?
             {
                 return Ok(true);
             }
@@ -162,10 +164,10 @@ impl Store {
         Ok(false)
     }
 
-    /// Whether a held seat of the twin class counts for this lease's range. The
-    /// twin of a shared seat is named after the range; the other way round its
+    /// Whether a held seat of the other class counts for this lease's range. The
+    /// other class of a shared seat is named after the range; the other way round its
     /// record has to be read, and one that cannot be read counts.
-    pub(super) fn twin_conflicts(
+    pub(super) fn other_class_conflicts(
         &self,
         lease: &Lease,
         generation: u64,
@@ -174,13 +176,13 @@ impl Store {
         if lease.overlapping {
             return Ok(true);
         }
-        let twin = Seat {
+        let other_class = LeaseName {
             address: lease.address,
-            class: twin(lease),
+            class: other_class(lease),
             generation,
             freed: None,
         };
-        Ok(match super::owner::read(shard, &twin.name())? {
+        Ok(match super::owner::read(shard, &other_class.name())? {
             None => false,
             Some(super::owner::Content::Lease(other, _)) => other.range == lease.range,
             Some(_) => true,
@@ -188,9 +190,9 @@ impl Store {
     }
 
     /// Step 5: freed names that this claim has gone beyond.
-    fn tidy(&self, listing: &[String], seat: &Seat, shard: &Dir) {
+    fn tidy(&self, listing: &[String], seat: &LeaseName, shard: &Dir) {
         for name in listing {
-            if let Some(other) = Seat::parse(name)
+            if let Some(other) = LeaseName::parse(name)
                 && other.address == seat.address
                 && other.class == seat.class
                 && other.freed.is_some()
@@ -221,7 +223,7 @@ impl Store {
 }
 
 /// The class of seats that the same range may have in another configuration.
-pub(super) fn twin(lease: &Lease) -> Class {
+pub(super) fn other_class(lease: &Lease) -> Class {
     Class::of(lease.range, !lease.overlapping)
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Dir {
 pub(crate) struct Meta {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    pub(crate) names: u64,
+    pub(crate) links: u64,
     /// When its content was written, in Unix seconds of the file server.
     pub(crate) modified: i64,
     /// When its content or its names changed, likewise.
@@ -74,7 +74,7 @@ impl From<&FileStat> for Meta {
         Self {
             device: stat.st_dev.into(),
             inode: stat.st_ino.into(),
-            names: stat.st_nlink.into(),
+            links: stat.st_nlink.into(),
             modified: stat.st_mtime.into(),
             changed: stat.st_ctime.into(),
         }
@@ -127,11 +127,11 @@ impl Dir {
     }
 
     pub(crate) fn stat_self(&self) -> Result<FileStat, DirError> {
-        nix::sys::stat::fstat(&self.fd).map_err(self.failed("look at", ""))
+        nix::sys::stat::fstat(&self.fd).map_err(self.failed("read the attributes of", ""))
     }
 
     pub(crate) fn file_system(&self) -> Result<nix::sys::statfs::Statfs, DirError> {
-        nix::sys::statfs::fstatfs(&self.fd).map_err(self.failed("look at the file system of", ""))
+        nix::sys::statfs::fstatfs(&self.fd).map_err(self.failed("read the file system of", ""))
     }
 
     /// A directory in this one; `None` when there is no such name. One that is
@@ -143,7 +143,8 @@ impl Dir {
             Err(Errno::ENOENT) => return Ok(None),
             Err(source) => return Err(self.failed("open directory", name)(source)),
         };
-        let stat = nix::sys::stat::fstat(&fd).map_err(self.failed("look at", name))?;
+        let stat =
+            nix::sys::stat::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
         if stat.st_uid != self.owner {
             return Err(self.failed("trust the owner of directory", name)(
                 Errno::EPERM,
@@ -165,7 +166,8 @@ impl Dir {
                 return Ok(dir);
             }
             match nix::sys::stat::mkdirat(&self.fd, name, Mode::S_IRWXU) {
-                Ok(()) if durable => self.sync()?,
+                // Also one that another node has made just now, and may not have synced.
+                Ok(()) | Err(Errno::EEXIST) if durable => self.sync()?,
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(source) => return Err(self.failed("make directory", name)(source)),
             }
@@ -197,7 +199,8 @@ impl Dir {
             Err(Errno::ENXIO) => return Ok(Some(Found::Foreign("a socket or device"))),
             Err(source) => return Err(self.failed("open", name)(source)),
         };
-        let stat = nix::sys::stat::fstat(&fd).map_err(self.failed("look at", name))?;
+        let stat =
+            nix::sys::stat::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
         match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
             SFlag::S_IFREG => {}
             SFlag::S_IFDIR => return Ok(Some(Found::Foreign("a directory"))),
@@ -288,7 +291,7 @@ impl Dir {
         match nix::sys::stat::fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(Meta::from(&stat))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(source) => Err(self.failed("look at", name)(source)),
+            Err(source) => Err(self.failed("read the attributes of", name)(source)),
         }
     }
 
@@ -405,7 +408,8 @@ impl Dir {
             Err(Errno::ENOENT) => return Ok(None),
             Err(source) => return Err(self.failed("open", name)(source)),
         };
-        let stat = nix::sys::stat::fstat(&fd).map_err(self.failed("look at", name))?;
+        let stat =
+            nix::sys::stat::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
         let regular = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits();
         if !regular || stat.st_uid != self.owner {
             return Err(self.failed("trust", name)(Errno::EPERM));
@@ -459,10 +463,10 @@ mod tests {
         let Some(Found::File(content, meta)) = dir.read("a", 10).unwrap() else {
             panic!()
         };
-        assert_eq!((content.as_slice(), meta.names), (&b"one"[..], 1));
+        assert_eq!((content.as_slice(), meta.links), (&b"one"[..], 1));
         assert!(dir.link("a", &dir, "b").unwrap());
         assert!(!dir.link("a", &dir, "b").unwrap());
-        assert_eq!(dir.meta("b").unwrap().unwrap().names, 2);
+        assert_eq!(dir.meta("b").unwrap().unwrap().links, 2);
         assert!(dir.rename("b", "c").unwrap());
         assert!(!dir.rename("b", "c").unwrap());
         assert!(dir.unlink("c").unwrap());

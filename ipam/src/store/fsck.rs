@@ -13,7 +13,7 @@
 
 use super::dir::{Dir, Found, Meta, meta_of};
 use super::hint::random64;
-use super::name::{self, Seat};
+use super::name::{self, LeaseName};
 use super::owner::{Content, Owned};
 use super::release::now;
 use super::scan::{Entry, Finding, ShardListing};
@@ -132,51 +132,6 @@ impl Store {
         Ok(false)
     }
 
-    /// Frees a seat by itself; its owner's record, if any, stays.
-    ///
-    /// # Errors
-    /// When a call failed.
-    pub fn release_entry(&self, entry: &Entry) -> Result<(), StoreError> {
-        let Some(meta) = &entry.meta else {
-            return Ok(());
-        };
-        if let Ok(lease) = &entry.record {
-            self.release_seat(lease, meta)?;
-            return Ok(());
-        }
-        let name = entry.seat.name();
-        if entry
-            .dir
-            .meta(&name)?
-            .is_some_and(|there| there.same_file(meta))
-        {
-            entry.dir.rename(
-                &name,
-                &Seat {
-                    freed: Some(now()),
-                    ..entry.seat
-                }
-                .name(),
-            )?;
-            if self.durable() {
-                entry.dir.sync()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Frees a seat and, where it can go without a gap, its owner's record.
-    ///
-    /// # Errors
-    /// When a call failed.
-    pub fn release_whole(&self, entry: &Entry) -> Result<(), StoreError> {
-        self.release_entry(entry)?;
-        let (Ok(lease), Some(meta)) = (&entry.record, &entry.meta) else {
-            return Ok(());
-        };
-        self.drop_record(lease, meta)
-    }
-
     fn give_owner(&self, entry: &Entry, lease: &Lease) -> Result<(), StoreError> {
         let holder = &lease.holder;
         let node = name::node(&holder.node);
@@ -185,7 +140,7 @@ impl Store {
             .len();
         let (bucket, record) = name::owner(&holder.container, &holder.interface, count);
         let dir = self.make_below(&["owners", node, &bucket])?;
-        entry.dir.link(&entry.seat.name(), &dir, &record)?;
+        entry.dir.link(&entry.lease_name.name(), &dir, &record)?;
         Ok(())
     }
 
@@ -271,7 +226,7 @@ impl Fsck<'_> {
             Ok(lease) => lease,
             Err(why) => {
                 let mut what = format!("holds {}: {why}", entry.address);
-                let name = entry.seat.name();
+                let name = entry.lease_name.name();
                 let mut repaired = false;
                 if entry.meta.is_none() && entry.dir.meta(&name)?.is_some() {
                     match self.is_of_a_squashed_node(&entry.dir, &name)? {
@@ -287,7 +242,7 @@ impl Fsck<'_> {
                 return Ok(());
             }
         };
-        let standing = Standing::of(&entry.seat, names.iter().copied());
+        let standing = Standing::of(&entry.lease_name, names.iter().copied());
         if standing == Standing::Contested {
             if self.settled(entry.meta) {
                 // One of them was killed before it withdrew. Which, its names do
@@ -327,10 +282,10 @@ impl Fsck<'_> {
     fn is_of_a_squashed_node(&self, dir: &Dir, name: &str) -> Result<bool, StoreError> {
         Ok(match dir.read_of_anybody(name, lease::MAX_BYTES)? {
             Some(Found::File(bytes, meta)) => {
-                meta.names > 1 || Lease::decode(&bytes).is_ok() || !self.settled(Some(meta))
+                meta.links > 1 || Lease::decode(&bytes).is_ok() || !self.settled(Some(meta))
             }
             // No node writes so much, but none of ours made it.
-            Some(Found::TooLarge(meta)) => meta.names > 1,
+            Some(Found::TooLarge(meta)) => meta.links > 1,
             Some(Found::Foreign(_)) | None => false,
         })
     }
@@ -398,7 +353,7 @@ impl Fsck<'_> {
                 };
                 Some(format!("it is {what}{squashed}"))
             }
-            Content::Broken(why, meta) if meta.names < 2 && self.settled(Some(*meta)) => {
+            Content::Broken(why, meta) if meta.links < 2 && self.settled(Some(*meta)) => {
                 Some(format!("an ADD that was killed: {why}"))
             }
             Content::Lease(lease, meta) if self.settled(Some(*meta)) => {
@@ -428,12 +383,12 @@ impl Fsck<'_> {
         if !top || !unchanged {
             return Ok(false);
         }
-        self.store.remove_last(owned, meta)?;
+        self.store.remove_record(owned, meta)?;
         if let Content::Lease(lease, meta) = &owned.content
             && self.store.holds(lease, meta)?
             && let Some(shard) = self.store.shard_of(lease)?
         {
-            shard.link(&Seat::of(lease).name(), &owned.dir, &owned.name)?;
+            shard.link(&LeaseName::of(lease).name(), &owned.dir, &owned.name)?;
             return Ok(false);
         }
         Ok(true)
@@ -451,7 +406,7 @@ impl Fsck<'_> {
             };
             for entry in dir.names()? {
                 // Its other names are those of a lease and of its record.
-                if dir.meta(&entry)?.is_some_and(|meta| meta.names > 2) {
+                if dir.meta(&entry)?.is_some_and(|meta| meta.links > 2) {
                     continue;
                 }
                 let stale = match super::owner::read(&dir, &entry)? {

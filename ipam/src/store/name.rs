@@ -20,13 +20,13 @@ use std::fmt::Write;
 use std::hash::Hasher as _;
 use std::net::IpAddr;
 
-/// Whom a seat is unique among: all of a space, or one range in it.
+/// Whom a lease is unique among: all of a space, or one range in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Class(Option<u32>);
 
-/// A seat's name, read.
+/// The name of an address in the store, read: leased or released, for which time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct LeaseName {
     pub(crate) address: IpAddr,
     pub(crate) class: Class,
     pub(crate) generation: u64,
@@ -46,7 +46,7 @@ impl Class {
     }
 }
 
-impl Seat {
+impl LeaseName {
     pub(crate) fn of(lease: &Lease) -> Self {
         Self {
             address: lease.address,
@@ -222,10 +222,10 @@ mod tests {
     #[test]
     fn names_are_for_people() {
         let lease = crate::lease::tests::lease("10.0.3.5", "10.0.0.0/16");
-        let held = Seat::of(&lease);
+        let held = LeaseName::of(&lease);
         assert_eq!(held.name(), "10.0.3.5@1");
         assert_eq!(
-            Seat {
+            LeaseName {
                 freed: Some(7),
                 ..held
             }
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn the_hash_is_part_of_the_format() {
         assert_eq!(hash64("0123456789abcdef"), 0xe074_a3f0_c140_4cda);
-        let tagged = Seat::parse("10.0.3.5+0a0b0c0d@2").unwrap();
+        let tagged = LeaseName::parse("10.0.3.5+0a0b0c0d@2").unwrap();
         assert_ne!(tagged.class, Class::SHARED);
     }
 
@@ -276,7 +276,7 @@ mod tests {
             "",
             "@1",
         ] {
-            assert_eq!(Seat::parse(name), None, "{name}");
+            assert_eq!(LeaseName::parse(name), None, "{name}");
         }
         for name in [
             "10.0.3.1-24",
@@ -296,8 +296,8 @@ mod tests {
             freed in proptest::option::of(any::<u64>()), tag in proptest::option::of(any::<u32>()),
         ) {
             let address = from_bits(v4, if v4 { raw & 0xffff_ffff } else { raw | 1 << 127 });
-            let seat = Seat { address, class: Class(tag), generation, freed };
-            prop_assert_eq!(Seat::parse(&seat.name()), Some(seat));
+            let seat = LeaseName { address, class: Class(tag), generation, freed };
+            prop_assert_eq!(LeaseName::parse(&seat.name()), Some(seat));
             prop_assert!(is_seat_of(&address.to_string(), &seat.name()));
             let number = shard_number(bits(address));
             prop_assert_eq!(parse_shard(&shard(v4, number)), Some((v4, number)));
@@ -312,7 +312,7 @@ mod tests {
             ],
         ) {
             let _ = parse_shard(&name);
-            if let Some(seat) = Seat::parse(&name) {
+            if let Some(seat) = LeaseName::parse(&name) {
                 prop_assert_eq!(&seat.name(), &name, "a second spelling");
             }
         }

@@ -7,7 +7,7 @@
 use super::Store;
 use super::StoreError;
 use super::dir::{Dir, DirError, Found, Meta};
-use super::name::{self, Seat};
+use super::name::{self, LeaseName};
 use super::shard::Standing;
 use crate::lease::{self, Lease};
 use std::path::PathBuf;
@@ -120,7 +120,7 @@ impl Store {
     /// Where records of this machine's attachments may be: under its name, under
     /// previous ones, and where an import put those whose node it did not know.
     fn directories(&self) -> impl Iterator<Item = &str> {
-        self.names().chain(std::iter::once(name::IMPORTED))
+        self.node_names().chain(std::iter::once(name::IMPORTED))
     }
 
     /// The leases that an attachment holds.
@@ -151,7 +151,7 @@ impl Store {
         let Some(shard) = self.shard_of(lease)? else {
             return Ok(false);
         };
-        let seat = Seat::of(lease);
+        let seat = LeaseName::of(lease);
         if !shard
             .meta(&seat.name())?
             .is_some_and(|there| there.same_file(meta))
@@ -165,7 +165,7 @@ impl Store {
             let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
             let standing = Standing::of(&seat, listing.iter().map(String::as_str));
             if standing != Standing::Contested
-                && !self.taken_by_twin(&listing, &seat, lease, &shard)?
+                && !self.taken_by_other_class(&listing, &seat, lease, &shard)?
             {
                 return Ok(true);
             }
@@ -176,17 +176,6 @@ impl Store {
             shard.sync()?;
         }
         Ok(false)
-    }
-
-    /// Frees the address of a record, but leaves the record.
-    ///
-    /// # Errors
-    /// When a call failed.
-    pub fn vacate(&self, owned: &Owned) -> Result<(), StoreError> {
-        if let Content::Lease(lease, meta) = &owned.content {
-            self.release_seat(lease, meta)?;
-        }
-        Ok(())
     }
 
     /// Whether a record is still where it was found.
@@ -228,7 +217,7 @@ impl Store {
         let Some(shard) = self.shard_of(lease)? else {
             return Ok(false);
         };
-        let seat = shard.meta(&Seat::of(lease).name())?;
+        let seat = shard.meta(&LeaseName::of(lease).name())?;
         Ok(seat.is_some_and(|seat| seat.same_file(meta)))
     }
 

@@ -2,7 +2,6 @@
 
 use super::allocate::Want;
 use super::dir::Meta;
-use super::name;
 use super::owner::{Content, read};
 use super::{Store, StoreError};
 use crate::lease::Lease;
@@ -73,27 +72,12 @@ impl Store {
         }))
     }
 
-    /// Ends a previous lease: frees its address and its owner's record.
+    /// Releases a previous lease and removes its owner's record.
     ///
     /// # Errors
     /// When a call failed; the lease may still be there then.
-    pub fn end(&self, previous: &PreviousLease) -> Result<(), StoreError> {
-        self.release_seat(&previous.lease, &previous.meta)?;
-        self.drop_record(&previous.lease, &previous.meta)
-    }
-
-    /// Removes the record of a lease that was ended by somebody else than its owner.
-    pub(super) fn drop_record(&self, lease: &Lease, meta: &Meta) -> Result<(), StoreError> {
-        let holder = &lease.holder;
-        let records = self.owned_at(
-            name::node(&holder.node),
-            &holder.container,
-            &holder.interface,
-        )?;
-        if let Some(owned) = records.iter().find(|owned| owned.is_file(meta)) {
-            self.remove_last(owned, meta)?;
-        }
-        Ok(())
+    pub fn release_previous(&self, previous: &PreviousLease) -> Result<(), StoreError> {
+        self.release_lease(&previous.lease, &previous.meta)
     }
 
     fn netns_of(&self, lease: &Lease) -> Netns {

@@ -207,7 +207,7 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
     let Some(file) = dir.create("a", b"probe\n", false)? else {
         return Ok(Some("a new directory has files"));
     };
-    let meta = meta_of(&file).map_err(dir.failed("look at", "a"))?;
+    let meta = meta_of(&file).map_err(dir.failed("read the attributes of", "a"))?;
     match dir.stat_self() {
         Ok(stat) if Some(stat.st_uid) != owner_of(&file) => {
             return Ok(Some(
@@ -225,7 +225,7 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
         Ok(false) => return Ok(Some("a fresh name is taken")),
         Err(_) => return Ok(Some("it has no hard links")),
     }
-    if meta_of(&file).map_or(0, |meta| meta.names) != 2 {
+    if meta_of(&file).map_or(0, |meta| meta.links) != 2 {
         return Ok(Some("it does not count a file's names"));
     }
     if dir.link("a", dir, "b")? {

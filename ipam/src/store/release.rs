@@ -1,8 +1,11 @@
-//! Freeing: DEL's steps, as the module above tells them.
+//! Releasing: DEL's steps, as the module above tells them. An address is released
+//! (`release_address`), a record is removed (`remove_record`), or both (`release`,
+//! `release_entry`).
 
-use super::dir::Meta;
-use super::name::{self, Seat};
+use super::dir::{Dir, Meta};
+use super::name::{self, LeaseName};
 use super::owner::{Content, Owned};
+use super::scan::Entry;
 use super::{Store, StoreError, hint};
 use crate::lease::Lease;
 use crate::range::bits;
@@ -15,8 +18,17 @@ fn is_of_another_network(owned: &Owned, network: &str) -> bool {
     holder.is_some_and(|holder| !holder.boot.is_empty() && holder.network != network)
 }
 
+/// Whether a released address cools down before it is leased again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CoolDown {
+    /// From now on.
+    FromNow,
+    /// No ADD answered with it, so that nobody can send to it.
+    NeverAnswered,
+}
+
 impl Store {
-    /// Frees every address of an attachment. What is gone already is no error.
+    /// Releases every address of an attachment. What is gone already is no error.
     /// Answers what was freed, and what was found that is no record.
     ///
     /// # Errors
@@ -33,7 +45,7 @@ impl Store {
             if is_of_another_network(owned, network) {
                 continue;
             }
-            match self.release_owned(owned) {
+            match self.release(owned, CoolDown::FromNow) {
                 Ok(true) => freed.extend(owned.lease().cloned()),
                 Ok(false) => {
                     strange.extend(owned.fault().map(|why| format!("{}: {why}", owned.name)))
@@ -44,55 +56,85 @@ impl Store {
         first_error.map_or(Ok((freed, strange)), Err)
     }
 
-    /// Frees one record's address and removes the record. False when it held
-    /// none, or is nothing to be believed.
+    /// Releases one record's address and removes the record. False when it had none, or is
+    /// nothing to be believed.
     ///
     /// # Errors
     /// When a call failed; the record is still there then.
-    pub fn release_owned(&self, owned: &Owned) -> Result<bool, StoreError> {
+    pub fn release(&self, owned: &Owned, cool_down: CoolDown) -> Result<bool, StoreError> {
         match &owned.content {
             Content::Lease(lease, meta) => {
-                let held = self.release_seat(lease, meta)?;
-                Ok(self.remove_released(owned, lease, meta)? || held)
+                let had = self.release_address(lease, meta, cool_down)?;
+                Ok(self.remove_released(owned, lease, meta)? || had)
             }
-            // Killed between create and write: no seat was ever taken by it.
-            Content::Broken(_, meta) if meta.names < 2 => {
-                self.remove_last(owned, meta)?;
+            // Killed between create and write: no address was ever taken by it.
+            Content::Broken(_, meta) if meta.links < 2 => {
+                self.remove_record(owned, meta)?;
                 Ok(false)
             }
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
-            // its seat by other means.
+            // its address by other means.
             Content::Broken(..) | Content::Foreign(_) => Ok(false),
         }
     }
 
-    /// Removes the record of a seat that was freed or was not there; whether an ADD that
-    /// slept had linked it since, and it was freed now: that ADD read the record before
-    /// it was removed, so it did not withdraw.
+    /// Removes the record of an address that was released or was not taken; whether an ADD
+    /// that slept had linked it since, and it was released now: that ADD read the record
+    /// before it was removed, so it did not withdraw.
     pub(super) fn remove_released(
         &self,
         owned: &Owned,
         lease: &Lease,
         meta: &Meta,
     ) -> Result<bool, StoreError> {
-        self.remove_last(owned, meta)?;
+        self.remove_record(owned, meta)?;
         match self.holds(lease, meta)? {
-            true => self.release_seat(lease, meta),
+            true => self.release_address(lease, meta, CoolDown::FromNow),
             false => Ok(false),
         }
     }
 
+    /// Releases an address found by its name in a shard and, where it can go without a gap,
+    /// its owner's record.
+    ///
+    /// # Errors
+    /// When a call failed.
+    pub fn release_entry(&self, entry: &Entry) -> Result<(), StoreError> {
+        let Some(meta) = &entry.meta else {
+            return Ok(());
+        };
+        match &entry.record {
+            Ok(lease) => self.release_lease(lease, meta),
+            Err(_) => self
+                .rename_released(&entry.dir, entry.lease_name, meta, CoolDown::FromNow)
+                .map(drop),
+        }
+    }
+
+    /// Releases the address of a lease that somebody else than its owner ends, and removes
+    /// the owner's record.
+    pub(super) fn release_lease(&self, lease: &Lease, meta: &Meta) -> Result<(), StoreError> {
+        self.release_address(lease, meta, CoolDown::FromNow)?;
+        let holder = &lease.holder;
+        let node = name::node(&holder.node);
+        let records = self.owned_at(node, &holder.container, &holder.interface)?;
+        match records.iter().find(|owned| owned.is_file(meta)) {
+            Some(owned) => self.remove_record(owned, meta),
+            None => Ok(()),
+        }
+    }
+
     /// This machine's names in this boot.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn node_names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.node.name)
             .chain(&self.previous_names)
             .map(String::as_str)
     }
 
     /// Removes a record, unless the owner has a higher one: that one could not be
-    /// freed just now, and the numbering that leads to it must have no gap. What
-    /// stays is a record without seat; the next DEL removes both.
-    pub(super) fn remove_last(&self, owned: &Owned, meta: &Meta) -> Result<(), StoreError> {
+    /// released just now, and the numbering that leads to it must have no gap. What
+    /// stays is a record without address; the next DEL removes both.
+    pub(super) fn remove_record(&self, owned: &Owned, meta: &Meta) -> Result<(), StoreError> {
         if let Some(next) = name::next_owned(&owned.name)
             && owned.dir.meta(&next)?.is_some()
         {
@@ -105,50 +147,54 @@ impl Store {
         Ok(())
     }
 
-    /// Frees the seat of a record, if it holds it, and the pod's hint. The address rests
-    /// from now.
-    pub(super) fn release_seat(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
-        self.release_seat_at(lease, meta, now())
-    }
-
-    /// The same for an address that was never answered, so that nobody can send to it:
-    /// it does not rest.
-    pub(super) fn release_unanswered(&self, owned: &Owned) -> Result<(), StoreError> {
-        if let Content::Lease(lease, meta) = &owned.content {
-            self.release_seat_at(lease, meta, 0)?;
-        }
-        self.release_owned(owned)?;
-        Ok(())
-    }
-
-    fn release_seat_at(&self, lease: &Lease, meta: &Meta, at: u64) -> Result<bool, StoreError> {
-        let mut held = false;
-        if let Some(shard) = self.shard_of(lease)? {
-            let seat = Seat::of(lease);
-            let name = seat.name();
-            if shard
-                .meta(&name)?
-                .is_some_and(|there| there.same_file(meta))
-            {
-                let freed = Seat {
-                    freed: Some(at),
-                    ..seat
-                };
-                held = shard.rename(&name, &freed.name())?;
-                // Or a loss of power might take back this, but not the next step.
-                if self.durable() {
-                    shard.sync()?;
-                }
-            }
-        }
-        // Even when it was not held: a DEL killed half-way may have left this out.
+    /// Releases the address of a record, if it has it, and the pod's hint.
+    pub(super) fn release_address(
+        &self,
+        lease: &Lease,
+        meta: &Meta,
+        cool_down: CoolDown,
+    ) -> Result<bool, StoreError> {
+        let had = match self.shard_of(lease)? {
+            Some(shard) => self.rename_released(&shard, LeaseName::of(lease), meta, cool_down)?,
+            None => false,
+        };
+        // Even when it had none: a DEL killed half-way may have left this out.
         self.announce(lease);
         if let Some((bucket, entry)) = name::pod_of(lease)
             && let Some(pods) = self.open_below(&["pods", &bucket])?
         {
             pods.unlink_same(&entry, meta)?;
         }
-        Ok(held)
+        Ok(had)
+    }
+
+    /// Gives a leased address the name of a released one, if it is this file's.
+    fn rename_released(
+        &self,
+        shard: &Dir,
+        leased: LeaseName,
+        meta: &Meta,
+        cool_down: CoolDown,
+    ) -> Result<bool, StoreError> {
+        let name = leased.name();
+        let there = shard.meta(&name)?;
+        if !there.is_some_and(|there| there.same_file(meta)) {
+            return Ok(false);
+        }
+        let freed = match cool_down {
+            CoolDown::FromNow => now(),
+            CoolDown::NeverAnswered => 0,
+        };
+        let released = LeaseName {
+            freed: Some(freed),
+            ..leased
+        };
+        let renamed = shard.rename(&name, &released.name())?;
+        // Or a loss of power might take back this, but not the next step.
+        if self.durable() {
+            shard.sync()?;
+        }
+        Ok(renamed)
     }
 
     fn announce(&self, lease: &Lease) {

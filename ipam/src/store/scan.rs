@@ -1,7 +1,7 @@
 //! Going through a whole store: for listings, reclaim and fsck; never for ADD or DEL.
 
 use super::dir::{Dir, Meta};
-use super::name::{self, Class, Seat};
+use super::name::{self, Class, LeaseName};
 use super::owner::{Content, Owned, read};
 use super::{Store, StoreError};
 use crate::lease::Lease;
@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// A held or freed seat.
+/// An address that was ever leased, by its name in the store.
 #[derive(Debug)]
 pub struct Entry {
     /// `network_name` of its space.
@@ -26,7 +26,7 @@ pub struct Entry {
     /// The record (of the last holder, when freed), or what is wrong with it.
     pub record: Result<Lease, String>,
     pub(super) dir: Rc<Dir>,
-    pub(super) seat: Seat,
+    pub(super) lease_name: LeaseName,
     pub(super) meta: Option<Meta>,
 }
 
@@ -35,13 +35,13 @@ impl Entry {
     /// there may be other ranges, unless leases of the range are unique in it alone.
     #[must_use]
     pub fn may_be_of(&self, range: IpNetwork, overlapping: bool) -> bool {
-        self.seat.class == Class::of(range, overlapping) && range.contains(self.address)
+        self.lease_name.class == Class::of(range, overlapping) && range.contains(self.address)
     }
 
     /// The range that its record names, if it can be read.
     #[must_use]
     pub fn range(&self) -> Option<IpNetwork> {
-        let (record, _) = record(&self.dir, &self.seat.name(), &self.seat).ok()?;
+        let (record, _) = record(&self.dir, &self.lease_name.name(), &self.lease_name).ok()?;
         record.ok().map(|lease| lease.range)
     }
 }
@@ -76,11 +76,16 @@ pub(super) struct ShardListing {
     pub(super) network_name: Option<String>,
     pub(super) dir: Rc<Dir>,
     /// Those that are of an address of the shard, sorted.
-    pub(super) seats: Vec<(String, Seat)>,
+    pub(super) seats: Vec<(String, LeaseName)>,
 }
 
 impl ShardListing {
-    pub(super) fn entry(&self, name: &str, seat: Seat, records: bool) -> Result<Entry, StoreError> {
+    pub(super) fn entry(
+        &self,
+        name: &str,
+        seat: LeaseName,
+        records: bool,
+    ) -> Result<Entry, StoreError> {
         let (record, meta) = match records {
             true => record(&self.dir, name, &seat)?,
             false => (Err(String::new()), None),
@@ -93,7 +98,7 @@ impl ShardListing {
             path: self.dir.path().join(name),
             record,
             dir: Rc::clone(&self.dir),
-            seat,
+            lease_name: seat,
             meta,
         })
     }
@@ -105,7 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// When a directory of the store cannot be read.
-    pub fn seats(
+    pub fn entries(
         &self,
         records: bool,
         mut each: impl FnMut(Entry) -> Result<(), StoreError>,
@@ -122,7 +127,7 @@ impl Store {
     ///
     /// # Errors
     /// When a directory of the store cannot be read.
-    pub fn seats_at(&self, address: IpAddr) -> Result<Vec<Entry>, StoreError> {
+    pub fn entries_at(&self, address: IpAddr) -> Result<Vec<Entry>, StoreError> {
         let mut entries = Vec::new();
         let Some(leases) = self.open_below(&["leases"])? else {
             return Ok(entries);
@@ -144,7 +149,7 @@ impl Store {
             let names = sorted(dir.names_that(|name| name::is_seat_of(&text, name))?);
             let seats = names
                 .into_iter()
-                .filter_map(|name| Some((Seat::parse(&name)?, name)))
+                .filter_map(|name| Some((LeaseName::parse(&name)?, name)))
                 .map(|(seat, name)| (name, seat))
                 .collect();
             let listing = ShardListing {
@@ -188,7 +193,7 @@ impl Store {
                 };
                 let mut seats = Vec::new();
                 for name in sorted(names) {
-                    match Seat::parse(&name).filter(|seat| belongs(seat, v4, number)) {
+                    match LeaseName::parse(&name).filter(|seat| belongs(seat, v4, number)) {
                         Some(seat) => seats.push((name, seat)),
                         None => {
                             let what = "not an address of this shard";
@@ -307,14 +312,14 @@ fn index(name: &str) -> Option<usize> {
     parts.next().is_none().then(|| index.parse().ok())?
 }
 
-fn belongs(seat: &Seat, v4: bool, number: u128) -> bool {
+fn belongs(seat: &LeaseName, v4: bool, number: u128) -> bool {
     let bits = crate::range::bits(seat.address);
     seat.address.is_ipv4() == v4 && name::shard_number(bits) == number
 }
 
 type Read = (Result<Lease, String>, Option<Meta>);
 
-fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Read, StoreError> {
+fn record(dir: &Dir, name: &str, seat: &LeaseName) -> Result<Read, StoreError> {
     let content = match read(dir, name) {
         Ok(content) => content,
         Err(error) => return Ok((Err(error.to_string()), None)),
@@ -324,9 +329,9 @@ fn record(dir: &Dir, name: &str, seat: &Seat) -> Result<Read, StoreError> {
         Some(Content::Foreign(what)) => (Err(format!("it is {what}")), None),
         Some(Content::Broken(why, meta)) => (Err(why), Some(meta)),
         Some(Content::Lease(lease, meta)) => {
-            let same = Seat {
+            let same = LeaseName {
                 freed: seat.freed,
-                ..Seat::of(&lease)
+                ..LeaseName::of(&lease)
             } == *seat;
             let record = if same {
                 Ok(*lease)

@@ -4,7 +4,7 @@
 //! Pure. A listing may be old; it only proposes. Taking an address is decided
 //! by [`super::claim`].
 
-use super::name::{Class, Seat};
+use super::name::{Class, LeaseName};
 use crate::range::{Span, bits};
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ struct State {
     held: bool,
     /// When it was freed last.
     freed: u64,
-    /// The generation of a held seat of the twin class.
-    twin: Option<u64>,
+    /// The generation of a held seat of the other class.
+    other_class: Option<u64>,
 }
 
 /// An address that may be taken, and as which generation.
@@ -32,9 +32,9 @@ struct State {
 pub(crate) struct Candidate {
     pub(crate) address: u128,
     pub(crate) generation: u64,
-    /// The generation of a held seat of the twin class. It counts as taken when
+    /// The generation of a held seat of the other class. It counts as taken when
     /// that one is of the same range.
-    pub(crate) twin: Option<u64>,
+    pub(crate) other_class: Option<u64>,
 }
 
 /// The addresses of a shard that may be taken.
@@ -50,24 +50,24 @@ pub(crate) struct Choice {
 
 impl Shard {
     /// Reads a listing of the shard that begins at `first`, for seats of
-    /// `class`, with a look at those of its `twin`.
+    /// `class`, with a look at those of its `other_class`.
     pub(crate) fn read<'n>(
         first: u128,
         class: Class,
-        twin: Class,
+        other_class: Class,
         names: impl Iterator<Item = &'n str>,
     ) -> Self {
         let mut shard = Self {
             first,
             seats: Box::new([State::default(); 256]),
         };
-        for seat in names.filter_map(Seat::parse) {
+        for seat in names.filter_map(LeaseName::parse) {
             let Some(state) = shard.state(bits(seat.address)) else {
                 continue;
             };
             if seat.class != class {
-                if seat.class == twin && seat.freed.is_none() {
-                    state.twin = state.twin.max(Some(seat.generation));
+                if seat.class == other_class && seat.freed.is_none() {
+                    state.other_class = state.other_class.max(Some(seat.generation));
                 }
                 continue;
             }
@@ -107,7 +107,7 @@ impl Shard {
             let candidate = Candidate {
                 address,
                 generation,
-                twin: state.twin,
+                other_class: state.other_class,
             };
             // Freed in the future: by a node whose clock is ahead. It rests, too; once
             // nothing else is free, it is given like any that rests.
@@ -136,7 +136,7 @@ impl Shard {
         Some(Candidate {
             address,
             generation,
-            twin: state.twin,
+            other_class: state.other_class,
         })
     }
 }
@@ -155,9 +155,9 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    pub(crate) fn of<'n>(seat: &Seat, names: impl Iterator<Item = &'n str>) -> Self {
+    pub(crate) fn of<'n>(seat: &LeaseName, names: impl Iterator<Item = &'n str>) -> Self {
         let mut standing = Self::Alone;
-        for other in names.filter_map(Seat::parse) {
+        for other in names.filter_map(LeaseName::parse) {
             if other.address != seat.address || other.class != seat.class || other == *seat {
                 continue;
             }
@@ -243,11 +243,11 @@ mod tests {
             "10.0.0.3@1",
             "10.0.0.4+00000002@1",
         ];
-        let twin = Seat::parse(names[0]).unwrap().class;
-        let shard = Shard::read(FIRST, Class::SHARED, twin, names.into_iter());
+        let other_class = LeaseName::parse(names[0]).unwrap().class;
+        let shard = Shard::read(FIRST, Class::SHARED, other_class, names.into_iter());
         let free = shard.choose(&ALL, 0, Duration::ZERO).free;
         assert_eq!(
-            free.iter().map(|c| c.twin).collect::<Vec<_>>(),
+            free.iter().map(|c| c.other_class).collect::<Vec<_>>(),
             [Some(4), None, None, None, None]
         );
         assert_eq!(free[0].generation, 1);
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_claim_stands_unless_somebody_else_has_or_had_the_address() {
-        let seat = Seat::parse("10.0.0.1@3").unwrap();
+        let seat = LeaseName::parse("10.0.0.1@3").unwrap();
         let standing = |names: &[&str]| Standing::of(&seat, names.iter().copied());
         assert_eq!(standing(&["10.0.0.1@3"]), Standing::Alone);
         let others = [

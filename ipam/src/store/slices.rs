@@ -336,7 +336,7 @@ fn taken(names: &[Number]) -> BTreeSet<u128> {
 /// The lowest number that is a node's file.
 fn number_of(dir: &Dir, names: &[Number], file: &Meta) -> Result<Option<u128>, StoreError> {
     // A file with one name is no slice's.
-    if file.names < 2 {
+    if file.links < 2 {
         return Ok(None);
     }
     let mut found = None;

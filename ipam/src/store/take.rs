@@ -5,7 +5,8 @@
 //! leads to its seat wherever the call dies, so the owner's DEL finds them all.
 
 use super::allocate::{Survey, Want};
-use super::owner::Owned;
+use super::owner::{Content, Owned};
+use super::release::CoolDown;
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
 use crate::range::Range;
@@ -127,7 +128,7 @@ impl Store {
                 }
                 Err(error) => {
                     for of in attached.values() {
-                        self.take_back(of);
+                        self.release_taken(of);
                     }
                     let part = Some(number);
                     return Err(Refused { part, error });
@@ -244,7 +245,10 @@ impl Store {
         if wanted && self.is_held(&owned)? {
             return Ok(Some(lease.clone()));
         }
-        self.vacate(&owned)?;
+        // The record stays for the next address.
+        if let Content::Lease(lease, meta) = &owned.content {
+            self.release_address(lease, meta, CoolDown::FromNow)?;
+        }
         Ok(None)
     }
 
@@ -257,7 +261,7 @@ impl Store {
                 || want.range.window_contains(previous.lease().address))
         {
             let address = previous.lease().address;
-            self.end(&previous)?;
+            self.release_previous(&previous)?;
             match self.allocate_this(want, address) {
                 Err(StoreError::Held { .. }) => {}
                 other => return other,
@@ -267,12 +271,12 @@ impl Store {
     }
 
     /// Gives back what an order that failed has taken.
-    fn take_back(&self, of: &Attached) {
+    fn release_taken(&self, of: &Attached) {
         // The first error is the one to report. What cannot be given back now leads
         // the runtime's DEL to it.
         if let Ok(there) = self.owned_here(&of.holder.container, &of.holder.interface) {
             for owned in there.iter().skip(of.kept).rev() {
-                let _ = self.release_unanswered(owned);
+                let _ = self.release(owned, CoolDown::NeverAnswered);
             }
         }
     }
@@ -288,7 +292,7 @@ fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, Store
             left.push(owned);
             continue;
         }
-        store.release_owned(&owned)?;
+        store.release(&owned, CoolDown::FromNow)?;
         if store.still_there(&owned)? {
             return Err(StoreError::Foreign {
                 path: owned.path(),

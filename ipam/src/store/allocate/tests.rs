@@ -3,6 +3,7 @@
 use super::*;
 use crate::lease;
 use crate::range::Spec;
+use crate::store::CoolDown;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, Profile, Store as StorePolicy};
 use std::collections::HashSet;
@@ -204,7 +205,7 @@ fn a_claim_by_an_old_listing_is_withdrawn() {
     let candidate = Candidate {
         address: bits("10.0.0.9".parse().unwrap()),
         generation: 1,
-        twin: None,
+        other_class: None,
     };
     let wakes = |expected: bool| {
         let mut search = search(&store, &want);
@@ -247,7 +248,7 @@ fn a_holder_by_a_low_number_keeps_the_address() {
     let lease = store.allocate_this(&want(&holders[0]), address).unwrap();
     assert_eq!(lease.generation, 1);
     let shard = store.shard_of(&lease).unwrap().unwrap();
-    let freed = name::Seat::parse("10.0.0.9~7.1").unwrap();
+    let freed = name::LeaseName::parse("10.0.0.9~7.1").unwrap();
     shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
 
     let refused = store.allocate_this(&want(&holders[1]), address);
@@ -261,7 +262,7 @@ fn a_holder_by_a_low_number_keeps_the_address() {
     let candidate = Candidate {
         address: bits(address),
         generation: 8,
-        twin: None,
+        other_class: None,
     };
     let number = name::shard_number(candidate.address);
     assert!(
@@ -293,13 +294,13 @@ fn contested(place: &Path) -> (Store, [Lease; 2]) {
         let candidate = Candidate {
             address: bits("10.0.0.9".parse().unwrap()),
             generation,
-            twin: None,
+            other_class: None,
         };
         let lease = want(&range, &holder).lease(candidate, false);
         store.intend(&lease, 0).unwrap();
         let (bucket, record) = name::owner(container, "net1", 0);
         let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
-        let seat = name::Seat::of(&lease).name();
+        let seat = name::LeaseName::of(&lease).name();
         assert!(owners.link(&record, &shard, &seat).unwrap());
         lease
     });
@@ -363,7 +364,7 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
         let candidate = Candidate {
             address: bits(address),
             generation: 1,
-            twin: None,
+            other_class: None,
         };
         let lease = second.lease(candidate, false);
         store.intend(&lease, 0).unwrap();
@@ -372,7 +373,7 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
         let shard = store.shard_of(&lease).unwrap().unwrap();
         assert!(
             owners
-                .link(&record, &shard, &name::Seat::of(&lease).name())
+                .link(&record, &shard, &name::LeaseName::of(&lease).name())
                 .unwrap()
         );
         let owned = store.owned("killed", "net1").unwrap();
@@ -418,7 +419,7 @@ fn fsck_removes_no_record_whose_add_went_on() {
     let candidate = Candidate {
         address: bits("10.0.0.1".parse().unwrap()),
         generation: 1,
-        twin: None,
+        other_class: None,
     };
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
@@ -431,7 +432,7 @@ fn fsck_removes_no_record_whose_add_went_on() {
     let told = store.fsck(true, Duration::ZERO).unwrap();
     assert_eq!((told.sound, told.findings.len()), (1, 0));
     // Without its place in the shard for longer, the record goes and nothing else.
-    let (seat, aside) = (name::Seat::of(&lease).name(), "10.0.0.2@1");
+    let (seat, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
     assert!(shard.rename(&seat, aside).unwrap());
     let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
     assert_eq!(told.repaired(), 0, "{told:?}");
@@ -452,7 +453,7 @@ fn a_del_that_overtakes_an_add_wins() {
     let candidate = Candidate {
         address: bits("10.0.0.1".parse().unwrap()),
         generation: 1,
-        twin: None,
+        other_class: None,
     };
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
@@ -479,7 +480,7 @@ fn a_del_that_overtakes_an_add_wins_where_the_removed_record_keeps_a_name() {
     let candidate = Candidate {
         address: bits("10.0.0.1".parse().unwrap()),
         generation: 1,
-        twin: None,
+        other_class: None,
     };
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
@@ -509,7 +510,7 @@ fn a_del_frees_what_an_add_linked_while_it_slept() {
     let candidate = Candidate {
         address: bits("10.0.0.1".parse().unwrap()),
         generation: 1,
-        twin: None,
+        other_class: None,
     };
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
@@ -520,7 +521,12 @@ fn a_del_frees_what_an_add_linked_while_it_slept() {
     let Content::Lease(read, meta) = &asleep.content else {
         panic!("{asleep:?}")
     };
-    assert!(!store.release_seat(read, meta).unwrap(), "not linked yet");
+    assert!(
+        !store
+            .release_address(read, meta, CoolDown::FromNow)
+            .unwrap(),
+        "not linked yet"
+    );
     assert!(store.claim(&intent, &lease, &shard).unwrap());
     assert!(store.remove_released(&asleep, read, meta).unwrap());
     let names = shard.names().unwrap();
@@ -577,7 +583,7 @@ fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
     let asleep = store.owned("one", "net1").unwrap().remove(0);
     store.give_back("one", "net1", "rail0").unwrap();
     store.allocate_this(&want(&two), address).unwrap();
-    store.release_owned(&asleep).unwrap();
+    store.release(&asleep, CoolDown::FromNow).unwrap();
     assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
 }
 
