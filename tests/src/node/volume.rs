@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::kubelet::{Pod, Volume};
 
@@ -40,8 +40,18 @@ pub(super) fn make(pod: &Pod, volume: &Volume, pods: &Path) -> Result<PathBuf> {
             true
         }
         "Directory" => path.is_dir(),
+        // An empty file where there is nothing, in a directory that has to be there.
+        "FileOrCreate" => {
+            let file = fs::OpenOptions::new().append(true).create(true).open(&path);
+            file.with_context(|| format!("create {}", path.display()))?;
+            path.is_file()
+        }
         "File" => path.is_file(),
-        _ => path.exists(),
+        "" => path.exists(),
+        _ => bail!(
+            "volume {}: hostPath type {kind} is not known here",
+            volume.name
+        ),
     };
     ensure!(
         right,
@@ -72,5 +82,12 @@ mod tests {
         assert!(make("a", "DirectoryOrCreate").unwrap().is_dir());
         assert!(make("a", "Directory").is_ok());
         assert!(make("a", "File").is_err());
+        assert!(make("a", "FileOrCreate").is_err());
+        assert!(make("b/c", "FileOrCreate").is_err());
+        let file = make("b", "FileOrCreate").unwrap();
+        std::fs::write(&file, "kept").unwrap();
+        make("b", "FileOrCreate").unwrap();
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "kept");
+        assert!(make("b", "Socket").is_err());
     }
 }
