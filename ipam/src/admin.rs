@@ -71,7 +71,7 @@ enum Command {
     Reclaim(reclaim::Reclaim),
     /// Free leases by hand
     Release(release::Release),
-    /// ShardRead for what should not be in the store
+    /// Check the store, and repair what can be
     Fsck(fsck::Fsck),
     /// Take over the leases of another IPAM plugin
     Import(import::Import),

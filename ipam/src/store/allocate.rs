@@ -48,7 +48,7 @@ pub struct Survey {
 /// More collisions than this mean that something is wrong with the store.
 const MAX_COLLISIONS: usize = 10_000;
 
-/// Before a range is called exhausted it is looked at once more after each of
+/// Before a range is called exhausted it is read once more after each of
 /// these, in milliseconds: a contender on a busy node takes so long to withdraw.
 const BEFORE_EXHAUSTED: [u64; 3] = [5, 25, 125];
 /// A shard in which no name changed for so long, in seconds, has no contender.
@@ -158,7 +158,7 @@ impl Store {
     /// Leases the lowest free address of a range.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`] after a look at every shard, or what failed.
+    /// [`StoreError::Exhausted`] after every shard was read, or what failed.
     /// Nothing is leased then, but an error of a system call may leave a record
     /// that leads the owner's DEL to what was begun.
     pub fn allocate(&self, want: &Want<'_>) -> Result<Lease, StoreError> {
@@ -194,7 +194,7 @@ impl Store {
     /// Whether [`Store::allocate`] would find an address now.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`], or what kept it from being looked for.
+    /// [`StoreError::Exhausted`], or what kept it from being read.
     pub fn has_room(&self, want: &Want<'_>) -> Result<(), StoreError> {
         let search = Search {
             store: self,
@@ -207,7 +207,8 @@ impl Store {
                 if full.get(order) == Some(&true) {
                     continue;
                 }
-                let Some(ShardRead { choice, .. }) = search.look(number, self.cooldown)? else {
+                let Some(ShardRead { choice, .. }) = search.read_shard(number, self.cooldown)?
+                else {
                     continue;
                 };
                 if !choice.free.is_empty() || !choice.resting.is_empty() {
@@ -233,7 +234,7 @@ impl Store {
         let mut survey = Survey::default();
         let mut longest: Option<(u64, u128)> = None;
         for number in want.shards() {
-            let Some(ShardRead { choice, .. }) = search.look(number, self.cooldown)? else {
+            let Some(ShardRead { choice, .. }) = search.read_shard(number, self.cooldown)? else {
                 survey.unreadable += 1;
                 continue;
             };
@@ -310,12 +311,12 @@ impl Store {
 }
 
 impl Rest {
-    fn note(&mut self, order: usize, number: u128, look: &ShardRead, contended_since: i64) {
-        if look.modified >= contended_since {
+    fn note(&mut self, order: usize, number: u128, read: &ShardRead, contended_since: i64) {
+        if read.modified >= contended_since {
             self.contended.push((order, number));
         }
-        let since = look.choice.rested_at.unwrap_or(0);
-        if let Some(candidate) = look.choice.resting.first()
+        let since = read.choice.rested_at.unwrap_or(0);
+        if let Some(candidate) = read.choice.resting.first()
             && self.oldest.is_none_or(|(than, ..)| since < than)
         {
             self.oldest = Some((since, number, *candidate));
@@ -386,15 +387,15 @@ impl Search<'_> {
         for (order, number) in shards {
             loop {
                 let stamp = hints.stamp(number);
-                let Some(look) = self.look(number, self.store.cooldown)? else {
+                let Some(read) = self.read_shard(number, self.store.cooldown)? else {
                     break;
                 };
-                let Some(candidate) = self.pick(&look.choice.free) else {
-                    hints.mark_full(order, stamp, look.choice.rested_at);
-                    rest.note(order, number, &look, contended_since);
+                let Some(candidate) = self.pick(&read.choice.free) else {
+                    hints.mark_full(order, stamp, read.choice.rested_at);
+                    rest.note(order, number, &read, contended_since);
                     break;
                 };
-                if let Some(lease) = self.take(look.dir, number, candidate, false)? {
+                if let Some(lease) = self.take(read.dir, number, candidate, false)? {
                     return Ok(Swept::Taken(Box::new(lease)));
                 }
             }
@@ -423,8 +424,12 @@ impl Search<'_> {
     }
 
     /// A shard's directory and what may be done with its addresses; nothing when
-    /// the shard cannot be looked at because somebody put something in its place.
-    fn look(&self, number: u128, cooldown: Duration) -> Result<Option<ShardRead>, StoreError> {
+    /// the shard cannot be read because somebody put something in its place.
+    fn read_shard(
+        &self,
+        number: u128,
+        cooldown: Duration,
+    ) -> Result<Option<ShardRead>, StoreError> {
         let dir = match self.open_anew(number) {
             Ok(dir) => dir,
             Err(StoreError::Dir(error)) if is_foreign(error.source) => return Ok(None),
