@@ -101,7 +101,7 @@ fn show_and_release_of_an_address_read_its_place_alone() -> Result<()> {
 fn fsck_makes_as_many_system_calls_for_each_lease_of_many_as_of_few() -> Result<()> {
     let store = LeaseStore::new("30s")?;
     store.add_node("n1")?;
-    let mut fsck = || -> Result<(usize, usize)> {
+    let fsck = || -> Result<(usize, usize)> {
         let log = tempfile::NamedTempFile::new()?;
         let mut wrapper = record(log.path()).into_iter();
         let mut command = Command::new(wrapper.next().context("no tracer")?);
