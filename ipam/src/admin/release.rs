@@ -122,7 +122,7 @@ impl Release {
             }
             return Ok(chosen);
         }
-        store.entries(true, |entry| {
+        store.seats(true, |entry| {
             if entry.freed.is_none() && self.in_scope(&entry) && self.means(&entry) {
                 chosen.push(entry);
             }
