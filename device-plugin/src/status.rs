@@ -319,7 +319,7 @@ fn leases_of(
         return Ok((Vec::new(), Vec::new()));
     };
     let (mut leases, mut complaints) = (Vec::new(), Vec::new());
-    let findings = open.entries(true, |entry| {
+    let findings = open.seats(true, |entry| {
         match entry.record {
             _ if entry.freed.is_some() => {}
             Ok(lease) if own(&lease) => leases.push(lease),

@@ -7,6 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
 use hca::MacAddress;
+use node::pattern::Pattern;
 use node::policy::{Allow, Selector};
 use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
@@ -84,7 +85,7 @@ fn only_what_is_allowed(config: &Config) {
         unallocated: true,
         passthru: true,
         netdevs: Some(vec![Selector {
-            if_names: vec!["allowed".into()],
+            if_names: Pattern::parse("allowed").into_iter().collect(),
             ..Selector::default()
         }]),
         ..Allow::default()
