@@ -6,8 +6,7 @@
 
 mod misspelt;
 
-use cni_wire::Error;
-use cni_wire::{Code, KNOWN_ARGS, Request, Section};
+use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 

@@ -8,11 +8,11 @@
 //! as UCX look there and know no rules. Default routes do not get into the main table of a pod
 //! that has one: the pod's way out and its DNS stay where they are. Pure.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
 
 use attachment::netdev::replay;
-use cni_wire::Error;
-use cni_wire::{Code, Section};
+use cni_wire::{Code, Error, Section};
+use fnv::FnvHasher;
 use netlink::route;
 use netlink_packet_route::{
     AddressFamily,
@@ -141,12 +141,12 @@ impl Rails {
             }
             return Ok(table);
         }
-        // FNV-1a: the same name has the same table in every pod.
-        let hash = ifname.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-        });
+        // The same name has the same table in every pod.
+        let mut hasher = FnvHasher::default();
+        hasher.write(ifname.as_bytes());
+        let first = u32::try_from(hasher.finish() % u64::from(TABLES)).unwrap_or_default();
         let free = (0..TABLES)
-            .map(|step| FIRST_TABLE + hash.wrapping_add(step) % TABLES)
+            .map(|step| FIRST_TABLE + (first + step) % TABLES)
             .find(|table| !used.contains(table));
         free.ok_or_else(|| Error::new(Code::Internal, "the pod has no routing table left"))
     }

@@ -3,17 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use attachment::{
     listing::{self, Attachment},
     node::{Node, Places},
 };
 use hca::UnitId;
-use ipam::lease::Lease;
+use ipam::{lease::Lease, plugin::Plugin};
 use kubelet_api::client::{Devices, Held};
-use node::policy::PolicyError;
+use node::policy::{Policy, PolicyError};
 use serde::Serialize;
 use serde_json::{Value, json};
+
+/// How long a store may take.
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What each of the four said.
 #[derive(Debug)]
@@ -283,22 +289,33 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
         .map_err(|error| error.to_string());
     // By the node's name, or by an attachment: the name may not be known here.
     let name = node.policy.values.node_name(node_name.as_deref());
-    let mut leases = Ok(Vec::new());
+    let attached: Vec<String> = attachments
+        .iter()
+        .flatten()
+        .map(|one| one.container.clone())
+        .collect();
+    let (mut found, mut failed) = (None, Vec::new());
     for store in node.policy.values.stores.keys() {
-        let own = |lease: &Lease| {
-            let container = &lease.holder.container;
-            let attached = attachments.iter().flatten();
-            lease.holder.node == name || attached.into_iter().any(|a| a.container == *container)
+        let (name, attached) = (name.clone(), attached.clone());
+        let own = move |lease: &Lease| {
+            lease.holder.node == name || attached.contains(&lease.holder.container)
         };
-        match (leases_of(&node, store, own), &mut leases) {
-            (Ok((found, complaints)), Ok(all)) => {
-                all.extend(found);
+        match leases_in_time(&node.policy.values, &places, store, own) {
+            Ok((leases, complaints)) => {
+                found.get_or_insert_with(Vec::new).extend(leases);
                 notes.extend(complaints);
             }
-            (Err(error), Ok(_)) => leases = Err(error),
-            (_, Err(_)) => {}
+            Err(error) => failed.push(format!("leases of store {store:?}: {error}")),
         }
     }
+    let leases = match found {
+        Some(leases) => {
+            notes.extend(failed);
+            Ok(leases)
+        }
+        None if failed.is_empty() => Ok(Vec::new()),
+        None => Err(failed.join("; ")),
+    };
     Files {
         attachments,
         leases,
@@ -306,20 +323,47 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
     }
 }
 
-fn leases_of(
-    node: &Node,
+/// Leases, and what is to be said of those that cannot be read.
+type Leases = (Vec<Lease>, Vec<String>);
+
+/// The leases of one store, read by a thread of its own: on a mount whose server does not answer it
+/// stays, until this process ends.
+fn leases_in_time(
+    policy: &Policy,
+    places: &Places,
     store: &str,
-    own: impl Fn(&Lease) -> bool,
-) -> Result<(Vec<Lease>, Vec<String>), String> {
-    let Some(open) = node
-        .ipam
+    own: impl Fn(&Lease) -> bool + Send + 'static,
+) -> Result<Leases, String> {
+    let (sender, receiver) = channel();
+    let (policy, places, name) = (policy.clone(), places.clone(), store.to_owned());
+    let read = move || {
+        let ipam = Plugin::new(policy, &places.root, places.node.as_deref());
+        // Nobody waits for it any more.
+        let _ = sender.send(leases_of(&ipam, &name, own));
+    };
+    thread::Builder::new()
+        .name("leases".into())
+        .spawn(read)
+        .map_err(|error| format!("start a thread: {error}"))?;
+    match receiver.recv_timeout(STORE_TIMEOUT) {
+        Ok(leases) => leases,
+        Err(RecvTimeoutError::Timeout) => Err(format!(
+            "no answer within {} s; look whether its share is mounted and its server is there",
+            STORE_TIMEOUT.as_secs()
+        )),
+        Err(RecvTimeoutError::Disconnected) => Err("reading them panicked".into()),
+    }
+}
+
+fn leases_of(ipam: &Plugin, store: &str, own: impl Fn(&Lease) -> bool) -> Result<Leases, String> {
+    let Some(open) = ipam
         .open_existing(store)
         .map_err(|error| error.to_string())?
     else {
         return Ok((Vec::new(), Vec::new()));
     };
     let (mut leases, mut complaints) = (Vec::new(), Vec::new());
-    let findings = open.seats(true, |entry| {
+    let findings = open.entries(true, |entry| {
         match entry.record {
             _ if entry.freed.is_some() => {}
             Ok(lease) if own(&lease) => leases.push(lease),

@@ -125,7 +125,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     }
     let mut swept_whole = true;
     if !run.before.swept && !store.is_shared() {
-        let of_sweep = store.seats(true, |entry| {
+        let of_sweep = store.entries(true, |entry| {
             run.seat(&entry);
             Ok(())
         })?;

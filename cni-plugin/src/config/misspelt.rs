@@ -1,7 +1,6 @@
 //! Keys of a network that are none of ours and resemble one.
 
-use cni_wire::Error;
-use cni_wire::{Code, Section};
+use cni_wire::{Code, Error, Section};
 use node::spelling;
 
 /// The keys that are read here, and those that every plugin has.

@@ -1,7 +1,8 @@
 //! Multicast netlink: what the kernel tells everybody who listens.
 //!
-//! Messages are only looked at as far as it takes to know whether they matter. A socket that was
-//! overrun has lost some, which is a reason to look like any other.
+//! Messages are only read as far as it takes to know whether they matter. A socket that was overrun
+//! has lost some, which is a reason to scan like any other; rtnetlink would not say so, and has
+//! neither uevents nor RDMA netlink.
 
 use std::io;
 use std::time::Duration;

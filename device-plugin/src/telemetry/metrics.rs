@@ -324,7 +324,7 @@ fn of_daemon(report: &Report) -> Vec<Family> {
         ),
         counter(
             "reclaim_failures",
-            "Attachments of dead pods that could not be undone",
+            "Attachments of dead pods that could not be undone, and parts of a round that failed or are late",
             plain(number(report.reclaim.failures)),
         ),
     ]

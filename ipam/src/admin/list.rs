@@ -55,7 +55,7 @@ impl List {
 
     fn leases(&self, store: &Store) -> Result<Vec<Lease>> {
         let mut leases = Vec::new();
-        let findings = store.seats(true, |entry| {
+        let findings = store.entries(true, |entry| {
             match entry.record {
                 _ if entry.freed.is_some() => {}
                 Ok(lease) => leases.push(lease),

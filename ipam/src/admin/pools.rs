@@ -153,7 +153,7 @@ impl Pools {
 fn count(store: &Store, pools: &[Pool], cooldown: u128) -> Result<Vec<Counts>> {
     let now = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
     let mut counts: Vec<Counts> = pools.iter().map(|_| Counts::default()).collect();
-    store.seats(false, |entry| {
+    store.entries(false, |entry| {
         let is_of = |pool: &Pool| {
             pool.network_name == entry.network_name && entry.may_be_of(pool.range, pool.overlapping)
         };

@@ -122,7 +122,7 @@ impl Release {
             }
             return Ok(chosen);
         }
-        store.seats(true, |entry| {
+        store.entries(true, |entry| {
             if entry.freed.is_none() && self.in_scope(&entry) && self.means(&entry) {
                 chosen.push(entry);
             }

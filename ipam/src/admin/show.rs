@@ -22,7 +22,7 @@ impl Show {
         if let (Some(store), Some(address)) = (&store, address) {
             found = store.entries_at(address)?.iter().map(describe).collect();
         } else if let Some(store) = store {
-            store.seats(true, |entry| {
+            store.entries(true, |entry| {
                 if entry.record.as_ref().is_ok_and(|lease| self.means(lease)) {
                     found.push(describe(&entry));
                 }

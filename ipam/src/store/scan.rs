@@ -110,7 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// When a directory of the store cannot be read.
-    pub fn seats(
+    pub fn entries(
         &self,
         records: bool,
         mut each: impl FnMut(Entry) -> Result<(), StoreError>,

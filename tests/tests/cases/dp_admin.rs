@@ -311,7 +311,7 @@ fn dead_pods(hung: Option<&Path>) -> Result<()> {
         fs::write(&path, record.to_string())?;
     }
     let policy = host.directory().join("policy.json");
-    let status = || -> Result<Value> {
+    let status_by = |policy: &Path| -> Result<Value> {
         let mut command = host.netns.command(product("rdma-device-plugin")?);
         command.args([
             "status",
@@ -320,8 +320,9 @@ fn dead_pods(hung: Option<&Path>) -> Result<()> {
             "127.0.0.1:1",
             "--policy",
         ]);
-        document(&command.arg(&policy).output()?)
+        document(&command.arg(policy).output()?)
     };
+    let status = || status_by(&policy);
     let told = status()?;
     let all = told["attachments"].as_array().context("no attachments")?;
     assert_eq!(all.len(), 2, "{told}");
@@ -355,6 +356,17 @@ fn dead_pods(hung: Option<&Path>) -> Result<()> {
     }
     let policy_of_daemon = host.directory().join("policy-of-daemon.json");
     fs::write(&policy_of_daemon, of_daemon.to_string())?;
+    if hung.is_some() {
+        let told = status_by(&policy_of_daemon)?.to_string();
+        assert!(
+            told.contains("10.9.0.11"),
+            "leases of the other store: {told}"
+        );
+        assert!(
+            told.contains("leases of store \\\"a-share\\\": no answer within"),
+            "{told}"
+        );
+    }
     let mut daemon = host.netns.command(product("rdma-device-plugin")?);
     daemon
         .args(["run", "--reclaim-interval", "1", "--config-file"])
