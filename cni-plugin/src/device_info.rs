@@ -26,7 +26,7 @@ const MAX: u64 = 1 << 16;
 
 /// What there is to tell.
 #[derive(Clone, Debug, Default)]
-pub struct Report<'a> {
+pub(crate) struct Report<'a> {
     /// PCI address of the function, of the parent's for a child; none leaves the device plugin's.
     pub pci: Option<&'a str>,
     /// Its RDMA devices.
@@ -39,7 +39,7 @@ pub struct Report<'a> {
 ///
 /// # Errors
 /// Why it is not written, in words.
-pub fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
+pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
     let path = Path::new(named);
     let directory = path.parent().and_then(Path::to_str).unwrap_or_default();
     let known = directory
@@ -66,7 +66,7 @@ pub fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, Str
 ///
 /// # Errors
 /// What the kernel said.
-pub fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
+pub(crate) fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
     let known = read(file);
     let named = known
         .get("pci")

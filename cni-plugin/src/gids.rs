@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A RoCE v2 GID of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ready {
+pub(crate) struct Ready {
     /// The port whose table has it.
     pub port: PortId,
     /// The address it was made of.
@@ -30,7 +30,7 @@ pub struct Ready {
 
 impl Ready {
     /// For reports.
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({"device": self.port.device, "port": self.port.port,
                "address": self.address, "gidIndex": self.index})
     }
@@ -39,7 +39,7 @@ impl Ready {
 /// Waits for the GIDs of the addresses of interface `ifname`, in the tables of these ports.
 ///
 /// Those that do not come are named in the log, with what is known of the table.
-pub fn await_ready(
+pub(crate) fn await_ready(
     host: &Host,
     ports: &[PortId],
     addresses: &[IpAddr],

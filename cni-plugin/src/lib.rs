@@ -3,14 +3,14 @@
 //! In the order a request takes:
 //! - [`command`]: the commands of the specification, each from request to answer;
 //! - [`config`]: what the configuration says;
-//! - [`recover`]: returning the NIC of a dead pod that the request means;
+//! - `recover`: returning the NIC of a dead pod that the request means;
 //! - [`resolve`]: which links and RDMA devices the request comes to;
 //! - [`authorize`]: whether policy and kubelet allow that, with [`allocation`], the kubelet's word;
-//! - [`plan`], [`interface_config`], [`rails`]: what is to be done, as plain data;
+//! - [`plan`], [`interface_config`], `rails`: what is to be done, as plain data;
 //! - [`apply`]: making the interface;
-//! - [`rdma`]: RDMA devices that move with it;
-//! - [`report`], [`gids`], [`device_info`]: what programs and Multus are told;
-//! - [`error`]: what a call fails with, and its code;
+//! - `rdma`: RDMA devices that move with it;
+//! - `report`, `gids`, `device_info`: what programs and Multus are told;
+//! - `error`: what a call fails with, and its code;
 //! - [`admin`]: the administrator's command line.
 //!
 //! The node, the journal, IPAM and undoing are those of [`attachment`]; what reaches the kernel is
@@ -22,13 +22,13 @@ pub mod apply;
 pub mod authorize;
 pub mod command;
 pub mod config;
-pub mod device_info;
-pub mod error;
-pub mod gids;
+mod device_info;
+mod error;
+mod gids;
 pub mod interface_config;
 pub mod plan;
-pub mod rails;
-pub mod rdma;
-pub mod recover;
-pub mod report;
+mod rails;
+mod rdma;
+mod recover;
+mod report;
 pub mod resolve;

@@ -54,7 +54,7 @@ impl RdmaRequirement {
 ///
 /// # Errors
 /// Code 50: the mode does not allow what is asked for; code 7: the netdev has no RDMA device.
-pub fn moves(
+pub(crate) fn moves(
     wish: RdmaRequirement,
     attach: Attach,
     mode: Option<NetnsMode>,
@@ -99,7 +99,7 @@ pub fn moves(
 ///
 /// # Errors
 /// Code 50.
-pub fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
+pub(crate) fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
     let found = match mode {
         Some(NetnsMode::Exclusive) => return Ok(()),
         Some(NetnsMode::Shared) => "the node's RDMA subsystem is in shared mode",
@@ -120,7 +120,11 @@ pub fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
 ///
 /// # Errors
 /// Code 7: one serves another netdev, too, which would lose it; code 5: sysfs cannot be read.
-pub fn of_netdev(host: &Host, link: &Link, ports: &[PortId]) -> Result<BTreeSet<String>, Error> {
+pub(crate) fn of_netdev(
+    host: &Host,
+    link: &Link,
+    ports: &[PortId],
+) -> Result<BTreeSet<String>, Error> {
     let looked = |e: hca::Error| Error::new(Code::Io, e.to_string());
     let mut names: BTreeSet<String> = ports.iter().map(|port| port.device.clone()).collect();
     let hca = link
@@ -157,7 +161,7 @@ pub fn of_netdev(host: &Host, link: &Link, ports: &[PortId]) -> Result<BTreeSet<
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace, or would not keep its character device.
-pub fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
+pub(crate) fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
     let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
@@ -191,7 +195,7 @@ pub fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>
 /// # Errors
 /// Code 11: one would get another character device than the container was promised; code 100:
 /// the kernel's refusal. What was moved by then is named in the journal.
-pub fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
+pub(crate) fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
     if devices.is_empty() {
         return Ok(());
     }
@@ -274,7 +278,7 @@ fn keeps_its_number(device: &str, node: &str, all: &[(String, CharDevice)]) -> R
 ///
 /// # Errors
 /// Code 104 naming the one it has not.
-pub fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
+pub(crate) fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
     if devices.is_empty() {
         return Ok(());
     }

@@ -28,9 +28,9 @@ use crate::{config::Target, error::Error, resolve};
 
 /// A NIC that is this request's until the lock is dropped.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub(crate) struct Recovered {
     /// Nobody else moves it meanwhile; none where the request means no NIC that is there.
-    pub lock: Option<Lock>,
+    pub _lock: Option<Lock>,
     /// The name it is to have on the host, where another netdev has it at present.
     pub true_name: Option<Name>,
 }
@@ -40,7 +40,11 @@ pub struct Recovered {
 /// # Errors
 /// Code 11 when a pod that is there has it, it has not arrived yet, or another attachment holds its
 /// lock too long.
-pub fn recover(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Recovered, Error> {
+pub(crate) fn recover(
+    node: &mut Node,
+    target: &Target,
+    port: Option<u32>,
+) -> Result<Recovered, Error> {
     if find(node, target, port)?.is_none() {
         return_orphan(node, target)?;
     }
@@ -155,7 +159,7 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
         node.journal.release(identity)?;
     }
     Ok(Recovered {
-        lock: Some(lock),
+        _lock: Some(lock),
         true_name,
     })
 }

@@ -17,7 +17,7 @@ use crate::{
 
 /// What is known of an attachment once it is made.
 #[derive(Debug)]
-pub struct Reported<'a> {
+pub(crate) struct Reported<'a> {
     /// The RDMA ports its traffic goes through.
     pub ports: &'a [PortId],
     /// Its addresses.
@@ -30,7 +30,7 @@ pub struct Reported<'a> {
 
 /// The PCI function of an interface or of the netdev below it: that of the allocation, whose
 /// netdev may stand on another bus (virtio), else that of the netdev.
-pub fn function(link: &Link, config: &Config) -> Option<String> {
+pub(crate) fn function(link: &Link, config: &Config) -> Option<String> {
     let allocated = config.allocation.as_ref().and_then(|a| a.unit.hca());
     match allocated {
         Some(HcaId::Pci(address)) => Some(address.to_string()),
@@ -43,7 +43,7 @@ pub fn function(link: &Link, config: &Config) -> Option<String> {
 ///
 /// # Errors
 /// Code 100: the pod's namespace cannot be looked into. What cannot be written is a warning.
-pub fn tell(
+pub(crate) fn tell(
     node: &Node,
     pod: &Namespace,
     id: &AttachmentId,
