@@ -402,8 +402,8 @@ mod tests {
             (Attach::Ipvlan, config(), link(1), Some("dhcp"), "dhcp"),
             (Attach::Ipoib, config(), link(32), Some("dhcp"), "dhcp"),
             (Attach::Ipvlan, with_mac.clone(), link(1), None, "mac"),
-            (Attach::Move, with_mac, link(32), None, "mac"),
-            (Attach::Macvlan, passthru, link(1), None, "passthru"),
+            (Attach::Move, with_mac.clone(), link(32), None, "mac"),
+            (Attach::Macvlan, passthru.clone(), link(1), None, "passthru"),
             (Attach::Macvlan, mtu(1501), link(1), None, "mtu"),
             (Attach::Move, mtu(9001), link(1), None, "mtu"),
             (Attach::Macvlan, pkey, link(1), None, "pkey"),
@@ -418,6 +418,127 @@ mod tests {
         }
         fits(Attach::Macvlan, &mtu(1500), &link(1), Some("dhcp")).unwrap();
         fits(Attach::Move, &mtu(9000), &link(1), None).unwrap();
+        fits(Attach::Macvlan, &with_mac, &link(1), None).unwrap();
+        fits(Attach::Move, &with_mac, &link(1), None).unwrap();
+        fits(Attach::Ipoib, &config(), &link(32), None).unwrap();
+        let passthru = Config {
+            mac: None,
+            ..passthru
+        };
+        fits(Attach::Macvlan, &passthru, &link(1), None).unwrap();
+    }
+
+    #[test]
+    fn rdma_only_has_no_interface_to_describe() {
+        keys_of_rdma_only(&config()).unwrap();
+        let text = || Some("word".to_owned());
+        for (key, config) in [
+            (
+                "master",
+                Config {
+                    master: text(),
+                    ..config()
+                },
+            ),
+            (
+                "mode",
+                Config {
+                    mode: text(),
+                    ..config()
+                },
+            ),
+            (
+                "linkInContainer",
+                Config {
+                    link_in_container: true,
+                    ..config()
+                },
+            ),
+            (
+                "mtu",
+                Config {
+                    mtu: Some(1500),
+                    ..config()
+                },
+            ),
+            (
+                "pkey",
+                Config {
+                    pkey: Some(1),
+                    ..config()
+                },
+            ),
+            (
+                "bcqueuelen",
+                Config {
+                    broadcast_queue: Some(1),
+                    ..config()
+                },
+            ),
+        ] {
+            let error = keys_of_rdma_only(&config).unwrap_err();
+            assert!(error.msg.starts_with(key), "{key}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_ipoib_child_has_its_parents_partition_and_mode_unless_the_network_says() {
+        let mut below = link(32);
+        below.data = Some(InfoData::Ipoib(vec![
+            InfoIpoib::Pkey(0x8002),
+            InfoIpoib::Mode(IpoibMode::Connected),
+        ]));
+        let parent = Parent::OfHost(HostLink {
+            link: below,
+            ..HostLink::default()
+        });
+        let random: MacAddress = "02:00:00:00:00:01".parse().unwrap();
+        let made = |config: &Config| {
+            let source = child(config, ChildKind::Ipoib, &parent, random.clone()).unwrap();
+            match source {
+                Source::Child {
+                    child: Child::Ipoib { pkey, mode, .. },
+                    mac: None,
+                    ..
+                } => (pkey, mode),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(made(&config()), (0x8002, IpoibMode::Connected));
+        // Without the bit of a full member, as people write it.
+        let own = Config {
+            pkey: Some(0x0001),
+            mode: Some("datagram".into()),
+            ..config()
+        };
+        assert_eq!(made(&own), (0x8001, IpoibMode::Datagram));
+    }
+
+    #[test]
+    fn the_journal_is_given_what_is_made_or_moved() {
+        let parent = Parent::OfHost(HostLink {
+            link: link(1),
+            ..HostLink::default()
+        });
+        let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
+        let made = child(&config(), ChildKind::Macvlan, &parent, mac.clone()).unwrap();
+        assert_eq!(made.link().name, *"eth1");
+        assert!(made.snapshot().is_none());
+        let recorded = made.recorded_child().unwrap();
+        assert_eq!((&*recorded.kind, &*recorded.master), ("macvlan", "eth1"));
+        assert_eq!(recorded.mac, Some(mac.to_string()));
+        let nic = HostLink {
+            link: link(1),
+            ..HostLink::default()
+        };
+        let snapshot = Snapshot {
+            name: "eth1".into(),
+            ..Snapshot::default()
+        };
+        let moved = netdev(&config(), &nic, snapshot);
+        assert_eq!(moved.link().name, *"eth1");
+        assert_eq!(moved.snapshot().unwrap().name, *"eth1");
+        assert!(moved.recorded_child().is_none());
     }
 
     #[test]
