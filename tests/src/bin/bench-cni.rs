@@ -133,7 +133,7 @@ impl Ground {
             "stateDir": directory.join("state"),
             "stores": {"default": {"type": "file", "directory": directory.join("leases")}},
             "ipam": {"cooldown": "0s"},
-            "allow": {"nonRdma": true, "ipam": ["rdma-ipam", "host-local"]},
+            "allow": {"nonRdma": true, "virtual": true, "unallocated": true, "ipam": ["rdma-ipam", "host-local"]},
         });
         let path = directory.join("policy.json");
         fs::write(&path, policy.to_string())?;
