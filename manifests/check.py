@@ -216,6 +216,8 @@ def accepted_network(document, scratch):
         yield f"{what}: the network in it is called {config.get('name')}"
     policy = scratch / "node" / "policy.json"
     policy.parent.mkdir(exist_ok=True)
+    # A store that a policy names has to be there.
+    (scratch / "leases").mkdir(exist_ok=True)
     policy.write_text(json.dumps({
         "stateDir": f"{scratch}/state", "node": "node-1",
         "stores": {"default": {"type": "file", "directory": f"{scratch}/leases"}}}))
