@@ -207,3 +207,61 @@ impl Drop for Passing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("record");
+        assert_eq!(read(&path, 4).unwrap(), None);
+        fs::write(&path, "four").unwrap();
+        assert_eq!(read(&path, 4).unwrap().unwrap(), b"four");
+        let error = read(&path, 3).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_a_regular_file_is_opened() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("target"), "kept").unwrap();
+        symlink(place.path().join("target"), place.path().join("link")).unwrap();
+        fs::create_dir(place.path().join("directory")).unwrap();
+        for name in ["link", "directory"] {
+            let path = place.path().join(name);
+            let error = open_to_lock(&path).unwrap_err();
+            assert!(matches!(error, Error::NotRegular { .. }), "{name}: {error}");
+        }
+        assert_eq!(fs::read(place.path().join("target")).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn what_a_killed_call_left_goes_and_what_a_call_holds_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("new");
+        remove_left(&path).unwrap();
+        let held = Passing::lock(&path, Duration::ZERO).unwrap();
+        remove_left(&path).unwrap();
+        assert!(path.exists(), "a call holds it");
+        drop(held);
+        fs::write(&path, "left").unwrap();
+        remove_left(&path).unwrap();
+        assert!(!path.exists());
+        symlink("/nowhere", &path).unwrap();
+        remove_left(&path).unwrap();
+        assert!(path.symlink_metadata().is_err(), "a link is no lock");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_named_after_the_time_limit() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("lock");
+        let _held = Passing::lock(&path, Duration::ZERO).unwrap();
+        let error = Passing::lock(&path, Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(error, Error::Locked { .. }), "{error}");
+    }
+}
