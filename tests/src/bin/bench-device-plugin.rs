@@ -85,7 +85,11 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
     let machine = Machine::with_hcas(hcas)?;
     let kubelet = machine.kubelet()?;
     let started = Instant::now();
-    let file = machine.directory().join("config");
+    // In a directory of its own, as a ConfigMap is: whatever happens beside it is an event, and
+    // those of the configuration's directory are gathered for a while.
+    let directory = machine.directory().join("config");
+    fs::create_dir(&directory)?;
+    let file = directory.join("config.yaml");
     fs::write(&file, config(slots))?;
     let root = machine.settings().root;
     let daemon = machine.daemon_on(&file, &["--kubelet-root-dir".as_ref(), root.as_os_str()])?;
