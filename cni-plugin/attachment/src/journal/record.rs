@@ -185,4 +185,28 @@ mod tests {
         assert!(text.contains(r#""/opt/cni/bin",[47,255]"#), "{text}");
         assert_eq!(serde_json::from_str::<Ipam>(&text).unwrap(), ipam);
     }
+
+    #[test]
+    fn an_attachment_is_known_by_network_container_and_interface() {
+        let record: Record = serde_json::from_value(serde_json::json!({
+            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
+            "pod": "ml/a", "created": 1, "boot": "b",
+            "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
+        }))
+        .unwrap();
+        let id = |container: &str, ifname: &str| AttachmentId {
+            container_id: cni_wire::ContainerId::parse(container).unwrap(),
+            ifname: cni_wire::IfName::parse(ifname).unwrap(),
+        };
+        assert!(record.belongs_to("rail0", &id("c1", "net1")));
+        assert!(!record.belongs_to("rail1", &id("c1", "net1")));
+        assert!(!record.belongs_to("rail0", &id("c2", "net1")));
+        assert!(!record.belongs_to("rail0", &id("c1", "net2")));
+        assert_eq!(record.owner(), "pod ml/a (net1 of container c1)");
+        let nameless = Record {
+            pod: None,
+            ..record
+        };
+        assert_eq!(nameless.owner(), "net1 of container c1");
+    }
 }
