@@ -6,7 +6,7 @@ mod reclaim;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use attachment::{
     journal::{Key, Record},
     listing,
@@ -72,8 +72,9 @@ pub fn run(places: &Places) -> ExitCode {
 }
 
 fn open(places: &Places) -> Result<Node> {
-    let node =
-        Node::open_for_release(places, "administrator".into()).context("look at this node")?;
+    let node = Node::open_for_release(places, "administrator".into())
+        .map_err(|error| anyhow!(error.with_remedy()))
+        .context("read the state of this node")?;
     if let Some(fault) = &node.policy.fault {
         complain(&fault.with_remedy());
     }

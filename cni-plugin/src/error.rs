@@ -88,9 +88,11 @@ impl From<attachment::Error> for Error {
             None => coded,
         };
         match &error {
-            attachment::Error::Several { others, .. } => others
-                .iter()
-                .fold(coded, |coded, other| coded.with_details(other.to_string())),
+            attachment::Error::Several { others, .. } => {
+                others.iter().fold(coded, |coded, other| {
+                    coded.with_details(other.with_remedy())
+                })
+            }
             _ => coded,
         }
     }

@@ -9,7 +9,7 @@
 //! - [`plan`], [`interface_config`], `rails`: what is to be done, as plain data;
 //! - [`apply`]: making the interface;
 //! - `rdma`: RDMA devices that move with it;
-//! - `report`, `gids`, `device_info`: what programs and Multus are told;
+//! - `report`, `gids`, `device_info`: what programs and Multus read;
 //! - `error`: what a call fails with, and its code;
 //! - [`admin`]: the administrator's command line.
 //!

@@ -3,9 +3,9 @@
 //!
 //! An attachment is undone on evidence, never for lack of it: its boot is over, or its network
 //! namespace is gone, seen in two rounds, of an attachment that is not young. What cannot be told
-//! is kept. Undoing is the same as for DEL, so that a NIC gets back its
-//! name, addresses and routes, and its leases are released; then IPAM's own rules decide on leases
-//! that no attachment names. Killed anywhere, the next round goes on from the journal.
+//! is kept. Undoing is the same as for DEL, so that a NIC gets back its name, addresses and routes,
+//! and its leases are released; then IPAM's own rules decide on leases that no attachment names.
+//! Killed anywhere, the next round goes on from the journal.
 //!
 //! The leases of a store may be on a share whose server does not answer. So what needs a store is
 //! done on a thread of the store's own ([`apart`]): one that hangs keeps neither the other stores
@@ -305,7 +305,7 @@ fn clean_up(settings: &Settings, part: &Part, dead: Vec<Dead>) -> Counts {
         Ok(node) => node,
         Err(error) => {
             counts.failures += 1;
-            tracing::warn!(%error, "cannot clean up behind pods");
+            tracing::warn!(error = error.with_remedy(), "cannot clean up behind pods");
             return counts;
         }
     };
@@ -328,7 +328,14 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
         }
         Err(error) => {
             counts.failures += 1;
-            tracing::warn!(owner, network = record.network, why, %error, "cannot undo an attachment");
+            let error = error.with_remedy();
+            tracing::warn!(
+                owner,
+                network = record.network,
+                why,
+                error,
+                "cannot undo an attachment"
+            );
         }
     }
 }

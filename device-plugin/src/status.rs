@@ -264,7 +264,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
     let node = match Node::open_for_release(&places, "status".into()) {
         Ok(node) => node,
         Err(error) => {
-            let error = error.to_string();
+            let error = error.with_remedy();
             return Files {
                 attachments: Err(error.clone()),
                 leases: Err(error),

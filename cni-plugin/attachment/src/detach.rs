@@ -144,7 +144,8 @@ pub fn report(node: &Node, taken: &Snapshot, home: &Returned) {
             taken.name
         ));
     } else {
-        node.log.info(format_args!("{} is home", taken.name));
+        node.log
+            .info(format_args!("{} is back on the host", taken.name));
     }
 }
 

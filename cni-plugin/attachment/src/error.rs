@@ -74,6 +74,11 @@ impl Error {
     /// The failure with its remedy, for people.
     pub fn with_remedy(&self) -> String {
         match (self, self.remedy()) {
+            (Error::Several { first, others }, _) => std::iter::once(&**first)
+                .chain(others)
+                .map(Error::with_remedy)
+                .collect::<Vec<_>>()
+                .join("; "),
             // It says its own.
             (Error::Ipam(_), _) | (_, None) => self.to_string(),
             (_, Some(remedy)) => format!("{self} ({remedy})"),
@@ -106,5 +111,32 @@ impl Error {
             | Error::RdmaMove(_) => return None,
         };
         Some(words.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_is_said_with_its_own_remedy_and_once() {
+        let away = || Error::RdmaNowhere {
+            name: "mlx5_1".into(),
+            waited: Duration::from_secs(5),
+        };
+        let ipam = || {
+            let error = cni_wire::Error::new(cni_wire::Code::Exhausted, "no address");
+            Error::from(error.with_details("free one"))
+        };
+        assert!(Error::all(Vec::new()).is_none());
+        let one = Error::all(vec![away()]).unwrap().with_remedy();
+        assert_eq!(one, away().with_remedy());
+        assert!(
+            one.contains("mlx5_1") && one.ends_with("try again)"),
+            "{one}"
+        );
+        assert_eq!(ipam().with_remedy(), "no address (free one)");
+        let both = Error::all(vec![away(), ipam()]).unwrap().with_remedy();
+        assert_eq!(both, format!("{one}; no address (free one)"));
     }
 }

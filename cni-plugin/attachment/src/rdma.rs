@@ -1,9 +1,9 @@
 //! The RDMA devices of an attachment, where the RDMA subsystem has namespaces of its own
-//! (exclusive mode): they come home before the netdev.
+//! (exclusive mode): they return before the netdev.
 //!
 //! Returning asks where each device is, not where it was left, so it can begin wherever an earlier
-//! call was cut off. A device in a namespace that dies comes home by the kernel's own doing, later
-//! than the namespace is gone.
+//! call was cut off. The kernel itself returns a device whose namespace dies, later than
+//! the namespace is gone.
 
 use std::{
     collections::BTreeMap,
@@ -99,8 +99,10 @@ pub fn return_devices(
                 if device.name != known.name {
                     restore_name(node, &mut home, device, &known.name);
                 }
-                node.log
-                    .info(format_args!("RDMA device {} is home", known.name));
+                node.log.info(format_args!(
+                    "RDMA device {} is back on the host",
+                    known.name
+                ));
                 break;
             }
             let owners = verbs(&node.roots)?.into_iter().map(|(owner, _)| owner);
@@ -124,7 +126,7 @@ pub fn return_devices(
 }
 
 /// Returns a device that the pod knows as `inside`, and calls it `name`. One that is not in
-/// the pod is home already.
+/// the pod is back already.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -153,7 +155,7 @@ pub fn return_device_by_name(
     return_devices(node, &[known], pod, RETURN_TIMEOUT)
 }
 
-/// A name that is taken meanwhile is a warning: the device is home.
+/// A name that is taken meanwhile is a warning: the device is back.
 fn restore_name(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name: &str) {
     if let Err(e) = rdma::rename(home, device, name) {
         node.log.warn(e);

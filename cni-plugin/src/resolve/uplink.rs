@@ -182,7 +182,7 @@ fn way_out(socket: &mut Socket, family: AddressFamily) -> Result<WayOut, Error> 
             _ => {}
         }
     }
-    // Unreachable routes have no interface, and their source is nobody's.
+    // Unreachable routes have no interface, and their source says nothing.
     if way.index.is_none() {
         way.source = None;
     }
