@@ -66,6 +66,8 @@ mod dir;
 mod format;
 mod fsck;
 mod hint;
+#[cfg(test)]
+mod meeting;
 mod memory;
 mod name;
 mod owner;

@@ -2,8 +2,9 @@
 //! of either, and a loss of power leaves one of both.
 //!
 //! A process can die between any two system calls: until the rename the file is as it was. What a
-//! killed writer leaves is `.NAME.PID.new`; who lists the directory passes over names that begin
-//! with a dot.
+//! killed writer leaves is `.NAME.RANDOM.new`; who lists the directory passes over names that begin
+//! with a dot. The random number parts writers that meet: threads share a process ID, and so do
+//! processes of two containers that mount one directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,6 +14,8 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::Statfs;
 
+use crate::random::random64;
+
 /// Replaces a file, or creates it with mode 0644 less the umask. Its directory must exist.
 ///
 /// # Errors
@@ -21,18 +24,13 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let beside = directory.join(format!(".{}.{}.new", name.display(), std::process::id()));
-    // One of the same name is what a killed process of an earlier boot left.
-    match fs::remove_file(&beside) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let write = || {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o644)
-            .open(&beside)?;
+    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&beside)?;
+    let mut write = || {
         file.write_all(content.as_ref())?;
         file.sync_data()?;
         fs::rename(&beside, path)
@@ -128,12 +126,31 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_no_hindrance() {
+    fn writers_that_meet_leave_one_whole_content() {
         let dir = tempfile::tempdir().unwrap();
-        let left = dir.path().join(format!(".a.{}.new", std::process::id()));
-        std::os::unix::fs::symlink("/nowhere/at/all", &left).unwrap();
-        replace(&dir.path().join("a"), "whole").unwrap();
-        assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "whole");
-        assert!(fs::symlink_metadata(left).is_err());
+        let path = dir.path().join("a");
+        let content = |writer: usize| format!("{writer}").repeat(1000);
+        replace(&path, content(0)).unwrap();
+        let failures = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8)
+                .map(|writer| {
+                    let (path, content) = (&path, &content);
+                    scope.spawn(move || -> io::Result<()> {
+                        for _ in 0..50 {
+                            replace(path, content(writer))?;
+                            let found = fs::read_to_string(path)?;
+                            let first = found.chars().next().map(String::from);
+                            assert_eq!(found, first.unwrap_or_default().repeat(1000));
+                            assert_eq!(found.len(), 1000);
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            let ended = writers.into_iter().map(|writer| writer.join().unwrap());
+            ended.filter_map(Result::err).collect::<Vec<_>>()
+        });
+        assert!(failures.is_empty(), "{failures:?}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -9,6 +9,7 @@
 //! - [`gojson`]: JSON as Go's decoder reads it, for files of the programs that these replace
 //! - [`log`]: the log of the CNI programs
 //! - [`duration`], [`spelling`], [`table`]: values, misspelt keys and columns for people
+//! - [`random`]: numbers that part writers that meet
 
 #![forbid(unsafe_code)]
 
@@ -22,5 +23,6 @@ pub mod log;
 pub mod netns;
 pub mod pattern;
 pub mod policy;
+pub mod random;
 pub mod spelling;
 pub mod table;

@@ -584,7 +584,7 @@ impl BackOff {
     fn next(&mut self) -> Duration {
         let step = self.next;
         self.next = (step * 2).min(self.timing.back_off_max);
-        let random = std::hash::RandomState::new().build_hasher().finish() % 512;
+        let random = node::random::random64() % 512;
         let share = u32::try_from(random).unwrap_or_default();
         step / 2 + step / 1024 * share
     }

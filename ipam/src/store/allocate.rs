@@ -3,7 +3,8 @@
 
 use super::claim::{Intent, other_class};
 use super::dir::Dir;
-use super::hint::{self, Hints};
+use super::fsck::server_time;
+use super::hint::Hints;
 use super::name::{self, Class};
 use super::owner::{Content, read};
 use super::release::{now, timestamp};
@@ -11,6 +12,7 @@ use super::shard::{Candidate, Choice, Shard};
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
 use crate::range::{Range, Span, bits, from_bits};
+use node::random::random64;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -53,6 +55,9 @@ const MAX_COLLISIONS: usize = 10_000;
 const BEFORE_EXHAUSTED: [u64; 3] = [5, 25, 125];
 /// A shard in which no name changed for so long, in seconds, has no contender.
 const CONTENDED_SECONDS: i64 = 60;
+
+/// A shard by its place in the range's order, and by its number.
+type Numbered = (usize, u128);
 
 /// The shards of a range in ascending order, each with its spans.
 struct Shards<'a> {
@@ -142,8 +147,8 @@ enum Swept {
 struct Rest {
     /// The address that was freed first, when, and its shard.
     oldest: Option<(u64, u128, Candidate)>,
-    /// Shards in which a name changed a moment ago, by their order and number.
-    contended: Vec<(usize, u128)>,
+    /// The shards, each with the time of the last change of a name in it.
+    full: Vec<(Numbered, i64)>,
 }
 
 /// One search for an address.
@@ -311,16 +316,23 @@ impl Store {
 }
 
 impl Rest {
-    fn note(&mut self, order: usize, number: u128, read: &ShardRead, contended_since: i64) {
-        if read.modified >= contended_since {
-            self.contended.push((order, number));
-        }
+    fn note(&mut self, order: usize, number: u128, read: &ShardRead) {
+        self.full.push(((order, number), read.modified));
         let since = read.choice.rested_at.unwrap_or(0);
         if let Some(candidate) = read.choice.resting.first()
             && self.oldest.is_none_or(|(than, ..)| since < than)
         {
             self.oldest = Some((since, number, *candidate));
         }
+    }
+
+    /// The shards in which a name changed a moment before `now`, which is the file server's
+    /// time, as theirs is: this machine's clock may be off by more than a moment.
+    fn contended(self, now: i64) -> impl Iterator<Item = Numbered> {
+        let changed = self.full.into_iter();
+        changed
+            .filter(move |(_, modified)| *modified >= now.saturating_sub(CONTENDED_SECONDS))
+            .map(|(shard, _)| shard)
     }
 }
 
@@ -352,11 +364,16 @@ impl Search<'_> {
                 continue;
             }
             // A held name may be a contender's who is about to withdraw.
-            let Some(wait) = waits.next().filter(|_| !rest.contended.is_empty()) else {
+            let Some(wait) = waits.next() else {
                 return Err(self.exhausted());
             };
+            let now = server_time(&self.store.root)?;
+            let mut contended = rest.contended(now).peekable();
+            if contended.peek().is_none() {
+                return Err(self.exhausted());
+            }
             std::thread::sleep(Duration::from_millis(*wait));
-            swept = self.sweep(&mut hints, rest.contended.into_iter())?;
+            swept = self.sweep(&mut hints, contended)?;
         }
     }
 
@@ -380,10 +397,9 @@ impl Search<'_> {
     fn sweep(
         &mut self,
         hints: &mut Hints,
-        shards: impl Iterator<Item = (usize, u128)>,
+        shards: impl Iterator<Item = Numbered>,
     ) -> Result<Swept, StoreError> {
         let mut rest = Rest::default();
-        let contended_since = timestamp().as_second() - CONTENDED_SECONDS;
         for (order, number) in shards {
             loop {
                 let stamp = hints.stamp(number);
@@ -392,7 +408,7 @@ impl Search<'_> {
                 };
                 let Some(candidate) = self.pick(&read.choice.free) else {
                     hints.mark_full(order, stamp, read.choice.rested_at);
-                    rest.note(order, number, &read, contended_since);
+                    rest.note(order, number, &read);
                     break;
                 };
                 if let Some(lease) = self.take(read.dir, number, candidate, false)? {
@@ -499,7 +515,7 @@ impl Search<'_> {
             return free.first().copied();
         }
         let count = u64::try_from(free.len()).ok()?;
-        let index = usize::try_from(hint::random64() % count).ok()?;
+        let index = usize::try_from(random64() % count).ok()?;
         free.get(index).copied()
     }
 

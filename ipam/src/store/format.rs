@@ -7,7 +7,7 @@
 
 use super::StoreError;
 use super::dir::{Dir, Found};
-use super::hint::random64;
+use node::random::random64;
 use serde::{Deserialize, Serialize};
 
 const NAME: &str = "FORMAT";

@@ -12,7 +12,6 @@
 //! order.
 
 use super::dir::{Dir, Found, Meta, meta_of};
-use super::hint::random64;
 use super::name::{self, LeaseName};
 use super::owner::{Content, Owned};
 use super::release::now;
@@ -20,6 +19,7 @@ use super::scan::{Entry, Finding, ShardListing};
 use super::shard::Standing;
 use super::{Store, StoreError, probe};
 use crate::lease::{self, Lease};
+use node::random::random64;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;

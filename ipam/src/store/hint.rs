@@ -14,8 +14,8 @@
 use super::dir::{Dir, DirError};
 use super::name::{hash64, shard_number};
 use crate::range::{Range, Span};
+use node::random::random64;
 use std::fs::File;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
@@ -184,11 +184,6 @@ fn read_at(file: &File, offset: usize, length: usize) -> Vec<u8> {
     }
     bytes.truncate(filled);
     bytes
-}
-
-/// A number nobody can foresee; std seeds its hash maps from the kernel.
-pub(crate) fn random64() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 fn random32() -> u32 {

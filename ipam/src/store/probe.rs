@@ -9,8 +9,8 @@
 
 use super::StoreError;
 use super::dir::{Dir, DirError, meta_of};
-use super::hint::random64;
 use node::file::file_system_magic;
+use node::random::random64;
 use std::path::Path;
 
 /// How probe directories are called.

@@ -13,11 +13,11 @@
 //! until an operator releases it: its pods may live on.
 
 use super::dir::{Dir, Found, Meta};
-use super::hint::random64;
 use super::{Store, StoreError, name};
 use crate::range::Range;
 use crate::slice;
 use ipnetwork::IpNetwork;
+use node::random::random64;
 use std::collections::BTreeSet;
 
 /// Longer than any node name.
@@ -407,6 +407,7 @@ fn size_mismatch(subnet: IpNetwork, found: u8, wanted: u8) -> StoreError {
 mod tests {
     use super::*;
     use crate::range::Spec;
+    use crate::store::meeting::Meeting;
     use node::identity::NodeIdentity;
     use node::policy::{Policy, Profile, Store as StorePolicy};
     use std::path::Path;
@@ -443,7 +444,7 @@ mod tests {
             let place = tempfile::tempdir().unwrap();
             let range = range("10.0.0.0/24", &[]);
             open(place.path(), "n0");
-            let start = std::sync::Barrier::new(6);
+            let start = Meeting::of(6);
             let all = std::sync::Mutex::new(Vec::new());
             std::thread::scope(|scope| {
                 for call in 0..6 {
@@ -451,7 +452,7 @@ mod tests {
                     scope.spawn(move || {
                         let node = format!("n{}", call % 2);
                         let store = open(place, &node);
-                        start.wait();
+                        start.wait(0);
                         store.slice(None, range, 26).unwrap();
                         all.lock().unwrap().push(node);
                     });

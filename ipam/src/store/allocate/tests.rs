@@ -4,6 +4,7 @@ use super::*;
 use crate::lease;
 use crate::range::Spec;
 use crate::store::CoolDown;
+use crate::store::meeting::Meeting;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, Profile, Store as StorePolicy};
 use std::collections::HashSet;
@@ -101,7 +102,7 @@ fn search<'a>(store: &'a Store, want: &'a Want<'a>) -> Search<'a> {
 /// As many threads as writers, each with its own view of the store, lease as
 /// many addresses at once. Answers all addresses and each search's collisions.
 fn crowd(place: &Path, range: &Range, writers: usize, each: usize) -> (Vec<IpAddr>, Vec<usize>) {
-    let start = std::sync::Barrier::new(writers);
+    let start = Meeting::of(writers);
     let all = std::sync::Mutex::new((Vec::new(), Vec::new()));
     std::thread::scope(|scope| {
         for writer in 0..writers {
@@ -111,7 +112,7 @@ fn crowd(place: &Path, range: &Range, writers: usize, each: usize) -> (Vec<IpAdd
                 for number in 0..each {
                     let holder = holder(&format!("c{writer}-{number}"));
                     let want = want(range, &holder);
-                    start.wait();
+                    start.wait(number);
                     let mut search = search(&store, &want);
                     let lease = search.run().unwrap();
                     let mut all = all.lock().unwrap();
@@ -308,19 +309,35 @@ fn contested(place: &Path) -> (Store, [Lease; 2]) {
 }
 
 #[test]
+fn a_full_shard_is_contended_by_the_clock_of_the_file_server() {
+    let rest = |ages: &[i64]| Rest {
+        full: (0..)
+            .zip(ages)
+            .map(|(n, age)| ((n, 7), 1000 - age))
+            .collect(),
+        ..Rest::default()
+    };
+    let contended = |ages: &[i64]| rest(ages).contended(1000).collect::<Vec<_>>();
+    // A server whose clock moved meanwhile stamps ahead of the time asked for.
+    assert_eq!(contended(&[0, 60, 61, -5]), [(0, 7), (1, 7), (3, 7)]);
+    assert_eq!(contended(&[1001 + i64::from(i32::MAX)]), []);
+    assert_eq!(contended(&[]), []);
+}
+
+#[test]
 fn a_claim_whose_contender_withdraws_is_held() {
     let place = tempfile::tempdir().unwrap();
     let (store, [first, second]) = contested(place.path());
-    let start = std::sync::Barrier::new(2);
+    let start = Meeting::of(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let store = open(place.path(), "n2");
             let shard = store.shard_of(&second).unwrap().unwrap();
-            start.wait();
+            start.wait(0);
             shard.unlink("10.0.0.9@2").unwrap();
         });
         let owned = store.owned("first", "net1").unwrap();
-        start.wait();
+        start.wait(0);
         assert!(store.is_held(&owned[0]).unwrap());
     });
     let shard = store.shard_of(&first).unwrap().unwrap();

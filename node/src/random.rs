@@ -1,0 +1,9 @@
+//! Numbers that part writers and callers that meet.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// A number that nobody can foresee: std seeds its hash maps from the kernel.
+#[must_use]
+pub fn random64() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
