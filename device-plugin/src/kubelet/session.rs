@@ -19,7 +19,6 @@
 //! serves; the next one with this name removes it before it binds its own.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
