@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use node_wire::FailureKind;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +48,8 @@ pub(crate) struct Settings {
     pub pod_resources: PathBuf,
     /// The kubelet's device-plugins directory, which has its checkpoint.
     pub device_plugin_dir: PathBuf,
+    /// Notified when this daemon has answered an Allocate.
+    pub allocated: Arc<Notify>,
     /// Tells this process from another one in the names of files.
     pub nonce: String,
 }
@@ -185,7 +187,11 @@ pub(crate) async fn keep_serving(
     let Some(path) = settings.path else {
         return stop.cancelled().await;
     };
-    let (pods, caller) = pods::pods(settings.pod_resources, settings.device_plugin_dir);
+    let (pods, caller) = pods::pods(
+        settings.pod_resources,
+        settings.device_plugin_dir,
+        settings.allocated,
+    );
     let connections = Connections::new(Answers {
         pods,
         reports: reports.clone(),

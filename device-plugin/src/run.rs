@@ -129,6 +129,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         path: settings.node_socket.clone(),
         pod_resources: socket.clone(),
         device_plugin_dir: settings.device_plugin_dir.clone(),
+        allocated: asked.allocated,
         nonce,
     };
     // Who holds what is known before anything is offered, where the kubelet says so.

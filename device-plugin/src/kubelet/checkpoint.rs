@@ -245,11 +245,42 @@ impl Owners {
     }
 }
 
-/// Owners as they were read, and from which file. The kubelet writes a new file each time.
+/// Which file the checkpoint is. The kubelet writes a new one at each allocation, after it has
+/// noted the allocation for PodResources (`pkg/kubelet/cm/devicemanager/manager.go`,
+/// `allocateContainerResources`): while the file is the same, nobody was allocated anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    /// The same, of the inode: the rename is its last change.
+    changed: (i64, i64),
+}
+
+impl FileId {
+    fn of(meta: &Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+/// The checkpoint's file as it is now; `None` where there is none.
+pub(crate) fn file_id(directory: &Path) -> Option<FileId> {
+    let meta = std::fs::metadata(directory.join(FILE)).ok()?;
+    Some(FileId::of(&meta))
+}
+
+/// Owners as they were read, and from which file.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownOwners {
-    file: (u64, u64, i64, i64, u64),
-    /// They.
+    pub file: FileId,
     pub owners: Arc<Owners>,
 }
 
@@ -259,14 +290,7 @@ pub(crate) struct KnownOwners {
 /// [`Error`]: the checkpoint says nothing.
 pub(crate) fn owners(directory: &Path, known: Option<KnownOwners>) -> Result<KnownOwners, Error> {
     let opened = Opened::open(directory)?;
-    let meta = &opened.meta;
-    let file = (
-        meta.dev(),
-        meta.ino(),
-        meta.mtime(),
-        meta.mtime_nsec(),
-        meta.len(),
-    );
+    let file = FileId::of(&opened.meta);
     if let Some(known) = known.filter(|known| known.file == file) {
         return Ok(known);
     }

@@ -16,7 +16,7 @@ use kubelet_api::deviceplugin::{
     Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -38,6 +38,7 @@ pub(crate) struct Requests {
     scans: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
     client: Arc<watch::Sender<Option<String>>>,
+    allocated: Arc<Notify>,
 }
 
 /// Who waits for a scan: told when it ended, or why it does not come to its end.
@@ -52,6 +53,8 @@ pub(crate) struct Asked {
     pub files: mpsc::Receiver<Vec<device_info::File>>,
     /// What the kubelet's gRPC client calls itself.
     pub client: watch::Receiver<Option<String>>,
+    /// Notified when an Allocate was answered with devices.
+    pub allocated: Arc<Notify>,
 }
 
 impl Requests {
@@ -60,16 +63,19 @@ impl Requests {
         let (scans, scans_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
         let (client, client_known) = watch::channel(None);
+        let allocated = Arc::new(Notify::new());
         (
             Self {
                 scans,
                 files,
                 client: Arc::new(client),
+                allocated: allocated.clone(),
             },
             Asked {
                 scans: scans_asked,
                 files: files_asked,
                 client: client_known,
+                allocated,
             },
         )
     }
@@ -243,6 +249,7 @@ impl Service {
             self.requests
                 .write(device_info::files(&snapshot, &container.devices_ids));
         }
+        self.requests.allocated.notify_one();
         Ok(AllocateResponse {
             container_responses,
         })

@@ -1,67 +1,90 @@
-//! What the kubelet says of a pod, asked as often as needed and no more often.
+//! What the kubelet says of pods, asked as often as needed and no more often.
+//!
+//! What the kubelet said last is kept with the file that its checkpoint was then. The kubelet writes
+//! another one at each allocation, so while the file is the same, a pod whose units the checkpoint
+//! gives to the UID that is asked for has those and no others. Every other question is the kubelet's:
+//! of a pod that is not among the known ones, or without a UID.
 //!
 //! One task calls the kubelet. A call serves every question that arrived before it began, and none
 //! that arrived later: a pod that was admitted a moment ago is in the list that its own question
-//! causes. So any number of questions at once cost two calls at most.
-//!
-//! A pod's units do not change from its admission on, and its questions come after that. So an
-//! answer that was checked against the pod's UID holds for [`ANSWER_LIFETIME`], for the other
-//! interfaces of the same pod.
+//! causes. So any number of questions at once cost two calls at most. The task also calls a moment
+//! after an allocation by this daemon: the pod's interfaces are asked about next, and a pod waits
+//! for them.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kubelet_api::client;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::answer::{self, View};
 use crate::kubelet::checkpoint;
 
-/// How long an answer that was checked against the pod's UID is given again.
-const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
 /// How long a question waits for the kubelet: less than its client waits for us, so that the client
 /// learns who was late.
 const KUBELET_TIMEOUT: Duration = Duration::from_millis(1500);
 /// How long a call of the kubelet may take for those who asked late into the one before.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long after an allocation the kubelet is called: it admits the whole pod first, other plugins'
+/// devices too, and a sandbox takes longer than that to make.
+const ADMISSION: Duration = Duration::from_millis(30);
 
 type Listing = Result<Arc<View>, String>;
+
+/// What the kubelet said, and which file its checkpoint was before and after.
+#[derive(Debug)]
+struct Known {
+    view: Arc<View>,
+    file: checkpoint::FileId,
+}
+
+type Shared = Arc<Mutex<Option<Known>>>;
 
 /// Answers questions about pods.
 #[derive(Debug)]
 pub(crate) struct Pods {
     calls: mpsc::Sender<oneshot::Sender<Listing>>,
     socket: PathBuf,
-    answers: Mutex<HashMap<Pod, (Instant, PodUnits)>>,
+    device_plugin_dir: PathBuf,
+    known: Shared,
 }
 
 /// The task that calls the kubelet.
 #[derive(Debug)]
 pub(crate) struct Caller {
     calls: mpsc::Receiver<oneshot::Sender<Listing>>,
+    allocated: Arc<Notify>,
     kubelet: client::Lister,
     device_plugin_dir: PathBuf,
-    known: Option<checkpoint::KnownOwners>,
+    owners: Option<checkpoint::KnownOwners>,
+    known: Shared,
 }
 
 /// For the kubelet with this PodResources socket and device-plugins directory. Nothing is answered before
-/// [`Caller::run`] runs.
-pub(crate) fn pods(socket: PathBuf, device_plugin_dir: PathBuf) -> (Pods, Caller) {
+/// [`Caller::run`] runs. `allocated` is notified when this daemon has answered an Allocate.
+pub(crate) fn pods(
+    socket: PathBuf,
+    device_plugin_dir: PathBuf,
+    allocated: Arc<Notify>,
+) -> (Pods, Caller) {
     let (calls, asked) = mpsc::channel(16);
+    let known = Shared::default();
     let pods = Pods {
         calls,
         socket: socket.clone(),
-        answers: Mutex::default(),
+        device_plugin_dir: device_plugin_dir.clone(),
+        known: known.clone(),
     };
     let caller = Caller {
         calls: asked,
+        allocated,
         kubelet: client::Lister::new(socket),
         device_plugin_dir,
-        known: None,
+        owners: None,
+        known,
     };
     (pods, caller)
 }
@@ -72,11 +95,10 @@ impl Pods {
     /// # Errors
     /// The kubelet did not answer, or its answer has no such pod.
     pub(crate) async fn units(&self, pod: &Pod) -> Result<PodUnits, Failure> {
-        if let Some(units) = self.recent(pod) {
-            return Ok(units);
-        }
-        let listing = match tokio::time::timeout(KUBELET_TIMEOUT, self.list()).await {
-            Ok(listing) => listing,
+        let listing = match tokio::time::timeout(KUBELET_TIMEOUT, self.units_or_view(pod)).await {
+            Ok(Ok(Answer::Known(units))) => return Ok(units),
+            Ok(Ok(Answer::Fresh(view))) => Ok(view),
+            Ok(Err(error)) => Err(error),
             Err(_) => Err(format!("no answer within {KUBELET_TIMEOUT:?}")),
         };
         let view = listing.map_err(|error| {
@@ -88,11 +110,30 @@ impl Pods {
                 ),
             )
         })?;
-        let units = answer::pod_units(pod, &view)?;
-        if units.uid_checked {
-            self.remember(pod, &units);
+        answer::pod_units(pod, &view)
+    }
+
+    async fn units_or_view(&self, pod: &Pod) -> Result<Answer, String> {
+        let view = match &pod.uid {
+            Some(_) => self.unchanged().await,
+            None => None,
+        };
+        let units = view.and_then(|view| answer::pod_units(pod, &view).ok());
+        match units.filter(|units| units.uid_checked) {
+            Some(units) => Ok(Answer::Known(units)),
+            None => self.list().await.map(Answer::Fresh),
         }
-        Ok(units)
+    }
+
+    /// What the kubelet said last, if it has allocated nothing since.
+    async fn unchanged(&self) -> Option<Arc<View>> {
+        let (view, file) = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = known.as_ref()?;
+            (known.view.clone(), known.file)
+        };
+        let now = file_id(self.device_plugin_dir.clone()).await;
+        (now == Some(file)).then_some(view)
     }
 
     async fn list(&self) -> Listing {
@@ -101,54 +142,101 @@ impl Pods {
         self.calls.send(reply).await.map_err(|_| stopping())?;
         listing.await.map_err(|_| stopping())?
     }
+}
 
-    fn recent(&self, pod: &Pod) -> Option<PodUnits> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, units) = answers.get(pod)?;
-        (since.elapsed() < ANSWER_LIFETIME).then(|| units.clone())
-    }
+/// Where an answer comes from.
+enum Answer {
+    Known(PodUnits),
+    Fresh(Arc<View>),
+}
 
-    fn remember(&self, pod: &Pod, units: &PodUnits) {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.retain(|_, (since, _)| since.elapsed() < ANSWER_LIFETIME);
-        answers.insert(pod.clone(), (Instant::now(), units.clone()));
-    }
+async fn file_id(directory: PathBuf) -> Option<checkpoint::FileId> {
+    let read = tokio::task::spawn_blocking(move || checkpoint::file_id(&directory));
+    read.await.ok().flatten()
 }
 
 impl Caller {
     /// Calls the kubelet whenever somebody asks, until nobody can any more.
     pub(crate) async fn run(mut self) {
-        while let Some(first) = self.calls.recv().await {
-            let mut waiting = vec![first];
-            while let Ok(another) = self.calls.try_recv() {
-                waiting.push(another);
-            }
-            // Some have waited too long in the meantime.
-            waiting.retain(|reply| !reply.is_closed());
-            if waiting.is_empty() {
-                continue;
-            }
-            let listing = match tokio::time::timeout(CALL_TIMEOUT, self.view()).await {
-                Ok(listing) => listing.map(Arc::new),
-                Err(_) => Err(format!("no answer within {CALL_TIMEOUT:?}")),
+        let mut ahead: Option<Instant> = None;
+        loop {
+            let admitted = async {
+                match ahead {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
             };
-            for reply in waiting {
-                let _ = reply.send(listing.clone());
+            tokio::select! {
+                first = self.calls.recv() => match first {
+                    Some(first) => self.serve(first).await,
+                    None => return,
+                },
+                () = self.allocated.notified() => ahead = Some(Instant::now() + ADMISSION),
+                () = admitted => {
+                    ahead = None;
+                    self.call_ahead().await;
+                }
             }
         }
     }
 
-    async fn view(&mut self) -> Result<View, String> {
+    async fn serve(&mut self, first: oneshot::Sender<Listing>) {
+        let mut waiting = vec![first];
+        while let Ok(another) = self.calls.try_recv() {
+            waiting.push(another);
+        }
+        // Some have waited too long in the meantime.
+        waiting.retain(|reply| !reply.is_closed());
+        if waiting.is_empty() {
+            return;
+        }
+        let listing = self.call().await;
+        for reply in waiting {
+            let _ = reply.send(listing.clone());
+        }
+    }
+
+    /// Calls unless a question did so meanwhile. A failure is for the next question to tell.
+    async fn call_ahead(&mut self) {
+        let now = file_id(self.device_plugin_dir.clone()).await;
+        let known = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.as_ref().map(|known| known.file)
+        };
+        if now.is_some() && now != known {
+            let _ = self.call().await;
+        }
+    }
+
+    async fn call(&mut self) -> Listing {
+        match tokio::time::timeout(CALL_TIMEOUT, self.view()).await {
+            Ok(listing) => listing,
+            Err(_) => Err(format!("no answer within {CALL_TIMEOUT:?}")),
+        }
+    }
+
+    async fn view(&mut self) -> Listing {
+        let before = file_id(self.device_plugin_dir.clone()).await;
         let pods = self.kubelet.pods().await?;
         // After the list: what the kubelet allocated in between is in the checkpoint, and a device
         // that went over to another pod is seen as that pod's.
-        let (directory, known) = (self.device_plugin_dir.clone(), self.known.take());
-        let read = tokio::task::spawn_blocking(move || checkpoint::owners(&directory, known)).await;
-        let owners = match read {
-            Ok(Ok(known)) => Ok(self.known.insert(known).owners.clone()),
-            Ok(Err(error)) => Err(error.to_string()),
+        let (directory, owners) = (self.device_plugin_dir.clone(), self.owners.take());
+        let read = tokio::task::spawn_blocking(move || checkpoint::owners(&directory, owners));
+        let owners = match read.await {
+            Ok(owners) => owners.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        Ok(View { pods, owners })
+        self.owners = owners.as_ref().ok().cloned();
+        let after = self.owners.as_ref().map(|owners| owners.file);
+        let view = Arc::new(View {
+            pods,
+            owners: owners.map(|known| known.owners),
+        });
+        let known = after.filter(|after| before == Some(*after));
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known.map(|file| Known {
+            view: view.clone(),
+            file,
+        });
+        Ok(view)
     }
 }
