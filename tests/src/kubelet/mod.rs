@@ -352,7 +352,9 @@ impl Kubelet {
         inner.state.release(&pod.metadata.uid);
         drop(inner);
         self.shared.notify();
-        self.shared.checkpoint()
+        // The checkpoint has the pod until the next allocation: a kubelet writes it then
+        // (`pkg/kubelet/cm/devicemanager/manager.go`, `UpdateAllocatedDevices`).
+        Ok(())
     }
 
     /// From now on, go wrong like this.
