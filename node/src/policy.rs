@@ -92,7 +92,7 @@ pub struct Ipam {
     pub profile: Option<Profile>,
     /// `cooldown`: how long a freed address rests before it is given again.
     pub cooldown: Duration,
-    /// `flatFile`: where whereabouts' flat file is; `None` looks where it does.
+    /// `flatFile`: where whereabouts' flat file is; `None` searches where whereabouts does.
     pub flat_file: Option<PathBuf>,
 }
 
@@ -166,7 +166,7 @@ pub struct Log {
 pub enum LogLevel {
     /// Failures only.
     Error,
-    /// And what an administrator should look at.
+    /// And what an administrator should check.
     #[default]
     Warn,
     /// And every change of state.
@@ -203,7 +203,7 @@ impl Default for Policy {
 
 impl Allow {
     /// Whether the selectors, if there are any, admit `candidate`. The caller
-    /// checks `non_rdma` and `uplinks` itself: they need a look at the kernel.
+    /// checks `non_rdma` and `uplinks` itself: they need data from the kernel.
     #[must_use]
     pub fn selects(&self, candidate: &Candidate<'_>) -> bool {
         self.netdevs

@@ -358,7 +358,7 @@ fn is_this_program(file: &Path, path: &[PathBuf]) -> bool {
     same_file(Path::new("/proc/self/exe"), file)
         || SELF.iter().any(|name| {
             // An installer may have replaced the file that runs here.
-            let installed = Delegate::look_up(name, path).ok().flatten();
+            let installed = Delegate::search(name, path).ok().flatten();
             installed.is_some_and(|installed| same_file(installed.program(), file))
         })
 }

@@ -59,7 +59,7 @@ pub fn undo(node: &mut Node, key: &Key, seen: &Record, timeout: Duration) -> Res
 
 /// What became of an attachment's namespace, seen from this process' file system.
 pub fn netns(of: &journal::Netns, proc: &Path) -> Netns {
-    netns::look(Path::new("/"), proc, &of.path, Some(of.inode))
+    netns::read(Path::new("/"), proc, &of.path, Some(of.inode))
 }
 
 /// Whether this process is in the network namespace of the host that `sys` shows: what is to be

@@ -1,5 +1,5 @@
-//! Which seat to take: the lowest that is free, and another one when somebody
-//! else was faster.
+//! Which address to lease: the lowest that is free, and another one when another
+//! ADD was faster.
 
 use super::claim::{Intent, other_class};
 use super::dir::Dir;
@@ -249,12 +249,12 @@ impl Store {
                 first: number << 8,
                 last: number << 8 | 0xff,
             };
-            let seats = want
+            let spans = want
                 .range
                 .spans()
                 .iter()
                 .filter_map(|span| span.intersection(whole));
-            let seats: u128 = seats
+            let addresses: u128 = spans
                 .filter_map(|span| {
                     span.intersection(Span {
                         first: 0,
@@ -267,7 +267,7 @@ impl Store {
             let free = u128::from(next.is_some());
             survey.leased = survey
                 .leased
-                .saturating_add(seats.saturating_sub(resting + free));
+                .saturating_add(addresses.saturating_sub(resting + free));
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
             {
@@ -574,7 +574,7 @@ impl Search<'_> {
             && let Some(intent) = self.intent
         {
             // The error to report is the first one; what stays here is a record
-            // without a seat, which DEL removes.
+            // without a lease entry, which DEL removes.
             let _ = self.store.remove_intent(intent);
         }
         found
@@ -594,8 +594,8 @@ fn without(
     Ok(left)
 }
 
-/// What the kernel says of a link, a file or a stranger's directory in the
-/// place of a shard.
+/// What the kernel answers for a link, a file or a directory of another user in
+/// the place of a shard.
 fn is_foreign(errno: nix::errno::Errno) -> bool {
     use nix::errno::Errno;
     matches!(errno, Errno::ELOOP | Errno::ENOTDIR | Errno::EPERM)

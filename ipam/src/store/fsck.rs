@@ -107,7 +107,7 @@ impl Store {
         Ok(fsck.checkup)
     }
 
-    /// Whether the owner's records lead to a seat.
+    /// Whether the owner's records lead to a lease entry.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -209,13 +209,15 @@ impl Fsck<'_> {
 
     fn shard(&mut self, shard: &ShardListing) -> Result<(), StoreError> {
         let mut by_address: HashMap<IpAddr, Vec<&str>> = HashMap::new();
-        for (name, seat) in &shard.seats {
-            by_address.entry(seat.address).or_default().push(name);
+        for (name, lease_name) in &shard.entries {
+            by_address.entry(lease_name.address).or_default().push(name);
         }
-        for (name, seat) in &shard.seats {
-            if seat.freed.is_none() {
-                let names = by_address.get(&seat.address).map_or(&[][..], Vec::as_slice);
-                self.address(&shard.entry(name, *seat, true)?, names)?;
+        for (name, lease_name) in &shard.entries {
+            if lease_name.freed.is_none() {
+                let names = by_address
+                    .get(&lease_name.address)
+                    .map_or(&[][..], Vec::as_slice);
+                self.address(&shard.entry(name, *lease_name, true)?, names)?;
             }
         }
         Ok(())
@@ -245,8 +247,8 @@ impl Fsck<'_> {
         let standing = Standing::of(&entry.lease_name, names.iter().copied());
         if standing == Standing::Contested {
             if self.settled(entry.meta) {
-                // One of them was killed before it withdrew. Which, its names do
-                // not tell; its owner's DEL or ADD takes it away.
+                // One of them was killed before it withdrew. The names do not say
+                // which; its owner's DEL or ADD removes it.
                 let what = format!(
                     "one of several claims of {}: {}",
                     entry.address, lease.holder

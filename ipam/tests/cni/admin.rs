@@ -170,7 +170,7 @@ fn explain_says_what_is_next_and_why() {
     );
 }
 
-/// Makes a lease look `seconds` older, in place.
+/// Dates a lease back by `seconds`, in place.
 fn age(place: &Place, container: &str, seconds: i64) {
     let records = place.records();
     let record = records
@@ -191,7 +191,7 @@ pub(crate) fn age_all(place: &Place, seconds: i64) {
     }
 }
 
-/// Makes what a former run saw look older.
+/// Dates back what a previous run recorded.
 pub(crate) fn see_earlier(place: &Place) {
     let path = place.state().join("reclaim/default");
     let mut seen: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -222,7 +222,7 @@ pub(crate) fn freed(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn reclaim_frees_what_is_over_after_a_second_look() {
+fn reclaim_frees_what_is_over_after_a_second_reading() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     let (gone, live) = (netns(&place, "gone"), netns(&place, "live"));
@@ -307,7 +307,7 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
                 .success()
         );
     }
-    // The sweep for seats without a legible record is made once in a boot.
+    // The sweep for lease entries without a legible record is made once in a boot.
     let first = place.admin(&["reclaim", "--yes", "--json"]);
     assert!(first.ok(), "{first:?}");
     assert_eq!(
@@ -322,7 +322,7 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
 }
 
 #[test]
-fn reclaim_acts_when_told_to() {
+fn reclaim_frees_only_with_yes() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     let gone = netns(&place, "gone");
@@ -524,7 +524,7 @@ fn fsck_puts_right_what_can_be() {
         place.add(&c(name), &config).address();
     }
     assert!(place.admin(&["fsck"]).ok());
-    // The owner's record of one is lost, the seat of another.
+    // The owner's record of one is lost, the lease entry of another.
     let shard = place.store().join("leases/default/10.0.0.0-24");
     let records = place.records();
     let of = |name: &str| {
@@ -686,8 +686,12 @@ fn a_failing_command_says_so() {
     for command in ["list", "pools", "fsck"] {
         let answer = place.admin(&[command, "--store", "nope"]);
         assert_eq!(answer.status, Some(1), "{command}");
-        let told = "has no store \"nope\"; it has default; name one of them with --store";
-        assert!(answer.stderr.contains(told), "{command}: {}", answer.stderr);
+        let message = "has no store \"nope\"; it has default; name one of them with --store";
+        assert!(
+            answer.stderr.contains(message),
+            "{command}: {}",
+            answer.stderr
+        );
     }
     assert_eq!(
         place
@@ -780,7 +784,7 @@ fn a_range_whose_exclusions_were_edited_is_one_pool_and_each_lease_counts_once()
 }
 
 #[test]
-fn a_pool_that_nobody_uses_can_be_dropped() {
+fn an_unused_pool_can_be_dropped() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     place.add(&c("a"), &config).address();
@@ -795,7 +799,7 @@ fn a_pool_that_nobody_uses_can_be_dropped() {
     assert_eq!(
         place.admin(&["pools", "--drop", "10.0.0.0/24"]).status,
         Some(1),
-        "nobody was asked"
+        "dropped without being asked"
     );
     assert!(drop("10.0.0.0/24").ok());
     assert_eq!(

@@ -32,7 +32,7 @@ fn used() -> (Place, std::path::PathBuf) {
 }
 
 #[test]
-fn nothing_in_a_seat_is_taken_for_free() {
+fn no_entry_at_a_lease_name_is_taken_for_free() {
     let (place, shard) = used();
     let target = place.path().join("target");
     std::fs::write(&target, "untouched").unwrap();

@@ -81,9 +81,9 @@ fn question(stream: &mut UnixStream) -> Question {
 #[test]
 fn answer_to_the_question_comes_back() {
     let place = Place::new();
-    let (told, asked) = mpsc::channel();
+    let (sender, asked) = mpsc::channel();
     place.serve(move |mut stream| {
-        told.send(question(&mut stream)).unwrap();
+        sender.send(question(&mut stream)).unwrap();
         let units = PodUnits {
             uid_checked: true,
             ..PodUnits::default()
@@ -165,7 +165,7 @@ fn server_that_answers_byte_by_byte_costs_no_more_than_the_limit() {
 }
 
 #[test]
-fn server_that_accepts_nobody_costs_no_more_than_the_limit() {
+fn server_that_accepts_no_connection_costs_no_more_than_the_limit() {
     let place = Place::new();
     let _listener = place.bind();
     // As long as the backlog has room, a connect succeeds without anybody accepting.
@@ -229,7 +229,7 @@ fn answer_of_another_version_is_refused() {
 }
 
 #[test]
-fn closed_connection_and_cut_answer_are_told_apart() {
+fn closed_connection_and_cut_answer_are_distinguished() {
     let place = Place::new();
     place.serve(drop);
     let error = place.ask(LIMIT).unwrap_err();
@@ -246,7 +246,7 @@ fn closed_connection_and_cut_answer_are_told_apart() {
 }
 
 #[test]
-fn missing_daemon_is_told_with_what_to_do() {
+fn missing_daemon_is_reported_with_what_to_do() {
     let place = Place::new();
     let error = place.ask(LIMIT).unwrap_err();
     assert!(matches!(error, ClientError::NoSocket { .. }), "{error}");
