@@ -24,7 +24,7 @@ const VERSION: &str = "1.1.0";
 /// More than any such file has.
 const MAX: u64 = 1 << 16;
 
-/// What there is to tell.
+/// What the file reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report<'a> {
     /// PCI address of the function, of the parent's for a child; none leaves the device plugin's.

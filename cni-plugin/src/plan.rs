@@ -267,7 +267,7 @@ fn fits(attach: Attach, config: &Config, link: &Link, ipam: Option<&str>) -> Res
         if ipam == Some("dhcp") {
             return invalid(
                 format!(
-                    "ipam.type dhcp cannot tell the {} children of {name} apart",
+                    "ipam.type dhcp cannot distinguish the {} children of {name}",
                     attach.as_str()
                 ),
                 "they share one hardware address; use another IPAM",

@@ -29,7 +29,7 @@ use crate::{config::Target, error::Error, resolve};
 /// A NIC that is this request's until the lock is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Recovered {
-    /// Nobody else moves it meanwhile; none where the request means no NIC that is there.
+    /// No other process moves it meanwhile; none where the request means no NIC that is there.
     pub _lock: Option<Lock>,
     /// The name it is to have on the host, where another netdev has it at present.
     pub true_name: Option<Name>,

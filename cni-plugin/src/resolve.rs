@@ -107,7 +107,7 @@ impl Resolved {
         }
     }
 
-    /// The kind, in the configuration's word.
+    /// The kind, by its name in the configuration.
     pub fn attach(&self) -> Attach {
         match self {
             Resolved::Move(_) => Attach::Move,
@@ -118,7 +118,7 @@ impl Resolved {
 }
 
 impl ChildKind {
-    /// In the configuration's word.
+    /// By its name in the configuration.
     pub fn attach(self) -> Attach {
         match self {
             ChildKind::Macvlan => Attach::Macvlan,

@@ -29,10 +29,10 @@ pub enum Error {
     /// The RDMA hardware cannot be read.
     #[error(transparent)]
     Hardware(#[from] hca::Error),
-    /// A moved netdev is not home.
+    /// A moved netdev did not return.
     #[error(transparent)]
     Netdev(#[from] restore::Error),
-    /// A moved RDMA device is not home.
+    /// A moved RDMA device did not return.
     #[error("RDMA device {name} is neither on the host nor in the pod after {waited:?}")]
     RdmaNowhere {
         /// Its name on the host.

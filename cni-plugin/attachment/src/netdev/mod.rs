@@ -1,7 +1,7 @@
 //! A netdev of the host that is given to a pod: everything the kernel forgets when a netdev
 //! changes namespaces, everything the pod may change, and how the netdev returns.
 //!
-//! - [`identity`]: what tells a netdev from all others;
+//! - [`identity`]: what identifies a netdev;
 //! - [`snapshot`]: the state of a netdev, as the journal keeps it;
 //! - [`tuning`]: the part of it that ethtool sets;
 //! - [`obstacle`]: what of the host's would be lost, so that a netdev is not moved;

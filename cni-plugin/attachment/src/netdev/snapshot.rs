@@ -276,9 +276,9 @@ impl Snapshot {
         })
     }
 
-    /// Notes the netdev's index in the pod, by which a link without a bus device is told from those
-    /// that the pod makes. To be written to the journal after the move and before the pod runs. False when
-    /// there is nothing to note.
+    /// Notes the netdev's index in the pod, which distinguishes a link without a bus device from
+    /// those that the pod makes. To be written to the journal after the move and before the pod
+    /// runs. False when there is nothing to note.
     pub fn moved_as(&mut self, in_pod: &Link) -> bool {
         let noted = self.identity.needs_index();
         if noted {
