@@ -144,7 +144,7 @@ impl Nldev {
     /// # Errors
     /// As [`Nldev::exchange`].
     pub fn char_device(&mut self, device: &Device) -> Result<Node, Error> {
-        let attempt = format!("look for the verbs node of RDMA device {}", device.name);
+        let attempt = format!("find the verbs node of RDMA device {}", device.name);
         self.one(&attempt, &Request::uverbs(device.index), Node::decode)
     }
 
@@ -162,7 +162,7 @@ impl Nldev {
     /// Sends a request and gathers the payloads of its answer; none for an acknowledgement.
     ///
     /// # Errors
-    /// [`Error::Refused`] with the kernel's words, [`Error::Io`] if the socket fails or no answer
+    /// [`Error::Refused`] with the kernel's text, [`Error::Io`] if the socket fails or no answer
     /// comes, [`Error::Malformed`] if the answer cannot be split.
     pub fn exchange(&mut self, attempt: &str, request: &Request) -> Result<Vec<Vec<u8>>, Error> {
         self.sequence = self.sequence.wrapping_add(1);
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_reads_as_attempt_then_the_kernels_words() {
+    fn a_refusal_reads_as_attempt_then_the_kernels_text() {
         let error = Error::Refused {
             attempt: "list RDMA devices".into(),
             errno: libc::EPERM,
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_the_rdma_stack_is_told_so_or_answers() {
+    fn a_host_without_the_rdma_stack_is_reported_as_such_or_answers() {
         // Which of the two depends on the machine; a wrong guess at the protocol is neither.
         match Nldev::open().and_then(|mut nldev| nldev.devices()) {
             Ok(_) | Err(Error::NotLoaded) => {}
