@@ -58,7 +58,7 @@ pub(crate) enum Reason {
     HasVfs(u32),
     /// The node itself needs its netdev, and why.
     Uplink(String, Why),
-    /// Whether the node itself needs its netdev cannot be told.
+    /// Whether the node itself needs its netdev is not known.
     UplinksUnknown(String),
     /// A pod holds it by a unit of this resource, and one of the two has it for itself.
     Held(String, Holder),
@@ -92,8 +92,8 @@ impl fmt::Display for Excluded {
             ),
             Reason::UplinksUnknown(reason) => write!(
                 formatter,
-                "{id} is left out of {resource}: whether the node itself needs its netdev cannot be \
-                 told: {reason}; mount the host's /proc, or set exclude for this pool without uplinks"
+                "{id} is left out of {resource}: whether the node itself needs its netdev is not \
+                 known: {reason}; mount the host's /proc, or set exclude for this pool without uplinks"
             ),
         }
     }
@@ -340,7 +340,7 @@ fn devices_of<'o>(
     devices
 }
 
-/// What this one look says about an HCA.
+/// What this one scan says about an HCA.
 fn health(
     pool: &PoolConfig,
     candidate: &Candidate,
@@ -408,7 +408,7 @@ fn health(
     Health::Unhealthy(UnhealthyReason::Port(format!("no active port: {states}")))
 }
 
-/// Whether a port is down because nobody has set it up yet, which the CNI plugin does: its netdev is
+/// Whether a port is down because the CNI plugin has yet to set it up: its netdev is
 /// administratively down. On InfiniBand the netdev has no say in the port's state, but a VF's port
 /// stays down until the VF has its GUID, and the CNI plugin gives it that.
 fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -> bool {

@@ -67,7 +67,7 @@ pub(crate) struct Configuration {
 /// Reads the host since the start.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ScanCounts {
-    /// By what made the daemon look.
+    /// By what made the daemon scan.
     pub by_trigger: BTreeMap<Trigger, u64>,
     /// Failed ones.
     pub failures: u64,
@@ -90,7 +90,7 @@ pub(crate) struct Pool {
     pub resource: ResourceName,
     /// Why it is delivered as it is.
     pub delivery_reason: String,
-    /// What the kubelet is told, and nothing else; `None` until there is something to tell.
+    /// What is sent to the kubelet, and nothing else; `None` until something is sent.
     pub snapshot: Option<Arc<Snapshot>>,
     /// Its session.
     pub session: watch::Receiver<State>,

@@ -94,7 +94,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let kept = Kept::in_directory(settings.state_dir.as_deref());
     let start = kept.start(&settings.config_file, &settings.defaults)?;
     if !settings.node_addresses.is_empty() {
-        reclaim::tell_node_addresses(&settings.reclaim, &settings.node_addresses);
+        reclaim::write_node_addresses(&settings.reclaim, &settings.node_addresses);
     }
     let stop = CancellationToken::new();
     let mut services = JoinSet::new();

@@ -38,7 +38,7 @@ impl Explain {
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults.read())?;
-        let seen = self.host.look()?;
+        let seen = self.host.scan()?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
             anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);

@@ -10,10 +10,10 @@ use super::resource::ResourceName;
 use super::selector::Selector;
 
 /// Interval of rescans when the file does not say one.
-pub(crate) const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
+pub(crate) const DEFAULT_RESCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
-pub(crate) const MIN_RESCAN: Duration = Duration::from_secs(1);
+pub(crate) const MIN_RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest time that can be configured; what is longer is a slip of the pen.
 pub(crate) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
@@ -43,7 +43,7 @@ pub struct Config {
     pub damping: Damping,
     /// Pools, in file order.
     pub pools: Vec<PoolConfig>,
-    /// What was tolerated but deserves a look.
+    /// What was tolerated but should be checked.
     pub warnings: Vec<String>,
     /// Why resources of the file are not served although the others are; only in the peers'
     /// formats, ours is refused whole.

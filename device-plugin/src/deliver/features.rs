@@ -51,7 +51,7 @@ pub(crate) fn lines(inventory: &Inventory) -> String {
 ///
 /// # Errors
 /// The directory is not there or cannot be written: it is made by Node Feature Discovery, and
-/// without that nobody would read it.
+/// without that the file has no reader.
 pub(crate) fn put(directory: &Path, content: &str) -> std::io::Result<()> {
     file::replace(&directory.join(FILE), content)
 }

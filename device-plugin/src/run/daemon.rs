@@ -582,7 +582,7 @@ impl Daemon {
             return;
         }
         let (settings, hcas) = (self.settings.reclaim.clone(), exclusive.clone());
-        let told = move || reclaim::tell_exclusive_hcas(&settings, &hcas);
+        let told = move || reclaim::write_exclusive_hcas(&settings, &hcas);
         match tokio::task::spawn_blocking(told).await {
             Ok(()) => self.exclusive = Some(exclusive),
             Err(error) => tracing::error!(%error, "telling the CNI plugin failed"),

@@ -11,7 +11,7 @@ use crate::container_runtime::{self, Cdi};
 use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// The container's checks are made.
@@ -351,7 +351,7 @@ fn r04_nodes(facts: &Facts) -> Vec<Finding> {
             Node::Missing if facts.in_pod => missing_in_pod(facts, node)?,
             Node::Missing => Finding::fail(
                 "neither devtmpfs nor udev made it",
-                "udevadm trigger --subsystem-match=infiniband_verbs; look at /dev's mount",
+                "udevadm trigger --subsystem-match=infiniband_verbs; check /dev's mount",
             ),
             Node::Ready if facts.in_pod && surplus(facts, node) => Finding::warn(
                 "it belongs to a NIC that this container did not get",

@@ -97,7 +97,7 @@ fn judge(
     } else if sawtooth(large) {
         (
             "it goes up and down from size to size: packets are dropped or held back",
-            "look at PFC and ECN on the NICs and the switch (preflight Q01 to Q06, L12)",
+            "check PFC and ECN on the NICs and the switch (preflight Q01 to Q06, L12)",
         )
     } else if flat(run) && memory == Memory::Gpu {
         (
@@ -189,8 +189,8 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
     if wrong > 0 || log.out_of_bounds.is_some_and(|count| count > 0) {
         return Finding::fail(
             format!("{wrong} values came out wrong: data is damaged on its way"),
-            "take the node out of use; look at ECC errors of GPUs and memory, at the NIC's \
-             firmware, and try NCCL_NET_GDR_LEVEL=LOC to tell the GPU's path from the network's",
+            "take the node out of use; check ECC errors of GPUs and memory and the NIC's \
+             firmware, and try NCCL_NET_GDR_LEVEL=LOC to separate the GPU's path from the network's",
         );
     }
     let large = |least: u64| -> Vec<f64> {
@@ -254,7 +254,7 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
     if share < 0.1 {
         return Finding::fail(
             format!("{percent}: as slow as TCP"),
-            "set NCCL_DEBUG=INFO and look for \"NET/IB : Using\"; without it NCCL found no RDMA \
+            "set NCCL_DEBUG=INFO and find \"NET/IB : Using\" in the log; without it NCCL found no RDMA \
              device in the container",
         );
     }
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_gids_are_told_of() {
+    fn link_local_gids_are_reported() {
         let mut run = table(&[(65_536, 98.0)], 4096);
         run.gids = vec!["fe80::1".parse().unwrap()];
         let finding = bandwidth(&run, Some(100.0), false, Memory::Host);
