@@ -1,4 +1,4 @@
-//! The daemon: wires looking, deciding and the kubelet sessions together, and ends them.
+//! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
 //! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
 //! HTTP server) either reads what the loop publishes or rings for it. Nothing is kept on disk but
@@ -62,9 +62,9 @@ pub(crate) struct Settings {
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
     pub metrics_addrs: Vec<SocketAddr>,
-    /// To whom `/status` and the names of pods are told.
+    /// Who gets `/status` and the names of pods.
     pub details: http::Details,
-    /// Addresses that the cluster knows the node by; none if it was not told.
+    /// Addresses that the cluster knows the node by; none if they are not configured.
     pub node_addresses: Vec<IpAddr>,
     /// Roots of the host's kernel file systems.
     pub host: Host,
@@ -144,7 +144,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
-    // What pods have is known before the first look, so that none of it seems to be gone.
+    // What pods have is known before the first scan, so that none of it seems to be gone.
     let reclaim = settings.reclaim.clone();
     let taken = tokio::task::spawn_blocking(move || reclaim::taken(&reclaim)).await?;
     let findings = reclaim::Findings {

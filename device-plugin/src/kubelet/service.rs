@@ -29,7 +29,7 @@ use crate::config::NodeClass;
 use crate::deliver::device_info;
 use crate::snapshot::{Snapshot, Unit};
 
-/// The current snapshot of a resource; `None` until there is something to tell.
+/// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 
 /// What sessions ask of the daemon, in whose hands the host is.
@@ -41,7 +41,7 @@ pub(crate) struct Requests {
     allocated: Arc<Notify>,
 }
 
-/// Who waits for a scan: told when it ended, or why it does not come to its end.
+/// Who waits for a scan: gets its end, or why it does not end.
 pub(crate) type Waiting = oneshot::Sender<Result<(), String>>;
 
 /// Where requests arrive.
@@ -80,9 +80,9 @@ impl Requests {
         )
     }
 
-    /// Asks for a look and waits until what containers get is true again. An HCA that was moved to
+    /// Asks for a scan and waits until what containers get is true again. An HCA that was moved to
     /// a pod's namespace since it was allocated may have another device number by now.
-    async fn look(&self) -> Result<(), Status> {
+    async fn scan(&self) -> Result<(), Status> {
         let over = || Status::unavailable("the device plugin is stopping");
         let (done, answer) = oneshot::channel();
         self.scans.send(done).await.map_err(|_| over())?;
@@ -120,7 +120,7 @@ impl Requests {
 pub(crate) struct Service {
     /// Whether its units are whole HCAs, which may be moved to a pod's namespace.
     pub(super) exclusive: bool,
-    /// What is told.
+    /// What is sent.
     pub(super) feed: Feed,
     /// Streams that are open now.
     pub(super) streams: Arc<watch::Sender<usize>>,
@@ -217,7 +217,7 @@ pub(crate) struct AllocationCounts {
 impl Service {
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
         self.feed.borrow().clone().ok_or_else(|| {
-            Status::unavailable("the host's RDMA devices have not been looked at yet; try again")
+            Status::unavailable("the host's RDMA devices have not been scanned yet; try again")
         })
     }
 
@@ -310,7 +310,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        self.requests.look().await?;
+        self.requests.scan().await?;
         let snapshot = self.snapshot()?;
         let ids = request.into_inner().devices_ids;
         let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());

@@ -15,8 +15,8 @@
 //! and only registering anew clears that.
 //!
 //! A kubelet that is not there is waited for without end: with back-off and jitter, cut short by
-//! the appearance of its socket. Killed at any point, the process leaves a socket file that nobody
-//! serves; the next one with this name removes it before it binds its own.
+//! the appearance of its socket. Killed at any point, the process leaves a socket file without a
+//! server; the next one with this name removes it before it binds its own.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ pub(crate) struct Session {
     pub socket: SocketName,
     /// What is in that directory.
     pub contents: watch::Receiver<Contents>,
-    /// What the kubelet is told.
+    /// What is sent to the kubelet.
     pub feed: Feed,
     /// Where the session reports how it is doing.
     pub state: watch::Sender<State>,
@@ -247,7 +247,7 @@ impl Session {
         })
     }
 
-    /// Removes what earlier processes left of this resource: sockets that nobody serves.
+    /// Removes what earlier processes left of this resource: sockets without a server.
     fn sweep(&self) {
         let entries = std::fs::read_dir(&self.directory)
             .into_iter()
@@ -267,7 +267,7 @@ impl Session {
                     .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
             };
             if own || dead() {
-                tracing::debug!(socket = %entry.path().display(), "removing a socket nobody serves");
+                tracing::debug!(socket = %entry.path().display(), "removing a socket without a server");
                 let _ = std::fs::remove_file(entry.path());
             }
         }
@@ -279,11 +279,11 @@ impl Session {
         let mut failed_on = None;
         loop {
             let siblings = self.siblings();
-            // Not from the last look at the directory, which may be older than the socket that is
+            // Not from the last read of the directory, which may be older than the socket that is
             // about to be called: news of it would pass for a restart, and cost a second
             // registration.
             let kubelet = self.kubelet();
-            // What happened before this point wakes nobody up any more, so it is looked at.
+            // What happened before this point wakes no task any more, so it is checked.
             if SocketId::of(&served.path) != Some(served.id) {
                 return Trouble::SocketGone;
             }
@@ -341,7 +341,7 @@ impl Session {
 
     /// Sockets of other processes for this resource.
     ///
-    /// What `sweep` removed may still be in the last look at the directory; its going away would
+    /// What `sweep` removed may still be in the last read of the directory; its going away would
     /// pass for the end of a process that the kubelet knew, and cost a second registration.
     fn siblings(&mut self) -> BTreeSet<String> {
         let mut siblings = self.socket.siblings(&self.contents.borrow_and_update());
@@ -444,11 +444,11 @@ impl Session {
         siblings.extend(self.siblings());
         let mut without = Trouble::Unheard;
         // The deadline for a stream to come, while there is none.
-        let mut patience = Some(tokio::time::Instant::now() + self.timing.stream);
+        let mut deadline = Some(tokio::time::Instant::now() + self.timing.stream);
         loop {
             let open = *streams.borrow_and_update();
             if open > 0 {
-                patience = None;
+                deadline = None;
                 without = Trouble::StreamEnded;
                 self.state.send_if_modified(|state| {
                     let news = state.streaming_since.is_none();
@@ -456,15 +456,15 @@ impl Session {
                     state.streaming_since.get_or_insert_with(Instant::now);
                     news
                 });
-            } else if patience.is_none() {
-                patience = Some(tokio::time::Instant::now() + self.timing.settle);
+            } else if deadline.is_none() {
+                deadline = Some(tokio::time::Instant::now() + self.timing.settle);
                 self.state.send_modify(|state| {
                     state.streaming_since = None;
                     state.listed = false;
                 });
             }
             let waiting = async {
-                match patience {
+                match deadline {
                     Some(deadline) => tokio::time::sleep_until(deadline).await,
                     None => std::future::pending().await,
                 }

@@ -30,7 +30,7 @@ const KUBELET_TIMEOUT: Duration = Duration::from_millis(1500);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after an allocation the kubelet is called: it admits the whole pod first, other plugins'
 /// devices too, and a sandbox takes longer than that to make.
-const ADMISSION: Duration = Duration::from_millis(30);
+const ADMISSION_GRACE_PERIOD: Duration = Duration::from_millis(30);
 
 type Listing = Result<Arc<View>, String>;
 
@@ -156,7 +156,7 @@ async fn file_id(directory: PathBuf) -> Option<checkpoint::FileId> {
 }
 
 impl Caller {
-    /// Calls the kubelet whenever somebody asks, until nobody can any more.
+    /// Calls the kubelet for each question, until all senders are gone.
     pub(crate) async fn run(mut self) {
         let mut ahead: Option<Instant> = None;
         loop {
@@ -171,7 +171,7 @@ impl Caller {
                     Some(first) => self.serve(first).await,
                     None => return,
                 },
-                () = self.allocated.notified() => ahead = Some(Instant::now() + ADMISSION),
+                () = self.allocated.notified() => ahead = Some(Instant::now() + ADMISSION_GRACE_PERIOD),
                 () = admitted => {
                     ahead = None;
                     self.call_ahead().await;
@@ -196,7 +196,7 @@ impl Caller {
         }
     }
 
-    /// Calls unless a question did so meanwhile. A failure is for the next question to tell.
+    /// Calls unless a question did so meanwhile. A failure is for the next question to report.
     async fn call_ahead(&mut self) {
         let now = file_id(self.device_plugin_dir.clone()).await;
         let known = {

@@ -33,21 +33,20 @@ use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::snapshot::{Shape, Snapshot};
 
-/// How long after the start a pool that is not complete tells the kubelet nothing at all; see
-/// [`Withhold`].
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
+const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// How long after the host booted its ports may still be training.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 /// How long the kubelet may take to say who holds what, before a configuration is used.
 const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long events are gathered before a look: a device that appears rings several times.
-const GATHER: Duration = Duration::from_millis(10);
+/// How long events are gathered before a scan: a device that appears causes several.
+const GATHER_INTERVAL: Duration = Duration::from_millis(10);
 /// The same for the configuration's directory, where a file may be written in pieces.
-const GATHER_CONFIGURATION: Duration = Duration::from_millis(200);
-/// Shortest time between two looks that events ask for.
-const SPACING: Duration = Duration::from_millis(50);
+const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
+/// Shortest time between two scans that events ask for.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What others find out beside the looks at the host.
+/// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
     /// What the kubelet's gRPC client calls itself.
     pub(super) client: watch::Receiver<Option<String>>,
@@ -73,7 +72,7 @@ pub(super) struct Daemon {
     started: Instant,
     /// Whether the host booted a moment before.
     booted_now: bool,
-    last_look: Instant,
+    last_scan: Instant,
     scan: Option<Scan>,
     /// Why another scan is wanted once the present one has ended, if one is.
     wanted: Option<Trigger>,
@@ -85,16 +84,16 @@ pub(super) struct Daemon {
     /// The file that was read last.
     config_read: Option<FileId>,
     config_watch: Option<(FileId, RecommendedWatcher)>,
-    /// Why the configuration's directory is not watched, as it was told last.
+    /// Why the configuration's directory is not watched, as it was logged last.
     config_unwatched: Option<String>,
-    /// When to look again because a port will have been up or down for long enough.
+    /// When to scan again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
-    /// The HCAs of exclusive pools, as the CNI plugin was told last.
+    /// The HCAs of exclusive pools, as they were written last for the CNI plugin.
     exclusive: Option<BTreeSet<HcaId>>,
     /// How pools are delivered that state nothing.
     choice: Choice,
-    /// What Node Feature Discovery was told last, or why it could not be.
+    /// What was written last for Node Feature Discovery, or why it could not be.
     features: Option<Result<String, String>>,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
@@ -157,7 +156,7 @@ impl Daemon {
             netns_mode: None,
             started,
             booted_now,
-            last_look: started,
+            last_scan: started,
             scan: None,
             wanted: None,
             waiting: Vec::new(),
@@ -194,7 +193,9 @@ impl Daemon {
         self.want(Trigger::Start, triggers);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
-        let mut patience = Some(tokio::time::Instant::from_std(self.started + PATIENCE));
+        let mut withhold_ends = Some(tokio::time::Instant::from_std(
+            self.started + START_GRACE_PERIOD,
+        ));
         let ended = loop {
             let late = self.scan.as_ref().and_then(Scan::deadline);
             let reason = tokio::select! {
@@ -223,8 +224,8 @@ impl Daemon {
                     self.tidy().await;
                     continue;
                 }
-                () = until(patience) => {
-                    patience = None;
+                () = until(withhold_ends) => {
+                    withhold_ends = None;
                     Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
@@ -243,7 +244,7 @@ impl Daemon {
                     self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy().await;
                     // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE;
+                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
                     Trigger::Pods
                 }
@@ -270,7 +271,7 @@ impl Daemon {
             if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE);
+                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE_INTERVAL);
             }
             if asked_for {
                 self.choose_delivery().await;
@@ -385,12 +386,12 @@ impl Daemon {
         is_another
     }
 
-    /// Waits a moment for what follows an event, and keeps looks apart from each other. A new
-    /// configuration outweighs all that is heard with it.
+    /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
+    /// new configuration outweighs all that is heard with it.
     async fn gather(&self, first: Trigger, heard: &mut mpsc::Receiver<Trigger>) -> Trigger {
         let settle = match first {
-            Trigger::Configuration => GATHER_CONFIGURATION,
-            _ => GATHER.max(SPACING.saturating_sub(self.last_look.elapsed())),
+            Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
+            _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.last_scan.elapsed())),
         };
         tokio::time::sleep(settle).await;
         let mut reason = first;
@@ -465,7 +466,7 @@ impl Daemon {
     async fn scan_ended(&mut self, outcome: Result<HostSnapshot, String>, triggers: &Triggers) {
         let Some(scan) = self.scan.take() else { return };
         let now = Instant::now();
-        self.last_look = now;
+        self.last_scan = now;
         *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
         self.scans.last = scan.elapsed();
         self.scans.total += self.scans.last;
@@ -511,7 +512,7 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
-        self.tell_features(&seen.inventory).await;
+        self.write_features(&seen.inventory).await;
         let taken = self.known.found.borrow_and_update().taken.clone();
         self.pool_states
             .memory_mut()
@@ -520,42 +521,42 @@ impl Daemon {
         self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
-        self.tell_exclusive_hcas().await;
+        self.write_exclusive_hcas().await;
         let ready = self.write_specifications().await;
-        let patience = match self.started.elapsed() < PATIENCE {
+        let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
             true if self.booted_now => Withhold::DriversAndPorts,
             true => Withhold::Drivers,
             false => Withhold::Over,
         };
-        self.sessions.show(&ready, patience);
+        self.sessions.show(&ready, withhold);
     }
 
-    /// Tells Node Feature Discovery, where that is asked for and there is news. What cannot be
-    /// written is tried again at the next look.
-    async fn tell_features(&mut self, inventory: &Inventory) {
+    /// Writes the features for Node Feature Discovery, where that is configured and they changed.
+    /// What cannot be written is tried again at the next scan.
+    async fn write_features(&mut self, inventory: &Inventory) {
         let Some(directory) = self.settings.features_dir.clone() else {
             return;
         };
         let lines = features::lines(inventory);
-        if matches!(&self.features, Some(Ok(told)) if *told == lines) {
+        if matches!(&self.features, Some(Ok(written)) if *written == lines) {
             return;
         }
         let text = lines.clone();
         let put = tokio::task::spawn_blocking(move || features::put(&directory, &text)).await;
-        let told = match put {
+        let written = match put {
             Ok(Ok(())) => Ok(lines),
             Ok(Err(error)) => Err(error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        if let Err(error) = &told
+        if let Err(error) = &written
             && !matches!(&self.features, Some(Err(before)) if before == error)
         {
             tracing::warn!(error, "cannot write node features; see --features-dir");
         }
-        self.features = Some(told);
+        self.features = Some(written);
     }
 
-    /// Sets up what pools want up. The kernel tells of the change, which makes the daemon look again.
+    /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
     async fn set_links_up(&mut self, inventory: &Inventory) {
         let snapshots = self.pool_states.snapshots();
         let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
@@ -569,8 +570,8 @@ impl Daemon {
         }
     }
 
-    /// Tells the CNI plugin which HCAs are of exclusive pools, before the kubelet hears of them.
-    async fn tell_exclusive_hcas(&mut self) {
+    /// Writes the HCAs of exclusive pools for the CNI plugin, before the kubelet hears of them.
+    async fn write_exclusive_hcas(&mut self) {
         let exclusive: BTreeSet<HcaId> = self
             .pool_states
             .snapshots()
@@ -582,10 +583,10 @@ impl Daemon {
             return;
         }
         let (settings, hcas) = (self.settings.reclaim.clone(), exclusive.clone());
-        let told = move || reclaim::write_exclusive_hcas(&settings, &hcas);
-        match tokio::task::spawn_blocking(told).await {
+        let write = move || reclaim::write_exclusive_hcas(&settings, &hcas);
+        match tokio::task::spawn_blocking(write).await {
             Ok(()) => self.exclusive = Some(exclusive),
-            Err(error) => tracing::error!(%error, "telling the CNI plugin failed"),
+            Err(error) => tracing::error!(%error, "writing the files for the CNI plugin failed"),
         }
     }
 
@@ -634,7 +635,7 @@ impl Daemon {
             .unwrap_or_default()
     }
 
-    /// Removes what was put in place for units that nobody holds any more.
+    /// Removes what was put in place for units that no pod holds any more.
     async fn tidy(&self) {
         let Some(allocated) = self.allocated.clone() else {
             return;
@@ -735,7 +736,7 @@ impl Daemon {
                 if self.config_unwatched.as_ref() != Some(&error) {
                     tracing::warn!(
                         file = %file.display(), error,
-                        "cannot watch the configuration; it is looked at before each scan"
+                        "cannot watch the configuration; it is read before each scan"
                     );
                     self.config_unwatched = Some(error);
                 }
@@ -769,7 +770,7 @@ fn log_configuration(file: &Path, config: &Config) {
     }
 }
 
-/// A file or directory that can be told from its successor.
+/// A file or directory, distinguished from its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileId {
     device: u64,
