@@ -88,7 +88,7 @@ impl Ground {
     fn new() -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .context("make namespaces (needs root)")?;
-        // A sysfs of this network namespace, seen by nobody else. Pods are made with ip, which
+        // A sysfs of this network namespace alone. Pods are made with ip, which
         // shares its mounts, so only /sys is cut off from the rest.
         let none = None::<&str>;
         mount(

@@ -26,7 +26,7 @@ const RANGE: &str = "10.16.0.0/12";
 const THEIR_RANGE: &str = "10.16.0.0/16";
 const BASE: Ipv4Addr = Ipv4Addr::new(10, 16, 0, 0);
 const THEIR_MOST: u32 = 65_000;
-/// Leases of the store that fuller ones are held against.
+/// Leases of the store that fuller ones are compared with.
 const FEW: u32 = 100;
 
 #[derive(Debug, Parser)]
@@ -200,7 +200,7 @@ fn main() -> Result<ExitCode> {
     let ground = TempDir::new()?;
     let ours = Side::ours(ground.path())?;
     let theirs = Side::host_local(ground.path());
-    // What ours is held against itself.
+    // Ours with few leases, to compare ours with itself.
     let few_ground = TempDir::new()?;
     let few = Side::ours(few_ground.path())?;
     fill(&few, 0, FEW)?;

@@ -65,7 +65,7 @@ struct Point {
     number: usize,
 }
 
-/// The command of `call` under strace, which writes to nowhere and injects as told.
+/// The command of `call` under strace, which writes to nowhere and injects as `options` say.
 fn traced(call: &Call, command: &str, options: &[&str]) -> std::process::Command {
     let mut strace = Call {
         plugin: "strace".into(),
@@ -223,7 +223,7 @@ impl Ground {
     }
 
     fn clean(&self, when: &str) -> Result<()> {
-        // The kernel tells the far end of a link a little later that it has a carrier again.
+        // The kernel reports the carrier to the far end of a link a little later.
         let started = Instant::now();
         while let Err(differs) = same(&self.before, &self.host.picture()?, when) {
             if started.elapsed() > Duration::from_secs(3) {
@@ -292,7 +292,7 @@ impl Ground {
         for point in requests {
             let answer = inject(&self.call(), "ADD", &self.config, &point, "error=ENOBUFS")?;
             if answer.status.success() {
-                // Looking whether there is an IPv6 way out may fail, for instance.
+                // The read of the IPv6 default route may fail, for instance.
                 self.del()?;
             } else {
                 failed += 1;

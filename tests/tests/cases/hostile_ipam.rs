@@ -185,7 +185,7 @@ fn long() -> Result<()> {
     Ok(())
 }
 
-/// What a parser that takes the first and one that takes the last would tell apart.
+/// What a parser that takes the first and one that takes the last would read differently.
 fn two_types() -> Result<()> {
     let (scene, call) = with_program("helper", ANSWER)?;
     install(&scene, "static", ANSWER)?;
@@ -504,8 +504,8 @@ fn code(code: &str) -> Result<()> {
         echo '{{"cniVersion":"1.0.0","code":{code},"msg":"odd"}}'; exit 1"#
     );
     let (answer, _) = answered(&body)?;
-    let (told, message) = answer.refusal()?;
-    ensure!((1..1000).contains(&told), "code {told}: {message}");
+    let (number, message) = answer.refusal()?;
+    ensure!((1..1000).contains(&number), "code {number}: {message}");
     Ok(())
 }
 
