@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_a_pod_is_distinguished_from_a_daemon_that_is_away() {
+    fn a_call_without_a_pod_is_distinguished_from_an_absent_daemon() {
         let socket = Path::new("/nonexistent/node.sock");
         let log = Log::new(&node::policy::Log::default(), "test", "");
         for args in [

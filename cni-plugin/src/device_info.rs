@@ -38,7 +38,7 @@ pub(crate) struct Report<'a> {
 /// The file, if it is this attachment's.
 ///
 /// # Errors
-/// Why it is not written, in words.
+/// Why it is not written, as text.
 pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
     let path = Path::new(named);
     let directory = path.parent().and_then(Path::to_str).unwrap_or_default();

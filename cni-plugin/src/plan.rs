@@ -148,7 +148,7 @@ impl fmt::Display for Plan {
 }
 
 /// Refuses keys that have no meaning for what the request resolved to, and what the kernel would
-/// refuse in worse words, or take and do something else.
+/// refuse with a worse message, or take and do something else.
 ///
 /// # Errors
 /// Code 7 or 2 naming the key and what to do instead.

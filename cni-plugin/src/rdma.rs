@@ -175,7 +175,7 @@ pub(crate) fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<Rdma
                 Code::TryAgain,
                 format!("RDMA device {name} is not in the host's network namespace"),
             )
-            .with_details("a pod has it, or it is on its way back from one")
+            .with_details("a pod has it, or it is returning from one")
         })?;
         if let Some((_, verbs)) = nodes.iter().find(|(owner, _)| owner == name) {
             keeps_its_number(name, &verbs.name, &nodes)?;

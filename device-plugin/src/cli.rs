@@ -351,7 +351,7 @@ fn chain(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whoever reads our output may stop at any time (`discover | head`).
+/// A reader of our output may stop at any time (`discover | head`).
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
@@ -389,7 +389,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,
         details: if args.open_status {
-            Details::Everybody
+            Details::EveryClient
         } else {
             Details::Loopback
         },

@@ -300,7 +300,7 @@ async fn lost(bound: &Bound, path: &Path, state: &watch::Sender<State>) {
                 return;
             }
             Present::Nothing => {
-                tracing::warn!(socket = %path.display(), "somebody removed the node's socket");
+                tracing::warn!(socket = %path.display(), "the node's socket was removed");
                 return;
             }
         };

@@ -52,7 +52,7 @@ pub(crate) struct Excluded {
 /// Why a pool does not have an HCA that its selectors choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// Another pool has it, and at least one of the two gives HCAs away whole.
+    /// Another pool has it, and at least one of the two is exclusive.
     Claimed(ResourceName),
     /// It has virtual functions.
     HasVfs(u32),
@@ -74,32 +74,32 @@ impl fmt::Display for Excluded {
         match reason {
             Reason::Claimed(by) => write!(
                 formatter,
-                "{id} is chosen by {by} and by {resource}, and at least one of them gives HCAs away \
-                 whole; {by}, which comes first, has it; narrow the selectors of one of them"
+                "{id} is chosen by {by} and by {resource}, and at least one of them is \
+                 exclusive; {by}, which comes first, has it; narrow the selectors of one of them"
             ),
             Reason::HasVfs(count) => write!(
                 formatter,
-                "{id} is left out of {resource}: it has {count} virtual functions, which are what \
-                 can be given away"
+                "{id} is excluded from {resource}: it has {count} virtual functions, which are what \
+                 can be offered"
             ),
             Reason::Uplink(netdev, why) => write!(
                 formatter,
-                "{id} is left out of {resource}: the node itself needs {netdev}: {why}"
+                "{id} is excluded from {resource}: the node itself needs {netdev}: {why}"
             ),
             Reason::Held(by, pod) => write!(
                 formatter,
-                "{id} is left out of {resource} until {pod} ends, which holds it as {by}"
+                "{id} is excluded from {resource} until {pod} ends, which holds it as {by}"
             ),
             Reason::UplinksUnknown(reason) => write!(
                 formatter,
-                "{id} is left out of {resource}: whether the node itself needs its netdev is not \
+                "{id} is excluded from {resource}: whether the node itself needs its netdev is not \
                  known: {reason}; mount the host's /proc, or set exclude for this pool without uplinks"
             ),
         }
     }
 }
 
-/// Makes the pools from the candidates of an observation; `previous` are the ones made before from
+/// Makes the pools from the candidates of a scan; `previous` are the ones made before from
 /// the same configuration.
 pub(crate) fn assemble(
     config: &Config,
@@ -115,7 +115,7 @@ pub(crate) fn assemble(
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
-    /// another one. So a changed configuration cannot give an HCA away twice.
+    /// another one. So a changed configuration cannot offer an HCA twice.
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
     /// The delivery of pools that state none.
     pub automatic_delivery: Delivery,

@@ -1,9 +1,9 @@
 //! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
 //! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
-//! HTTP server) either reads what the loop publishes or rings for it. Nothing is kept on disk but
-//! CDI specifications and device information, each replaced whole: a daemon killed at any point is
-//! followed by one that finds the host as it is.
+//! HTTP server) either reads what the loop publishes or sends it a trigger. Nothing is kept on disk
+//! but CDI specifications and device information, each replaced whole: a daemon killed at any point
+//! is followed by one that finds the host as it is.
 
 mod daemon;
 
@@ -30,7 +30,7 @@ use crate::kubelet::service::Requests;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
-use crate::sessions::{Ground, Sessions};
+use crate::sessions::{Common, Sessions};
 use crate::telemetry::http;
 use daemon::{Daemon, Known};
 
@@ -104,7 +104,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
     let contents = watch::Sender::new(Contents::default());
-    let sessions = Sessions::new(Ground {
+    let sessions = Sessions::new(Common {
         directory: settings.device_plugin_dir.clone(),
         contents: contents.subscribe(),
         nonce: nonce.clone(),

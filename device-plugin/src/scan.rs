@@ -86,7 +86,7 @@ impl Scan {
     /// Waits for its end; without end if there is none.
     ///
     /// # Errors
-    /// Why there is no observation.
+    /// Why there is no result.
     pub(crate) async fn ended(scan: &mut Option<Self>) -> Result<HostSnapshot, String> {
         match scan {
             Some(scan) => match (&mut scan.outcome).await {

@@ -16,7 +16,7 @@ use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]
-pub(crate) struct Ground {
+pub(crate) struct Common {
     /// The kubelet's device-plugins directory.
     pub directory: PathBuf,
     /// What is in it.
@@ -76,7 +76,7 @@ pub(crate) struct SessionReport<'s> {
 /// Sessions by resource.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    ground: Ground,
+    common: Common,
     running: BTreeMap<ResourceName, Running>,
     tasks: JoinSet<()>,
 }
@@ -93,9 +93,9 @@ struct Running {
 
 impl Sessions {
     /// No session yet.
-    pub(crate) fn new(ground: Ground) -> Self {
+    pub(crate) fn new(common: Common) -> Self {
         Self {
-            ground,
+            common,
             running: BTreeMap::new(),
             tasks: JoinSet::new(),
         }
@@ -133,15 +133,15 @@ impl Sessions {
         };
         let session = Session {
             resource: resource.clone(),
-            directory: self.ground.directory.clone(),
-            socket: SocketName::new(resource, &self.ground.nonce),
-            contents: self.ground.contents.clone(),
+            directory: self.common.directory.clone(),
+            socket: SocketName::new(resource, &self.common.nonce),
+            contents: self.common.contents.clone(),
             feed: running.feed.subscribe(),
             state,
             allocations: running.allocations.clone(),
             exclusive,
-            requests: self.ground.requests.clone(),
-            timing: self.ground.timing,
+            requests: self.common.requests.clone(),
+            timing: self.common.timing,
             stop: running.stop.clone(),
         };
         self.tasks.spawn(session.run());

@@ -86,7 +86,7 @@ impl Netdev {
     }
 
     /// True for the host side of a VF or sub-function in switchdev mode. It carries no RDMA of
-    /// its own and must not be given away.
+    /// its own and must not be offered.
     #[must_use]
     pub fn is_representor(&self) -> bool {
         self.phys_port_name

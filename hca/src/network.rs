@@ -57,7 +57,7 @@ pub struct Network {
 
 /// Netdevs that the node itself needs, or why they are not known.
 ///
-/// Not knowing is not the same as none: what gives HCAs away whole then gives none away.
+/// Not knowing is not the same as none: an exclusive pool then offers no HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uplinks {
     /// By name, with what makes each one an uplink.

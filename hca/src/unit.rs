@@ -175,7 +175,7 @@ impl HcaId {
     /// The identity of an RDMA device: its sub-function, else its PCI function, else its GUID.
     ///
     /// Two RDMA devices can have the same: they then stand on one piece of hardware and can only
-    /// be given away together.
+    /// be allocated together.
     ///
     /// # Errors
     /// [`Error::NoIdentity`] for a soft device without a GUID; [`Error::Form`] for an auxiliary

@@ -244,7 +244,7 @@ fn node_slices(object: &Value) -> Result<Slices<'_>, ImportError> {
     })
 }
 
-/// One import on its way.
+/// One import in progress.
 struct Whereabouts<'v> {
     slices: Vec<Slices<'v>>,
     network_names: &'v [String],

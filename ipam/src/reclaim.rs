@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A lease younger than this is left alone: its ADD may still be on its way.
+/// A lease younger than this is left alone: its ADD may still be running.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// The second reading comes at least this long after the first.
 pub const MIN_GAP: Duration = Duration::from_secs(5);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emptied_record_of_this_boot_may_be_a_call_on_its_way() {
+    fn an_emptied_record_of_this_boot_may_be_a_call_that_runs() {
         let crashed = Crashed::new();
         let store = crashed.store();
         std::fs::File::create(&crashed.entry).unwrap();

@@ -31,7 +31,7 @@ pub const UNNAMED: &str = "rdma-tmp";
 
 /// Undoes an attachment.
 ///
-/// `timeout` is how long a netdev is waited for that is on its way out of a dying namespace.
+/// `timeout` limits the wait for a netdev that returns from a dying namespace.
 ///
 /// # Errors
 /// All failures, the first one first.

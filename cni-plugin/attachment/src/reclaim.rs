@@ -20,7 +20,7 @@ use crate::{
 /// An ADD or DEL of an attachment may be running; the next round finds what it leaves.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An attachment younger than this is left alone: its ADD may still be on its way.
+/// An attachment younger than this is left alone: its ADD may still be running.
 pub const MIN_AGE_SECONDS: u64 = 60;
 
 /// Why an attachment is over, if it is.

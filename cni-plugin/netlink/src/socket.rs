@@ -1,4 +1,4 @@
-//! One blocking netlink exchange, with the kernel's own words on refusal.
+//! One blocking netlink exchange, with the kernel's own text on refusal.
 
 use std::{
     fmt, io,
@@ -132,7 +132,7 @@ type Observer = Box<dyn Fn(&Exchange<'_>) + Send + Sync>;
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
 /// Has `observer` called with each request of this process. The first observer stays; without one
-/// nothing is measured or put into words.
+/// nothing is measured or formatted.
 pub fn observe(observer: impl Fn(&Exchange<'_>) + Send + Sync + 'static) {
     let _ = OBSERVER.set(Box::new(observer));
 }

@@ -133,7 +133,7 @@ impl Verdict {
         match (self.chosen, self.member, self.healthy) {
             (_, true, true) => "in the pool",
             (_, true, false) => "in the pool, unhealthy",
-            (true, false, _) => "chosen, but left out",
+            (true, false, _) => "chosen, but excluded",
             (false, false, _) => "not chosen",
         }
     }

@@ -1,4 +1,5 @@
-//! `rdma-device-plugin status`: units, who holds them, attachments, health, from whoever answers.
+//! `rdma-device-plugin status`: units, who holds them, attachments, health, from each source that
+//! answers.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -113,7 +113,7 @@ pub struct PoolConfig {
     pub exclude_topology: bool,
     /// How containers get their devices; `None` where the file leaves it to the daemon.
     pub delivery: Option<Delivery>,
-    /// HCAs that are left out although a selector chooses them.
+    /// HCAs that are excluded although a selector chooses them.
     pub exclude: Exclusion,
     /// What the state of its ports says about an HCA.
     pub port_health: PortHealth,
@@ -231,14 +231,14 @@ pub enum PortHealth {
 /// HCAs that a pool leaves out, whatever its selectors say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exclusion {
-    /// Physical functions that have virtual ones: these are what is given away.
+    /// Physical functions that have virtual ones: those are offered instead.
     pub pfs_with_vfs: bool,
     /// HCAs whose netdev carries the default route.
     pub uplinks: bool,
 }
 
 impl Exclusion {
-    /// Nothing is left out.
+    /// Nothing is excluded.
     pub const NONE: Self = Self {
         pfs_with_vfs: false,
         uplinks: false,

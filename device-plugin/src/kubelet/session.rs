@@ -77,7 +77,7 @@ impl Default for Timing {
 /// What it means when the kubelet opens no stream. Kubelets before 1.26 send the socket's path as
 /// the authority of their requests, which HTTP/2 does not allow (RFC 9113 8.3.1) and h2 refuses
 /// before any code of ours is called; kubernetes/kubernetes#112597 ended that.
-pub(crate) const UNHEARD: &str = "the kubelet took the registration, but asks for no units: kubelets \
+pub(crate) const NO_STREAM: &str = "the kubelet took the registration, but asks for no units: kubelets \
     before 1.26 cannot, update the node; a newer one says why in its own log";
 
 /// Where a session stands, for metrics and `/readyz`.
@@ -96,7 +96,7 @@ pub(crate) struct State {
     /// Why the last attempt failed; cleared by success.
     pub last_error: Option<String>,
     /// Registrations in a row after which no stream came: the kubelet cannot use what it accepted.
-    pub unheard: u32,
+    pub registrations_without_stream: u32,
 }
 
 /// What a session is about; all of it lives as long as the resource is configured.
@@ -170,7 +170,7 @@ enum Trouble {
     /// `kubelet.sock` was replaced.
     KubeletRestarted,
     /// No stream came since the registration.
-    Unheard,
+    NoStream,
     /// The last stream ended.
     StreamEnded,
     /// Another process's socket for this resource went away.
@@ -228,7 +228,7 @@ impl Session {
             end: end.clone(),
             allocations: self.allocations.clone(),
             requests: self.requests.clone(),
-            granted: Arc::default(),
+            allocated_nodes: Arc::default(),
             directory: self.directory.clone(),
             state: self.state.clone(),
         };
@@ -334,7 +334,7 @@ impl Session {
                         return trouble;
                     }
                 }
-                Trouble::Unheard => self.unheard(),
+                Trouble::NoStream => self.note_no_stream(),
             }
         }
     }
@@ -442,7 +442,7 @@ impl Session {
         // Those from before the registration, and those that came during it.
         let mut siblings = siblings.clone();
         siblings.extend(self.siblings());
-        let mut without = Trouble::Unheard;
+        let mut without = Trouble::NoStream;
         // The deadline for a stream to come, while there is none.
         let mut deadline = Some(tokio::time::Instant::now() + self.timing.stream);
         loop {
@@ -452,7 +452,7 @@ impl Session {
                 without = Trouble::StreamEnded;
                 self.state.send_if_modified(|state| {
                     let news = state.streaming_since.is_none();
-                    state.unheard = 0;
+                    state.registrations_without_stream = 0;
                     state.streaming_since.get_or_insert_with(Instant::now);
                     news
                 });
@@ -520,12 +520,13 @@ impl Session {
     }
 
     /// The kubelet took the registration and then asked for nothing.
-    fn unheard(&self) {
-        self.state.send_modify(|state| state.unheard += 1);
-        if self.state.borrow().unheard == 1 {
-            tracing::warn!(resource = %self.resource, "{UNHEARD}; registering again");
+    fn note_no_stream(&self) {
+        self.state
+            .send_modify(|state| state.registrations_without_stream += 1);
+        if self.state.borrow().registrations_without_stream == 1 {
+            tracing::warn!(resource = %self.resource, "{NO_STREAM}; registering again");
         } else {
-            tracing::debug!(resource = %self.resource, "{UNHEARD}; registering again");
+            tracing::debug!(resource = %self.resource, "{NO_STREAM}; registering again");
         }
     }
 

@@ -336,7 +336,7 @@ impl Daemon {
         }
     }
 
-    /// Says that the present scan does not come to its end, to everybody who waits for it.
+    /// Reports to every waiting caller that the present scan does not end.
     fn scan_is_late(&mut self) {
         let Some(scan) = &mut self.scan else { return };
         let late = scan.call_late();

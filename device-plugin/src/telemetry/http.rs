@@ -43,8 +43,8 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) enum Details {
     /// All of it to those on the loopback address alone.
     Loopback,
-    /// All of it to everybody.
-    Everybody,
+    /// All of it to every client.
+    EveryClient,
 }
 
 /// Serves an address until `stop`. A port that is taken is tried again: metrics are no reason for pods
@@ -147,7 +147,7 @@ async fn converse(
     let to_loopback = stream
         .local_addr()
         .is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let in_full = details == Details::Everybody || to_loopback;
+    let in_full = details == Details::EveryClient || to_loopback;
     let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut stream)).await;
     let answer = match head {
         Ok(Ok(head)) => answer(&head, in_full, reports),
@@ -161,7 +161,7 @@ async fn converse(
         stream.write_all(text.as_bytes()).await?;
         stream.shutdown().await
     };
-    // Whoever does not read it does not get it.
+    // A client that does not read it does not get it.
     let _ = tokio::time::timeout(ANSWER_TIMEOUT, write).await;
 }
 
@@ -316,7 +316,7 @@ mod tests {
             scans: ScanCounts::default(),
             netns_mode: None,
             pools: Vec::new(),
-            excluded: vec!["0000:3b:00.0 is left out of rdma/a until pod ml/train-0 ends".into()],
+            excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
             remarks: Vec::new(),
             transitions: BTreeMap::new(),
             allocated: None,

@@ -3,7 +3,7 @@
 //! Every repair is a step that could be taken at any time anyway; none makes an
 //! address free whose holder is not known to be gone, but for something in an
 //! address' place that is no record at all: that is put aside, into `lost`, when
-//! repair is asked for. What changed a moment ago may be a call on its way, and is
+//! repair is asked for. What changed a moment ago may be a call that still runs, and is
 //! left alone. The moment is the file server's: its files' times are compared with
 //! that of a new file, never with this machine's clock.
 //!
@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Whatever changed later than this may be a call on its way.
+/// Whatever changed later than this may be a call that still runs.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// What lies in a store.
 const ROOMS: [&str; 8] = [

@@ -1,5 +1,5 @@
 //! The store against a plain map, over random sequences of calls, some of which
-//! are killed on their way.
+//! are killed while they run.
 
 use crate::support::{Attachment, BINARY, Place, network};
 use proptest::prelude::*;

@@ -52,9 +52,15 @@ fn main() -> Result<()> {
         }],
         ..CniResult::default()
     };
-    let layout = InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result);
+    let interface_config = InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result);
     pod.enter(&own, || {
-        apply::configure(&mut inside, &host.proc, &made, &layout, Attach::Macvlan)
+        apply::configure(
+            &mut inside,
+            &host.proc,
+            &made,
+            &interface_config,
+            Attach::Macvlan,
+        )
     })??;
     Ok(())
 }

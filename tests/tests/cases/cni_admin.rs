@@ -113,7 +113,7 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
         "0 undone, 0 failed, 3 kept"
     );
 
-    // Two namespaces go; of the younger attachment the ADD might still be on its way.
+    // Two namespaces go; of the younger attachment the ADD might still be running.
     pods[0].delete()?;
     pods[1].delete()?;
     let table = tool(&host, &host.netns, &["list"])?;

@@ -449,7 +449,7 @@ fn nothing_to_move_is_refused() -> Result<()> {
 fn the_allocation_decides() -> Result<()> {
     let host = furnished()?;
     let _tree = with_hardware(&host)?;
-    // With an RDMA device behind it the default policy gives it away.
+    // With an RDMA device behind it the default policy allows the move.
     host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     for (keys, kind) in [
         (json!({"deviceID": "0000:3b:00.0"}), "veth"),

@@ -375,7 +375,7 @@ fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Res
     Ok(())
 }
 
-/// Two pools that choose one HCA, of which one gives it away whole: it is in the first alone,
+/// Two pools that choose one HCA, of which one is exclusive: it is in the first alone,
 /// and metrics and /readyz report that.
 fn a_device_of_two_pools_is_reported() -> Result<()> {
     let config = format!(

@@ -58,7 +58,7 @@ pub enum Error {
     /// The attachment has a record already.
     #[error("{owner} is attached to network {network} already")]
     Exists {
-        /// Whose attachment it is, in words.
+        /// Whose attachment it is, as text.
         owner: String,
         /// The network.
         network: String,

@@ -152,7 +152,7 @@ impl Record {
             && self.ifname == id.ifname.as_str()
     }
 
-    /// In words, for messages.
+    /// As text, for messages.
     pub fn owner(&self) -> String {
         match &self.pod {
             Some(pod) => format!(

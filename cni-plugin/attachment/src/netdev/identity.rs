@@ -124,11 +124,11 @@ impl Identity {
 
     /// A file name that stands for this netdev and no other.
     pub fn key(&self) -> String {
-        let words = match (&self.bus_device, &self.permanent_mac, &self.fixed) {
+        let key = match (&self.bus_device, &self.permanent_mac, &self.fixed) {
             (Some(bus), mac, fixed) => {
-                let mut words = bus.clone();
+                let mut key = bus.clone();
                 if let Some(mac) = mac {
-                    words = format!("{words}-{}", port_part(mac));
+                    key = format!("{key}-{}", port_part(mac));
                 }
                 // A partition of an InfiniBand port has the port's device and address.
                 if let Some(Fixed {
@@ -137,12 +137,12 @@ impl Identity {
                     ..
                 }) = fixed
                 {
-                    words = format!("{words}-{detail}-on-{parent}");
+                    key = format!("{key}-{detail}-on-{parent}");
                 }
                 // A representor has its function's device and no burnt-in address.
                 match (&self.port, mac) {
-                    (Some(port), None) => format!("{words}-{port}"),
-                    _ => words,
+                    (Some(port), None) => format!("{key}-{port}"),
+                    _ => key,
                 }
             }
             (None, _, Some(fixed)) => {
@@ -157,7 +157,7 @@ impl Identity {
                 format!("{kind}-{}", port_part(mac))
             }
         };
-        words.trim_end_matches('-').replace(['/', ':', ' '], "-")
+        key.trim_end_matches('-').replace(['/', ':', ' '], "-")
     }
 
     /// The link of a namespace that is this netdev; none when none is for certain.
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn netdevs_of_one_function_without_a_burnt_in_address_are_identified_by_port() {
+    fn netdevs_of_one_function_without_burnt_in_address_are_identified_by_port() {
         let port = |name: &str| Link {
             permanent_mac: vec![],
             port: Some(name.into()),
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn macvlans_are_identified_by_the_index_in_the_pod_and_never_by_a_part_of_the_identity() {
+    fn macvlans_are_identified_by_the_index_in_the_pod_and_no_less() {
         let macvlan = |name: &str, index, mac| child(InfoKind::MacVlan, name, index, mac);
         let taken = Identity::of(&macvlan("m", 5, 1));
         // The pod gave its own the address of the host's, and that another.
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_that_an_old_kernel_describes_in_part_is_identified_by_its_index_in_the_pod() {
+    fn hardware_on_an_old_kernel_is_identified_by_its_index_in_the_pod() {
         let old = |name: &str, index, mac| Link {
             bus_device: None,
             permanent_mac: vec![],

@@ -8,7 +8,7 @@
 //! - [`restore`]: returning a netdev to the host and restoring its state;
 //! - [`vf`]: what a PF holds of a VF;
 //! - [`replay`]: a kernel message of the snapshot, made fit to be sent again;
-//! - [`words`]: addresses, routes and rules as text.
+//! - [`display`]: addresses, routes and rules as text.
 
 pub mod display;
 pub mod identity;

@@ -36,8 +36,8 @@ use super::{
     },
 };
 
-/// How long a netdev may be on its way out of a namespace that is being torn down. The kernel
-/// does that after two grace periods, with many namespaces one after the other.
+/// How long a netdev may take to return from a namespace that is being torn down. The kernel
+/// returns it after two grace periods, with many namespaces one after the other.
 pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
@@ -167,12 +167,12 @@ fn find<'a>(
     taken: &Snapshot,
     links: &'a [Link],
     place: Place<'_>,
-    words: &'static str,
+    where_it_is: &'static str,
 ) -> Result<Option<&'a Link>, Error> {
     let found = taken.identity.find(links, place);
     found.map_err(|cause| Error::Ambiguous {
         name: taken.name.clone(),
-        place: words,
+        place: where_it_is,
         cause,
     })
 }
@@ -777,7 +777,7 @@ fn attributes<'a>(taken: &'a Snapshot, link: &Link) -> Vec<Change<'a>> {
 fn replayed<T>(
     messages: &[Message],
     warnings: &mut Vec<String>,
-    words: impl Fn(&T) -> String,
+    display: impl Fn(&T) -> String,
     mut send: impl FnMut(T, &str) -> netlink::Result<()>,
 ) where
     T: Emitable + netlink_packet_core::Parseable<[u8]>,
@@ -785,7 +785,7 @@ fn replayed<T>(
     for message in messages {
         match message.parse::<T>() {
             Ok(parsed) => {
-                let what = format!("restore {}", words(&parsed));
+                let what = format!("restore {}", display(&parsed));
                 if let Err(e) = send(parsed, &what) {
                     warnings.push(e.to_string());
                 }

@@ -54,7 +54,7 @@ impl Vf {
 
     /// Gives back what differs of what the VF may do: all but its address, which it may then
     /// set itself. One that the PF sets for it it could not change again before its driver is
-    /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, in words.
+    /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, as text.
     ///
     /// # Errors
     /// The PF cannot be read.
@@ -71,7 +71,7 @@ impl Vf {
         rights.restore(sys, socket)
     }
 
-    /// Gives back what differs. Returns what could not be, in words.
+    /// Gives back what differs. Returns what could not be, as text.
     ///
     /// # Errors
     /// The PF cannot be read.

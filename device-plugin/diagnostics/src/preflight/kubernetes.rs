@@ -349,7 +349,7 @@ fn k07_twice(facts: &Facts) -> Vec<Finding> {
             });
             let finding = if by.len() > 1 && whole {
                 Finding::fail(
-                    "two resources give it away, and at least one of them whole: two pods would have it",
+                    "two resources offer it, and at least one of them whole: two pods would have it",
                     "take it out of one of the configurations (selectors), and restart that plugin",
                 )
             } else {

@@ -132,7 +132,7 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
     },
     Check {
         id: "L10",
-        title: "functions with VFs are not given away",
+        title: "functions with VFs are not offered",
         judge: l10_sriov,
     },
     Check {
@@ -446,7 +446,7 @@ fn l08_uplink(facts: &Facts) -> Vec<Finding> {
         let finding = match (whole, port.pools.first()) {
             (Some(pool), _) => Finding::fail(
                 format!(
-                    "{bound}, and {} gives it away: the node would lose its network",
+                    "{bound}, and {} offers it: the node would lose its network",
                     pool.resource
                 ),
                 format!(
@@ -513,7 +513,7 @@ fn l10_sriov(facts: &Facts) -> Vec<Finding> {
             (Sriov::Physical { functions, .. }, Some(pool)) if !functions.is_empty() => {
                 Finding::warn(
                     format!(
-                        "it has {} VFs, which lose their uplink settings when {} gives it away",
+                        "it has {} VFs, which lose their uplink settings when a pod gets it by {}",
                         functions.len(),
                         pool.resource
                     ),

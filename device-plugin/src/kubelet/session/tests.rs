@@ -268,13 +268,13 @@ async fn registers_again_when_the_stream_ends_or_never_comes() {
     let mut third = scene.registered().await;
     scene
         .state
-        .wait_for(|state| state.unheard == 1)
+        .wait_for(|state| state.registrations_without_stream == 1)
         .await
         .unwrap();
     let _stream = third.list_and_watch(Empty {}).await.unwrap().into_inner();
     scene
         .state
-        .wait_for(|state| state.unheard == 0)
+        .wait_for(|state| state.registrations_without_stream == 0)
         .await
         .unwrap();
     scene

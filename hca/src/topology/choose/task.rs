@@ -266,7 +266,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// NUMA nodes, switches and cards with several NICs of the pool, none of them given away.
+/// NUMA nodes, switches and cards with several NICs of the pool, none of them allocated.
 fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Key {

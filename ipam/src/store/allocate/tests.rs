@@ -412,7 +412,11 @@ fn fsck_reports_claims_that_met_and_removes_none() {
             .map(|problem| problem.finding.what)
             .collect::<Vec<_>>()
     };
-    assert_eq!(notes(60), [""; 0], "young ones may be on their way");
+    assert_eq!(
+        notes(60),
+        [""; 0],
+        "young ones may be of a call that still runs"
+    );
     let findings = notes(0);
     assert_eq!(findings.len(), 2, "{findings:?}");
     for (finding, container) in findings.iter().zip(["first", "second"]) {
@@ -442,7 +446,7 @@ fn fsck_removes_no_record_whose_add_went_on() {
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
     let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-    assert_eq!(checkup.findings, [], "it may be on its way");
+    assert_eq!(checkup.findings, [], "it may be of a call that still runs");
     let shard = store
         .make_below(&["leases", "default", "10.0.0.0-24"])
         .unwrap();
