@@ -53,7 +53,7 @@ pub(crate) fn await_ready(
             Ok(true) => {}
             Ok(false) => continue,
             Err(e) => {
-                log.warn(format_args!("GIDs not searched for: {e}"));
+                log.warn(format_args!("GIDs are not read: {e}"));
                 continue;
             }
         }
@@ -81,7 +81,7 @@ pub(crate) fn await_ready(
                         break;
                     }
                     Err(e) => {
-                        log.warn(format_args!("GID of {address} not searched for: {e}"));
+                        log.warn(format_args!("GID of {address} is not read: {e}"));
                         break;
                     }
                 }

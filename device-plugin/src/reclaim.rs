@@ -60,14 +60,14 @@ pub(crate) struct Settings {
     pub interval: Option<Duration>,
 }
 
-/// Writes the node's addresses in its cluster, for the CNI plugin. Without them that uses the
+/// Writes the node's addresses in its cluster, for the CNI plugin. Without them it uses the
 /// routes alone, so a failed write is a warning.
 pub(crate) fn write_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
     write_lines(settings, NODE_ADDRESSES, addresses);
 }
 
 /// Writes the HCAs of exclusive pools, for the CNI plugin: none of them carries a child of a pod
-/// that does not have it. Without them that uses what is inside pods alone.
+/// that does not have it. Without them it uses what is inside pods alone.
 pub(crate) fn write_exclusive_hcas(settings: &Settings, hcas: &BTreeSet<HcaId>) {
     write_lines(settings, EXCLUSIVE_HCAS, hcas);
 }

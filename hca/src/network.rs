@@ -238,7 +238,7 @@ fn ipv4_addresses(trie: &str, routes: &[Route]) -> Vec<Address> {
 }
 
 /// The narrowest route without a gateway that holds the address; `None` if those of several
-/// netdevs do, as with rails in one subnet: whose it is is not known then.
+/// netdevs do, as with rails in one subnet: its netdev is not known then.
 fn connected(ip: Ipv4Addr, routes: &[Route]) -> Option<&Route> {
     let holds = |route: &&Route| match route.destination {
         IpAddr::V4(network) if !route.gateway && route.prefix > 0 => {

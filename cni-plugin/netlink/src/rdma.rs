@@ -13,7 +13,7 @@ use super::{Error, Namespace, Result, socket::observed};
 /// # Errors
 /// The namespace cannot be entered, or the process has no descriptors left.
 pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Nldev>> {
-    // Entering takes a right that reading the own namespace does not need.
+    // Entering takes a right that a read of this thread's own namespace does not need.
     let opened = match of.id() == own.id() {
         true => Nldev::open(),
         false => of.enter(own, Nldev::open)?,

@@ -167,12 +167,12 @@ fn find<'a>(
     taken: &Snapshot,
     links: &'a [Link],
     place: Place<'_>,
-    where_it_is: &'static str,
+    location: &'static str,
 ) -> Result<Option<&'a Link>, Error> {
     let found = taken.identity.find(links, place);
     found.map_err(|cause| Error::Ambiguous {
         name: taken.name.clone(),
-        place: where_it_is,
+        place: location,
         cause,
     })
 }

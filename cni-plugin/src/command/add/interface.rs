@@ -454,7 +454,7 @@ fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
     })
 }
 
-/// A locally administered address, unique by chance.
+/// A random, locally administered address.
 fn random_mac() -> Result<MacAddress, Error> {
     let mut bytes = [0; 6];
     File::open("/dev/urandom")
