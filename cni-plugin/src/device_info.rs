@@ -22,7 +22,7 @@ use crate::gids::Ready;
 const DIRECTORY: &str = "run/k8s.cni.cncf.io/devinfo/cni";
 const VERSION: &str = "1.1.0";
 /// More than any such file has.
-const MAX: u64 = 1 << 16;
+const MAX_FILE_BYTES: u64 = 1 << 16;
 
 /// What the file reports.
 #[derive(Clone, Debug, Default)]
@@ -90,7 +90,7 @@ fn read(file: &Path) -> Map<String, Value> {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut text = String::new();
-        io::Read::read_to_string(&mut io::Read::take(file, MAX), &mut text).map(|_| text)
+        io::Read::read_to_string(&mut io::Read::take(file, MAX_FILE_BYTES), &mut text).map(|_| text)
     });
     let parsed = text.ok().and_then(|text| serde_json::from_str(&text).ok());
     match parsed {

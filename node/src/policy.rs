@@ -36,7 +36,7 @@ pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
 /// created when it is missing: one that the policy names may be a share that is not mounted.
 pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
 /// A policy is a page of text; more is a mistake.
-const SIZE_LIMIT: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The node's policy. Every field has a default; see [`Policy::default`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -300,10 +300,10 @@ fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
     }
     let mut text = Vec::new();
     let size = file
-        .take(SIZE_LIMIT + 1)
+        .take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(failed(path))?;
-    if u64::try_from(size).is_ok_and(|size| size > SIZE_LIMIT) {
+    if u64::try_from(size).is_ok_and(|size| size > MAX_FILE_BYTES) {
         return Err(untrusted(path, "it is larger than 1 MiB"));
     }
     Ok(Some(text))

@@ -22,7 +22,7 @@ const ATTR_MSG: u16 = 1;
 const HEADER: usize = 16;
 /// The kernel fills at most 32 KiB of a dump at once (`netlink_dump()`); a single answer about
 /// a link may be longer.
-const BUFFER: usize = 128 << 10;
+const BUFFER_BYTES: usize = 128 << 10;
 /// How often a dump that a concurrent change made inconsistent is asked for again.
 const DUMP_ATTEMPTS: u32 = 8;
 
@@ -366,7 +366,7 @@ impl Socket {
     fn receive(&mut self) -> io::Result<()> {
         loop {
             self.received.clear();
-            self.received.reserve(BUFFER);
+            self.received.reserve(BUFFER_BYTES);
             match self.inner.recv(&mut self.received, libc::MSG_TRUNC) {
                 Ok(length) if length > self.received.len() => {
                     return Err(io::Error::other(format!(

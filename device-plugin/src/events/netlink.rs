@@ -25,7 +25,7 @@ const RDMA_GROUP: u32 = 1 << 3;
 /// only while `ib_core` is loaded.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// Largest message read; longer ones are cut, and what matters is at their beginning.
-const BUFFER: usize = 16 * 1024;
+const BUFFER_BYTES: usize = 16 * 1024;
 
 /// A netlink source.
 #[derive(Debug, Clone)]
@@ -93,7 +93,7 @@ async fn serve(source: &Source, triggers: &Triggers) -> io::Error {
         Ok(socket) => socket,
         Err(error) => return error,
     };
-    let mut buffer: Vec<u8> = Vec::with_capacity(BUFFER);
+    let mut buffer: Vec<u8> = Vec::with_capacity(BUFFER_BYTES);
     loop {
         let mut ready = match socket.readable().await {
             Ok(ready) => ready,

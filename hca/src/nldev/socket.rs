@@ -16,7 +16,7 @@ use crate::nldev::codec::{self, Device, Malformed, Node, Part, Request};
 /// `NETLINK_RDMA`.
 const PROTOCOL: isize = 20;
 /// Seconds to wait for an answer.
-const DEADLINE: i64 = 5;
+const ANSWER_TIMEOUT_SECONDS: i64 = 5;
 
 /// Why the kernel gave no usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ impl Nldev {
         // Without these an error has less to say, nothing more.
         let _ = socket.set_cap_ack(true);
         let _ = socket.set_ext_ack(true);
-        let deadline = TimeVal::seconds(DEADLINE);
+        let deadline = TimeVal::seconds(ANSWER_TIMEOUT_SECONDS);
         setsockopt(&socket.as_fd(), sockopt::ReceiveTimeout, &deadline)
             .map_err(|errno| failed(errno.into()))?;
         Ok(Self {

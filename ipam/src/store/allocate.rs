@@ -52,7 +52,7 @@ const MAX_COLLISIONS: usize = 10_000;
 
 /// Before a range is called exhausted it is read once more after each of
 /// these, in milliseconds: a contender on a busy node takes so long to withdraw.
-const BEFORE_EXHAUSTED: [u64; 3] = [5, 25, 125];
+const EXHAUSTED_RETRY_INTERVALS_MS: [u64; 3] = [5, 25, 125];
 /// A shard in which no name changed for so long, in seconds, has no contender.
 const CONTENDED_SECONDS: i64 = 60;
 
@@ -349,7 +349,7 @@ impl Search<'_> {
             }
         }
         let mut swept = self.sweep(&mut hints, all())?;
-        let mut waits = BEFORE_EXHAUSTED.iter();
+        let mut waits = EXHAUSTED_RETRY_INTERVALS_MS.iter();
         loop {
             let rest = match swept {
                 Swept::Taken(lease) => return Ok(*lease),

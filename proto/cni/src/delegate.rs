@@ -280,7 +280,10 @@ impl Delegate {
                 if said.stderr.is_empty() {
                     return failed;
                 }
-                failed.with_details(format!("on stderr: {}", bounded(&said.stderr, EXCERPT)))
+                failed.with_details(format!(
+                    "on stderr: {}",
+                    bounded(&said.stderr, EXCERPT_BYTES)
+                ))
             })
             .context(&self.name)
     }
@@ -388,14 +391,14 @@ fn taken(start: &Start) -> Vec<u8> {
 }
 
 /// How much of an answer that is none stands in an error message, in bytes.
-const EXCERPT: usize = 400;
+const EXCERPT_BYTES: usize = 400;
 
 /// The start of what a delegate wrote, fit for an error message.
 fn excerpt(answer: &[u8]) -> String {
     let text = String::from_utf8_lossy(answer);
     match text.trim() {
         "" => "it wrote nothing on stdout".to_owned(),
-        text => format!("it wrote {:?}", bounded(text, EXCERPT)),
+        text => format!("it wrote {:?}", bounded(text, EXCERPT_BYTES)),
     }
 }
 

@@ -44,7 +44,7 @@ const NETDEV_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 pub const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 /// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
 /// changed.
-const LONGEST: usize = 255 - NEW.len();
+const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
 /// Stands before the name of a record while it is written.
 const NEW: &str = ".new-";
 /// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
@@ -63,7 +63,7 @@ impl Key {
     /// The name for an attachment; none when a file cannot be named so.
     pub fn of(network: &str, id: &AttachmentId) -> Option<Key> {
         let name = format!("{network}@{}@{}", id.container_id, id.ifname);
-        (name.len() <= LONGEST).then_some(Key(name))
+        (name.len() <= MAX_RECORD_NAME_BYTES).then_some(Key(name))
     }
 
     /// Network and attachment of a record's name.

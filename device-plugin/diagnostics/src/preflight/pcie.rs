@@ -80,7 +80,7 @@ const RELAXED_ORDERING: u16 = 0x10;
 /// `PCI_ATS_CTRL_ENABLE`.
 const ATS_ENABLE: u16 = 0x8000;
 /// The smallest window in which a data-centre GPU shows its whole memory.
-const SMALL_WINDOW: u64 = 1 << 30;
+const SMALL_WINDOW_BYTES: u64 = 1 << 30;
 
 /// The checks.
 pub(super) const CHECKS: &[Check<Facts>] = &[
@@ -493,7 +493,7 @@ fn p09_window(facts: &Facts) -> Vec<Finding> {
                     format!("peers see {} of {}: larger buffers cannot be registered", mib(window), mib(memory)),
                     remedy,
                 ),
-                (Some(window), None) if window < SMALL_WINDOW => Finding::warn(
+                (Some(window), None) if window < SMALL_WINDOW_BYTES => Finding::warn(
                     format!("peers see only {}: larger buffers cannot be registered", mib(window)),
                     remedy,
                 ),

@@ -66,7 +66,7 @@ pub(super) struct NodeFacts {
 
 const CAP_IPC_LOCK: u64 = 1 << 14;
 /// Enough for a small job of NCCL.
-const ENOUGH_SHARED_MEMORY: u64 = 8 << 30;
+const ENOUGH_SHARED_MEMORY_BYTES: u64 = 8 << 30;
 /// Runtimes by the first fifteen bytes of their names.
 const RUNTIMES: [&str; 4] = ["containerd", "crio", "dockerd", "k3s-server"];
 
@@ -321,7 +321,7 @@ fn r03_shared_memory(facts: &Facts) -> Vec<Finding> {
     }
     vec![match facts.shared_memory {
         None => Finding::unknown("/dev/shm is not there"),
-        Some(bytes) if bytes >= ENOUGH_SHARED_MEMORY => {
+        Some(bytes) if bytes >= ENOUGH_SHARED_MEMORY_BYTES => {
             Finding::pass(format!("{} MiB", bytes >> 20))
         }
         Some(bytes) => Finding::warn(

@@ -14,7 +14,7 @@ use super::nccl;
 use super::perftest::{Row, Run};
 
 /// From here on messages are large enough for the bandwidth to be the path's.
-const LARGE: u64 = 64 << 10;
+const LARGE_BYTES: u64 = 64 << 10;
 /// Share of the line rate that a sound path gives.
 const SOUND: f64 = 0.95;
 /// Below this share something is wrong, not only worse.
@@ -36,7 +36,11 @@ pub(super) fn bandwidth(run: &Run, line: Option<f64>, soft: bool, memory: Memory
     let Some(last) = run.rows.last() else {
         return Finding::unknown("there is no line of results: the output was cut off");
     };
-    let large: Vec<&Row> = run.rows.iter().filter(|row| row.bytes >= LARGE).collect();
+    let large: Vec<&Row> = run
+        .rows
+        .iter()
+        .filter(|row| row.bytes >= LARGE_BYTES)
+        .collect();
     let large = if large.is_empty() { vec![last] } else { large };
     let best = large.iter().map(|row| row.average).fold(0.0, f64::max);
     let finding = judge(run, &large, best, line, soft, memory);
@@ -157,9 +161,9 @@ pub(super) struct Fabric {
 }
 
 /// Sizes from which on a collective's bandwidth is judged.
-const COLLECTIVE: u64 = 1 << 30;
+const COLLECTIVE_BYTES: u64 = 1 << 30;
 /// And if there are none of these.
-const COLLECTIVE_LEAST: u64 = 64 << 20;
+const COLLECTIVE_MIN_BYTES: u64 = 64 << 20;
 
 /// Judges the output of nccl-tests; `text` is the output as a whole.
 #[must_use]
@@ -197,9 +201,9 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
         let rows = log.rows.iter().filter(|row| row.bytes >= least);
         rows.map(|row| row.bus).collect()
     };
-    let mut judged = large(COLLECTIVE);
+    let mut judged = large(COLLECTIVE_BYTES);
     if judged.is_empty() {
-        judged = large(COLLECTIVE_LEAST);
+        judged = large(COLLECTIVE_MIN_BYTES);
     }
     let best = judged.iter().copied().fold(0.0, f64::max);
     if let Some(cause) = causes::of_collective(text)
