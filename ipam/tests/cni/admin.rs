@@ -32,6 +32,7 @@ fn list_shows_who_holds_what() {
         "{lines:?}"
     );
     let all = place.admin(&["list", "--json"]).document;
+    let all = &all["leases"];
     assert_eq!(all.as_array().unwrap().len(), 3);
     for key in [
         "address",
@@ -51,9 +52,9 @@ fn list_shows_who_holds_what() {
     let pool = place
         .admin(&["list", "--pool", "10.0.0.0/28", "--json"])
         .document;
-    assert_eq!(pool[0]["address"], "10.0.0.2");
+    assert_eq!(pool["leases"][0]["address"], "10.0.0.2");
     assert_eq!(
-        place.admin(&["list", "--node", "n2", "--json"]).document[0]["address"],
+        place.admin(&["list", "--node", "n2", "--json"]).document["leases"][0]["address"],
         "fd00::1"
     );
 }
@@ -67,12 +68,12 @@ fn show_finds_by_address_pod_and_container() {
     for what in ["10.0.0.1", "ml/train-0", "train-0", "abcdef"] {
         let shown = place.admin(&["show", what, "--json"]);
         assert_eq!(
-            shown.document[0]["lease"]["container"], "abcdef012345",
+            shown.document["found"][0]["lease"]["container"], "abcdef012345",
             "{what}"
         );
     }
     assert!(place.del(&c("abcdef012345"), &range("10.0.0.0/24")).ok());
-    let history = place.admin(&["show", "10.0.0.1", "--json"]).document;
+    let history = place.admin(&["show", "10.0.0.1", "--json"]).document["found"].clone();
     assert_eq!(
         (
             &history[0]["state"],
@@ -430,7 +431,7 @@ fn release_of_an_address_is_for_one_network_name() {
     let released = place.admin(&["release", "10.0.0.1", "--network-name", "", "--yes"]);
     assert!(released.ok(), "{released:?}");
     assert_eq!(
-        place.admin(&["show", "ml/b", "--json"]).document[0]["state"],
+        place.admin(&["show", "ml/b", "--json"]).document["found"][0]["state"],
         "held"
     );
     assert!(
@@ -466,7 +467,7 @@ fn list_is_of_what_was_asked_for() {
     ] {
         let mut all = vec!["list", "--json"];
         all.extend(arguments);
-        let listed = place.admin(&all).document;
+        let listed = place.admin(&all).document["leases"].clone();
         assert_eq!(listed.as_array().unwrap().len(), 1, "{arguments:?}");
         assert_eq!(listed[0]["container"], container, "{arguments:?}");
     }

@@ -143,7 +143,7 @@ impl Model {
     fn compare(&self) -> Result<(), TestCaseError> {
         let listed = self.place.admin(&["list", "--json"]).document;
         let mut held: BTreeMap<String, String> = BTreeMap::new();
-        for lease in listed.as_array().unwrap() {
+        for lease in listed["leases"].as_array().unwrap() {
             let (address, container) = (
                 lease["address"].as_str().unwrap(),
                 lease["container"].as_str().unwrap(),

@@ -593,9 +593,7 @@ fn import(place: &Place, objects: Value) -> Vec<Value> {
         "--json",
     ]);
     assert!(answer.ok(), "{answer:?}");
-    place
-        .admin(&["list", "--json"])
-        .document
+    place.admin(&["list", "--json"]).document["leases"]
         .as_array()
         .unwrap()
         .clone()
