@@ -289,7 +289,7 @@ impl Store {
             .holder_of(&space, address)
             .ok()
             .flatten()
-            .unwrap_or_else(|| "somebody whose record cannot be read".to_owned());
+            .unwrap_or_else(|| "a holder whose record cannot be read".to_owned());
         StoreError::Held { address, holder }
     }
 
@@ -363,7 +363,7 @@ impl Search<'_> {
                 swept = self.sweep(&mut hints, all())?;
                 continue;
             }
-            // A held name may be a contender's who is about to withdraw.
+            // A held entry may be that of a contender who is about to withdraw.
             let Some(wait) = waits.next() else {
                 return Err(self.exhausted());
             };
@@ -558,7 +558,7 @@ impl Search<'_> {
         let (first, last) = self.want.range.window();
         let size = self.want.range.size();
         let why = if self.collisions > MAX_COLLISIONS {
-            format!("somebody else was faster {} times", self.collisions)
+            format!("another ADD was faster {} times", self.collisions)
         } else {
             format!("all {size} addresses between {first} and {last} are leased")
         };

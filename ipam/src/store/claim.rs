@@ -189,7 +189,7 @@ impl Store {
         })
     }
 
-    /// Step 5: freed names that this claim has gone beyond.
+    /// Step 5: freed entries of lower numbers than this claim's.
     fn tidy(&self, listing: &[String], lease_name: &LeaseName, shard: &Dir) {
         for name in listing {
             if let Some(other) = LeaseName::parse(name)

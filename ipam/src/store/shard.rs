@@ -71,7 +71,7 @@ impl Shard {
                 }
                 continue;
             }
-            // Whoever has a held name may have the address, also by a number
+            // The owner of a held entry may have the address, also by a number
             // that others went beyond: a listing made while names changed may
             // have shown him none of theirs. Or he will withdraw.
             state.held |= lease_name.freed.is_none();
@@ -150,7 +150,7 @@ pub(crate) enum Standing {
     /// No other claim has the address, but others had it since: it was chosen by an
     /// old listing, and may have to rest.
     Outdated,
-    /// Somebody else has a held name of the address, by whatever number.
+    /// Another claim has a held entry of the address, by whatever number.
     Contested,
 }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_stands_unless_somebody_else_has_or_had_the_address() {
+    fn a_claim_stands_unless_another_has_or_had_the_address() {
         let claim = LeaseName::parse("10.0.0.1@3").unwrap();
         let standing = |names: &[&str]| Standing::of(&claim, names.iter().copied());
         assert_eq!(standing(&["10.0.0.1@3"]), Standing::Alone);

@@ -203,7 +203,7 @@ fn no_two_pods_share_an_address_on_a_large_range() -> Result<()> {
     let distinct = no_address_is_shared(&stays)?;
     ensure!(
         stays.iter().all(|stay| stay.address.is_some()),
-        "somebody was sent away from a /16"
+        "an ADD was refused on a /16"
     );
     nothing_is_left(&store)?;
     println!(

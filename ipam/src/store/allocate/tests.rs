@@ -237,7 +237,7 @@ fn a_claim_by_an_old_listing_is_withdrawn() {
 }
 
 /// What a claim leaves whose listing was made while another's names changed,
-/// and showed neither: a held name of a low number beside freed ones of higher.
+/// and showed neither: a held entry of a low number beside freed ones of higher.
 #[test]
 fn a_holder_by_a_low_number_keeps_the_address() {
     let place = tempfile::tempdir().unwrap();
