@@ -259,7 +259,7 @@ fn reclaim_frees_what_is_over_after_a_second_reading() {
     assert_eq!(second["waiting"][0]["lease"]["container"], "young");
     let kept = second["kept"].to_string();
     assert!(
-        kept.contains("its network namespace is there") && kept.contains("not there to be"),
+        kept.contains("its network namespace is there") && kept.contains("does not exist here"),
         "{kept}"
     );
     assert_eq!(
