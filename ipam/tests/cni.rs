@@ -15,6 +15,8 @@ mod admin;
 mod hostile;
 #[path = "cni/model.rs"]
 mod model;
+#[path = "cni/slices.rs"]
+mod slices;
 #[path = "cni/support.rs"]
 mod support;
 #[path = "cni/vectors.rs"]
