@@ -19,6 +19,8 @@ mod model;
 mod slices;
 #[path = "cni/support.rs"]
 mod support;
+#[path = "cni/tool.rs"]
+mod tool;
 #[path = "cni/vectors.rs"]
 mod vectors;
 #[path = "cni/verbs.rs"]

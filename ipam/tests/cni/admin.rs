@@ -474,7 +474,7 @@ fn list_is_of_what_was_asked_for() {
     let table = place.admin(&["list"]).document;
     assert!(text(&table).contains("blue"), "{table}");
     let unknown = place.admin(&["list", "--pool", "10.9.0.0/24"]);
-    assert_eq!(unknown.status, Some(1));
+    assert_eq!(unknown.status, Some(3));
     assert!(
         unknown.stderr.contains("no pool 10.9.0.0/24"),
         "{unknown:?}"
