@@ -42,6 +42,7 @@ mod run;
 mod scan;
 mod sessions;
 mod snapshot;
+mod state_files;
 mod status;
 mod telemetry;
 mod watch;

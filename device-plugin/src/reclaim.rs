@@ -14,8 +14,6 @@
 mod apart;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +21,10 @@ use std::time::Duration;
 use apart::{Apart, Ended, Part};
 use attachment::{
     journal::{Key, Record, Store},
-    node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now},
+    node::{Node, Places, now},
     reclaim::{in_host_namespace, over},
 };
 use hca::{HcaId, Host};
-use node::file;
 use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
@@ -58,31 +55,6 @@ pub(crate) struct Settings {
     /// Time between rounds; evidence has to last from one to the next. `None`: nothing is
     /// cleaned up.
     pub interval: Option<Duration>,
-}
-
-/// Tells the CNI plugin which addresses the node is known by. Without them it goes by the routes,
-/// so what cannot be written is a warning.
-pub(crate) fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
-    tell(settings, NODE_ADDRESSES, addresses);
-}
-
-/// Tells the CNI plugin which HCAs are of exclusive pools: none of them carries a child of a pod that
-/// does not have it. Without them it goes by what is inside pods alone.
-pub(crate) fn tell_exclusive_hcas(settings: &Settings, hcas: &BTreeSet<HcaId>) {
-    tell(settings, EXCLUSIVE_HCAS, hcas);
-}
-
-/// Writes a file of the state directory, one value a line.
-fn tell<T: Display>(settings: &Settings, name: &str, values: impl IntoIterator<Item = T>) {
-    let (policy, _) = Policy::load_for_release(&settings.policy);
-    let file = policy.state_dir.join(name);
-    let text: String = values.into_iter().map(|v| format!("{v}\n")).collect();
-    if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
-        return;
-    }
-    if let Err(error) = file::replace(&file, &text) {
-        tracing::warn!(file = %file.display(), %error, "cannot tell the CNI plugin");
-    }
 }
 
 /// What was cleaned up since the start.

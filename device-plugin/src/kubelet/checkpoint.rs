@@ -53,6 +53,13 @@ pub(crate) enum Error {
     },
 }
 
+impl Error {
+    /// Whether there is no checkpoint.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Stored {

@@ -294,7 +294,7 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
             resource: "rdma/a".into(),
             ids: ids.iter().map(ToString::to_string).collect(),
         };
-        Some(Arc::new(AllocatedUnits::new(
+        Some(Arc::new(AllocatedUnits::listed(
             vec![held],
             std::time::SystemTime::now(),
         )))
@@ -331,7 +331,7 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
             ids: vec![unit.into()],
         };
         let mut pool_states = PoolStates::default();
-        pool_states.set_holdings(Some(Arc::new(AllocatedUnits::new(
+        pool_states.set_holdings(Some(Arc::new(AllocatedUnits::listed(
             vec![held],
             std::time::SystemTime::now(),
         ))));

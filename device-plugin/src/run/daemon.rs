@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use diagnostics::container_runtime;
 use hca::HcaId;
 use hca::inventory::Inventory;
@@ -27,11 +28,12 @@ use crate::kubelet::service::Waiting;
 use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
 use crate::pool_state::PoolStates;
-use crate::reclaim::{self, Counts, Findings};
+use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::snapshot::{Shape, Snapshot};
+use crate::state_files::{File, Place, StateFiles};
 
 /// How long after the start a pool that is not complete tells the kubelet nothing at all; see
 /// [`Withhold`].
@@ -82,6 +84,10 @@ pub(super) struct Daemon {
     waiting_next: Vec<Waiting>,
     allocated: Option<Arc<AllocatedUnits>>,
     kept: Kept,
+    /// The text of the configuration to keep as the last good one, if it is one.
+    keep: Option<String>,
+    /// Files for the CNI plugin, Node Feature Discovery and the next daemon.
+    files: StateFiles,
     /// The file that was read last.
     config_read: Option<FileId>,
     config_watch: Option<(FileId, RecommendedWatcher)>,
@@ -90,12 +96,10 @@ pub(super) struct Daemon {
     /// When to look again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
-    /// The HCAs of exclusive pools, as the CNI plugin was told last.
+    /// The HCAs of exclusive pools, as they were to be written for the CNI plugin last.
     exclusive: Option<BTreeSet<HcaId>>,
     /// How pools are delivered that state nothing.
     choice: Choice,
-    /// What Node Feature Discovery was told last, or why it could not be.
-    features: Option<Result<String, String>>,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -109,10 +113,15 @@ impl Daemon {
         mut sessions: Sessions,
         watched: Watched,
         known: Known,
+        files: StateFiles,
     ) -> Self {
         let started = Instant::now();
         let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
-        let Start { config, error } = start;
+        let Start {
+            config,
+            keep,
+            error,
+        } = start;
         if let Some(error) = &error {
             tracing::error!(
                 error,
@@ -164,6 +173,8 @@ impl Daemon {
             waiting_next: Vec::new(),
             allocated,
             kept,
+            keep,
+            files,
             config_read,
             config_watch: None,
             config_unwatched: None,
@@ -171,7 +182,6 @@ impl Daemon {
             nodes: None,
             exclusive: None,
             choice: Choice::default(),
-            features: None,
             links: Links::default(),
             faults: Vec::new(),
             report,
@@ -248,6 +258,10 @@ impl Daemon {
                     Trigger::Pods
                 }
                 Ok(()) = self.known.found.changed() => {
+                    self.publish();
+                    continue;
+                }
+                () = self.files.changed() => {
                     self.publish();
                     continue;
                 }
@@ -417,7 +431,7 @@ impl Daemon {
                 return false;
             }
             Ok((text, config)) if config.refused.is_empty() => {
-                self.kept.keep(&text);
+                self.keep = Some(text);
                 self.follow(config).await;
                 return true;
             }
@@ -438,9 +452,8 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let socket = kubelet_api::client::socket(&self.settings.kubelet_root_dir);
-        let directory = &self.settings.device_plugin_dir;
-        if let Ok(allocated) = allocated::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
+        if let Ok(allocated) = allocated::ask(&self.settings.sources(), HOLDINGS_TIMEOUT).await {
+            let allocated = allocated.with_names_of(self.allocated.as_deref());
             self.allocated = Some(Arc::new(allocated));
         }
         self.configuration.error = None;
@@ -511,7 +524,6 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
-        self.tell_features(&seen.inventory).await;
         let taken = self.known.found.borrow_and_update().taken.clone();
         self.pool_states
             .memory_mut()
@@ -520,7 +532,7 @@ impl Daemon {
         self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
-        self.tell_exclusive_hcas().await;
+        self.write_state_files(&seen.inventory).await;
         let ready = self.write_specifications().await;
         let patience = match self.started.elapsed() < PATIENCE {
             true if self.booted_now => Withhold::DriversAndPorts,
@@ -528,31 +540,6 @@ impl Daemon {
             false => Withhold::Over,
         };
         self.sessions.show(&ready, patience);
-    }
-
-    /// Tells Node Feature Discovery, where that is asked for and there is news. What cannot be
-    /// written is tried again at the next look.
-    async fn tell_features(&mut self, inventory: &Inventory) {
-        let Some(directory) = self.settings.features_dir.clone() else {
-            return;
-        };
-        let lines = features::lines(inventory);
-        if matches!(&self.features, Some(Ok(told)) if *told == lines) {
-            return;
-        }
-        let text = lines.clone();
-        let put = tokio::task::spawn_blocking(move || features::put(&directory, &text)).await;
-        let told = match put {
-            Ok(Ok(())) => Ok(lines),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(error) = &told
-            && !matches!(&self.features, Some(Err(before)) if before == error)
-        {
-            tracing::warn!(error, "cannot write node features; see --features-dir");
-        }
-        self.features = Some(told);
     }
 
     /// Sets up what pools want up. The kernel tells of the change, which makes the daemon look again.
@@ -569,8 +556,9 @@ impl Daemon {
         }
     }
 
-    /// Tells the CNI plugin which HCAs are of exclusive pools, before the kubelet hears of them.
-    async fn tell_exclusive_hcas(&mut self) {
+    /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
+    /// before the kubelet hears of them, or it is a fault that this cannot be written.
+    async fn write_state_files(&mut self, inventory: &Inventory) {
         let exclusive: BTreeSet<HcaId> = self
             .pool_states
             .snapshots()
@@ -578,14 +566,39 @@ impl Daemon {
             .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
             .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
             .collect();
-        if self.exclusive.as_ref() == Some(&exclusive) {
-            return;
+        let mut files = vec![File {
+            place: Place::Node(EXCLUSIVE_HCAS),
+            content: lines(&exclusive),
+            consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may \
+                          give a pod a child of one that another pod will have",
+        }];
+        // Without them the CNI plugin goes by the routes.
+        if !self.settings.node_addresses.is_empty() {
+            files.push(File {
+                place: Place::Node(NODE_ADDRESSES),
+                content: lines(&self.settings.node_addresses),
+                consequence: "the CNI plugin does not know which addresses are the node's",
+            });
         }
-        let (settings, hcas) = (self.settings.reclaim.clone(), exclusive.clone());
-        let told = move || reclaim::tell_exclusive_hcas(&settings, &hcas);
-        match tokio::task::spawn_blocking(told).await {
-            Ok(()) => self.exclusive = Some(exclusive),
-            Err(error) => tracing::error!(%error, "telling the CNI plugin failed"),
+        if let Some(directory) = &self.settings.features_dir {
+            files.push(File {
+                place: Place::Foreign(directory.join(features::FILE)),
+                content: features::lines(inventory),
+                consequence: "the node has no labels of its HCAs; see --features-dir",
+            });
+        }
+        if let (Some(path), Some(text)) = (self.kept.path(), &self.keep) {
+            files.push(File {
+                place: Place::Own(path.to_owned()),
+                content: text.clone(),
+                consequence: "should the configuration be wrong at the next start, the daemon has \
+                              none; see --state-dir",
+            });
+        }
+        self.files.want(files);
+        if self.exclusive.as_ref() != Some(&exclusive) {
+            self.files.settled().await;
+            self.exclusive = Some(exclusive);
         }
     }
 
@@ -636,7 +649,10 @@ impl Daemon {
 
     /// Removes what was put in place for units that nobody holds any more.
     async fn tidy(&self) {
-        let Some(allocated) = self.allocated.clone() else {
+        // What is no news is in the newest answer alone, and says until when it is none.
+        let newest = self.known.held.borrow().clone();
+        let known = [newest, self.allocated.clone()].into_iter().flatten();
+        let Some(allocated) = known.max_by_key(|allocated| allocated.asked()) else {
             return;
         };
         let asked = allocated.asked();
@@ -701,6 +717,7 @@ impl Daemon {
                 self.pool_states.remarks(),
                 self.links.faults(),
                 &self.faults,
+                &self.files.faults(),
             ]
             .concat(),
             transitions: self.pool_states.transitions().clone(),
@@ -767,6 +784,14 @@ fn log_configuration(file: &Path, config: &Config) {
     for refused in &config.refused {
         tracing::error!("configuration: {refused}; this resource is not served, the others are");
     }
+}
+
+/// One value a line.
+fn lines<T: std::fmt::Display>(values: impl IntoIterator<Item = T>) -> String {
+    values
+        .into_iter()
+        .map(|value| format!("{value}\n"))
+        .collect()
 }
 
 /// A file or directory that can be told from its successor.

@@ -1,6 +1,6 @@
 //! A client of PodResources: which container holds which devices, and which there are.
 //!
-//! [`ask`] is for commands, which ask once and end; [`held`] and [`Lister`] for a program with a
+//! [`ask`] is for commands, which ask once and end; [`pods`] and [`Lister`] for a program with a
 //! runtime.
 
 use std::path::{Path, PathBuf};
@@ -106,14 +106,12 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
     }
 }
 
-/// What containers hold, asked once from inside of a runtime.
+/// The pods of the node and what their containers hold, asked once from inside of a runtime.
 ///
 /// # Errors
 /// What came back instead of an answer.
-pub async fn held(socket: &Path) -> Result<Vec<Held>, String> {
-    list(&client(socket).await?)
-        .await
-        .map(|pods| pods.into_iter().flat_map(|pod| pod.held).collect())
+pub async fn pods(socket: &Path) -> Result<Vec<PodDevices>, String> {
+    list(&client(socket).await?).await
 }
 
 /// Lists pods again and again, over one connection as long as it lasts.

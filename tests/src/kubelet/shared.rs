@@ -55,6 +55,9 @@ pub struct Misbehaviour {
     pub delay: Duration,
     /// Registrations are accepted, but no ListAndWatch follows.
     pub never_watch: bool,
+    /// `PodResources` lists no pod, as while the API server has not answered a kubelet that just
+    /// started.
+    pub lists_no_pods: bool,
 }
 
 /// One call of Register, and what became of it.

@@ -54,6 +54,11 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_pool_waits_for_the_marker_of_a_driver_container, Root),
+    case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
+    case!(
+        what_the_cni_plugin_reads_is_written_again_when_it_is_lost,
+        Root
+    ),
 ];
 
 const SOON: Duration = Duration::from_secs(20);
@@ -588,6 +593,80 @@ fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<
     kubelet.remove("default/pod")?;
     let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+/// A kubelet that just started has not heard from the API server.
+fn a_kubelet_that_lists_no_pods_yet_frees_nothing() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    kubelet.misbehave(Misbehaviour {
+        lists_no_pods: true,
+        ..Misbehaviour::default()
+    });
+    let shared = EXCLUSIVE
+        .replace("rdma/nic", "rdma/shared")
+        .replace("mode: exclusive", "mode: shared\n  slots: 1");
+    fs::write(&scene.file, shared)?;
+    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
+    let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
+    ensure!(
+        !offered.iter().any(|id| id.starts_with(&held[0])),
+        "{offered:?}, and {held:?} is held"
+    );
+    // A daemon that starts now knows it, too.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
+    kubelet.misbehave(Misbehaviour::default());
+    kubelet.remove("default/pod")?;
+    let waited = kubelet.wait_allocatable("rdma/shared", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+fn what_the_cni_plugin_reads_is_written_again_when_it_is_lost() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let file = scene.machine.state().join("exclusive-hcas");
+    let written = || fs::read_to_string(&file).unwrap_or_default();
+    // It is there before the kubelet hears of the units.
+    let whole = written();
+    ensure!(HCAS.iter().all(|hca| whole.contains(hca)), "{whole:?}");
+    let kept = scene
+        .machine
+        .directory()
+        .join("state/device-plugin-config.last-good");
+    let wait = |what: &str| -> Result<()> {
+        let started = Instant::now();
+        while written() != whole || !kept.exists() {
+            ensure!(started.elapsed() < SOON, "{what}: {}", daemon.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    };
+    wait("written at the start")?;
+    fs::remove_file(&file)?;
+    fs::remove_file(&kept)?;
+    wait("removed")?;
+    fs::write(&file, "0000:00:00.0\n")?;
+    wait("replaced")?;
+    // What cannot be written is said, and written once it can be.
+    fs::remove_file(&file)?;
+    fs::create_dir_all(file.join("full"))?;
+    scene.until("/readyz", &daemon, |status, body| {
+        status == 200 && body.contains("exclusive-hcas") && body.contains("exclusive pools")
+    })?;
+    fs::remove_dir_all(&file)?;
+    wait("mended")?;
+    scene
+        .until("/readyz", &daemon, |_, body| {
+            !body.contains("exclusive-hcas")
+        })
+        .map(drop)
 }
 
 /// The kubelet uses its old answer for the pod, and the kernel has numbered the nodes anew.

@@ -402,16 +402,10 @@ fn a_device_of_two_pools_is_told() -> Result<()> {
 fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
     let machine = Machine::new()?;
     let kubelet = machine.kubelet()?;
-    let state = machine.directory().join("state");
-    fs::create_dir(&state)?;
-    let policy = machine.directory().join("policy.json");
-    fs::write(&policy, serde_json::json!({"stateDir": state}).to_string())?;
     let config = machine.directory().join("config.yaml");
     fs::write(&config, shared(2))?;
     // As $(HOST_IP):9834 comes out of a manifest, on a cluster of IPv6.
     let flags = [
-        "--policy",
-        policy.to_str().context("path")?,
         "--node-addresses",
         "10.0.0.7,fd00::7",
         "--metrics-addr",
@@ -422,7 +416,7 @@ fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
         .wait_allocatable(RESOURCE, 4, SOON)
         .with_context(|| daemon.log())?;
     assert_eq!(
-        fs::read_to_string(state.join("node-addresses"))?,
+        fs::read_to_string(machine.state().join("node-addresses"))?,
         "10.0.0.7\nfd00::7\n"
     );
     Ok(())
