@@ -32,6 +32,9 @@ pub(crate) struct Status {
     pub attachments: Result<Vec<Attachment>, String>,
     /// The stores', of this node.
     pub leases: Result<Vec<Lease>, String>,
+    /// Whether the journal or a store is there: one that was never used holds nothing, but is no
+    /// answer.
+    pub files_found: bool,
     /// What else is worth knowing.
     pub notes: Vec<String>,
 }
@@ -56,10 +59,7 @@ impl Status {
     /// No source answered.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
-        self.daemon.is_err()
-            && self.kubelet.is_err()
-            && self.attachments.is_err()
-            && self.leases.is_err()
+        self.daemon.is_err() && self.kubelet.is_err() && !self.files_found
     }
 
     /// Resources with their units, by the daemon, else by the kubelet, which names only the
@@ -250,6 +250,8 @@ pub(crate) struct Files {
     pub attachments: Result<Vec<Attachment>, String>,
     /// Leases of this node.
     pub leases: Result<Vec<Lease>, String>,
+    /// Whether either is there and could be read.
+    pub found: bool,
     /// What could not be read of either.
     pub notes: Vec<String>,
 }
@@ -270,6 +272,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             return Files {
                 attachments: Err(error.clone()),
                 leases: Err(error),
+                found: false,
                 notes: Vec::new(),
             };
         }
@@ -297,13 +300,18 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
         .map(|one| one.container.clone())
         .collect();
     let (mut found, mut failed) = (None, Vec::new());
+    let mut files_found = attachments.is_ok() && node.journal.exists();
     for store in node.policy.values.stores.keys() {
         let (name, attached) = (name.clone(), attached.clone());
         let own = move |lease: &Lease| {
             lease.holder.node == name || attached.contains(&lease.holder.container)
         };
         match leases_in_time(&node.policy.values, &places, store, own) {
-            Ok((leases, complaints)) => {
+            Ok(None) => {
+                found.get_or_insert_with(Vec::new);
+            }
+            Ok(Some((leases, complaints))) => {
+                files_found = true;
                 found.get_or_insert_with(Vec::new).extend(leases);
                 notes.extend(complaints);
             }
@@ -321,6 +329,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
     Files {
         attachments,
         leases,
+        found: files_found,
         notes,
     }
 }
@@ -328,14 +337,14 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
 /// Leases, and what is to be said of those that cannot be read.
 type Leases = (Vec<Lease>, Vec<String>);
 
-/// The leases of one store, read by a thread of its own: on a mount whose server does not answer it
+/// The leases of one store that was used, read by a thread of its own: on a mount whose server does not answer it
 /// stays, until this process ends.
 fn leases_in_time(
     policy: &Policy,
     places: &Places,
     store: &str,
     own: impl Fn(&Lease) -> bool + Send + 'static,
-) -> Result<Leases, String> {
+) -> Result<Option<Leases>, String> {
     let (sender, receiver) = channel();
     let (policy, places, name) = (policy.clone(), places.clone(), store.to_owned());
     let read = move || {
@@ -357,12 +366,16 @@ fn leases_in_time(
     }
 }
 
-fn leases_of(ipam: &Plugin, store: &str, own: impl Fn(&Lease) -> bool) -> Result<Leases, String> {
+fn leases_of(
+    ipam: &Plugin,
+    store: &str,
+    own: impl Fn(&Lease) -> bool,
+) -> Result<Option<Leases>, String> {
     let Some(open) = ipam
         .open_existing(store)
         .map_err(|error| error.to_string())?
     else {
-        return Ok((Vec::new(), Vec::new()));
+        return Ok(None);
     };
     let (mut leases, mut complaints) = (Vec::new(), Vec::new());
     let findings = open.entries(true, |entry| {
@@ -378,7 +391,7 @@ fn leases_of(ipam: &Plugin, store: &str, own: impl Fn(&Lease) -> bool) -> Result
     let findings = findings.into_iter();
     complaints.extend(findings.map(|found| format!("{}: {}", found.path.display(), found.what)));
     leases.sort_by_key(|lease| lease.address);
-    Ok((leases, complaints))
+    Ok(Some((leases, complaints)))
 }
 
 #[cfg(test)]
@@ -401,6 +414,7 @@ mod tests {
             kubelet: Err("no socket".into()),
             attachments: Err("no permission".into()),
             leases: Err("stale handle".into()),
+            files_found: false,
             notes: Vec::new(),
         }
     }
@@ -467,6 +481,22 @@ mod tests {
         };
         let [units] = status.units().try_into().unwrap();
         assert_eq!((units.healthy, units.held), (Some(2), Some(1)));
+    }
+
+    #[test]
+    fn a_journal_or_store_that_was_never_used_is_no_answer() {
+        let place = tempfile::tempdir().unwrap();
+        let (state, store) = (place.path().join("state"), place.path().join("store"));
+        let policy = place.path().join("policy.json");
+        let values = json!({"stateDir": state,
+            "stores": {"default": {"type": "file", "directory": store}}});
+        std::fs::write(&policy, values.to_string()).unwrap();
+        let found = || files(Path::new("/"), &policy, Some("n1".into()));
+        let unused = found();
+        assert!(!unused.found, "{unused:?}");
+        assert!(unused.attachments.unwrap().is_empty() && unused.leases.unwrap().is_empty());
+        std::fs::create_dir_all(state.join("attachments")).unwrap();
+        assert!(found().found);
     }
 
     #[test]

@@ -110,10 +110,22 @@ pub fn run() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Found) => ExitCode::from(3),
         Err(error) => {
-            complain(&format!("{error:#}"));
+            complain(&chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes, each once: some messages end with the text of their cause.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut text, cause| {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text += if text.is_empty() { "" } else { ": " };
+            text += &cause;
+        }
+        text
+    })
 }
 
 impl Global {
@@ -190,5 +202,5 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
 
 /// What a path is called in output.
 fn shown(path: &Path) -> String {
-    path.display().to_string().escape_debug().to_string()
+    cni_wire::text::printable(&path.display().to_string())
 }

@@ -164,7 +164,11 @@ pub fn whereabouts(documents: &[Value], network_names: &[String]) -> Result<Plan
             Some("NodeSlicePool") => slices.push(node_slices(object)?),
             Some("IPPool" | "OverlappingRangeIPReservation") => {}
             other => {
-                let why = format!("kind {other:?} is not whereabouts'");
+                let why = match other {
+                    Some(_) => "it is none of whereabouts' objects",
+                    None => "it has no kind",
+                };
+                let why = format!("{why}: IPPool, NodeSlicePool, OverlappingRangeIPReservation");
                 return Err(wrong(name_of(object), why));
             }
         }

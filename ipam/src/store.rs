@@ -248,14 +248,30 @@ pub enum StoreError {
         /// What was found.
         what: String,
     },
-    /// Every slice of the range is some node's.
-    #[error("node {node} has no slice of {range}: all {count} slices are taken")]
+    /// No address of the node's slice is free.
+    #[error("slice {slice} of range {range} is exhausted: {why}")]
+    SliceExhausted {
+        /// The node's part of the range.
+        slice: String,
+        /// The range's network.
+        range: String,
+        /// How it came to that.
+        why: String,
+    },
+    /// Every slice of the range with a usable address is some node's.
+    #[error(
+        "node {node} has no slice of {range}: every slice of /{length} with a usable address is taken ({taken} of {count} slices)"
+    )]
     NoSlice {
         /// This node.
         node: String,
         /// The range.
         range: String,
-        /// How many slices there are.
+        /// Prefix length of a slice.
+        length: u8,
+        /// How many slices nodes have.
+        taken: usize,
+        /// How many slices there are, with usable addresses or without.
         count: u128,
     },
     /// The range is cut otherwise by another configuration.
@@ -306,9 +322,14 @@ impl StoreError {
             Self::Exhausted { .. } => {
                 "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
             }
+            Self::SliceExhausted { .. } => {
+                "see rdma-ipam pools and rdma-ipam reclaim; for a larger node_slice_size, all nodes must give up their slices of the range"
+            }
             Self::Overtaken { .. } => "the runtime's next ADD starts afresh",
             Self::Foreign { .. } => "run rdma-ipam fsck",
-            Self::NoSlice { .. } => "cut smaller slices, or free one with rdma-ipam release --node",
+            Self::NoSlice { .. } => {
+                "enlarge the range, or free the slice of a node that is gone: rdma-ipam release --node NAME --pool RANGE"
+            }
             Self::SliceSize { .. } => "use one node_slice_size for the range",
         }
     }

@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail};
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use diagnostics::preflight::{
-    Context, Membership, Pools, Requirements, Scope, Selection, Settings, Snapshot, catalogue,
-    mounted, run,
+    Context, Membership, NoSuchCheck, Pools, Requirements, Scope, Selection, Settings, Snapshot,
+    catalogue, mounted, run,
 };
 use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
@@ -38,10 +38,10 @@ pub(super) struct Preflight {
     #[arg(long)]
     list: bool,
     /// Only these checks: ids (M01) or letters of subjects (M)
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',')]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     only: Vec<String>,
     /// Not these checks
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',')]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     skip: Vec<String>,
     /// Fail on warnings, too
     #[arg(long)]
@@ -109,6 +109,11 @@ fn pkey(text: &str) -> Result<u16, String> {
         .strip_prefix("0x")
         .ok_or("expected a number such as 0x8001")?;
     u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
+}
+
+/// A word of `--only` or `--skip` that chooses something.
+fn check(word: &str) -> Result<String, NoSuchCheck> {
+    Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
 }
 
 /// How long to wait between two rounds of checks.

@@ -63,6 +63,7 @@ impl Status {
         let Files {
             attachments,
             leases,
+            found,
             notes,
         } = files(&self.host.host_root, &self.node.policy, self.node.name());
         let answers = Answers {
@@ -71,6 +72,7 @@ impl Status {
                 .map_err(|error| error.to_string()),
             attachments,
             leases,
+            files_found: found,
             notes,
         };
         if self.json {
@@ -79,7 +81,10 @@ impl Status {
             print(&answers, out)?;
         }
         if answers.is_empty() {
-            bail!("neither the daemon nor the kubelet, the journal or the leases answer");
+            bail!(
+                "neither the daemon nor the kubelet answers, and there is no journal and no store \
+                 of leases that could be read"
+            );
         }
         Ok(())
     }

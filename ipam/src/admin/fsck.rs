@@ -4,6 +4,7 @@ use super::{Global, Outcome, say, say_json, shown};
 use crate::store::{Checkup, Store};
 use anyhow::Result;
 use clap::Args;
+use cni_wire::text::printable;
 use serde_json::json;
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ impl Fsck {
                 say(&format!(
                     "{}: {}{}\n",
                     shown(&problem.finding.path),
-                    problem.finding.what.escape_debug(),
+                    printable(&problem.finding.what),
                     if problem.repaired { " (repaired)" } else { "" }
                 ));
             }

@@ -560,7 +560,10 @@ impl Search<'_> {
         let why = if self.collisions > MAX_COLLISIONS {
             format!("another ADD was faster {} times", self.collisions)
         } else {
-            format!("all {size} addresses between {first} and {last} are leased")
+            match (size, self.want.range.lowest()) {
+                (1, Some(only)) => format!("its only address {only} is leased"),
+                _ => format!("all {size} addresses between {first} and {last} are leased"),
+            }
         };
         StoreError::Exhausted {
             range: self.want.range.subnet().to_string(),

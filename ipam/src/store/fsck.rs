@@ -239,6 +239,16 @@ impl Fsck<'_> {
                         }
                         false => {}
                     }
+                } else if entry.meta.is_some() {
+                    // A crash may have emptied it under a pod that lives: who knows, must say so.
+                    let name = match &entry.network_name {
+                        Some(name) => format!(" --network-name {name}"),
+                        None => String::new(),
+                    };
+                    what += &format!(
+                        "; if no pod has the address: rdma-ipam release {}{name}",
+                        entry.address
+                    );
                 }
                 self.note(entry.path.clone(), &what, repaired);
                 return Ok(());

