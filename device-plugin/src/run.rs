@@ -1,9 +1,9 @@
-//! The daemon: wires looking, deciding and the kubelet sessions together, and ends them.
+//! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
 //! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
-//! HTTP server) either reads what the loop publishes or rings for it. Nothing is kept on disk but
-//! CDI specifications and device information, each replaced whole: a daemon killed at any point is
-//! followed by one that finds the host as it is.
+//! HTTP server) either reads what the loop publishes or sends it a trigger. Nothing is kept on disk
+//! but CDI specifications and device information, each replaced whole: a daemon killed at any point
+//! is followed by one that finds the host as it is.
 
 mod daemon;
 
@@ -32,7 +32,7 @@ use crate::kubelet::service::Requests;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
-use crate::sessions::{Ground, Sessions};
+use crate::sessions::{Common, Sessions};
 use crate::state_files::state_files;
 use crate::telemetry::http;
 use daemon::{Daemon, Known};
@@ -69,9 +69,9 @@ pub(crate) struct Settings {
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
     pub metrics_addrs: Vec<SocketAddr>,
-    /// To whom `/status` and the names of pods are told.
+    /// Who gets `/status` and the names of pods.
     pub details: http::Details,
-    /// Addresses that the cluster knows the node by; none if it was not told.
+    /// Addresses that the cluster knows the node by; none if they are not configured.
     pub node_addresses: Vec<IpAddr>,
     /// Roots of the host's kernel file systems.
     pub host: Host,
@@ -119,7 +119,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
     let contents = watch::Sender::new(Contents::default());
-    let sessions = Sessions::new(Ground {
+    let sessions = Sessions::new(Common {
         directory: settings.device_plugin_dir.clone(),
         contents: contents.subscribe(),
         nonce: nonce.clone(),
@@ -158,7 +158,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
-    // What pods have is known before the first look, so that none of it seems to be gone.
+    // What pods have is known before the first scan, so that none of it seems to be gone.
     let reclaim = settings.reclaim.clone();
     let taken = tokio::task::spawn_blocking(move || reclaim::taken(&reclaim)).await?;
     let findings = reclaim::Findings {

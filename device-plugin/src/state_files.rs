@@ -1,9 +1,9 @@
 //! Small files that programs of the node read, or the next daemon: kept as they should be.
 //!
 //! A disk can be full, read-only or slow for a while, and a file can be removed or replaced. So one
-//! task compares each file with its content at each scan and every [`INTERVAL`], and writes those
-//! that differ. What it cannot write is at `/readyz` for as long as that lasts. Nobody waits for a
-//! file longer than [`SETTLE_TIMEOUT`]. Killed anywhere, a file is the old one or the new one
+//! task compares each file with its content at each scan and every [`COMPARE_INTERVAL`], and writes
+//! those that differ. What it cannot write is at `/readyz` for as long as that lasts. Nobody waits
+//! for a file longer than [`SETTLE_TIMEOUT`]. Killed anywhere, a file is the old one or the new one
 //! (`node::file`).
 
 use std::io;
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Time between two comparisons that no scan asked for.
-const INTERVAL: Duration = Duration::from_secs(10);
+const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a scan waits for its files.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -146,7 +146,7 @@ impl Writer {
                 changed = self.wanted.changed() => if changed.is_err() {
                     return stop.cancelled().await;
                 },
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep(COMPARE_INTERVAL) => {}
             }
             let (generation, files) = {
                 let wanted = self.wanted.borrow_and_update();
@@ -214,7 +214,7 @@ mod tests {
         File {
             place: Place::Own(path),
             content: "1\n".into(),
-            consequence: "nobody can read it",
+            consequence: "no program can read it",
         }
     }
 
@@ -231,7 +231,7 @@ mod tests {
         files.settled().await;
         let faults = files.faults();
         assert!(
-            faults.len() == 1 && faults[0].contains("state/a") && faults[0].contains("nobody"),
+            faults.len() == 1 && faults[0].contains("state/a") && faults[0].contains("no program"),
             "{faults:?}"
         );
         std::fs::remove_file(dir.path().join("state")).unwrap();

@@ -104,7 +104,7 @@ pub fn make_directories(path: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// Opens a regular file for reading. What else is in its place, such as a FIFO that nobody writes, or
+/// Opens a regular file for reading. What else is in its place, such as a FIFO without a writer, or
 /// a device, is refused and never waited for.
 ///
 /// # Errors

@@ -245,8 +245,8 @@ impl Daemon {
     ///
     /// # Errors
     /// It goes on.
-    pub fn ended(&mut self, patience: Duration) -> Result<ExitStatus> {
-        let end = Instant::now() + patience;
+    pub fn ended(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let end = Instant::now() + timeout;
         while Instant::now() < end {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
@@ -254,7 +254,7 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(10));
         }
         bail!(
-            "the daemon still runs after {patience:?}; it said: {}",
+            "the daemon still runs after {timeout:?}; it said: {}",
             self.log()
         )
     }

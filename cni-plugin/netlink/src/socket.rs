@@ -1,4 +1,4 @@
-//! One blocking netlink exchange, with the kernel's own words on refusal.
+//! One blocking netlink exchange, with the kernel's own text on refusal.
 
 use std::{
     fmt, io,
@@ -22,7 +22,7 @@ const ATTR_MSG: u16 = 1;
 const HEADER: usize = 16;
 /// The kernel fills at most 32 KiB of a dump at once (`netlink_dump()`); a single answer about
 /// a link may be longer.
-const BUFFER: usize = 128 << 10;
+const BUFFER_BYTES: usize = 128 << 10;
 /// How often a dump that a concurrent change made inconsistent is asked for again.
 const DUMP_ATTEMPTS: u32 = 8;
 
@@ -30,14 +30,14 @@ const DUMP_ATTEMPTS: u32 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused.
-    #[error("{what}: {}{}", plain(.cause), words(.told))]
+    #[error("{what}: {}{}", plain(.cause), in_parentheses(.message))]
     Refused {
         /// The attempt and its object.
         what: String,
         /// The errno.
         cause: io::Error,
         /// The extended acknowledgement's text.
-        told: Option<String>,
+        message: Option<String>,
     },
     /// A system call failed.
     #[error("{what}: {}", plain(.cause))]
@@ -92,7 +92,7 @@ fn plain(cause: &io::Error) -> String {
     }
 }
 
-fn words(text: &Option<String>) -> String {
+fn in_parentheses(text: &Option<String>) -> String {
     text.as_ref()
         .map(|text| format!(" (kernel: {text})"))
         .unwrap_or_default()
@@ -132,7 +132,7 @@ type Observer = Box<dyn Fn(&Exchange<'_>) + Send + Sync>;
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
 /// Has `observer` called with each request of this process. The first observer stays; without one
-/// nothing is measured or put into words.
+/// nothing is measured or formatted.
 pub fn observe(observer: impl Fn(&Exchange<'_>) + Send + Sync + 'static) {
     let _ = OBSERVER.set(Box::new(observer));
 }
@@ -167,7 +167,7 @@ pub struct Socket {
 /// What the kernel said no with, before the attempt is named.
 struct Refusal {
     errno: i32,
-    told: Option<String>,
+    message: Option<String>,
 }
 
 enum Failure {
@@ -181,10 +181,10 @@ impl Failure {
     fn of(self, what: &dyn fmt::Display) -> Error {
         let what = what.to_string();
         match self {
-            Failure::Refused(Refusal { errno, told }) => Error::Refused {
+            Failure::Refused(Refusal { errno, message }) => Error::Refused {
                 what,
                 cause: io::Error::from_raw_os_error(errno),
-                told,
+                message,
             },
             Failure::Call(cause) => Error::Call { what, cause },
             Failure::Answer(cause) => Error::Answer { what, cause },
@@ -366,7 +366,7 @@ impl Socket {
     fn receive(&mut self) -> io::Result<()> {
         loop {
             self.received.clear();
-            self.received.reserve(BUFFER);
+            self.received.reserve(BUFFER_BYTES);
             match self.inner.recv(&mut self.received, libc::MSG_TRUNC) {
                 Ok(length) if length > self.received.len() => {
                     return Err(io::Error::other(format!(
@@ -419,7 +419,7 @@ fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
     let attributes = payload
         .get(4 + HEADER..)
         .filter(|_| flags & NLM_F_ACK_TLVS != 0);
-    let told = attributes.and_then(|attributes| {
+    let message = attributes.and_then(|attributes| {
         NlasIterator::new(attributes)
             .filter_map(std::result::Result::ok)
             .find(|attribute| attribute.kind() == ATTR_MSG)
@@ -431,7 +431,7 @@ fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
     });
     Err(Failure::Refused(Refusal {
         errno: -status,
-        told,
+        message,
     }))
 }
 
@@ -450,7 +450,7 @@ mod tests {
             panic!("refused")
         };
         assert_eq!(
-            (refusal.errno, refusal.told.as_deref()),
+            (refusal.errno, refusal.message.as_deref()),
             (16, Some("in use"))
         );
         let error = Failure::Refused(refusal).of(&"create net1 on eth1");

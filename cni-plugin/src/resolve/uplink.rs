@@ -154,7 +154,7 @@ struct WayOut {
     source: Option<IpAddr>,
 }
 
-/// The kernel's answer for addresses that nobody has (RFC 5737, RFC 3849).
+/// The kernel's answer for addresses of documentation (RFC 5737, RFC 3849).
 fn way_out(socket: &mut Socket, family: AddressFamily) -> Result<WayOut, Error> {
     let (outside, bits): (IpAddr, u8) = match family {
         AddressFamily::Inet => ([192, 0, 2, 1].into(), 32),

@@ -117,13 +117,13 @@ fn check(word: &str) -> Result<String, NoSuchCheck> {
 }
 
 /// How long to wait between two rounds of checks.
-const ROUND: Duration = Duration::from_secs(2);
+const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Preflight {
     /// Checks and prints.
     ///
     /// # Errors
-    /// If a check failed, or the host cannot be looked at.
+    /// If a check failed, or the host cannot be read.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         if self.list {
             for (id, title) in catalogue() {
@@ -143,7 +143,7 @@ impl Preflight {
             // Not among what is printed: with --json that is one document.
             let waiting = failing(&outcomes, self.least_fault());
             let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
-            thread::sleep(ROUND);
+            thread::sleep(ROUND_INTERVAL);
         };
         if self.json {
             writeln!(out, "{:#}", versioned(report::document(&outcomes)))?;
@@ -166,7 +166,7 @@ impl Preflight {
         config: Option<&Config>,
         selection: &Selection,
     ) -> anyhow::Result<Vec<Outcome>> {
-        let host = self.host.look()?;
+        let host = self.host.scan()?;
         let pools = config.map(|config| pools(config, &host));
         let snapshot = Snapshot {
             inventory: host.inventory,

@@ -110,7 +110,7 @@ mod tests {
         }
         std::fs::remove_file(&file).unwrap();
         assert!(kept.start(&file, &Defaults::default()).is_ok());
-        // Nothing is kept where nobody says where.
+        // Nothing is kept where no directory is given.
         let nowhere = Kept::in_directory(None);
         nowhere.start(&file, &Defaults::default()).unwrap_err();
     }

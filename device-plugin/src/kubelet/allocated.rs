@@ -1,7 +1,7 @@
 //! Which pod holds which units, from the kubelet's PodResources service.
 //!
 //! Asked for now and then, never while the kubelet waits for us. Not knowing is not the same as
-//! nobody holding anything: until the service or the checkpoint has answered once there is no
+//! no pod with units: until the service or the checkpoint has answered once there is no
 //! [`AllocatedUnits`] at all.
 //!
 //! A kubelet that has just started lists no pod of the API server until that has answered
@@ -23,11 +23,11 @@ use super::checkpoint;
 use crate::config::ResourceName;
 
 /// How often it is asked; it allows a hundred questions a second.
-const INTERVAL: Duration = Duration::from_secs(15);
+const ASK_INTERVAL: Duration = Duration::from_secs(15);
 /// Longest wait for an answer.
-const DEADLINE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this long what is known has been asked for since.
-pub(crate) const UP_TO_DATE: Duration = Duration::from_secs(20);
+pub(crate) const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
 #[derive(Debug, Clone)]
@@ -243,7 +243,7 @@ pub(crate) async fn keep_asking(
 ) {
     let mut failing = false;
     loop {
-        match ask(&sources, DEADLINE).await {
+        match ask(&sources, ANSWER_TIMEOUT).await {
             Ok(held) => {
                 failing = false;
                 allocated.send_if_modified(|known| {
@@ -268,7 +268,7 @@ pub(crate) async fn keep_asking(
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(ASK_INTERVAL) => {}
         }
     }
 }

@@ -3,8 +3,8 @@
 //! What the kubelet said last is kept for [`VIEW_LIFETIME`], with the file that its checkpoint was
 //! then. The kubelet writes another one at each allocation, so while the file is the same, a pod
 //! whose units the checkpoint gives to the UID that is asked for has those and no others. It writes
-//! none when a pod ends, hence the limit. Every other question is the kubelet's: of a pod that is not
-//! among the known ones, or without a UID.
+//! none when a pod ends, hence the limit. Every other question is the kubelet's: of a pod that is
+//! not among the known ones, or without a UID.
 //!
 //! One task calls the kubelet. A call serves every question that arrived before it began, and none
 //! that arrived later: a pod that was admitted a moment ago is in the list that its own question
@@ -31,8 +31,9 @@ const KUBELET_TIMEOUT: Duration = Duration::from_millis(1500);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after an allocation the kubelet is called: it admits the whole pod first, other plugins'
 /// devices too, and a sandbox takes longer than that to make.
-const ADMISSION: Duration = Duration::from_millis(30);
-/// How long what the kubelet said is answered from: a pod that ended meanwhile has no units any more.
+const ADMISSION_GRACE_PERIOD: Duration = Duration::from_millis(30);
+/// How long what the kubelet said is answered from: a pod that ended meanwhile has no units any
+/// more.
 const VIEW_LIFETIME: Duration = Duration::from_secs(2);
 
 type Listing = Result<Arc<View>, String>;
@@ -170,7 +171,7 @@ async fn file_id(directory: PathBuf) -> Option<checkpoint::FileId> {
 }
 
 impl Caller {
-    /// Calls the kubelet whenever somebody asks, until nobody can any more.
+    /// Calls the kubelet for each question, until all senders are gone.
     pub(crate) async fn run(self) {
         let Self {
             mut calls,
@@ -199,7 +200,7 @@ impl Caller {
                     }
                     None => return,
                 },
-                () = allocated.notified() => ahead = Some(Instant::now() + ADMISSION),
+                () = allocated.notified() => ahead = Some(Instant::now() + ADMISSION_GRACE_PERIOD),
                 () = call_ahead => ahead = None,
             }
         }
@@ -219,7 +220,7 @@ impl Kubelet {
         }
     }
 
-    /// Calls unless a question did so meanwhile. A failure is for the next question to tell.
+    /// Calls unless a question did so meanwhile. A failure is for the next question to report.
     async fn call_ahead(&mut self) {
         let now = file_id(self.device_plugin_dir.clone()).await;
         let known = {

@@ -35,21 +35,20 @@ use crate::sessions::{Sessions, Withhold};
 use crate::snapshot::{Shape, Snapshot};
 use crate::state_files::{File, Place, StateFiles};
 
-/// How long after the start a pool that is not complete tells the kubelet nothing at all; see
-/// [`Withhold`].
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
+const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// How long after the host booted its ports may still be training.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 /// How long the kubelet may take to say who holds what, before a configuration is used.
 const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long events are gathered before a look: a device that appears rings several times.
-const GATHER: Duration = Duration::from_millis(10);
+/// How long events are gathered before a scan: a device that appears causes several.
+const GATHER_INTERVAL: Duration = Duration::from_millis(10);
 /// The same for the configuration's directory, where a file may be written in pieces.
-const GATHER_CONFIGURATION: Duration = Duration::from_millis(200);
-/// Shortest time between two looks that events ask for.
-const SPACING: Duration = Duration::from_millis(50);
+const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
+/// Shortest time between two scans that events ask for.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What others find out beside the looks at the host.
+/// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
     /// What the kubelet's gRPC client calls itself.
     pub(super) client: watch::Receiver<Option<String>>,
@@ -75,7 +74,7 @@ pub(super) struct Daemon {
     started: Instant,
     /// Whether the host booted a moment before.
     booted_now: bool,
-    last_look: Instant,
+    last_scan: Instant,
     scan: Option<Scan>,
     /// Why another scan is wanted once the present one has ended, if one is.
     wanted: Option<Trigger>,
@@ -91,9 +90,9 @@ pub(super) struct Daemon {
     /// The file that was read last.
     config_read: Option<FileId>,
     config_watch: Option<(FileId, RecommendedWatcher)>,
-    /// Why the configuration's directory is not watched, as it was told last.
+    /// Why the configuration's directory is not watched, as it was logged last.
     config_unwatched: Option<String>,
-    /// When to look again because a port will have been up or down for long enough.
+    /// When to scan again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
     /// The HCAs of exclusive pools, as they were to be written for the CNI plugin last.
@@ -166,7 +165,7 @@ impl Daemon {
             netns_mode: None,
             started,
             booted_now,
-            last_look: started,
+            last_scan: started,
             scan: None,
             wanted: None,
             waiting: Vec::new(),
@@ -204,7 +203,9 @@ impl Daemon {
         self.want(Trigger::Start, triggers);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
-        let mut patience = Some(tokio::time::Instant::from_std(self.started + PATIENCE));
+        let mut withhold_ends = Some(tokio::time::Instant::from_std(
+            self.started + START_GRACE_PERIOD,
+        ));
         let ended = loop {
             let late = self.scan.as_ref().and_then(Scan::deadline);
             let reason = tokio::select! {
@@ -233,8 +234,8 @@ impl Daemon {
                     self.tidy().await;
                     continue;
                 }
-                () = until(patience) => {
-                    patience = None;
+                () = until(withhold_ends) => {
+                    withhold_ends = None;
                     Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
@@ -253,7 +254,7 @@ impl Daemon {
                     self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy().await;
                     // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE;
+                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
                     Trigger::Pods
                 }
@@ -284,7 +285,7 @@ impl Daemon {
             if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE);
+                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE_INTERVAL);
             }
             if asked_for {
                 self.choose_delivery().await;
@@ -349,7 +350,7 @@ impl Daemon {
         }
     }
 
-    /// Says that the present scan does not come to its end, to everybody who waits for it.
+    /// Reports to every waiting caller that the present scan does not end.
     fn scan_is_late(&mut self) {
         let Some(scan) = &mut self.scan else { return };
         let late = scan.call_late();
@@ -399,12 +400,12 @@ impl Daemon {
         is_another
     }
 
-    /// Waits a moment for what follows an event, and keeps looks apart from each other. A new
-    /// configuration outweighs all that is heard with it.
+    /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
+    /// new configuration outweighs all that is heard with it.
     async fn gather(&self, first: Trigger, heard: &mut mpsc::Receiver<Trigger>) -> Trigger {
         let settle = match first {
-            Trigger::Configuration => GATHER_CONFIGURATION,
-            _ => GATHER.max(SPACING.saturating_sub(self.last_look.elapsed())),
+            Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
+            _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.last_scan.elapsed())),
         };
         tokio::time::sleep(settle).await;
         let mut reason = first;
@@ -478,7 +479,7 @@ impl Daemon {
     async fn scan_ended(&mut self, outcome: Result<HostSnapshot, String>, triggers: &Triggers) {
         let Some(scan) = self.scan.take() else { return };
         let now = Instant::now();
-        self.last_look = now;
+        self.last_scan = now;
         *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
         self.scans.last = scan.elapsed();
         self.scans.total += self.scans.last;
@@ -534,15 +535,15 @@ impl Daemon {
         self.set_links_up(&seen.inventory).await;
         self.write_state_files(&seen.inventory).await;
         let ready = self.write_specifications().await;
-        let patience = match self.started.elapsed() < PATIENCE {
+        let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
             true if self.booted_now => Withhold::DriversAndPorts,
             true => Withhold::Drivers,
             false => Withhold::Over,
         };
-        self.sessions.show(&ready, patience);
+        self.sessions.show(&ready, withhold);
     }
 
-    /// Sets up what pools want up. The kernel tells of the change, which makes the daemon look again.
+    /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
     async fn set_links_up(&mut self, inventory: &Inventory) {
         let snapshots = self.pool_states.snapshots();
         let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
@@ -647,7 +648,7 @@ impl Daemon {
             .unwrap_or_default()
     }
 
-    /// Removes what was put in place for units that nobody holds any more.
+    /// Removes what was put in place for units that no pod holds any more.
     async fn tidy(&self) {
         // What is no news is in the newest answer alone, and says until when it is none.
         let newest = self.known.held.borrow().clone();
@@ -752,7 +753,7 @@ impl Daemon {
                 if self.config_unwatched.as_ref() != Some(&error) {
                     tracing::warn!(
                         file = %file.display(), error,
-                        "cannot watch the configuration; it is looked at before each scan"
+                        "cannot watch the configuration; it is read before each scan"
                     );
                     self.config_unwatched = Some(error);
                 }
@@ -794,7 +795,7 @@ fn lines<T: std::fmt::Display>(values: impl IntoIterator<Item = T>) -> String {
         .collect()
 }
 
-/// A file or directory that can be told from its successor.
+/// A file or directory, distinguished from its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileId {
     device: u64,

@@ -16,7 +16,7 @@ pub(super) struct Fsck {
     /// First forget which store this node knew: another one was put in its place on purpose
     #[arg(long)]
     adopt: bool,
-    /// Leave alone what changed less than this ago: it may be a call on its way
+    /// Leave alone what changed less than this ago: it may be a call that still runs
     #[arg(long, value_name = "DURATION", value_parser = super::duration, default_value = "60s")]
     min_age: Duration,
 }

@@ -145,7 +145,7 @@ pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
     if let Ok(one) = serde_json::from_str(text) {
         return Ok(vec![one]);
     }
-    // The objects of a large cluster are beyond the limits that hold for text of strangers.
+    // The objects of a large cluster are beyond the limits that hold for untrusted text.
     let options = serde_saphyr::options! { budget: None };
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let error = error.without_snippet();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 #[derive(Debug, Args)]
 pub(super) struct Pools {
-    /// Drop a pool that nobody uses from the list, as in 10.0.0.0/24; the next ADD that asks
+    /// Drop an unused pool from the list, as in 10.0.0.0/24; the next ADD that asks
     /// for it brings it back
     #[arg(long, value_name = "RANGE")]
     drop: Option<IpNetwork>,

@@ -52,7 +52,7 @@ impl Release {
         };
         if self.previous && self.which.node.as_ref() != Some(&store.node().name) {
             bail!(
-                "--previous tells this node's leases from those before: run it on the node, which is {}",
+                "--previous distinguishes this node's leases from those before: run it on the node, which is {}",
                 store.node().name
             );
         }

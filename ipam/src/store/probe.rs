@@ -26,7 +26,7 @@ pub(crate) struct FileSystem {
     /// Then a lease must be on the server before it counts. On a file system of
     /// this machine alone, a crash that loses a lease has ended its pod as well.
     pub(crate) shared: bool,
-    /// What to tell the administrator although it works.
+    /// What to warn the administrator of although it works.
     pub(crate) warning: Option<String>,
 }
 
@@ -63,7 +63,7 @@ const UNFIT_FUSE: [&str; 8] = [
     "blobfuse2",
 ];
 
-/// Looks at what is mounted where the store lies; `root` is the prefix of `/proc`.
+/// Reads what is mounted where the store lies; `root` is the prefix of `/proc`.
 pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreError> {
     let statfs = dir.file_system()?;
     let magic = file_system_magic(&statfs);
@@ -75,7 +75,7 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
     })
 }
 
-/// The same of a file system that was looked at in this boot: without a look at
+/// The same of a file system that was probed in this boot: without reading
 /// the mounts, of which a node may have thousands.
 pub(crate) fn known(dir: &Dir, name: &str) -> Result<FileSystem, StoreError> {
     let magic = file_system_magic(&dir.file_system()?);

@@ -82,7 +82,7 @@ impl Store {
         slice::nth(subnet, length, number).ok_or_else(|| beyond(&dir, number, length))
     }
 
-    /// The slice that the first node takes of a range that nobody has used.
+    /// The slice that the first node takes of an unused range.
     #[must_use]
     pub fn first_slice(range: &Range, length: u8) -> Option<IpNetwork> {
         let number = lowest_free(&BTreeSet::new(), range, length)?;
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_without_a_usable_address_is_nobodys() {
+    fn a_slice_without_a_usable_address_is_never_taken() {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path(), "n1");
         let excluded = range("10.0.0.0/24", &["10.0.0.0/26"]);

@@ -2,7 +2,7 @@
 //!
 //! What is there already is kept where it is what the order asks for: a repeated
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
-//! leads to its seat wherever the call dies, so the owner's DEL finds them all.
+//! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
 use super::allocate::{Survey, Want};
 use super::owner::{Content, Owned};
