@@ -80,12 +80,36 @@ pub fn make(
                 target: None,
             };
             let made = make_child(host, pod, inside, &new, parent);
-            made.map_err(|refused| match refused {
+            let made = made.map_err(|refused| match refused {
                 Refused::Kernel(e) => explain(&e, &new, parent.link()),
                 Refused::Told(told) => told,
-            })
+            })?;
+            stands_on(inside, &made, parent.link())?;
+            Ok(made)
         }
     }
+}
+
+/// Removes a child that the kernel did not put on the link that was judged and recorded: a process
+/// of the pod can put another link in the place of one of the pod's between reading and making.
+///
+/// # Errors
+/// Code 11 where it stands on another link.
+fn stands_on(inside: &mut Socket, made: &Link, parent: &Link) -> Result<(), Error> {
+    // The kernel names the link below where its index is not the child's own (`nla_put_iflink()`).
+    let below = made.parent.unwrap_or(made.index);
+    if below == parent.index {
+        return Ok(());
+    }
+    link::delete(inside, made)?;
+    Err(Error::new(
+        Code::TryAgain,
+        format!(
+            "the kernel put {} on the link with index {below}, not on {}, which has index {}",
+            made.name, parent.name, parent.index
+        ),
+    )
+    .with_details("the links of the pod changed in between; try again"))
 }
 
 /// Why a child was not made.

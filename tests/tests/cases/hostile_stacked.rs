@@ -217,11 +217,11 @@ fn in_another_pod(make: &str, name: &str) -> Result<()> {
 }
 
 /// A process in a network namespace that has no name, until it is dropped.
-struct Nameless(std::process::Child);
+pub(super) struct Nameless(std::process::Child);
 
 impl Nameless {
     /// In a namespace of its own; the process is a child of one in `netns`.
-    fn start(netns: &str) -> Result<Self> {
+    pub(super) fn start(netns: &str) -> Result<Self> {
         let mut command = std::process::Command::new("ip");
         command.args(["netns", "exec", netns, "unshare", "-n", "sleep", "60"]);
         let nameless = Self(command.spawn()?);
@@ -245,18 +245,18 @@ impl Nameless {
         }
     }
 
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    fn links(&self) -> Result<String> {
+    pub(super) fn links(&self) -> Result<String> {
         let pid = self.pid().to_string();
         e2e::netns::run(
             std::process::Command::new("nsenter").args(["-t", &pid, "-n", "ip", "-o", "link"]),
         )
     }
 
-    fn ip(&self, arguments: &str) -> Result<()> {
+    pub(super) fn ip(&self, arguments: &str) -> Result<()> {
         let pid = self.pid().to_string();
         let mut command = std::process::Command::new("nsenter");
         command
