@@ -223,6 +223,24 @@ pub fn resolve(
     }
 }
 
+/// What a network that names a master on the host resolves to, for whichever pod; none where the
+/// allocation or the pod decides.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>, Error> {
+    let (Some(name), Requested::Child(kind)) = (&config.master, requested(config)?) else {
+        return Ok(None);
+    };
+    if config.link_in_container {
+        return Ok(None);
+    }
+    let parent = Parent::OfHost(read(node, name)?);
+    let kind = kind.unwrap_or_else(|| ChildKind::on(parent.link()));
+    carries_children(&mut node.netns.socket, kind, &parent)?;
+    Ok(Some(Resolved::Child { kind, parent }))
+}
+
 /// Which netdev of the host a request to move means. Pure.
 ///
 /// # Errors

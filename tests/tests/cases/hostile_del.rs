@@ -34,6 +34,7 @@ cases! {
     a_del_with_another_pods_namespace_ends_its_own_alone: Macvlan => other_namespace();
     a_del_by_a_network_that_was_rewritten_returns_what_was_taken => rewritten();
     a_del_with_every_wrong_key_returns_what_was_taken => wrong_keys();
+    a_del_with_a_value_nested_too_deep_returns_what_was_taken => nested_too_deep();
     two_dels_at_once_both_succeed => at_once();
     a_gc_of_another_network_leaves_it: Macvlan => gc_elsewhere();
     a_gc_leaves_links_that_it_did_not_make => gc_foreign();
@@ -236,6 +237,23 @@ fn wrong_keys() -> Result<()> {
             .with_context(|| keys.to_string())?;
     }
     Ok(())
+}
+
+/// Go reads 10,000 levels.
+fn nested_too_deep() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let (open, close) = ("[".repeat(5000), "]".repeat(5000));
+    let text = scene.moving().to_string();
+    let deep = text.replacen('{', &format!(r#"{{"args":{open}{close},"#), 1);
+    for _ in 0..2 {
+        e2e::scene::answer_to(&scene.call(), "DEL", deep.as_bytes())?.success()?;
+        unchanged(&before, || scene.host_state(), "after DEL")?;
+    }
+    let answer = e2e::scene::answer_to(&scene.call(), "ADD", deep.as_bytes())?;
+    refusal(&answer, &[6], &["recursion"])?;
+    unchanged(&before, || scene.host_state(), "after the refused ADD")
 }
 
 fn at_once() -> Result<()> {

@@ -4,7 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::host_state::{State, state, unchanged};
-use e2e::scene::{DENIED, INVALID_NETWORK, Scene, TRY_AGAIN, answer_of, index_of, mac_of, refusal};
+use e2e::scene::{
+    DENIED, INVALID_NETWORK, Scene, TRY_AGAIN, UNAVAILABLE, answer_of, index_of, mac_of, refusal,
+};
 use serde_json::{Value, json};
 
 cases! {
@@ -302,8 +304,19 @@ fn above_the_uplink(shim: &str, attach: &str) -> Result<()> {
     ])?;
     let network = scene.network(&json!({"attach": attach, "master": "shim0"}));
     scene.refuses(&network, &[INVALID_NETWORK, DENIED], &["shim0", "nic0"])?;
+    unavailable(&scene, &network, "shim0")?;
     let network = scene.network(&json!({"attach": attach, "master": "nic0"}));
-    scene.refuses(&network, &[DENIED], &["nic0"])
+    scene.refuses(&network, &[DENIED], &["nic0"])?;
+    unavailable(&scene, &network, "default route")?;
+    let network = scene.network(&json!({"attach": attach, "master": "peer0"}));
+    answer_of(&scene.call(), "STATUS", &network)?.success()?;
+    Ok(())
+}
+
+/// STATUS says what ADD would.
+fn unavailable(scene: &Scene, network: &Value, word: &str) -> Result<()> {
+    let answer = answer_of(&scene.call(), "STATUS", network)?;
+    refusal(&answer, &[UNAVAILABLE], &[word]).map(drop)
 }
 
 fn shim_is_the_way_out() -> Result<()> {
