@@ -50,6 +50,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(a_refused_add_of_a_move_undoes_itself, Root, Netns, Strace),
     case!(
+        a_passing_want_of_memory_costs_a_move_nothing,
+        Root,
+        Netns,
+        Strace
+    ),
+    case!(
         an_add_after_a_killed_one_succeeds,
         Root,
         Netns,
@@ -290,7 +296,7 @@ impl Ground {
         ensure!(requests.len() > 10, "{requests:?}");
         let mut failed = 0;
         for point in requests {
-            let answer = inject(&self.call(), "ADD", &self.config, &point, "error=ENOBUFS")?;
+            let answer = inject(&self.call(), "ADD", &self.config, &point, "error=EPERM")?;
             if answer.status.success() {
                 // Looking whether there is an IPv6 way out may fail, for instance.
                 self.del()?;
@@ -305,6 +311,38 @@ impl Ground {
         ensure!(failed > 10, "only {failed} errors took effect");
         Ok(())
     }
+}
+
+/// Each netlink request of DEL is refused once for want of memory: nothing is lost.
+fn a_passing_want_of_memory_costs_a_move_nothing() -> Result<()> {
+    let ground = Ground::moving()?;
+    answer_of_add(&ground)?;
+    let points = trace(&ground.host, &ground.call(), "DEL", &ground.config)?;
+    ground.clean("after a DEL that was watched")?;
+    let sent: Vec<Point> = points
+        .into_iter()
+        .filter(|point| point.syscall == "sendto")
+        .collect();
+    ensure!(sent.len() > 10, "{sent:?}");
+    for point in sent {
+        answer_of_add(&ground)?;
+        inject(
+            &ground.call(),
+            "DEL",
+            &ground.config,
+            &point,
+            "error=ENOBUFS",
+        )?
+        .success()
+        .with_context(|| format!("DEL with an error at {point:?}"))?;
+        ground.clean(&format!("after an error at {point:?}"))?;
+    }
+    Ok(())
+}
+
+fn answer_of_add(ground: &Ground) -> Result<()> {
+    let answer = ground.call().run("ADD", ground.config.as_bytes())?;
+    answer.success().map(drop).context("ADD")
 }
 
 fn a_killed_add_of_a_macvlan_leaves_nothing() -> Result<()> {
