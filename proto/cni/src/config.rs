@@ -114,8 +114,8 @@ impl NetworkConfig {
         serde_json::from_slice::<Keys<'_>>(raw)
             .ok()
             .and_then(|Keys(members)| {
-                let versions = members.iter().filter(|(key, _)| key == "cniVersion");
-                let text: Option<String> = match versions.last() {
+                let mut versions = members.iter().rev();
+                let text: Option<String> = match versions.find(|(key, _)| key == "cniVersion") {
                     Some((_, value)) => serde_json::from_str(value.get()).ok()?,
                     None => None,
                 };

@@ -378,6 +378,7 @@ fn swapped() -> Result<()> {
         "link set eth0 down",
         &format!("link set eth0 address {mac}"),
         "link set eth0 name net1",
+        "link set net1 up",
     ])?;
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
@@ -458,10 +459,10 @@ fn namesake() -> Result<()> {
 fn index_reused() -> Result<()> {
     let scene = Scene::furnished()?;
     let nic = index_of(&scene.host.netns, "nic0")?;
-    scene.in_pod(&[&format!("link add below index {nic} type dummy")])?;
+    scene.in_pod(&[&format!("link add below index {nic} type bridge")])?;
     let before = scene.host_state()?;
     for made in [
-        "link add net9 index {index} type dummy",
+        "link add net9 index {index} type bridge",
         // On a link of the pod that has the index of the master.
         "link add net9 index {index} link below type macvlan mode bridge",
     ] {

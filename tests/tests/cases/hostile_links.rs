@@ -308,7 +308,8 @@ fn above_the_uplink(shim: &str, attach: &str) -> Result<()> {
     let network = scene.network(&json!({"attach": attach, "master": "nic0"}));
     scene.refuses(&network, &[DENIED], &["nic0"])?;
     unavailable(&scene, &network, "default route")?;
-    let network = scene.network(&json!({"attach": attach, "master": "peer0"}));
+    scene.host.add_nic("nic1", "peer1")?;
+    let network = scene.network(&json!({"attach": attach, "master": "nic1"}));
     answer_of(&scene.call(), "STATUS", &network)?.success()?;
     Ok(())
 }
