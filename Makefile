@@ -9,7 +9,7 @@ SHELL := /bin/bash
 TARGET ?= $(shell uname -m)-unknown-linux-musl
 # release, or quick: no whole-program optimisation, for trying things out.
 PROFILE ?= release
-# Where the programs are left, and where every test looks for them.
+# Where the programs are left, and where every test finds them.
 BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
 PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam
 CARGO ?= cargo
@@ -56,7 +56,7 @@ lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SC
 	tests/lab/run $(SCENARIO)
 
 .PHONY: demo
-demo: build ## two pods talk RDMA, told step by step, in a virtual machine (HOST=1: on this machine)
+demo: build ## two pods talk RDMA, shown step by step, in a virtual machine (HOST=1: on this machine)
 	HOST=$(HOST) tests/lab/demo
 
 .PHONY: bench-cni

@@ -37,8 +37,8 @@ def renderer():
     if shutil.which("kustomize"):
         return ["kustomize", "build"]
     if shutil.which("kubectl"):
-        told = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True, check=False)
-        found = re.search(r"Kustomize Version: v(\d+)", told.stdout)
+        version = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True, check=False)
+        found = re.search(r"Kustomize Version: v(\d+)", version.stdout)
         if found and int(found[1]) >= 5:
             return ["kubectl", "kustomize"]
     sys.exit("neither kustomize nor kubectl (with kustomize 5 or later inside) is installed: nothing can be "
@@ -230,13 +230,13 @@ def accepted_network(document, scratch):
         if given:
             plugin |= {"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0"}
         if "master" in plugin:
-            # STATUS looks for it; this is the one netdev that every machine has.
+            # STATUS searches for it; this is the one netdev that every machine has.
             plugin["master"] = "lo"
         env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(PROGRAMS), "RDMA_NETDEV_POLICY": str(policy)}
         yield from refused(what, plugin["type"], env=env, stdin=json.dumps(plugin))
 
 
-def told(what, documents, problems):
+def wrong_in(what, documents, problems):
     """Asks the three questions of rendered objects, and prints; true if something is wrong."""
     with tempfile.TemporaryDirectory() as scratch:
         for question in (against_schemas, agreement, lambda d, s=Path(scratch): accepted(d, s)):
@@ -255,10 +255,10 @@ def main():
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
     wrong = 0
     for kustomization in sorted(MANIFESTS.rglob("kustomization.yaml")):
-        wrong += told(kustomization.parent, *render(command, kustomization.parent))
-    wrong += told(CHART, *chart(None, "kube-system"))
+        wrong += wrong_in(kustomization.parent, *render(command, kustomization.parent))
+    wrong += wrong_in(CHART, *chart(None, "kube-system"))
     for values in sorted((CHART / "ci").glob("*.yaml")):
-        wrong += told(f"{CHART} with {values.name}", *chart(values, "rdma-system"))
+        wrong += wrong_in(f"{CHART} with {values.name}", *chart(values, "rdma-system"))
     problems = list(like_the_base(command))
     for problem in problems:
         print(f"WRONG  {problem}")

@@ -45,7 +45,7 @@ struct Global {
 enum Command {
     /// Attachments of this node, by the journal
     List,
-    /// Undo attachments that are over though nobody called DEL: netdevs come home, leases are freed
+    /// Undo orphaned attachments, whose pods ended without DEL: return netdevs, release addresses
     Reclaim(reclaim::Reclaim),
 }
 

@@ -1,4 +1,4 @@
-//! The kubelet's word: which HCAs it allocated to a pod.
+//! What the kubelet reports: which HCAs it allocated to a pod.
 //!
 //! A device ID that stands in a network proves nothing, because a namespace's user may write it.
 //! The daemon of this node asks the kubelet (PodResources) and answers over a unix socket. A pod
@@ -42,8 +42,8 @@ impl Allocated {
 
 /// Asks which HCAs the request's pod has.
 ///
-/// A daemon that cannot tell the pod from another of its name says so: that is logged where the
-/// runtime gave the UID by which it should have been told.
+/// A daemon that cannot distinguish the pod from another of its name says so: that is logged where
+/// the runtime gave the UID by which the daemon should know it.
 ///
 /// # Errors
 /// Code 4 when the runtime does not say which pod this is; code 11 when the daemon does not answer,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_a_pod_is_told_from_a_daemon_that_is_away() {
+    fn a_call_without_a_pod_is_distinguished_from_an_absent_daemon() {
         let socket = Path::new("/nonexistent/node.sock");
         let log = Log::new(&node::policy::Log::default(), "test", "");
         for args in [

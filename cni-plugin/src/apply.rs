@@ -89,7 +89,7 @@ pub fn make(
             let made = make_child(host, pod, inside, &new, parent);
             let made = made.map_err(|refused| match refused {
                 Refused::Kernel(e) => explain(&e, &new, parent.link()),
-                Refused::Told(told) => told,
+                Refused::Explained(error) => error,
             })?;
             stands_on(inside, &made, parent.link())?;
             Ok(made)
@@ -124,7 +124,7 @@ enum Refused {
     /// To be explained.
     Kernel(netlink::Error),
     /// Explained.
-    Told(Error),
+    Explained(Error),
 }
 
 impl From<netlink::Error> for Refused {
@@ -140,7 +140,7 @@ fn make_child(
     new: &NewChild<'_>,
     parent: &Parent,
 ) -> Result<Link, Refused> {
-    let vanished = || Refused::Told(vanished(new.name));
+    let vanished = || Refused::Explained(vanished(new.name));
     match parent {
         Parent::OfPod(_) => link::create(inside, new)?.ok_or_else(vanished),
         // The kernel makes IPoIB children beside their parent only.
@@ -155,7 +155,7 @@ fn make_child(
                 ..new.clone()
             };
             match link::create(inside, &new) {
-                // The pod has no such name, that was looked at; the host has.
+                // The pod has no such name, that was checked; the host has.
                 Err(e) if e.is(libc::EEXIST) => make_and_rename(inside, &new),
                 made => made?.ok_or_else(vanished),
             }
@@ -163,16 +163,16 @@ fn make_child(
     }
 }
 
-/// A name nobody has, for the moment between making and naming.
+/// An unused name, for the moment between making and naming.
 fn temporary() -> String {
     format!("{UNNAMED}{}", std::process::id())
 }
 
 /// Kernels before 6.15 make a link in its parent's namespace and move it from there
 /// (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for from
-/// inside the pod. Made under a name nobody has, it is named where it belongs.
+/// inside the pod. Made under an unused name, it is named where it belongs.
 fn make_and_rename(inside: &mut Socket, new: &NewChild<'_>) -> Result<Link, Refused> {
-    let vanished = || Refused::Told(vanished(new.name));
+    let vanished = || Refused::Explained(vanished(new.name));
     let temporary = temporary();
     let unnamed = NewChild {
         name: &temporary,
@@ -188,14 +188,14 @@ fn make_and_rename(inside: &mut Socket, new: &NewChild<'_>) -> Result<Link, Refu
     link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(vanished)
 }
 
-/// Made beside its parent under a name nobody has, then moved.
+/// Made beside its parent under an unused name, then moved.
 fn make_and_move(
     host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
     new: &NewChild<'_>,
 ) -> Result<Link, Refused> {
-    let vanished = || Refused::Told(vanished(new.name));
+    let vanished = || Refused::Explained(vanished(new.name));
     let temporary = temporary();
     let unnamed = NewChild {
         name: &temporary,
@@ -214,10 +214,12 @@ fn make_and_move(
     );
     if let Err(e) = link::change(&mut host.socket, what, made.index, &change) {
         let first = Error::from(e);
-        return Err(Refused::Told(match link::delete(&mut host.socket, &made) {
-            Ok(()) => first,
-            Err(e) => first.with_details(e.to_string()),
-        }));
+        return Err(Refused::Explained(
+            match link::delete(&mut host.socket, &made) {
+                Ok(()) => first,
+                Err(e) => first.with_details(e.to_string()),
+            },
+        ));
     }
     link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(vanished)
 }
@@ -228,18 +230,18 @@ fn vanished(name: &str) -> Error {
 
 /// What the person on call can do about a refusal of the kernel.
 fn explain(error: &netlink::Error, new: &NewChild<'_>, on: &Link) -> Error {
-    let told = Error::new(Code::Kernel, format!("{error} (on {})", on.name));
+    let explained = Error::new(Code::Kernel, format!("{error} (on {})", on.name));
     match error.errno() {
-        Some(libc::EBUSY) => told.with_details(format!(
+        Some(libc::EBUSY) => explained.with_details(format!(
             "{} is in other use: macvlan and ipvlan children exclude each other, passthru excludes \
              all others, and a port of a bridge or bond carries none",
             on.name
         )),
-        Some(libc::EOPNOTSUPP) => told.with_details(format!(
+        Some(libc::EOPNOTSUPP) => explained.with_details(format!(
             "this kernel has no {} links, or its module is not loaded",
             new.child.word()
         )),
-        _ => told,
+        _ => explained,
     }
 }
 

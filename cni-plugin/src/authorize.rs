@@ -2,7 +2,7 @@
 //!
 //! This process is root and its input may come from a namespace's user, so the default is narrow:
 //! RDMA netdevs that nothing else uses and that do not carry the node itself; and what is taken from
-//! the host belongs to the pod by the kubelet's word. There is one way in, [`authorize`], for every
+//! the host is allocated to the pod by the kubelet. There is one way in, [`authorize`], for every
 //! kind of attachment. Pure.
 
 use std::{collections::BTreeSet, path::Path};
@@ -227,7 +227,7 @@ fn netdev(subject: &Subject<'_>, host: &HostLink, rules: Rules<'_>) -> Result<()
 /// The rules for a netdev that leaves the host.
 fn movable(subject: &Subject<'_>, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
     let policy = rules.path.display();
-    // Hardware tells a netdev from all others, also after the pod changed everything about it.
+    // Hardware identifies a netdev, also after the pod changed everything about it.
     if !rules.allow.virtual_links && (nic.link.bus_device.is_none() || nic.link.kind.is_some()) {
         let kind = nic.link.kind.as_ref().map(ToString::to_string);
         let what = match kind {

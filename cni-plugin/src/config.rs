@@ -1,7 +1,7 @@
 //! What a network configuration asks of this plugin, beyond the keys all plugins share.
 //!
 //! Keys have the names of the reference plugins for each kind of attachment. A wrong value is
-//! refused by name before anything is looked at, and so is a key that resembles one of ours: its
+//! refused by name before anything is read, and so is a key that resembles one of ours: its
 //! value would be lost without a word. Other keys are passed over, as the specification asks.
 
 mod misspelt;
@@ -127,7 +127,7 @@ pub struct Config {
     pub link_local: Option<bool>,
     /// `acceptRA`: whether router advertisements are followed.
     pub accept_ra: bool,
-    /// `dad`: whether duplicate address detection runs (and is waited for by nobody).
+    /// `dad`: whether duplicate address detection runs (ADD does not wait for it).
     pub dad: bool,
     /// `rails`: whether it is routed by source.
     pub rails: Rails,
@@ -169,7 +169,7 @@ impl Config {
             ));
         }
         let bus = root.text("pciBusID")?;
-        // The runtime's word about this pod's allocation before anything static. Multus writes
+        // What the runtime says of this pod's allocation, before anything static. Multus writes
         // an allocation's ID into pciBusID as well, whether or not it is one.
         let allocation = [
             ("deviceID", runtime.text("deviceID")?),
@@ -371,7 +371,7 @@ fn rdma_requirement(root: &Section<'_>, stands_in: bool) -> Result<RdmaRequireme
         Some(text) => RdmaRequirement::parse(text).ok_or_else(|| {
             root.wrong(
                 "rdma",
-                format_args!("{text:?} is not a wish about RDMA devices"),
+                format_args!("{text:?} is not a requirement for RDMA devices"),
             )
             .with_details("expected auto, required or off")
         }),

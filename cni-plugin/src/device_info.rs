@@ -22,9 +22,9 @@ use crate::gids::Ready;
 const DIRECTORY: &str = "run/k8s.cni.cncf.io/devinfo/cni";
 const VERSION: &str = "1.1.0";
 /// More than any such file has.
-const MAX: u64 = 1 << 16;
+const MAX_FILE_BYTES: u64 = 1 << 16;
 
-/// What there is to tell.
+/// What the file reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report<'a> {
     /// PCI address of the function, of the parent's for a child; none leaves the device plugin's.
@@ -38,7 +38,7 @@ pub(crate) struct Report<'a> {
 /// The file, if it is this attachment's.
 ///
 /// # Errors
-/// Why it is not written, in words.
+/// Why it is not written, as text.
 pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
     let path = Path::new(named);
     let directory = path.parent().and_then(Path::to_str).unwrap_or_default();
@@ -90,7 +90,7 @@ fn read(file: &Path) -> Map<String, Value> {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut text = String::new();
-        io::Read::read_to_string(&mut io::Read::take(file, MAX), &mut text).map(|_| text)
+        io::Read::read_to_string(&mut io::Read::take(file, MAX_FILE_BYTES), &mut text).map(|_| text)
     });
     let parsed = text.ok().and_then(|text| serde_json::from_str(&text).ok());
     match parsed {

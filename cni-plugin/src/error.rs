@@ -82,7 +82,7 @@ impl From<journal::Error> for Error {
 
 impl From<attachment::Error> for Error {
     fn from(error: attachment::Error) -> Self {
-        let coded = Error::new(code(&error), words(&error));
+        let coded = Error::new(code(&error), message(&error));
         let coded = match error.remedy() {
             Some(remedy) => coded.with_details(remedy),
             None => coded,
@@ -118,10 +118,10 @@ fn code(error: &attachment::Error) -> Code {
 }
 
 /// What happened, without the remedy and without what else failed: these are details.
-fn words(error: &attachment::Error) -> String {
+fn message(error: &attachment::Error) -> String {
     match error {
         attachment::Error::Ipam(error) => error.msg.clone(),
-        attachment::Error::Several { first, .. } => words(first),
+        attachment::Error::Several { first, .. } => message(first),
         _ => error.to_string(),
     }
 }

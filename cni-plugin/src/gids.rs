@@ -15,7 +15,7 @@ use hca::{Host, PortId, gid};
 use serde_json::{Value, json};
 
 /// How long the GIDs of an attachment are waited for.
-const PATIENCE: Duration = Duration::from_millis(250);
+const GID_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A RoCE v2 GID of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) fn await_ready(
             Ok(true) => {}
             Ok(false) => continue,
             Err(e) => {
-                log.warn(format_args!("GIDs not looked for: {e}"));
+                log.warn(format_args!("GIDs are not read: {e}"));
                 continue;
             }
         }
@@ -68,20 +68,20 @@ pub(crate) fn await_ready(
                         });
                         break;
                     }
-                    Ok(None) if started.elapsed() < PATIENCE => {
+                    Ok(None) if started.elapsed() < GID_TIMEOUT => {
                         thread::sleep(Duration::from_millis(2));
                     }
                     Ok(None) => {
                         log.warn(format_args!(
                             "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
-                             {PATIENCE:?}: RDMA from it will not work; rdma-device-plugin discover \
+                             {GID_TIMEOUT:?}: RDMA from it will not work; rdma-device-plugin discover \
                              --gids shows whether the port's GID table is full",
                             port.device, port.port
                         ));
                         break;
                     }
                     Err(e) => {
-                        log.warn(format_args!("GID of {address} not looked for: {e}"));
+                        log.warn(format_args!("GID of {address} is not read: {e}"));
                         break;
                     }
                 }

@@ -42,7 +42,7 @@ pub struct InterfaceConfig {
     pub rules: Vec<RuleMessage>,
     /// Permanent neighbours.
     pub neighbours: Vec<NeighbourMessage>,
-    /// What neighbours are told.
+    /// What is announced to neighbours.
     pub announced: Vec<IpAddr>,
     /// Gateways of the addresses.
     pub gateways: Vec<IpAddr>,
@@ -121,7 +121,7 @@ impl InterfaceConfig {
 
     /// Says in a result where its default routes went: into a rail's table. Versions that cannot
     /// say it do not name them.
-    pub fn tell_defaults(&self, result: &mut CniResult, version: Version) {
+    pub fn report_defaults(&self, result: &mut CniResult, version: Version) {
         for family in &self.defaults_of_the_pod {
             let of_family = |r: &&RouteMessage| r.header.address_family == *family;
             let in_main = self.routes.iter().filter(of_family).any(is_way_out);
@@ -175,7 +175,7 @@ pub fn own_address(message: &AddressMessage) -> Option<IpAddr> {
 /// The sysctls of an interface with or without IPv6 addresses.
 ///
 /// Router advertisements are not followed unless asked: a rail would get addresses and default
-/// routes nobody planned. Duplicate address detection is off unless asked: the IPAM has seen
+/// routes that were not planned. Duplicate address detection is off unless asked: the IPAM has seen
 /// to it, and waiting for it costs more than all the rest. A child without IPv6 addresses gets
 /// no link-local one: each takes two entries of the RoCE port's GID table, which is what limits
 /// the number of pods on a port.

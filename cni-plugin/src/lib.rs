@@ -5,7 +5,8 @@
 //! - [`config`]: what the configuration says;
 //! - `recover`: returning the NIC of a dead pod that the request means;
 //! - [`resolve`]: which links and RDMA devices the request comes to;
-//! - [`authorize`]: whether policy and kubelet allow that, with [`allocation`], the kubelet's word;
+//! - [`authorize`]: whether policy and kubelet allow that, with [`allocation`], what the kubelet
+//!   reports;
 //! - [`plan`], [`interface_config`], `rails`: what is to be done, as plain data;
 //! - [`apply`]: making the interface;
 //! - `rdma`: RDMA devices that move with it;

@@ -150,7 +150,7 @@ impl fmt::Display for Plan {
 }
 
 /// Refuses keys that have no meaning for what the request resolved to, and what the kernel would
-/// refuse in worse words, or take and do something else.
+/// refuse with a worse message, or take and do something else.
 ///
 /// # Errors
 /// Code 7 or 2 naming the key and what to do instead.
@@ -269,7 +269,7 @@ fn fits(attach: Attach, config: &Config, link: &Link, ipam: Option<&str>) -> Res
         if ipam == Some("dhcp") {
             return invalid(
                 format!(
-                    "ipam.type dhcp cannot tell the {} children of {name} apart",
+                    "ipam.type dhcp cannot distinguish the {} children of {name}",
                     attach.as_str()
                 ),
                 "they share one hardware address; use another IPAM",

@@ -5,7 +5,7 @@
 //! address. So a rail has a table of its own with its connected networks, its routes and its
 //! gateway, which rules choose by source address (and by interface, for sockets bound to it). The
 //! main table keeps the connected route and the others with their source, because libraries such
-//! as UCX look there and know no rules. Default routes do not get into the main table of a pod
+//! as UCX read it and know no rules. Default routes do not get into the main table of a pod
 //! that has one: the pod's way out and its DNS stay where they are. Pure.
 
 use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
@@ -74,7 +74,7 @@ impl Rails {
         if table.is_some_and(|table| matches!(table, 0 | 253..=255)) {
             return Err(section
                 .wrong("table", "0 and 253 to 255 are the kernel's own tables")
-                .with_details("leave it out for one that nobody else has"));
+                .with_details("leave it out for one that is not in use"));
         }
         let priority = section.get::<u32>("priority")?;
         if priority.is_some_and(|priority| !(1..=32765).contains(&priority)) {
@@ -126,7 +126,7 @@ impl Rails {
     }
 
     /// The table of an interface: the one that is asked for, else one that follows from its name,
-    /// which is unique in the pod, and that nobody has (`used`).
+    /// which is unique in the pod, and that is not in `used`.
     ///
     /// # Errors
     /// Code 7: the table that is asked for is in use.
@@ -137,7 +137,7 @@ impl Rails {
                     Code::InvalidConfig,
                     format!("rails.table: {table} is in use in the pod already"),
                 )
-                .with_details("leave it out for one that nobody else has"));
+                .with_details("leave it out for one that is not in use"));
             }
             return Ok(table);
         }

@@ -55,16 +55,16 @@ impl RdmaRequirement {
 /// # Errors
 /// Code 50: the mode does not allow what is asked for; code 7: the netdev has no RDMA device.
 pub(crate) fn moves(
-    wish: RdmaRequirement,
+    requirement: RdmaRequirement,
     attach: Attach,
     mode: Option<NetnsMode>,
     has_rdma: bool,
     name: &str,
 ) -> Result<bool, Error> {
-    if wish == RdmaRequirement::Off {
+    if requirement == RdmaRequirement::Off {
         return Ok(false);
     }
-    if wish == RdmaRequirement::Required {
+    if requirement == RdmaRequirement::Required {
         if !matches!(attach, Attach::Move | Attach::RdmaOnly) {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -143,7 +143,7 @@ pub(crate) fn of_netdev(
     link: &Link,
     ports: &[PortId],
 ) -> Result<BTreeSet<String>, Error> {
-    let looked = |e: hca::Error| Error::new(Code::Io, e.to_string());
+    let unread = |e: hca::Error| Error::new(Code::Io, e.to_string());
     let mut names: BTreeSet<String> = ports.iter().map(|port| port.device.clone()).collect();
     let hca = link
         .bus_device
@@ -153,11 +153,11 @@ pub(crate) fn of_netdev(
         match lookup::on_hca(host, &hca) {
             Ok(occupants) => names.extend(occupants.rdma_devices),
             Err(e) if e.is_missing() => {}
-            Err(e) => return Err(looked(e)),
+            Err(e) => return Err(unread(e)),
         }
     }
     for name in &names {
-        let device = hca::rdma::read(host, name).map_err(looked)?;
+        let device = hca::rdma::read(host, name).map_err(unread)?;
         if let Some(other) = device.netdevs().find(|netdev| link.name != **netdev) {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -193,7 +193,7 @@ pub(crate) fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<Rdma
                 Code::TryAgain,
                 format!("RDMA device {name} is not in the host's network namespace"),
             )
-            .with_details("a pod has it, or it is on its way back from one")
+            .with_details("a pod has it, or it is returning from one")
         })?;
         if let Some((_, verbs)) = nodes.iter().find(|(owner, _)| owner == name) {
             keeps_its_number(name, &verbs.name, &nodes)?;
@@ -218,14 +218,14 @@ pub(crate) fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> R
         return Ok(());
     }
     let _lock = node.journal.lock_rdma()?;
-    let (Some(mut home), Some(mut inside)) = (
+    let (Some(mut host), Some(mut inside)) = (
         rdma::socket(&node.netns.namespace, &node.netns.namespace)?,
         rdma::socket(pod, &node.netns.namespace)?,
     ) else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
     for known in devices {
-        let there = rdma::list(&mut home)?;
+        let there = rdma::list(&mut host)?;
         let parents = parents(&node.roots)?;
         let device = find(known, &there, &parents).ok_or_else(|| {
             Error::new(
@@ -233,12 +233,12 @@ pub(crate) fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> R
                 format!("RDMA device {} left the host meanwhile", known.name),
             )
         })?;
-        let before = rdma::verbs_node(&mut home, device)?;
+        let before = rdma::verbs_node(&mut host, device)?;
         if let Some(before) = &before {
-            // Looked at before, too; another attachment may have been quicker.
+            // It was checked before, too; another attachment may have been quicker.
             keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
         }
-        rdma::give(&mut home, device, pod).map_err(attachment::Error::RdmaMove)?;
+        rdma::give(&mut host, device, pod).map_err(attachment::Error::RdmaMove)?;
         let arrived = rdma::list(&mut inside)?;
         let arrived = find(known, &arrived, &parents).ok_or_else(|| {
             Error::new(
@@ -326,8 +326,8 @@ mod tests {
 
     #[test]
     fn the_mode_decides_unless_the_network_does() {
-        let ask = |wish, attach, mode, has| moves(wish, attach, mode, has, "eth1");
-        for (wish, attach, mode, has, expected) in [
+        let ask = |requirement, attach, mode, has| moves(requirement, attach, mode, has, "eth1");
+        for (requirement, attach, mode, has, expected) in [
             (RdmaRequirement::Auto, Attach::Move, SHARED, true, false),
             (RdmaRequirement::Auto, Attach::Move, None, false, false),
             (RdmaRequirement::Auto, Attach::Move, EXCLUSIVE, true, true),
@@ -357,12 +357,12 @@ mod tests {
             (RdmaRequirement::Off, Attach::Move, EXCLUSIVE, true, false),
         ] {
             assert_eq!(
-                ask(wish, attach, mode, has).unwrap(),
+                ask(requirement, attach, mode, has).unwrap(),
                 expected,
-                "{wish:?} {attach:?}"
+                "{requirement:?} {attach:?}"
             );
         }
-        for (wish, attach, mode, has, code, word) in [
+        for (requirement, attach, mode, has, code, word) in [
             (
                 RdmaRequirement::Required,
                 Attach::Move,
@@ -404,7 +404,7 @@ mod tests {
                 "exclusive mode",
             ),
         ] {
-            let error = ask(wish, attach, mode, has).unwrap_err();
+            let error = ask(requirement, attach, mode, has).unwrap_err();
             assert_eq!(error.code, code);
             assert!(
                 error.msg.contains(word) && !error.details.is_empty(),

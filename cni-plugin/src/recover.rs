@@ -1,8 +1,8 @@
 //! Returning NICs of dead pods that a request means, before anything is resolved.
 //!
 //! A pod whose namespace died without a DEL leaves its NIC on the host under whatever name the
-//! kernel gave it, without its state, or still on its way there. The journal knows it: it is
-//! restored for the earlier attachment, whose DEL, should it still come, finds nothing to do.
+//! kernel gave it, without its state, or the kernel is still returning it. The journal knows it: it
+//! is restored for the earlier attachment, whose DEL, should it still come, finds nothing to do.
 //! Nothing is returned out of the namespace of a pod that is there.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::{config::Target, error::Error, resolve};
 /// A NIC that is this request's until the lock is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Recovered {
-    /// Nobody else moves it meanwhile; none where the request means no NIC that is there.
+    /// No other process moves it meanwhile; none where the request means no NIC that is there.
     pub _lock: Option<Lock>,
     /// The name it is to have on the host, where another netdev has it at present.
     pub true_name: Option<Name>,

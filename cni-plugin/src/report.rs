@@ -1,4 +1,4 @@
-//! What others are told about an attachment beside its result: the log, and Multus through the
+//! What is reported about an attachment beside its result: to the log, and to Multus in the
 //! device information file.
 
 use std::net::IpAddr;
@@ -39,11 +39,11 @@ pub(crate) fn function(link: &Link, config: &Config) -> Option<String> {
     }
 }
 
-/// Waits for the GIDs of the addresses and tells of them.
+/// Waits for the GIDs of the addresses and writes the reports.
 ///
 /// # Errors
-/// Code 100: the pod's namespace cannot be looked into. What cannot be written is a warning.
-pub(crate) fn tell(
+/// Code 100: the pod's namespace cannot be read. What cannot be written is a warning.
+pub(crate) fn write(
     node: &Node,
     pod: &Namespace,
     id: &AttachmentId,

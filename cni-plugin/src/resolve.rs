@@ -107,7 +107,7 @@ impl Resolved {
         }
     }
 
-    /// The kind, in the configuration's word.
+    /// The kind, by its name in the configuration.
     pub fn attach(&self) -> Attach {
         match self {
             Resolved::Move(_) => Attach::Move,
@@ -118,7 +118,7 @@ impl Resolved {
 }
 
 impl ChildKind {
-    /// In the configuration's word.
+    /// By its name in the configuration.
     pub fn attach(self) -> Attach {
         match self {
             ChildKind::Macvlan => Attach::Macvlan,
@@ -432,7 +432,7 @@ fn uplink_of(socket: &mut Socket) -> Result<Option<Link>, Error> {
 /// Why there is no netdev to work with.
 #[derive(Debug)]
 pub enum Missing {
-    /// Its hardware is here but its netdev is not: it is in a pod, on its way back from one, or
+    /// Its hardware is here but its netdev is not: it is in a pod, returning from one, or
     /// its driver makes none.
     Netdev(Error),
     /// Anything else: it does not exist, or the request does not say which.

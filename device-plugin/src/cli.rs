@@ -80,9 +80,8 @@ pub struct HostRoot {
 }
 
 impl HostRoot {
-    /// What there is on the host.
-    fn look(&self) -> anyhow::Result<HostSnapshot> {
-        HostSnapshot::make(&self.host(), &self.node_addresses).context("look at this host")
+    fn scan(&self) -> anyhow::Result<HostSnapshot> {
+        HostSnapshot::make(&self.host(), &self.node_addresses).context("scan this host")
     }
 
     /// The roots.
@@ -223,7 +222,7 @@ struct Run {
     )]
     node_socket: PathBuf,
     /// Directory of Node Feature Discovery's local source, such as
-    /// /etc/kubernetes/node-feature-discovery/features.d: labels tell what the node has
+    /// /etc/kubernetes/node-feature-discovery/features.d: labels show what the node has
     #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
     features_dir: Option<PathBuf>,
     /// Directory where the last good configuration is kept, for a start while the file is wrong; not
@@ -241,11 +240,11 @@ struct Run {
         value_parser = address
     )]
     metrics_addr: Vec<SocketAddr>,
-    /// Tell everybody who reaches these addresses /status and which pods hold units; without it only
-    /// those on the loopback address
+    /// Answer /status, and which pods hold units, to every client of these addresses; without it
+    /// only to clients on the loopback address
     #[arg(long, env = "RDMA_OPEN_STATUS")]
     open_status: bool,
-    /// Seconds between two looks for what pods that are gone still have; 0: nothing is taken back
+    /// Seconds between two rounds that reclaim what dead pods still have; 0: nothing is reclaimed
     #[arg(
         long,
         value_name = "SECONDS",
@@ -342,17 +341,17 @@ pub fn main() -> ExitCode {
 
 /// The error and its causes, each once: some messages already end with the text of their cause.
 fn chain(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |mut told, cause| {
+    error.chain().fold(String::new(), |mut text, cause| {
         let cause = cause.to_string();
-        if !told.contains(&cause) {
-            told.push_str(if told.is_empty() { "" } else { ": " });
-            told.push_str(&cause);
+        if !text.contains(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
         }
-        told
+        text
     })
 }
 
-/// Whoever reads our output may stop at any time (`discover | head`).
+/// A reader of our output may stop at any time (`discover | head`).
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
@@ -390,7 +389,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,
         details: if args.open_status {
-            Details::Everybody
+            Details::EveryClient
         } else {
             Details::Loopback
         },
@@ -430,7 +429,7 @@ fn text_of(file: &Path) -> anyhow::Result<String> {
     text.with_context(|| format!("read {}", file.display()))
 }
 
-/// Where configuration files are looked for when none is named: ours, then the peers'.
+/// The configuration files that are tried when none is named: ours, then the peers'.
 const CONFIG_FILES: [&str; 4] = [
     "/etc/rdma-device-plugin/config.yaml",
     "/etc/rdma-device-plugin/config.json",

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
 
-/// What made the daemon look.
+/// What made the daemon scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trigger {
     /// The start.
@@ -69,18 +69,18 @@ pub(crate) struct Triggers(mpsc::Sender<Trigger>);
 impl Triggers {
     /// The sender and the receiver.
     pub(crate) fn new() -> (Self, mpsc::Receiver<Trigger>) {
-        let (ring, heard) = mpsc::channel(64);
-        (Self(ring), heard)
+        let (sender, receiver) = mpsc::channel(64);
+        (Self(sender), receiver)
     }
 
-    /// Asks for a look; never waits.
+    /// Asks for a scan; never waits.
     pub(crate) fn send(&self, reason: Trigger) {
-        // A full channel: a look is due anyway.
+        // A full channel: a scan is due anyway.
         let _ = self.0.try_send(reason);
     }
 }
 
-/// Interface indexes whose link changes matter, as the last look found them.
+/// Interface indexes whose link changes matter, as the last scan found them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watched(Arc<Mutex<BTreeSet<u32>>>);
 

@@ -1,8 +1,8 @@
 //! Damps what ports do, so that a link that flaps does not make its units flap.
 //!
-//! A port that goes down is told at once (unless a delay is configured); one that comes back has to
-//! stay up for a moment, and longer if it went down often of late. Missing nodes and devices are
-//! not damped: nothing can be delivered without them, and everything once they are there.
+//! A port that goes down is reported at once (unless a delay is configured); one that comes back
+//! has to stay up for a moment, and longer if it went down often of late. Missing nodes and devices
+//! are not damped: nothing can be delivered without them, and everything once they are there.
 //!
 //! Time comes in as a parameter; nothing here reads a clock.
 
@@ -26,8 +26,8 @@ struct Track {
     /// Whether its ports were seen able to carry traffic, and since when.
     up: bool,
     since: Instant,
-    /// Whether the kubelet was told that they are.
-    told_up: bool,
+    /// Whether that was reported to the kubelet.
+    reported_up: bool,
     /// When they went down, oldest first, within the window.
     downs: VecDeque<Instant>,
     /// What was last seen wrong.
@@ -35,7 +35,7 @@ struct Track {
 }
 
 impl Damper {
-    /// Replaces the health of each member by the damped one; tells when to look again, at the
+    /// Replaces the health of each member by the damped one. Returns when to scan again at the
     /// latest, because a delay ends then.
     pub(crate) fn damp(
         &mut self,
@@ -73,7 +73,7 @@ impl Track {
         Self {
             up,
             since: now,
-            told_up: up,
+            reported_up: up,
             downs: VecDeque::new(),
             trouble: String::new(),
         }
@@ -96,7 +96,7 @@ impl Track {
         }
     }
 
-    /// What to tell, and when that may change by itself.
+    /// What to report, and when that may change by itself.
     fn judge(&mut self, now: Instant, damping: &Damping) -> (Health, Option<Instant>) {
         let flapping = self.downs.len() >= usize::try_from(damping.flaps).unwrap_or(usize::MAX);
         let delay = match (self.up, flapping) {
@@ -106,11 +106,11 @@ impl Track {
         };
         // A time that the clock cannot hold never comes.
         let due = self.since.checked_add(delay);
-        if self.told_up != self.up && due.is_some_and(|due| now >= due) {
-            self.told_up = self.up;
+        if self.reported_up != self.up && due.is_some_and(|due| now >= due) {
+            self.reported_up = self.up;
         }
-        let again = due.filter(|_| self.told_up != self.up);
-        let health = match (self.told_up, self.up) {
+        let again = due.filter(|_| self.reported_up != self.up);
+        let health = match (self.reported_up, self.up) {
             (true, _) => Health::Healthy,
             (false, false) => Health::Unhealthy(UnhealthyReason::Port(self.trouble.clone())),
             (false, true) if flapping => Health::Unhealthy(UnhealthyReason::Flapping(format!(
@@ -140,7 +140,7 @@ mod tests {
         flap_hold: Duration::from_secs(30),
     };
 
-    /// Feeds states at seconds; tells whether the unit is shown healthy after each.
+    /// Feeds states at seconds; returns whether the unit is shown healthy after each.
     fn play(damping: &Damping, states: &[(u64, bool)]) -> Vec<bool> {
         let start = Instant::now();
         let mut track = Track::begin(states[0].1, start);
@@ -155,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn down_is_told_at_once_and_up_after_a_moment() {
-        let told = play(
+    fn down_is_reported_at_once_and_up_after_a_moment() {
+        let healthy = play(
             &DAMPING,
             &[(0, true), (5, false), (6, true), (7, true), (8, true)],
         );
-        assert_eq!(told, [true, false, false, true, true]);
+        assert_eq!(healthy, [true, false, false, true, true]);
     }
 
     #[test]
@@ -176,9 +176,9 @@ mod tests {
             states.extend([(second, false), (second + 1, true)]);
         }
         states.extend([(10, true), (36, true), (37, true)]);
-        let told = play(&DAMPING, &states);
-        assert_eq!(told[1..=6], [false; 6]);
-        assert_eq!(told[7..], [false, false, true]);
+        let healthy = play(&DAMPING, &states);
+        assert_eq!(healthy[1..=6], [false; 6]);
+        assert_eq!(healthy[7..], [false, false, true]);
     }
 
     #[test]
@@ -198,12 +198,12 @@ mod tests {
 
     #[test]
     fn a_short_loss_can_be_overlooked() {
-        let patient = Damping {
+        let delayed = Damping {
             down_delay: Duration::from_secs(5),
             ..DAMPING
         };
-        let told = play(
-            &patient,
+        let healthy = play(
+            &delayed,
             &[
                 (0, true),
                 (1, false),
@@ -213,7 +213,7 @@ mod tests {
                 (15, false),
             ],
         );
-        assert_eq!(told, [true, true, true, true, true, false]);
+        assert_eq!(healthy, [true, true, true, true, true, false]);
     }
 
     proptest::proptest! {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn says_when_to_look_again_and_why_it_waits() {
+    fn says_when_to_scan_again_and_why_it_waits() {
         let start = Instant::now();
         let mut track = Track::begin(true, start);
         track.see(false, start, &DAMPING);

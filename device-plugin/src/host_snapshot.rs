@@ -45,7 +45,7 @@ impl HostSnapshot {
     /// that show them, and a driver of theirs that hangs is none of the daemon's business.
     ///
     /// # Errors
-    /// [`hca::Error`] if sysfs as such cannot be read; the previous observation is then better than
+    /// [`hca::Error`] if sysfs as such cannot be read; the previous scan is then better than
     /// half a new one.
     pub(crate) fn scan(
         host: &Host,

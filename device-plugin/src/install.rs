@@ -2,7 +2,7 @@
 //! DaemonSet's init container does, in an image that has no shell.
 //!
 //! A runtime may start a program, or a program read the policy, at any moment, so a file is
-//! never written in place. It is written beside its place under a name nobody asks for
+//! never written in place. It is written beside its place under an unused name
 //! (`.rdma-netdev.new`), synced, proved, renamed over the old one, and the directory synced.
 //! Dying anywhere before the rename leaves what was there; a left-over is overwritten by the
 //! next run. Two installers of one directory (an old and a new pod during a roll-out) take
@@ -100,7 +100,7 @@ pub(crate) fn program(source: &Path, directory: &Path) -> Result<Outcome, Instal
 /// Installs the policy at `source` as `target`, with `node` as its `node` unless it names one.
 ///
 /// The programs on the node and the daemon in its pod must mean the same by "this node", or one
-/// would take the other's leases for a stranger's; the host name is no substitute, for a node's
+/// would take the other's leases for another node's; the host name is no substitute, for a node's
 /// name in the cluster may differ from it.
 ///
 /// # Errors
@@ -180,7 +180,7 @@ fn place(
             .map_err(InstallError::io("sync", directory))
     };
     put().inspect_err(|_| {
-        // The first error is the one to tell; a left-over does no harm.
+        // The first error is the one to report; a left-over does no harm.
         let _ = std::fs::remove_file(&beside);
     })
 }

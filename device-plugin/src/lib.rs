@@ -14,7 +14,7 @@
 //! - `run`: the daemon; `report`: its state, for metrics and readiness; `status`: the node's
 //!   state, for `status`; `telemetry`: log, metrics, HTTP;
 //! - `node_socket`: what programs of the node ask the daemon;
-//! - [`cli`]: the sub-commands; those that look for faults are in the package `diagnostics`;
+//! - [`cli`]: the sub-commands; those that search for faults are in the package `diagnostics`;
 //! - `install`: what the DaemonSet's init container does.
 //!
 //! Only `cli`, for the manual pages, and two readers, for the fuzz targets, are public.
@@ -42,6 +42,7 @@ mod run;
 mod scan;
 mod sessions;
 mod snapshot;
+mod state_files;
 mod status;
 mod telemetry;
 mod watch;

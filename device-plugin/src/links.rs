@@ -24,7 +24,7 @@ use crate::{
 pub(crate) struct Links {
     /// Interface indices of netdevs that were up when they were first seen, or were set up.
     done: BTreeSet<u32>,
-    /// Why netdevs could not be set up at the last look.
+    /// Why netdevs could not be set up at the last scan.
     faults: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl Links {
         &self.faults
     }
 
-    /// Takes note of a look at the host; what is to be set up after it. Asks nobody.
+    /// Takes note of a scan of the host; returns what is to be set up after it. Pure.
     pub(crate) fn note(
         &mut self,
         config: &Config,
@@ -86,7 +86,7 @@ impl Links {
     }
 
     /// Takes note of what [`set_up`] did. A fault is logged when it is new, and tried again at the
-    /// next look.
+    /// next scan.
     pub(crate) fn tried(&mut self, outcomes: Vec<(Down, Result<(), String>)>) {
         let mut faults = Vec::new();
         for (down, outcome) in outcomes {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_has_or_the_cni_plugin_brings_home_is_left_to_it() {
+    fn a_netdev_of_the_cni_plugins_journal_is_not_set_up() {
         let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
         let down = Links::default().note(&config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0", "rdma1"]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_done_is_told_and_tried_again() {
+    fn what_could_not_be_set_up_is_reported_and_tried_again() {
         let (config, snapshots, netdevs) = host(&pool("a", "mlx5_0", ", linkUp: true"));
         let mut links = Links::default();
         let down = links.note(&config, &snapshots, &netdevs);

@@ -50,7 +50,7 @@ pub(crate) struct Settings {
     pub device_plugin_dir: PathBuf,
     /// Notified when this daemon has answered an Allocate.
     pub allocated: Arc<Notify>,
-    /// Tells this process from another one in the names of files.
+    /// Distinguishes this process from another one in the names of files.
     pub nonce: String,
 }
 
@@ -285,7 +285,7 @@ impl Socket {
     }
 }
 
-/// Returns when the socket's place is empty, or has a socket on which nobody listens. A place that
+/// Returns when the socket's place is empty, or has a socket without a listener. A place that
 /// a newer daemon has is that daemon's.
 async fn lost(bound: &Bound, path: &Path, state: &watch::Sender<State>) {
     let mut checks = tokio::time::interval(CHECK_INTERVAL);
@@ -300,7 +300,7 @@ async fn lost(bound: &Bound, path: &Path, state: &watch::Sender<State>) {
                 return;
             }
             Present::Nothing => {
-                tracing::warn!(socket = %path.display(), "somebody removed the node's socket");
+                tracing::warn!(socket = %path.display(), "the node's socket was removed");
                 return;
             }
         };

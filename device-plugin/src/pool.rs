@@ -52,13 +52,13 @@ pub(crate) struct Excluded {
 /// Why a pool does not have an HCA that its selectors choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// Another pool has it, and at least one of the two gives HCAs away whole.
+    /// Another pool has it, and at least one of the two is exclusive.
     Claimed(ResourceName),
     /// It has virtual functions.
     HasVfs(u32),
     /// The node itself needs its netdev, and why.
     Uplink(String, Why),
-    /// Whether the node itself needs its netdev cannot be told.
+    /// Whether the node itself needs its netdev is not known.
     UplinksUnknown(String),
     /// A pod holds it by a unit of this resource, and one of the two has it for itself.
     Held(String, Holder),
@@ -74,32 +74,32 @@ impl fmt::Display for Excluded {
         match reason {
             Reason::Claimed(by) => write!(
                 formatter,
-                "{id} is chosen by {by} and by {resource}, and at least one of them gives HCAs away \
-                 whole; {by}, which comes first, has it; narrow the selectors of one of them"
+                "{id} is chosen by {by} and by {resource}, and at least one of them is \
+                 exclusive; {by}, which comes first, has it; narrow the selectors of one of them"
             ),
             Reason::HasVfs(count) => write!(
                 formatter,
-                "{id} is left out of {resource}: it has {count} virtual functions, which are what \
-                 can be given away"
+                "{id} is excluded from {resource}: it has {count} virtual functions, which are what \
+                 can be offered"
             ),
             Reason::Uplink(netdev, why) => write!(
                 formatter,
-                "{id} is left out of {resource}: the node itself needs {netdev}: {why}"
+                "{id} is excluded from {resource}: the node itself needs {netdev}: {why}"
             ),
             Reason::Held(by, pod) => write!(
                 formatter,
-                "{id} is left out of {resource} until {pod} ends, which holds it as {by}"
+                "{id} is excluded from {resource} until {pod} ends, which holds it as {by}"
             ),
             Reason::UplinksUnknown(reason) => write!(
                 formatter,
-                "{id} is left out of {resource}: whether the node itself needs its netdev cannot be \
-                 told: {reason}; mount the host's /proc, or set exclude for this pool without uplinks"
+                "{id} is excluded from {resource}: whether the node itself needs its netdev is not \
+                 known: {reason}; mount the host's /proc, or set exclude for this pool without uplinks"
             ),
         }
     }
 }
 
-/// Makes the pools from the candidates of an observation; `previous` are the ones made before from
+/// Makes the pools from the candidates of a scan; `previous` are the ones made before from
 /// the same configuration.
 pub(crate) fn assemble(
     config: &Config,
@@ -115,7 +115,7 @@ pub(crate) fn assemble(
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
-    /// another one. So a changed configuration cannot give an HCA away twice.
+    /// another one. So a changed configuration cannot offer an HCA twice.
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
     /// The delivery of pools that state none.
     pub automatic_delivery: Delivery,
@@ -340,7 +340,7 @@ fn devices_of<'o>(
     devices
 }
 
-/// What this one look says about an HCA.
+/// What this one scan says about an HCA.
 fn health(
     pool: &PoolConfig,
     candidate: &Candidate,
@@ -408,7 +408,7 @@ fn health(
     Health::Unhealthy(UnhealthyReason::Port(format!("no active port: {states}")))
 }
 
-/// Whether a port is down because nobody has set it up yet, which the CNI plugin does: its netdev is
+/// Whether a port is down because the CNI plugin has yet to set it up: its netdev is
 /// administratively down. On InfiniBand the netdev has no say in the port's state, but a VF's port
 /// stays down until the VF has its GUID, and the CNI plugin gives it that.
 fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -> bool {

@@ -1,4 +1,4 @@
-//! What is known of the pools now: from observations to snapshots.
+//! The state of the pools: from scans of the host to snapshots.
 //!
 //! Pure but for the log and for what it remembers; the time is given to it.
 
@@ -24,7 +24,7 @@ pub(crate) struct PoolStates {
     memory: Memory,
     damper: Damper,
     snapshots: Vec<Arc<Snapshot>>,
-    told: Told,
+    logged: Logged,
     transitions: Transitions,
     /// Who holds what, once known.
     allocated: Option<Arc<AllocatedUnits>>,
@@ -35,8 +35,8 @@ pub(crate) struct PoolStates {
 
 /// How long a VF or SF that is gone stays listed while its PF is there: a reset of a function takes
 /// seconds, a function that was removed does not come back.
-const FORGET_AFTER: Duration = Duration::from_secs(600);
-/// How soon to look again for what a pool waits for.
+const FORGET_GRACE_PERIOD: Duration = Duration::from_secs(600);
+/// How soon to scan again for what a pool waits for.
 const GATE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often HCAs of a resource became healthy or unhealthy.
@@ -44,15 +44,15 @@ pub(crate) type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
 
 /// What was logged already, and is not again while it stays true.
 #[derive(Debug, Default)]
-struct Told {
+struct Logged {
     remarks: Vec<String>,
     excluded: Vec<Excluded>,
     unusable: Vec<Unusable>,
 }
 
 impl PoolStates {
-    /// Works out the pools from a new observation. Returns when to look again at the latest, because
-    /// a port will have been up or down for long enough then.
+    /// Assembles the pools from a new scan. Returns when to scan again at the latest, because a
+    /// port will have been up or down for long enough then.
     pub(crate) fn update(
         &mut self,
         config: &Config,
@@ -81,7 +81,7 @@ impl PoolStates {
                 .find(|old| old.resource() == snapshot.resource());
             note_changes(before.map(Arc::as_ref), snapshot, &mut self.transitions);
         }
-        // An unchanged pool keeps its snapshot, so that nobody takes it for news.
+        // An unchanged pool keeps its snapshot, so that no session sends it again.
         self.snapshots = pools
             .snapshots
             .into_iter()
@@ -92,7 +92,7 @@ impl PoolStates {
                 },
             )
             .collect();
-        self.told.tell(pools.remarks, pools.excluded, unusable);
+        self.logged.log(pools.remarks, pools.excluded, unusable);
         again
     }
 
@@ -118,7 +118,7 @@ impl PoolStates {
                 .map(|member| member.id.clone())
                 .filter(|id| {
                     let since = *gone.entry(id.clone()).or_insert(now);
-                    now.saturating_duration_since(since) >= FORGET_AFTER
+                    now.saturating_duration_since(since) >= FORGET_GRACE_PERIOD
                 })
                 .collect();
             let Some(allocated) = self.allocated.as_ref().filter(|_| !over.is_empty()) else {
@@ -161,12 +161,12 @@ impl PoolStates {
 
     /// HCAs that a pool chooses and does not have.
     pub(crate) fn excluded(&self) -> &[Excluded] {
-        &self.told.excluded
+        &self.logged.excluded
     }
 
     /// What an administrator should know about the way the configuration meets this host.
     pub(crate) fn remarks(&self) -> &[String] {
-        &self.told.remarks
+        &self.logged.remarks
     }
 
     /// How often health changed.
@@ -180,8 +180,8 @@ impl PoolStates {
     }
 }
 
-impl Told {
-    fn tell(&mut self, remarks: Vec<String>, excluded: Vec<Excluded>, unusable: Vec<Unusable>) {
+impl Logged {
+    fn log(&mut self, remarks: Vec<String>, excluded: Vec<Excluded>, unusable: Vec<Unusable>) {
         for remark in remarks
             .iter()
             .filter(|remark| !self.remarks.contains(remark))

@@ -37,12 +37,12 @@ pub(crate) fn prefer(
     }
     let mut groups = Groups::of(snapshot, available, required);
     let mut chosen: Vec<String> = required.iter().take(size).cloned().collect();
-    let home = (policy == Policy::Numa)
+    let node = (policy == Policy::Numa)
         .then(|| groups.roomiest_node(size))
         .flatten();
     while chosen.len() < size {
         let left = size - chosen.len();
-        let best = groups.best(policy, left, home);
+        let best = groups.best(policy, left, node);
         let Some(unit) = best.and_then(|at| groups.take(at)) else {
             break;
         };
@@ -155,10 +155,10 @@ impl<'s> Groups<'s> {
     }
 
     /// The group to take the next unit from.
-    fn best(&self, policy: Policy, left: usize, home: Option<u32>) -> Option<usize> {
+    fn best(&self, policy: Policy, left: usize, node: Option<u32>) -> Option<usize> {
         let anchor = self.groups.iter().filter(|group| group.mine > 0);
         let anchors: Vec<&Group<'_>> = anchor.collect();
-        let node = home.or_else(|| anchors.first().and_then(|group| group.member.numa_node));
+        let node = node.or_else(|| anchors.first().and_then(|group| group.member.numa_node));
         let mut candidates: Vec<usize> = (0..self.groups.len()).collect();
         candidates.retain(|at| {
             self.groups
@@ -209,7 +209,7 @@ impl Cost {
     const MAX: Self = Self([usize::MAX; 5]);
 }
 
-/// Whole HCAs chosen together by their places; `None` where the machine does not tell them.
+/// Whole HCAs chosen together by their places; `None` where the machine does not show them.
 fn as_a_set(
     snapshot: &Snapshot,
     available: &[String],

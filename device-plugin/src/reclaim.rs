@@ -2,10 +2,10 @@
 //! sends secondary networks neither GC nor STATUS, and a node that crashed sends no DEL.
 //!
 //! An attachment is undone on evidence, never for lack of it: its boot is over, or its network
-//! namespace is gone, seen in two rounds, of an attachment that is not young. What cannot be told
-//! is kept. Undoing is the same as for DEL, so that a NIC gets back its name, addresses and routes,
-//! and its leases are released; then IPAM's own rules decide on leases that no attachment names.
-//! Killed anywhere, the next round goes on from the journal.
+//! namespace is gone, seen in two rounds, of an attachment that is not young. An attachment whose
+//! state is unknown is kept. Undoing is the same as for DEL, so that a NIC gets back its name,
+//! addresses and routes, and its leases are released; then IPAM's own rules decide on leases that
+//! no attachment names. Killed anywhere, the next round goes on from the journal.
 //!
 //! The leases of a store may be on a share whose server does not answer. So what needs a store is
 //! done on a thread of the store's own ([`apart`]): one that hangs keeps neither the other stores
@@ -14,8 +14,6 @@
 mod apart;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +21,10 @@ use std::time::Duration;
 use apart::{Apart, Ended, Part};
 use attachment::{
     journal::{Key, Record, Store},
-    node::{EXCLUSIVE_HCAS, NODE_ADDRESSES, Node, Places, now},
+    node::{Node, Places, now},
     reclaim::{in_host_namespace, over},
 };
 use hca::{HcaId, Host};
-use node::file;
 use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
@@ -35,12 +32,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::candidate::LinkType;
 
-/// Time between looks at the journal where nothing is cleaned up.
-const LOOKING: Duration = Duration::from_secs(30);
-/// How long a netdev on its way out of a dying namespace is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two reads of the journal where nothing is reclaimed.
+const READ_INTERVAL: Duration = Duration::from_secs(30);
+/// How long the return of a netdev from a dying namespace may take.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a round waits for its parts. What they do later is counted by a later round.
-const PART_WAIT: Duration = Duration::from_secs(1);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one part of a round may take before it is called late.
 const PART_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -58,31 +55,6 @@ pub(crate) struct Settings {
     /// Time between rounds; evidence has to last from one to the next. `None`: nothing is
     /// cleaned up.
     pub interval: Option<Duration>,
-}
-
-/// Tells the CNI plugin which addresses the node is known by. Without them it goes by the routes,
-/// so what cannot be written is a warning.
-pub(crate) fn tell_node_addresses(settings: &Settings, addresses: &[IpAddr]) {
-    tell(settings, NODE_ADDRESSES, addresses);
-}
-
-/// Tells the CNI plugin which HCAs are of exclusive pools: none of them carries a child of a pod that
-/// does not have it. Without them it goes by what is inside pods alone.
-pub(crate) fn tell_exclusive_hcas(settings: &Settings, hcas: &BTreeSet<HcaId>) {
-    tell(settings, EXCLUSIVE_HCAS, hcas);
-}
-
-/// Writes a file of the state directory, one value a line.
-fn tell<T: Display>(settings: &Settings, name: &str, values: impl IntoIterator<Item = T>) {
-    let (policy, _) = Policy::load_for_release(&settings.policy);
-    let file = policy.state_dir.join(name);
-    let text: String = values.into_iter().map(|v| format!("{v}\n")).collect();
-    if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
-        return;
-    }
-    if let Err(error) = file::replace(&file, &text) {
-        tracing::warn!(file = %file.display(), %error, "cannot tell the CNI plugin");
-    }
 }
 
 /// What was cleaned up since the start.
@@ -157,7 +129,7 @@ pub(crate) async fn keep_reclaiming(
         });
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(settings.interval.unwrap_or(LOOKING)) => {}
+            () = tokio::time::sleep(settings.interval.unwrap_or(READ_INTERVAL)) => {}
         }
     }
 }
@@ -215,7 +187,7 @@ fn round(settings: &Settings, memory: &mut Memory, before: Counts) -> Counts {
     }
     let ended = memory
         .apart
-        .run(work, PART_WAIT, PART_TIMEOUT, |part, dead| {
+        .run(work, ROUND_TIMEOUT, PART_TIMEOUT, |part, dead| {
             let settings = settings.clone();
             move || clean_up(&settings, &part, dead)
         });
@@ -320,7 +292,7 @@ fn clean_up(settings: &Settings, part: &Part, dead: Vec<Dead>) -> Counts {
 
 fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Counts) {
     let owner = record.owner();
-    match attachment::reclaim::undo(node, key, record, PATIENCE) {
+    match attachment::reclaim::undo(node, key, record, RETURN_TIMEOUT) {
         Ok(false) => {}
         Ok(true) => {
             counts.attachments += 1;

@@ -15,7 +15,7 @@ use crate::config::{Format, ResourceName};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::AllocationCounts;
-use crate::kubelet::session::{State, UNHEARD};
+use crate::kubelet::session::{NO_STREAM, State};
 use crate::node_socket::{self, NodeSocket};
 use crate::pool_state::Transitions;
 use crate::reclaim;
@@ -67,7 +67,7 @@ pub(crate) struct Configuration {
 /// Reads the host since the start.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ScanCounts {
-    /// By what made the daemon look.
+    /// By what made the daemon scan.
     pub by_trigger: BTreeMap<Trigger, u64>,
     /// Failed ones.
     pub failures: u64,
@@ -90,7 +90,7 @@ pub(crate) struct Pool {
     pub resource: ResourceName,
     /// Why it is delivered as it is.
     pub delivery_reason: String,
-    /// What the kubelet is told, and nothing else; `None` until there is something to tell.
+    /// What is sent to the kubelet, and nothing else; `None` until something is sent.
     pub snapshot: Option<Arc<Snapshot>>,
     /// Its session.
     pub session: watch::Receiver<State>,
@@ -138,9 +138,9 @@ impl Report {
             let counts = pool.snapshot.as_ref()?.count();
             (counts.healthy == 0).then(|| format!("{} has no healthy unit", pool.resource))
         });
-        let unheard = self.pools.iter().filter_map(|pool| {
-            let unheard = pool.session.borrow().unheard > 0;
-            unheard.then(|| format!("{}: {UNHEARD}", pool.resource))
+        let without_stream = self.pools.iter().filter_map(|pool| {
+            let without_stream = pool.session.borrow().registrations_without_stream > 0;
+            without_stream.then(|| format!("{}: {NO_STREAM}", pool.resource))
         });
         let idle = self.reclaim.idle.iter();
         let idle = idle.map(|why| format!("nothing is cleaned up behind pods: {why}"));
@@ -149,7 +149,7 @@ impl Report {
             .map(|error| format!("programs of this node cannot ask which pod holds what: {error}"));
         refused
             .chain(pools)
-            .chain(unheard)
+            .chain(without_stream)
             .chain(idle)
             .chain(socket)
             .chain(self.excluded.clone())
@@ -237,7 +237,7 @@ impl Report {
             "registrations": state.registrations,
             "lastError": state.last_error,
             "allocations": {
-                "granted": pool.allocations.granted.load(Ordering::Relaxed),
+                "granted": pool.allocations.answered.load(Ordering::Relaxed),
                 "refused": pool.allocations.refused.load(Ordering::Relaxed),
             },
         })

@@ -1,12 +1,13 @@
-//! The daemon: wires looking, deciding and the kubelet sessions together, and ends them.
+//! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
 //! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
-//! HTTP server) either reads what the loop publishes or rings for it. Nothing is kept on disk but
-//! CDI specifications and device information, each replaced whole: a daemon killed at any point is
-//! followed by one that finds the host as it is.
+//! HTTP server) either reads what the loop publishes or sends it a trigger. Nothing is kept on disk
+//! but CDI specifications and device information, each replaced whole: a daemon killed at any point
+//! is followed by one that finds the host as it is.
 
 mod daemon;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hca::Host;
+use node::policy::Policy;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -30,12 +32,17 @@ use crate::kubelet::service::Requests;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
-use crate::sessions::{Ground, Sessions};
+use crate::sessions::{Common, Sessions};
+use crate::state_files::state_files;
 use crate::telemetry::http;
 use daemon::{Daemon, Known};
 
 /// How long the kubelet may take at the start to say who holds what.
 const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long after a failure device information is written again.
+const DEVICE_INFO_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Files of device information that wait to be written again.
+const MAX_DEVICE_INFO_WAITING: usize = 1024;
 /// How long tasks may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -62,14 +69,25 @@ pub(crate) struct Settings {
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
     pub metrics_addrs: Vec<SocketAddr>,
-    /// To whom `/status` and the names of pods are told.
+    /// Who gets `/status` and the names of pods.
     pub details: http::Details,
-    /// Addresses that the cluster knows the node by; none if it was not told.
+    /// Addresses that the cluster knows the node by; none if they are not configured.
     pub node_addresses: Vec<IpAddr>,
     /// Roots of the host's kernel file systems.
     pub host: Host,
     /// Cleaning up behind pods.
     pub reclaim: reclaim::Settings,
+}
+
+impl Settings {
+    /// Where the kubelet says who holds what.
+    fn sources(&self) -> allocated::Sources {
+        allocated::Sources {
+            socket: kubelet_api::client::socket(&self.kubelet_root_dir),
+            device_plugin_dir: self.device_plugin_dir.clone(),
+            node: self.reclaim.node.clone(),
+        }
+    }
 }
 
 /// Runs until a signal.
@@ -93,9 +111,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     directory::check(&settings.device_plugin_dir)?;
     let kept = Kept::in_directory(settings.state_dir.as_deref());
     let start = kept.start(&settings.config_file, &settings.defaults)?;
-    if !settings.node_addresses.is_empty() {
-        reclaim::tell_node_addresses(&settings.reclaim, &settings.node_addresses);
-    }
     let stop = CancellationToken::new();
     let mut services = JoinSet::new();
     let (triggers, heard) = Triggers::new();
@@ -104,7 +119,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
     let contents = watch::Sender::new(Contents::default());
-    let sessions = Sessions::new(Ground {
+    let sessions = Sessions::new(Common {
         directory: settings.device_plugin_dir.clone(),
         contents: contents.subscribe(),
         nonce: nonce.clone(),
@@ -124,27 +139,26 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ] {
         services.spawn(listen(source, triggers.clone(), stop.clone()));
     }
-    let socket = kubelet_api::client::socket(&settings.kubelet_root_dir);
     let asked_for = node_socket::Settings {
         path: settings.node_socket.clone(),
-        pod_resources: socket.clone(),
+        pod_resources: kubelet_api::client::socket(&settings.kubelet_root_dir),
         device_plugin_dir: settings.device_plugin_dir.clone(),
         allocated: asked.allocated,
         nonce,
     };
     // Who holds what is known before anything is offered, where the kubelet says so.
-    let directory = &settings.device_plugin_dir;
-    let first = allocated::ask_or_read(&socket, FIRST_HOLDINGS_TIMEOUT, directory).await;
+    let sources = settings.sources();
+    let first = allocated::ask(&sources, FIRST_HOLDINGS_TIMEOUT).await;
     let held = watch::Sender::new(first.ok().map(Arc::new));
     let known = held.subscribe();
-    services.spawn(allocated::keep_asking(socket, held, stop.clone()));
+    services.spawn(allocated::keep_asking(sources, held, stop.clone()));
     services.spawn(write_files(
         settings.device_info_dir.clone(),
         asked.files,
         stop.clone(),
     ));
 
-    // What pods have is known before the first look, so that none of it seems to be gone.
+    // What pods have is known before the first scan, so that none of it seems to be gone.
     let reclaim = settings.reclaim.clone();
     let taken = tokio::task::spawn_blocking(move || reclaim::taken(&reclaim)).await?;
     let findings = reclaim::Findings {
@@ -159,6 +173,9 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
+    remove_leftovers(&settings);
+    let (files, writer) = state_files(settings.reclaim.policy.clone());
+    services.spawn(writer.run(stop.clone()));
     let (node_socket, state) = NodeSocket::new(settings.node_socket.clone());
     let counts = node_socket.counts.clone();
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
@@ -173,6 +190,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
             found,
             node_socket,
         },
+        files,
     );
     services.spawn(node_socket::keep_serving(
         asked_for,
@@ -197,28 +215,75 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ended
 }
 
-/// Writes device information as it comes.
+/// Removes what killed writers left in the directories that the daemon writes to. Nobody waits.
+fn remove_leftovers(settings: &Settings) {
+    let policy = settings.reclaim.policy.clone();
+    let own = [
+        Some(settings.cdi_dir.clone()),
+        Some(settings.device_info_dir.clone()),
+        settings.features_dir.clone(),
+        settings.state_dir.clone(),
+    ];
+    tokio::task::spawn_blocking(move || {
+        let state_dir = Policy::load_for_release(&policy).0.state_dir;
+        let of_node = [state_dir.join("stores"), state_dir];
+        for directory in own.into_iter().flatten().chain(of_node) {
+            if let Err(error) = node::file::remove_leftovers(&directory) {
+                tracing::debug!(directory = %directory.display(), %error, "cannot remove leftovers");
+            }
+        }
+    });
+}
+
+/// Writes device information as it comes. A file that cannot be written is tried again, until a
+/// newer one of its name comes.
 async fn write_files(
     directory: PathBuf,
     mut files: mpsc::Receiver<Vec<device_info::File>>,
     stop: CancellationToken,
 ) {
+    let mut waiting: BTreeMap<String, device_info::File> = BTreeMap::new();
     loop {
-        let batch = tokio::select! {
+        let again = async {
+            match waiting.is_empty() {
+                true => std::future::pending().await,
+                false => tokio::time::sleep(DEVICE_INFO_RETRY_INTERVAL).await,
+            }
+        };
+        let fresh = tokio::select! {
             () = stop.cancelled() => return,
-            batch = files.recv() => batch,
+            batch = files.recv() => match batch {
+                Some(batch) => batch,
+                None => return stop.cancelled().await,
+            },
+            () = again => Vec::new(),
         };
-        let Some(batch) = batch else {
-            return stop.cancelled().await;
-        };
-        let directory = directory.clone();
+        let was_failing = !waiting.is_empty();
+        waiting.extend(fresh.into_iter().map(|file| (file.name.clone(), file)));
+        let (directory, mut all) = (directory.clone(), std::mem::take(&mut waiting));
         let written = tokio::task::spawn_blocking(move || {
-            batch
-                .iter()
-                .try_for_each(|file| device_info::write(&directory, file))
+            let mut failure = None;
+            all.retain(|_, file| match device_info::write(&directory, file) {
+                Ok(()) => false,
+                Err(error) => {
+                    failure = Some(error);
+                    true
+                }
+            });
+            (all, failure)
         });
-        if let Ok(Err(error)) = written.await {
-            tracing::warn!(%error, "cannot write device information; see --device-info-dir");
+        let Ok((failed, failure)) = written.await else {
+            continue;
+        };
+        if let Some(error) = failure.filter(|_| !was_failing) {
+            tracing::warn!(
+                %error, files = failed.len(),
+                "cannot write device information, and tries again; see --device-info-dir"
+            );
+        }
+        waiting = failed;
+        while waiting.len() > MAX_DEVICE_INFO_WAITING {
+            waiting.pop_first();
         }
     }
 }

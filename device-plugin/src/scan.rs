@@ -1,9 +1,9 @@
 //! One scan of the host at a time, on a thread of its own.
 //!
-//! A read of sysfs can wait for firmware without end, and nothing can interrupt it. So nobody waits
-//! for a scan: the daemon goes on, says that the scan is late and which path it reads, and ends
-//! without joining the thread. No second scan is started beside a late one, which would be stuck at
-//! the same place.
+//! A read of sysfs can wait for firmware without end, and nothing can interrupt it. So no task
+//! waits for a scan: the daemon goes on, says that the scan is late and which path it reads, and
+//! ends without joining the thread. No second scan is started beside a late one, which would be
+//! stuck at the same place.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -64,15 +64,15 @@ impl Scan {
         node_addresses: Vec<IpAddr>,
         gates: Vec<Gate>,
     ) -> std::io::Result<Self> {
-        let (tell, outcome) = oneshot::channel();
+        let (sender, outcome) = oneshot::channel();
         let progress = Arc::new(Progress::default());
         let shown = progress.clone();
         std::thread::Builder::new()
             .name("scan".into())
             .spawn(move || {
                 let scan = || HostSnapshot::scan(&host, &node_addresses, &gates);
-                // Nobody listens any more when the daemon ends.
-                let _ = tell.send(hca::host::with_progress(&shown, scan));
+                // The receiver is gone when the daemon ends.
+                let _ = sender.send(hca::host::with_progress(&shown, scan));
             })?;
         Ok(Self {
             reason,
@@ -86,7 +86,7 @@ impl Scan {
     /// Waits for its end; without end if there is none.
     ///
     /// # Errors
-    /// Why there is no observation.
+    /// Why there is no result.
     pub(crate) async fn ended(scan: &mut Option<Self>) -> Result<HostSnapshot, String> {
         match scan {
             Some(scan) => match (&mut scan.outcome).await {

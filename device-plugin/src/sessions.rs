@@ -16,12 +16,12 @@ use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]
-pub(crate) struct Ground {
+pub(crate) struct Common {
     /// The kubelet's device-plugins directory.
     pub directory: PathBuf,
     /// What is in it.
     pub contents: watch::Receiver<Contents>,
-    /// What tells this process's sockets from those of another one.
+    /// What distinguishes this process's sockets from those of another one.
     pub nonce: String,
     /// Waits.
     pub timing: Timing,
@@ -65,7 +65,7 @@ impl Withhold {
 pub(crate) struct SessionReport<'s> {
     /// Its resource.
     pub resource: &'s ResourceName,
-    /// What the kubelet is told, from the moment on that it listens.
+    /// What is sent to the kubelet, from the moment on that it listens.
     pub shown: Option<Arc<Snapshot>>,
     /// Where it stands.
     pub state: watch::Receiver<State>,
@@ -76,7 +76,7 @@ pub(crate) struct SessionReport<'s> {
 /// Sessions by resource.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    ground: Ground,
+    common: Common,
     running: BTreeMap<ResourceName, Running>,
     tasks: JoinSet<()>,
 }
@@ -93,17 +93,17 @@ struct Running {
 
 impl Sessions {
     /// No session yet.
-    pub(crate) fn new(ground: Ground) -> Self {
+    pub(crate) fn new(common: Common) -> Self {
         Self {
-            ground,
+            common,
             running: BTreeMap::new(),
             tasks: JoinSet::new(),
         }
     }
 
     /// Ends the sessions of resources that are not configured any more and starts those that are
-    /// new. A session goes on when only its pool changed, unless it has to tell the kubelet another
-    /// option, which kubelets ask for at registration alone.
+    /// new. A session goes on when only its pool changed, unless it has to report another option to
+    /// the kubelet, which kubelets ask for at registration alone.
     pub(crate) fn follow(&mut self, config: &Config) {
         self.running.retain(|resource, running| {
             let pool = config.pools.iter().find(|pool| pool.resource == *resource);
@@ -133,24 +133,24 @@ impl Sessions {
         };
         let session = Session {
             resource: resource.clone(),
-            directory: self.ground.directory.clone(),
-            socket: SocketName::new(resource, &self.ground.nonce),
-            contents: self.ground.contents.clone(),
+            directory: self.common.directory.clone(),
+            socket: SocketName::new(resource, &self.common.nonce),
+            contents: self.common.contents.clone(),
             feed: running.feed.subscribe(),
             state,
             allocations: running.allocations.clone(),
             exclusive,
-            requests: self.ground.requests.clone(),
-            timing: self.ground.timing,
+            requests: self.common.requests.clone(),
+            timing: self.common.timing,
             stop: running.stop.clone(),
         };
         self.tasks.spawn(session.run());
         self.running.insert(resource.clone(), running);
     }
 
-    /// Gives each session its snapshot, but for what `patience` holds back until it is complete,
+    /// Gives each session its snapshot, but for what `withhold` holds back until it is complete,
     /// unless something was shown before.
-    pub(crate) fn show(&self, snapshots: &[Arc<Snapshot>], patience: Withhold) {
+    pub(crate) fn show(&self, snapshots: &[Arc<Snapshot>], withhold: Withhold) {
         for snapshot in snapshots {
             let Some(running) = self.running.get(snapshot.resource()) else {
                 continue;
@@ -159,7 +159,7 @@ impl Sessions {
                 let same = shown
                     .as_ref()
                     .is_some_and(|shown| Arc::ptr_eq(shown, snapshot));
-                if same || (shown.is_none() && patience.holds_back(snapshot)) {
+                if same || (shown.is_none() && withhold.holds_back(snapshot)) {
                     return false;
                 }
                 *shown = Some(snapshot.clone());
@@ -236,13 +236,13 @@ mod tests {
             phys_state: "2: Polling",
             ..PortSpec::ROCE
         }));
-        for (patience, held_back) in [
+        for (withhold, held_back) in [
             (Withhold::DriversAndPorts, [true, true, false]),
             (Withhold::Drivers, [true, false, false]),
             (Withhold::Over, [false, false, false]),
         ] {
-            let said = [&empty, &training, &up].map(|snapshot| patience.holds_back(snapshot));
-            assert_eq!(said, held_back, "{patience:?}");
+            let said = [&empty, &training, &up].map(|snapshot| withhold.holds_back(snapshot));
+            assert_eq!(said, held_back, "{withhold:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the kubelet is told about one resource: immutable once made, shared by reference.
+//! What is sent to the kubelet about one resource: immutable once made, shared by reference.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -32,6 +32,9 @@ pub(crate) struct Status {
     pub attachments: Result<Vec<Attachment>, String>,
     /// The stores', of this node.
     pub leases: Result<Vec<Lease>, String>,
+    /// Whether the journal or a store is there: one that was never used holds nothing, but is no
+    /// answer.
+    pub files_found: bool,
     /// What else is worth knowing.
     pub notes: Vec<String>,
 }
@@ -53,13 +56,10 @@ pub(crate) struct Units {
 }
 
 impl Status {
-    /// Nobody answered.
+    /// No source answered.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
-        self.daemon.is_err()
-            && self.kubelet.is_err()
-            && self.attachments.is_err()
-            && self.leases.is_err()
+        self.daemon.is_err() && self.kubelet.is_err() && !self.files_found
     }
 
     /// Resources with their units, by the daemon, else by the kubelet, which names only the
@@ -101,7 +101,7 @@ impl Status {
 
     /// What is missing and what is worth knowing, for a person.
     #[must_use]
-    pub(crate) fn told(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let missing = [
             self.daemon
                 .as_ref()
@@ -109,7 +109,9 @@ impl Status {
                 .map(|e| format!("the daemon: {e}")),
             self.kubelet.as_ref().err().map(|e| match self.daemon {
                 Ok(_) => {
-                    format!("the kubelet: {e}; who holds what is what it last told the daemon")
+                    format!(
+                        "the kubelet: {e}; who holds what is what it last reported to the daemon"
+                    )
                 }
                 Err(_) => format!("the kubelet: {e}"),
             }),
@@ -155,7 +157,7 @@ impl Status {
             "held": self.held(),
             "attachments": attachments,
             "leases": self.leases.as_ref().ok(),
-            "notes": self.told(),
+            "notes": self.notes(),
         })
     }
 }
@@ -204,8 +206,8 @@ fn held_by_daemon(pool: &Value) -> Vec<Held> {
     .collect()
 }
 
-/// Our units among a container's devices: they are told from other plugins' by the form of their
-/// names. A bare PCI address may be another plugin's.
+/// Our units among a container's devices: the form of their names distinguishes them from other
+/// plugins'. A bare PCI address may be another plugin's.
 fn ours(held: &Held) -> Option<Held> {
     let ids: Vec<String> = held.ids.iter().filter(|id| is_ours(id)).cloned().collect();
     (!ids.is_empty()).then(|| Held {
@@ -244,10 +246,12 @@ fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
 /// The journal and the leases of this node.
 #[derive(Debug)]
 pub(crate) struct Files {
-    /// Attachments, or why there are none to be told.
+    /// Attachments, or why they cannot be read.
     pub attachments: Result<Vec<Attachment>, String>,
     /// Leases of this node.
     pub leases: Result<Vec<Lease>, String>,
+    /// Whether either is there and could be read.
+    pub found: bool,
     /// What could not be read of either.
     pub notes: Vec<String>,
 }
@@ -268,6 +272,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             return Files {
                 attachments: Err(error.clone()),
                 leases: Err(error),
+                found: false,
                 notes: Vec::new(),
             };
         }
@@ -295,13 +300,18 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
         .map(|one| one.container.clone())
         .collect();
     let (mut found, mut failed) = (None, Vec::new());
+    let mut files_found = attachments.is_ok() && node.journal.exists();
     for store in node.policy.values.stores.keys() {
         let (name, attached) = (name.clone(), attached.clone());
         let own = move |lease: &Lease| {
             lease.holder.node == name || attached.contains(&lease.holder.container)
         };
         match leases_in_time(&node.policy.values, &places, store, own) {
-            Ok((leases, complaints)) => {
+            Ok(None) => {
+                found.get_or_insert_with(Vec::new);
+            }
+            Ok(Some((leases, complaints))) => {
+                files_found = true;
                 found.get_or_insert_with(Vec::new).extend(leases);
                 notes.extend(complaints);
             }
@@ -319,6 +329,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
     Files {
         attachments,
         leases,
+        found: files_found,
         notes,
     }
 }
@@ -326,19 +337,19 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
 /// Leases, and what is to be said of those that cannot be read.
 type Leases = (Vec<Lease>, Vec<String>);
 
-/// The leases of one store, read by a thread of its own: on a mount whose server does not answer it
+/// The leases of one store that was used, read by a thread of its own: on a mount whose server does not answer it
 /// stays, until this process ends.
 fn leases_in_time(
     policy: &Policy,
     places: &Places,
     store: &str,
     own: impl Fn(&Lease) -> bool + Send + 'static,
-) -> Result<Leases, String> {
+) -> Result<Option<Leases>, String> {
     let (sender, receiver) = channel();
     let (policy, places, name) = (policy.clone(), places.clone(), store.to_owned());
     let read = move || {
         let ipam = Plugin::new(policy, &places.root, places.node.as_deref());
-        // Nobody waits for it any more.
+        // The receiver may be gone.
         let _ = sender.send(leases_of(&ipam, &name, own));
     };
     thread::Builder::new()
@@ -348,19 +359,23 @@ fn leases_in_time(
     match receiver.recv_timeout(STORE_TIMEOUT) {
         Ok(leases) => leases,
         Err(RecvTimeoutError::Timeout) => Err(format!(
-            "no answer within {} s; look whether its share is mounted and its server is there",
+            "no answer within {} s; check whether its share is mounted and its server is there",
             STORE_TIMEOUT.as_secs()
         )),
         Err(RecvTimeoutError::Disconnected) => Err("reading them panicked".into()),
     }
 }
 
-fn leases_of(ipam: &Plugin, store: &str, own: impl Fn(&Lease) -> bool) -> Result<Leases, String> {
+fn leases_of(
+    ipam: &Plugin,
+    store: &str,
+    own: impl Fn(&Lease) -> bool,
+) -> Result<Option<Leases>, String> {
     let Some(open) = ipam
         .open_existing(store)
         .map_err(|error| error.to_string())?
     else {
-        return Ok((Vec::new(), Vec::new()));
+        return Ok(None);
     };
     let (mut leases, mut complaints) = (Vec::new(), Vec::new());
     let findings = open.entries(true, |entry| {
@@ -376,7 +391,7 @@ fn leases_of(ipam: &Plugin, store: &str, own: impl Fn(&Lease) -> bool) -> Result
     let findings = findings.into_iter();
     complaints.extend(findings.map(|found| format!("{}: {}", found.path.display(), found.what)));
     leases.sort_by_key(|lease| lease.address);
-    Ok((leases, complaints))
+    Ok(Some((leases, complaints)))
 }
 
 #[cfg(test)]
@@ -393,18 +408,19 @@ mod tests {
         }
     }
 
-    fn nobody() -> Status {
+    fn unanswered() -> Status {
         Status {
             daemon: Err("connection refused".into()),
             kubelet: Err("no socket".into()),
             attachments: Err("no permission".into()),
             leases: Err("stale handle".into()),
+            files_found: false,
             notes: Vec::new(),
         }
     }
 
     #[test]
-    fn without_a_daemon_the_kubelet_tells_of_our_units() {
+    fn without_a_daemon_the_kubelet_reports_our_units() {
         let status = Status {
             kubelet: Ok(Devices {
                 held: vec![
@@ -419,7 +435,7 @@ mod tests {
                     ("nvidia.com/gpu".into(), vec!["GPU-7c2f".into()]),
                 ],
             }),
-            ..nobody()
+            ..unanswered()
         };
         let units = status.units();
         assert_eq!(units.len(), 1, "{units:?}");
@@ -427,11 +443,11 @@ mod tests {
         assert_eq!((units[0].healthy, units[0].held), (Some(2), Some(1)));
         assert_eq!(status.held(), [held("rdma/a", &["pool_3e71787e_0"])]);
         assert!(!status.is_empty());
-        assert!(status.told()[0].starts_with("the daemon: connection refused"));
+        assert!(status.notes()[0].starts_with("the daemon: connection refused"));
     }
 
     #[test]
-    fn without_a_kubelet_the_daemon_tells_who_holds_what() {
+    fn without_a_kubelet_the_daemon_reports_who_holds_what() {
         let daemon = json!({"pools": [{
             "resource": "rdma/a", "units": {"healthy": 1, "unhealthy": 2},
             "held": [{"unit": "0000:3b:00.0", "namespace": "n", "pod": "q", "container": "d"}],
@@ -439,19 +455,19 @@ mod tests {
         }], "unready": ["rdma/a is not registered"], "notes": []});
         let status = Status {
             daemon: Ok(daemon),
-            ..nobody()
+            ..unanswered()
         };
         assert_eq!(status.units()[0].kubelet, "not registered: no such file");
         assert_eq!(status.held()[0].pod, "q");
         assert!(
             status
-                .told()
+                .notes()
                 .contains(&"rdma/a is not registered".to_owned())
         );
     }
 
     #[test]
-    fn what_is_held_is_the_kubelets_word_beside_the_daemons_older_one() {
+    fn what_the_kubelet_reports_as_held_outweighs_the_daemons_older_report() {
         let status = Status {
             daemon: Ok(json!({"pools": [{
                 "resource": "rdma/a", "units": {"healthy": 2, "unhealthy": 0}, "held": [],
@@ -461,17 +477,33 @@ mod tests {
                 held: vec![held("rdma/a", &["pool_3e71787e_0"]), held("rdma/b", &["x"])],
                 allocatable: Vec::new(),
             }),
-            ..nobody()
+            ..unanswered()
         };
         let [units] = status.units().try_into().unwrap();
         assert_eq!((units.healthy, units.held), (Some(2), Some(1)));
     }
 
     #[test]
-    fn nobody_is_told_as_such() {
-        let status = nobody();
+    fn a_journal_or_store_that_was_never_used_is_no_answer() {
+        let place = tempfile::tempdir().unwrap();
+        let (state, store) = (place.path().join("state"), place.path().join("store"));
+        let policy = place.path().join("policy.json");
+        let values = json!({"stateDir": state,
+            "stores": {"default": {"type": "file", "directory": store}}});
+        std::fs::write(&policy, values.to_string()).unwrap();
+        let found = || files(Path::new("/"), &policy, Some("n1".into()));
+        let unused = found();
+        assert!(!unused.found, "{unused:?}");
+        assert!(unused.attachments.unwrap().is_empty() && unused.leases.unwrap().is_empty());
+        std::fs::create_dir_all(state.join("attachments")).unwrap();
+        assert!(found().found);
+    }
+
+    #[test]
+    fn no_answer_of_any_source_is_reported_as_such() {
+        let status = unanswered();
         assert!(status.is_empty());
-        assert_eq!(status.told().len(), 4);
+        assert_eq!(status.notes().len(), 4);
         let document = status.document();
         assert!(document["daemon"].is_null() && document["attachments"].is_null());
     }

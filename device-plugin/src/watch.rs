@@ -36,7 +36,7 @@ impl std::error::Error for Error {}
 /// Calls `wake` for every change in a directory (not below it), until the watcher is dropped.
 ///
 /// Many changes may come as one call and one change as many: what they are is for the caller to
-/// look up.
+/// find out.
 ///
 /// # Errors
 /// The directory does not exist, or the kernel has no inotify instance left for this user.

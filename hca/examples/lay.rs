@@ -1,4 +1,5 @@
-//! Lays a machine of the field as a tree of files, to try the programs on hardware nobody has:
+//! Lays a machine of the field as a tree of files, to try the programs on hardware that is not at
+//! hand:
 //!
 //! ```text
 //! cargo run -p hca --example lay -- a4 /tmp/a4

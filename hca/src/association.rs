@@ -1,6 +1,6 @@
 //! Which netdev belongs to which RDMA port: rules over plain data.
 //!
-//! Two cases. Where both stand on the same hardware, link layer and `dev_port` tell
+//! Two cases. Where both stand on the same hardware, link layer and `dev_port` decide
 //! ([`serves`]). Where they do not (soft RoCE, paravirtual and some cloud NICs), the RDMA side
 //! names its netdev in `parent` or in its GID table ([`claims`]). Such a name is the netdev's
 //! name in its own network namespace: a NIC that was moved into a pod and is called `eth1` there

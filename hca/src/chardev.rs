@@ -1,6 +1,6 @@
 //! Character devices of the RDMA stack: `uverbs`, `umad`, `issm`, `ucm`, and `rdma_cm`.
 //!
-//! sysfs tells which node belongs to which RDMA device (`ibdev`, `port`) and its number (`dev`).
+//! sysfs shows which node belongs to which RDMA device (`ibdev`, `port`) and its number (`dev`).
 //! Numbers are read each time: `rdma_cm` has a dynamic minor, and the others are handed out
 //! lowest-free whenever a device is registered, which a move between network namespaces does.
 
@@ -88,7 +88,7 @@ impl CharDevice {
         format!("infiniband/{}", self.name)
     }
 
-    /// Looks at the node itself.
+    /// Reads the node itself.
     #[must_use]
     pub fn node(&self) -> Node {
         match std::fs::metadata(&self.path) {

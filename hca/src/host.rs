@@ -50,14 +50,14 @@ pub enum Error {
     },
     /// The object asked for does not exist on this host, or not in this network namespace.
     #[error(
-        "{kind} {name} does not exist on this host, or not in this network namespace (looked at {path})"
+        "{kind} {name} does not exist on this host, or not in this network namespace (searched {path})"
     )]
     Missing {
         /// Kind of object, such as `netdev` or `PCI device`.
         kind: &'static str,
         /// Its name.
         name: String,
-        /// Where it was looked for.
+        /// The path that was searched.
         path: PathBuf,
     },
     /// The name cannot be that of any kernel object.
@@ -130,7 +130,7 @@ fn show(path: &Path) {
     });
 }
 
-/// Result of looking at the host.
+/// Result of reading the host.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Host {
@@ -359,14 +359,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_object_is_named_with_the_place_it_was_looked_for() {
+    fn a_missing_object_is_named_with_the_path_that_was_searched() {
         let error = Host::at("/nonexistent")
             .class_entry("netdev", "net", "ens1")
             .unwrap_err();
         assert!(error.is_missing());
         assert_eq!(
             error.to_string(),
-            "netdev ens1 does not exist on this host, or not in this network namespace (looked at \
+            "netdev ens1 does not exist on this host, or not in this network namespace (searched \
              /nonexistent/sys/class/net/ens1)"
         );
     }

@@ -74,7 +74,7 @@ pub struct Elsewhere {
     pub auxiliary: Option<String>,
 }
 
-/// Looks at the whole host.
+/// Scans the whole host.
 ///
 /// A host without the RDMA stack has an empty inventory; that is no error.
 ///

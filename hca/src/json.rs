@@ -1,4 +1,4 @@
-//! How parts of the inventory look in JSON, where the plain form would not be read by people:
+//! The JSON form of parts of the inventory, where the plain form would not be read by people:
 //! numbers that everybody writes in hexadecimal, pairs as objects.
 //!
 //! Keys are camelCase. The functions take references to the whole field, as serde hands it over.

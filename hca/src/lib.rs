@@ -1,5 +1,5 @@
 //! Which RDMA hardware a Linux host has: sysfs, character devices, ports, GIDs, PCI, RDMA
-//! netlink; looks, never changes.
+//! netlink; reads, never changes.
 //!
 //! - [`host`]: the roots everything is read from
 //! - [`mod@inventory`]: all of it, one value

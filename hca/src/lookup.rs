@@ -1,4 +1,4 @@
-//! Looking up one object by a name somebody wrote down, without a scan of the host.
+//! Finding one object by the name that a configuration gives, without a scan of the host.
 //!
 //! A network plugin has one netdev, one PCI address or one auxiliary device and a tenth of a
 //! millisecond. Each function here reads the directories around that object only. The one
@@ -124,7 +124,7 @@ fn collect_ports(
     ports: &mut BTreeSet<PortId>,
 ) -> Result<()> {
     let lowers = below(host, netdev)?;
-    // An IPoIB child stands on the same hardware as its parent, but does not tell its port.
+    // An IPoIB child stands on the same hardware as its parent, but does not show its port.
     if !(netdev.is_ipoib() && netdev.is_child()) {
         let found = hardware_ports(host, netdev)?;
         if !found.is_empty() {
@@ -156,7 +156,7 @@ pub fn software_on_netdev_of(host: &Host, there: &Host, name: &str) -> Result<Ve
     parentless(host, &netdev::outline(there, name)?)
 }
 
-/// Names of the netdevs that a netdev stands on. IPoIB has no links to tell; there it is the
+/// Names of the netdevs that a netdev stands on. IPoIB has no such links; there it is the
 /// netdev that `iflink` points at.
 fn below(host: &Host, netdev: &Netdev) -> Result<Vec<String>> {
     if !(netdev.is_ipoib() && netdev.is_child()) {
@@ -298,7 +298,7 @@ fn present<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Takes an object that is only looked at on the way, and cannot be read, for `None`: what is asked
+/// Takes an object that is only read on the way, and cannot be read, for `None`: what is asked
 /// about is another one.
 fn others<T>(result: Result<T>) -> Result<Option<T>> {
     match result {

@@ -13,9 +13,9 @@ use crate::json;
 use crate::parent::Parent;
 use crate::pci::PciAddress;
 
-/// ARPHRD numbers (`include/uapi/linux/if_arp.h`) this crate tells apart.
+/// ARPHRD numbers (`include/uapi/linux/if_arp.h`) that this crate distinguishes.
 pub mod link_type {
-    /// Ethernet and everything that looks like it.
+    /// Ethernet and everything that presents itself as Ethernet.
     pub const ETHERNET: u16 = 1;
     /// IP over InfiniBand.
     pub const INFINIBAND: u16 = 32;
@@ -34,12 +34,12 @@ pub struct Netdev {
     pub iflink: u32,
     /// Current link-layer address.
     pub mac: Option<MacAddress>,
-    /// The address of the hardware, where sysfs tells: the current one while nobody has set
-    /// another, or what a bond remembers of its member.
+    /// The address of the hardware, where sysfs shows it: the current one unless another was
+    /// set, or what a bond remembers of its member.
     pub permanent_mac: Option<MacAddress>,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Operational state, RFC 2863 by the kernel's words: `up`, `down`, `lowerlayerdown`,
+    /// Operational state, RFC 2863 by the kernel's names: `up`, `down`, `lowerlayerdown`,
     /// `dormant`, `unknown`, ...
     pub operstate: String,
     /// Administratively up (`IFF_UP`).
@@ -52,7 +52,7 @@ pub struct Netdev {
     pub speed_mbps: Option<u32>,
     /// Port of its hardware, from 0: several netdevs of one PCI function differ in it.
     pub dev_port: u32,
-    /// Name of the physical port where the driver tells: `p0` for an uplink, `pf0vf3` for the
+    /// Name of the physical port where the driver reports it: `p0` for an uplink, `pf0vf3` for the
     /// representor of a VF.
     pub phys_port_name: Option<String>,
     /// PCI function it stands on.
@@ -86,7 +86,7 @@ impl Netdev {
     }
 
     /// True for the host side of a VF or sub-function in switchdev mode. It carries no RDMA of
-    /// its own and must not be given away.
+    /// its own and must not be offered.
     #[must_use]
     pub fn is_representor(&self) -> bool {
         self.phys_port_name
@@ -139,8 +139,8 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
     Ok(netdev)
 }
 
-/// What tells a netdev's place among others and the RDMA port it belongs to: name, indexes, link
-/// type, address, port, neighbours. The rest is left empty; reading that costs three times as
+/// What determines a netdev's place among others and the RDMA port it belongs to: name, indexes,
+/// link type, address, port, neighbours. The rest is left empty; reading that costs three times as
 /// much.
 ///
 /// # Errors

@@ -55,9 +55,9 @@ pub struct Network {
     pub addresses: Vec<Address>,
 }
 
-/// Netdevs that the node itself needs, or why they cannot be told.
+/// Netdevs that the node itself needs, or why they are not known.
 ///
-/// Not knowing is not the same as none: what gives HCAs away whole then gives none away.
+/// Not knowing is not the same as none: an exclusive pool then offers no HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uplinks {
     /// By name, with what makes each one an uplink.
@@ -144,7 +144,7 @@ impl Network {
     }
 }
 
-/// `net` of the host's namespace: process 1 is the host's whoever looks; where there is no such
+/// `net` of the host's namespace: process 1 is the host's for every reader; where there is no such
 /// directory (another user, a tree of files) the mount's own view serves.
 #[must_use]
 pub fn of_host(proc: &Path) -> PathBuf {
@@ -238,7 +238,7 @@ fn ipv4_addresses(trie: &str, routes: &[Route]) -> Vec<Address> {
 }
 
 /// The narrowest route without a gateway that holds the address; `None` if those of several
-/// netdevs do, as with rails in one subnet: whose it is cannot be told then.
+/// netdevs do, as with rails in one subnet: its netdev is not known then.
 fn connected(ip: Ipv4Addr, routes: &[Route]) -> Option<&Route> {
     let holds = |route: &&Route| match route.destination {
         IpAddr::V4(network) if !route.gateway && route.prefix > 0 => {

@@ -1,4 +1,4 @@
-//! RDMA netlink (`NETLINK_RDMA`, client `NLDEV`): what sysfs does not tell, and what a change of
+//! RDMA netlink (`NETLINK_RDMA`, client `NLDEV`): what sysfs does not show, and what a change of
 //! namespace needs.
 //!
 //! Used sparingly: sysfs answers most questions without a socket. Netlink is the only source for

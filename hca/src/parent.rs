@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facets_are_told_from_sub_functions_and_from_functions() {
+    fn facets_are_distinguished_from_sub_functions_and_from_functions() {
         for name in ["virtio6", "mlx5_core.eth.0", "ice.roce.12"] {
             assert!(is_facet(name) && !is_subfunction(name), "{name}");
         }

@@ -198,7 +198,7 @@ pub(crate) fn read_at(directory: &Path, address: PciAddress) -> Result<PciFuncti
         subsystem,
         class: host::hexadecimal(directory, "class")?.unwrap_or_default(),
         driver: host::link_name(directory, "driver")?,
-        // -1 means "not told"; it does not parse as u32.
+        // -1 means "unknown"; it does not parse as u32.
         numa_node: host::parsed(directory, "numa_node")?,
         local_cpus: host::attribute(directory, "local_cpulist")?,
         iommu_group: host::link_name(directory, "iommu_group")?.and_then(|g| g.parse().ok()),

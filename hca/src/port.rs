@@ -21,7 +21,7 @@ pub struct Port {
     pub state: PortState,
     /// Physical state.
     pub phys_state: PhysState,
-    /// Signalling rate; `None` if the driver does not tell.
+    /// Signalling rate; `None` if the driver does not report it.
     pub rate: Option<Rate>,
     /// What the port is configured for.
     pub link_layer: LinkLayer,
@@ -29,7 +29,7 @@ pub struct Port {
     pub lid: u32,
     /// Subnet manager's LID; 0 without one.
     pub sm_lid: u32,
-    /// Path MTU in bytes that RDMA traffic of this port can use. sysfs does not tell it: on
+    /// Path MTU in bytes that RDMA traffic of this port can use. sysfs does not show it: on
     /// Ethernet it follows from the netdev's MTU as in the kernel ([`roce_mtu`]), on InfiniBand
     /// it is `None`.
     pub active_mtu: Option<u32>,
@@ -161,7 +161,7 @@ pub enum LinkLayer {
     Ethernet,
     /// Native InfiniBand.
     InfiniBand,
-    /// Neither, or not told.
+    /// Neither, or not known.
     Unknown,
 }
 

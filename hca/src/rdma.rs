@@ -30,9 +30,9 @@ pub struct RdmaDevice {
     pub node_desc: Option<String>,
     /// Firmware version; soft devices have none.
     pub firmware: Option<String>,
-    /// Board type, such as `MT_0000000359` (the PSID); some drivers do not tell.
+    /// Board type, such as `MT_0000000359` (the PSID); some drivers do not report it.
     pub board_id: Option<String>,
-    /// Chip, such as `MT4129`; some drivers do not tell.
+    /// Chip, such as `MT4129`; some drivers do not report it.
     pub hca_type: Option<String>,
     /// The driver behind it: that of its parent (`mlx5_core`), or `rdma_rxe` for soft RoCE, which
     /// may borrow its netdev's parent.

@@ -2,9 +2,9 @@
 //! GPUs.
 //!
 //! - [`distance`]: the classes of `nvidia-smi topo -m`, from places in the PCI tree
-//! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is looked at
+//! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is read
 //! - [`machine`]: all of it, one value
-//! - [`pairing`]: GPU–NIC pairs told from outside, where a hypervisor hides the tree
+//! - [`pairing`]: GPU–NIC pairs given from outside, where a hypervisor hides the tree
 //! - [`mod@choose`]: NICs for GPUs, a pure function
 
 mod assign;

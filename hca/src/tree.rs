@@ -1,5 +1,5 @@
-//! Trees of files that look like a host's sysfs (feature `test-tree`): for the tests of every
-//! room, and for machines nobody has on the desk.
+//! Trees of files like a host's sysfs (feature `test-tree`): for the tests of every room, and
+//! for machines that are not at hand.
 //!
 //! A [`Tree`] lays files and links as the kernel does: class directories of links into
 //! `/sys/devices`, `device` links back to the parent, `subsystem` links on every bus device.

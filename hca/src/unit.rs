@@ -13,7 +13,7 @@
 //!
 //! `<pool>` is eight hexadecimal digits made from the resource name ([`PoolTag`]). A name has at
 //! most 63 characters of `[A-Za-z0-9_.:-]`. Each name reads back as one unit only: auxiliary
-//! names end in `.<digits>`, so none of them looks like a shared unit.
+//! names end in `.<digits>`, so none of them reads as a shared unit.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -175,7 +175,7 @@ impl HcaId {
     /// The identity of an RDMA device: its sub-function, else its PCI function, else its GUID.
     ///
     /// Two RDMA devices can have the same: they then stand on one piece of hardware and can only
-    /// be given away together.
+    /// be allocated together.
     ///
     /// # Errors
     /// [`Error::NoIdentity`] for a soft device without a GUID; [`Error::Form`] for an auxiliary
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_forms_are_told_apart() {
+    fn the_three_forms_are_distinguished() {
         let pool = PoolTag::of("rdma/hca_shared_devices_a");
         let pci: PciAddress = "0000:3b:00.0".parse().unwrap();
         for (text, expected) in [

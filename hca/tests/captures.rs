@@ -18,7 +18,7 @@ fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {
         assert_eq!(
             hca::lookup::ports_of_netdev(&tree.host(), &netdev.name).unwrap(),
             inventory.ports_of_netdev(&netdev.name),
-            "the fast look-up and the inventory disagree on {}",
+            "the fast lookup and the inventory disagree on {}",
             netdev.name
         );
     }

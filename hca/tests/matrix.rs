@@ -2,7 +2,7 @@
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a machine that cannot be looked at fails its test"
+    reason = "a machine that cannot be read fails its test"
 )]
 
 use std::collections::BTreeSet;
@@ -11,8 +11,8 @@ use hca::topology::pairing::Pairing;
 use hca::topology::{Class, Machine, Place, Refusal, Request, Wanted, choose};
 use hca::tree::{Tree, machine};
 
-/// Looks at the machine that `lay` makes.
-fn look(lay: impl Fn(&Tree)) -> Machine {
+/// Scans the machine that `lay` makes.
+fn scan(lay: impl Fn(&Tree)) -> Machine {
     let directory = tempfile::tempdir().unwrap();
     let tree = Tree::new(directory.path());
     lay(&tree);
@@ -49,7 +49,7 @@ fn nic_nic(machine: &Machine) -> Vec<String> {
 
 #[test]
 fn a4_has_two_near_nics_a_gpu_and_four_on_each_socket() {
-    let a4 = look(machine::a4);
+    let a4 = scan(machine::a4);
     let near_01 = "PIX PIX NODE NODE SYS SYS SYS SYS";
     let near_23 = "NODE NODE PIX PIX SYS SYS SYS SYS";
     let near_45 = "SYS SYS SYS SYS PIX PIX NODE NODE";
@@ -87,7 +87,7 @@ fn a4_has_two_near_nics_a_gpu_and_four_on_each_socket() {
 
 #[test]
 fn p4d_has_nothing_nearer_than_phb() {
-    let p4d = look(machine::p4d);
+    let p4d = scan(machine::p4d);
     assert_eq!(
         gpu_nic(&p4d),
         [
@@ -124,8 +124,8 @@ fn p4d_has_nothing_nearer_than_phb() {
 }
 
 #[test]
-fn nd_h100_shows_only_sockets_until_it_is_told_the_pairs() {
-    let mut nd = look(machine::nd_h100);
+fn nd_h100_shows_only_sockets_until_the_pairs_are_given() {
+    let mut nd = scan(machine::nd_h100);
     let first = "NODE NODE NODE NODE SYS SYS SYS SYS";
     let second = "SYS SYS SYS SYS NODE NODE NODE NODE";
     assert_eq!(
@@ -153,7 +153,7 @@ fn nd_h100_shows_only_sockets_until_it_is_told_the_pairs() {
 
 #[test]
 fn gb200_has_node_at_best() {
-    let gb200 = look(machine::gb200);
+    let gb200 = scan(machine::gb200);
     assert_eq!(
         gpu_nic(&gb200),
         [
@@ -179,7 +179,7 @@ fn gb200_has_node_at_best() {
 
 #[test]
 fn oci_h100_has_both_ports_of_a_card_at_one_gpu() {
-    let oci = look(machine::oci_h100);
+    let oci = scan(machine::oci_h100);
     for (gpu, row) in gpu_nic(&oci).iter().enumerate() {
         let cells: Vec<&str> = row.split(' ').collect();
         assert_eq!(cells.len(), 16);
@@ -201,7 +201,7 @@ fn oci_h100_has_both_ports_of_a_card_at_one_gpu() {
 
 #[test]
 fn egx_has_no_gpu_on_the_nics_switch() {
-    let egx = look(machine::egx);
+    let egx = scan(machine::egx);
     assert_eq!(
         gpu_nic(&egx),
         ["NODE NODE", "SYS SYS", "SYS SYS", "SYS SYS"]
@@ -211,14 +211,14 @@ fn egx_has_no_gpu_on_the_nics_switch() {
 
 #[test]
 fn servers_where_few_gpus_share_a_root_with_a_nic() {
-    let one = look(machine::one_gpu_in_four_near_a_nic);
+    let one = scan(machine::one_gpu_in_four_near_a_nic);
     assert_eq!(
         gpu_nic(&one),
         ["PHB SYS", "NODE SYS", "SYS NODE", "SYS NODE"]
     );
-    let none = look(machine::no_gpu_near_a_nic);
+    let none = scan(machine::no_gpu_near_a_nic);
     assert_eq!(gpu_nic(&none), ["SYS", "NODE"]);
-    let cascaded = look(machine::cascaded_switches);
+    let cascaded = scan(machine::cascaded_switches);
     assert_eq!(
         gpu_nic(&cascaded),
         [
@@ -256,7 +256,7 @@ fn pick(
 
 #[test]
 fn the_nics_of_an_a4_for_gpus() {
-    let a4 = look(machine::a4);
+    let a4 = scan(machine::a4);
     type Case<'a> = (&'a [usize], usize, &'a [usize], &'a [usize]);
     let all = &[0, 1, 2, 3, 4, 5, 6, 7];
     let cases: &[Case<'_>] = &[
@@ -284,7 +284,7 @@ fn the_nics_of_an_a4_for_gpus() {
 
 #[test]
 fn the_nics_of_an_a4_without_gpus_keep_the_rest_whole() {
-    let a4 = look(machine::a4);
+    let a4 = scan(machine::a4);
     type Case<'a> = (usize, &'a [usize], &'a [usize], &'a [usize]);
     let all = &[0, 1, 2, 3, 4, 5, 6, 7];
     let broken = &[1, 2, 3, 4, 5, 6, 7];
@@ -309,7 +309,7 @@ fn the_nics_of_an_a4_without_gpus_keep_the_rest_whole() {
 
 #[test]
 fn two_pods_on_an_a4_never_fight_for_a_nic() {
-    let a4 = look(machine::a4);
+    let a4 = scan(machine::a4);
     let quadruples = [
         [0, 1, 6, 7],
         [0, 1, 2, 7],
@@ -343,7 +343,7 @@ fn two_pods_on_an_a4_never_fight_for_a_nic() {
 
 #[test]
 fn each_gpu_of_any_set_on_an_a4_gets_its_own_nic() {
-    let a4 = look(machine::a4);
+    let a4 = scan(machine::a4);
     for mask in 1_u32..256 {
         let gpus: BTreeSet<usize> = (0..8).filter(|gpu| mask & 1 << gpu != 0).collect();
         let request = Request {
@@ -363,7 +363,7 @@ fn each_gpu_of_any_set_on_an_a4_gets_its_own_nic() {
 
 #[test]
 fn strictness_refuses_a_far_nic_and_says_what_could_be_had() {
-    let a4 = look(machine::a4);
+    let a4 = scan(machine::a4);
     let request = Request {
         gpus: set(&[0]),
         count: 1,
@@ -379,7 +379,7 @@ fn strictness_refuses_a_far_nic_and_says_what_could_be_had() {
 
 #[test]
 fn a_card_is_not_shared_by_two_pods_unless_allowed() {
-    let oci = look(machine::oci_h100);
+    let oci = scan(machine::oci_h100);
     let request = Request {
         gpus: set(&[0]),
         count: 1,
@@ -416,7 +416,7 @@ fn a_card_is_not_shared_by_two_pods_unless_allowed() {
 
 #[test]
 fn a_gpu_gets_the_whole_card_beside_it() {
-    let oci = look(machine::oci_h100);
+    let oci = scan(machine::oci_h100);
     let request = Request {
         gpus: set(&[5]),
         count: 2,
@@ -432,8 +432,8 @@ fn a_gpu_gets_the_whole_card_beside_it() {
 }
 
 #[test]
-fn a_numa_wish_is_kept_and_told_when_it_cannot_be() {
-    let a4 = look(machine::a4);
+fn a_numa_requirement_is_kept_or_refused_by_name() {
+    let a4 = scan(machine::a4);
     let request = Request {
         count: 4,
         numa: Some([1].into()),
@@ -456,8 +456,8 @@ fn a_numa_wish_is_kept_and_told_when_it_cannot_be() {
 }
 
 #[test]
-fn wishes_that_make_no_sense_are_refused_by_name() {
-    let a4 = look(machine::a4);
+fn contradictory_requirements_are_refused_by_name() {
+    let a4 = scan(machine::a4);
     let refused = |gpus, include, taken, count| {
         let request = Request {
             gpus: set(gpus),
@@ -495,7 +495,7 @@ fn a_captured_guest_with_four_switches() {
         include_str!("fixtures/sysfs-6.1-topology-rxe-with-parent.txt"),
         include_str!("fixtures/sysfs-6.1-topology-stock-rxe.txt"),
     ] {
-        let guest = look(|tree| tree.replay(capture));
+        let guest = scan(|tree| tree.replay(capture));
         assert_eq!(
             gpu_nic(&guest),
             [
@@ -519,7 +519,7 @@ fn a_nic_whose_devices_a_pod_has_keeps_its_place() {
         tree.hide_rdma("mlx5_3");
         tree.hide_netdev("gpu3rdma0");
     };
-    let a4 = look(lay);
+    let a4 = scan(lay);
     assert_eq!(a4.nics.len(), 8);
     let third = &a4.nics[3];
     assert!(third.elsewhere && third.netdevs.is_empty());

@@ -1,6 +1,6 @@
 //! The administrator's face of `rdma-ipam`.
 //!
-//! Each command looks through the library and prints a table for people or, with
+//! Each command reads through the library and prints a table for people or, with
 //! `--json`, the same data for machines.
 
 mod explain;
@@ -110,10 +110,22 @@ pub fn run() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Found) => ExitCode::from(3),
         Err(error) => {
-            complain(&format!("{error:#}"));
+            complain(&chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes, each once: some messages end with the text of their cause.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut text, cause| {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text += if text.is_empty() { "" } else { ": " };
+            text += &cause;
+        }
+        text
+    })
 }
 
 impl Global {
@@ -123,7 +135,7 @@ impl Global {
             return Err(anyhow!("the policy {} is not there", self.policy.display()));
         }
         let policy = Policy::load(&self.policy).map_err(|e| anyhow!(e.with_remedy()))?;
-        // A store that nobody used has no leases; one that nobody configured is a mistake.
+        // An unused store has no leases; one that is not configured is a mistake.
         if !policy.stores.contains_key(&self.store) {
             let error = StoreError::unknown(&policy, &self.store);
             return Err(anyhow!("{error}; name one of them with --store"));
@@ -170,7 +182,9 @@ fn confirmed(yes: bool, question: &str) -> Result<bool> {
     }
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        return Err(anyhow!("{question} Nobody is there to be asked; say --yes"));
+        return Err(anyhow!(
+            "{question} There is no terminal to ask on; say --yes"
+        ));
     }
     complain(&format!("{question} [y/N]"));
     let mut answer = String::new();
@@ -188,5 +202,5 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
 
 /// What a path is called in output.
 fn shown(path: &Path) -> String {
-    path.display().to_string().escape_debug().to_string()
+    cni_wire::text::printable(&path.display().to_string())
 }

@@ -58,6 +58,10 @@ const RANGE_KEYS: [&str; 4] = ["range", "range_start", "range_end", "exclude"];
 /// The store a configuration uses unless it names another.
 pub const DEFAULT_STORE: &str = "default";
 
+/// More ranges than this are refused: each is an address, a pool and files of the store for
+/// every pod. A pod with one address of each family on sixteen rails has 32.
+const MAX_RANGES: usize = 64;
+
 /// What an `ipam` object asks for, checked.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -146,7 +150,7 @@ impl Config {
         let keys = Merged { ipam: &ipam, flat };
         let gateway = match keys.text("gateway")? {
             None => None,
-            Some((section, text)) => Some(range::address(text).ok_or_else(|| {
+            Some((section, text)) => Some(address(text, profile).ok_or_else(|| {
                 section.wrong("gateway", format_args!("{text:?} is not an address"))
             })?),
         };
@@ -288,7 +292,15 @@ fn ranges(
             "stands without range; in ipRanges each entry has its own",
         ));
     }
-    for section in keys.sections("ipRanges")? {
+    let further = keys.sections("ipRanges")?;
+    let count = ranges.len() + further.len();
+    if count > MAX_RANGES {
+        let rule = format!("{count} ranges; one attachment has at most {MAX_RANGES}");
+        return Err(keys.ipam.wrong("ipRanges", rule).with_details(
+            "a pod gets one address of each range: leave those that it does not need",
+        ));
+    }
+    for section in further {
         if strict {
             refuse_unknown(&section, &RANGE_KEYS)?;
         }
@@ -312,7 +324,7 @@ fn one_range(
     gateway: Option<IpAddr>,
     profile: Profile,
 ) -> Result<Range, Error> {
-    let exclude: Vec<&str> = section.get("exclude")?.unwrap_or_default();
+    let exclude = section.texts("exclude")?;
     let start = section.text("range_start")?;
     let end = section.text("range_end")?;
     let spec = Spec {
@@ -324,6 +336,12 @@ fn one_range(
     };
     Range::new(&spec, profile)
         .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()).context(section.path()))
+}
+
+/// An address; in the strict profile without leading zeros.
+fn address(text: &str, profile: Profile) -> Option<IpAddr> {
+    let strict = profile == Profile::Strict;
+    range::address(text).filter(|_| !(strict && range::has_leading_zero(text)))
 }
 
 fn network_name(keys: &Merged<'_, '_>) -> Result<Option<String>, Error> {
@@ -518,6 +536,14 @@ mod tests {
                 "ipam.gateway: \"foo\"",
             ),
             (
+                json!({"range": "10.0.0.0/24", "gateway": "10.0.0.01"}),
+                "ipam.gateway: \"10.0.0.01\"",
+            ),
+            (
+                json!({"range": "127.0.0.0/8"}),
+                "ipam: range: 127.0.0.0/8 has addresses of 127.0.0.0/8",
+            ),
+            (
                 json!({"range": "10.0.0.0/24", "network_name": "../etc"}),
                 "is no network name",
             ),
@@ -545,6 +571,22 @@ mod tests {
             let error = strict(ipam.clone()).unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig, "{ipam}");
             assert!(error.msg.contains(part), "{ipam}: {}", error.msg);
+        }
+    }
+
+    #[test]
+    fn an_attachment_has_at_most_64_ranges() {
+        let ranges = |count: usize| {
+            let ranges: Vec<Value> = (0..count)
+                .map(|n| json!({"range": format!("10.0.{n}.0/24")}))
+                .collect();
+            json!({"range": "10.1.0.0/24", "ipRanges": ranges})
+        };
+        assert_eq!(strict(ranges(63)).unwrap().ranges.len(), 64);
+        for error in [strict(ranges(64)), lenient(ranges(2000))].map(Result::unwrap_err) {
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with("ipam.ipRanges: "), "{}", error.msg);
+            assert!(error.msg.contains("at most 64"), "{}", error.msg);
         }
     }
 

@@ -120,7 +120,7 @@ pub fn host_local(
 pub struct Plan {
     /// Addresses to take over.
     pub leases: Vec<Planned>,
-    /// What was passed over, or needs a look afterwards: for people.
+    /// What was skipped, or needs a check afterwards: for people.
     pub remarks: Vec<String>,
 }
 
@@ -136,7 +136,7 @@ struct Slices<'v> {
 /// prints them: `IPPool`s, and the reservations that no pool has.
 ///
 /// What stands before the range in a pool's name is a `network_name`, a node, or
-/// both, with nothing between that could tell. `NodeSlicePool` objects name the
+/// both, with no separator between them. `NodeSlicePool` objects name the
 /// nodes; without them, each must be among `network_names`.
 ///
 /// # Errors
@@ -164,7 +164,11 @@ pub fn whereabouts(documents: &[Value], network_names: &[String]) -> Result<Plan
             Some("NodeSlicePool") => slices.push(node_slices(object)?),
             Some("IPPool" | "OverlappingRangeIPReservation") => {}
             other => {
-                let why = format!("kind {other:?} is not whereabouts'");
+                let why = match other {
+                    Some(_) => "it is none of whereabouts' objects",
+                    None => "it has no kind",
+                };
+                let why = format!("{why}: IPPool, NodeSlicePool, OverlappingRangeIPReservation");
                 return Err(wrong(name_of(object), why));
             }
         }
@@ -244,7 +248,7 @@ fn node_slices(object: &Value) -> Result<Slices<'_>, ImportError> {
     })
 }
 
-/// One import on its way.
+/// One import in progress.
 struct Whereabouts<'v> {
     slices: Vec<Slices<'v>>,
     network_names: &'v [String],
@@ -367,8 +371,8 @@ impl Whereabouts<'_> {
     }
 
     /// A reservation adds what its pool lacks; most say what the pool says. One
-    /// that no pool has is held all the same: its pod may live, and no DEL could
-    /// tell.
+    /// that no pool has is held all the same: its pod may live, and no DEL may
+    /// follow.
     fn reservation(&mut self, object: &Value) {
         let place = name_of(object);
         let name = text_at(object, "/metadata/name").unwrap_or_default();
@@ -526,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_networks_and_addresses() {
+    fn names_contain_networks_and_addresses() {
         let none = json!({});
         let pools = [
             ip_pool("10.0.0.0-8", "10.0.0.0/8", none.clone()),

@@ -56,18 +56,18 @@ pub struct Holder {
     pub container: String,
     /// `CNI_IFNAME`.
     pub interface: String,
-    /// The node's name; empty where an import could not tell.
+    /// The node's name; empty where an import does not know it.
     pub node: String,
     /// The node's machine ID; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub machine: String,
-    /// The node's boot ID; empty where an import could not tell.
+    /// The node's boot ID; empty where an import does not know it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
     /// Path of the network namespace, as the runtime gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
-    /// The namespace's inode number, which tells it from a later one at the same path.
+    /// The namespace's inode number, which distinguishes it from a later one at the same path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_inode: Option<u64>,
     /// The device the attachment is made with, if one was allocated.

@@ -6,7 +6,7 @@
 //! - [`config`]: the `ipam` object of a network configuration
 //! - [`lease`]: what a lease records
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
-//! - [`reclaim`]: freeing what nobody holds any more
+//! - [`reclaim`]: freeing the leases of pods that ended
 //! - [`import`]: reading what other IPAM plugins left
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 

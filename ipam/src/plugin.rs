@@ -308,7 +308,7 @@ impl Plugin {
     pub fn open_existing(&self, name: &str) -> Result<Option<Store>, Error> {
         let node = self.identity()?;
         match Store::open_existing(&self.policy, name, node) {
-            // Nothing can have been leased in a store that nobody configured.
+            // Nothing can have been leased in a store that is not configured.
             Err(StoreError::Unknown { .. }) => Ok(None),
             other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
         }

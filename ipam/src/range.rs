@@ -15,7 +15,7 @@ use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use std::net::IpAddr;
 
-pub(crate) use parse::{address, with_length};
+pub(crate) use parse::{address, has_leading_zero, with_length};
 
 /// An address and the prefix length written with it, if one was.
 pub type IpAddrWithLength = (IpAddr, Option<u8>);
@@ -87,6 +87,28 @@ pub enum RangeError {
         /// The last address.
         end: IpAddr,
     },
+    /// A number with a leading zero.
+    #[error(
+        "{key}: {value:?} has a number with a leading zero, which may be meant as octal; leave the zero out"
+    )]
+    LeadingZero {
+        /// Key within the range's object.
+        key: String,
+        /// The text.
+        value: String,
+    },
+    /// Addresses that no interface of a pod can have.
+    #[error(
+        "range: {subnet} has addresses of {block}, which are for {purpose}: no interface of a pod can have them"
+    )]
+    Reserved {
+        /// The range's network.
+        subnet: IpNetwork,
+        /// The addresses that it must not have.
+        block: &'static str,
+        /// What they are for.
+        purpose: &'static str,
+    },
     /// Exclusions and gateway leave nothing.
     #[error("exclude: exclusions and gateway leave no address of {0}")]
     Empty(IpNetwork),
@@ -99,7 +121,13 @@ impl Range {
     /// [`RangeError`] naming key, value and rule.
     pub fn new(spec: &Spec<'_>, profile: Profile) -> Result<Self, RangeError> {
         let strict = profile == Profile::Strict;
+        if strict {
+            refuse_leading_zeros(spec)?;
+        }
         let (subnet, bounds) = parse::range(spec.range)?;
+        if strict {
+            refuse_reserved(subnet)?;
+        }
         let window = match usable(subnet) {
             Some(window) => window,
             None if strict => Span::of(subnet),
@@ -222,6 +250,54 @@ pub(crate) fn from_bits(v4: bool, bits: u128) -> IpAddr {
     match u32::try_from(bits) {
         Ok(bits) if v4 => IpAddr::V4(bits.into()),
         _ => IpAddr::V6(bits.into()),
+    }
+}
+
+/// Blocks whose addresses the kernel takes for none of an interface's: RFC 1122 3.2.1.3, RFC 5771,
+/// RFC 4291 2.4. Link-local ones are an interface's.
+const RESERVED: [(&str, &str); 6] = [
+    ("0.0.0.0/8", "a host without an address"),
+    ("127.0.0.0/8", "the loopback interface"),
+    ("224.0.0.0/4", "multicast"),
+    ("::/128", "a host without an address"),
+    ("::1/128", "the loopback interface"),
+    ("ff00::/8", "multicast"),
+];
+
+fn refuse_reserved(subnet: IpNetwork) -> Result<(), RangeError> {
+    let range = Span::of(subnet);
+    let overlaps = |block: &str| {
+        let block = block.parse::<IpNetwork>().ok();
+        block.is_some_and(|block| {
+            block.is_ipv4() == subnet.is_ipv4() && range.intersection(Span::of(block)).is_some()
+        })
+    };
+    match RESERVED.into_iter().find(|(block, _)| overlaps(block)) {
+        None => Ok(()),
+        Some((block, purpose)) => Err(RangeError::Reserved {
+            subnet,
+            block,
+            purpose,
+        }),
+    }
+}
+
+fn refuse_leading_zeros(spec: &Spec<'_>) -> Result<(), RangeError> {
+    let bounds = [("range_start", spec.start), ("range_end", spec.end)];
+    let bounds = bounds
+        .into_iter()
+        .filter_map(|(key, text)| Some((key.to_owned(), text?)));
+    let exclude = spec.exclude.iter().enumerate();
+    let exclude = exclude.map(|(index, text)| (format!("exclude[{index}]"), *text));
+    let mut texts = std::iter::once(("range".to_owned(), spec.range))
+        .chain(bounds)
+        .chain(exclude);
+    match texts.find(|(_, text)| parse::has_leading_zero(text)) {
+        None => Ok(()),
+        Some((key, text)) => Err(RangeError::LeadingZero {
+            key,
+            value: text.to_owned(),
+        }),
     }
 }
 
@@ -349,9 +425,13 @@ mod tests {
         for (text, first, last) in [
             ("192.168.21.100/30", "192.168.21.101", "192.168.21.102"),
             ("10.0.0.0/23", "10.0.0.1", "10.0.1.254"),
-            ("0.0.0.0/0", "0.0.0.1", "255.255.255.254"),
+            ("240.0.0.0/4", "240.0.0.1", "255.255.255.254"),
             ("2001:db8::/126", "2001:db8::1", "2001:db8::2"),
-            ("::/0", "::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe"),
+            (
+                "8000::/2",
+                "8000::1",
+                "bfff:ffff:ffff:ffff:ffff:ffff:ffff:fffe",
+            ),
         ] {
             let spec = Spec {
                 range: text,
@@ -385,6 +465,91 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn addresses_that_no_interface_can_have_are_refused_when_strict() {
+        for text in [
+            "127.0.0.0/8",
+            "127.1.2.0/24",
+            "224.0.0.0/4",
+            "239.1.0.0/16",
+            "0.0.0.0/0",
+            "0.0.0.0/24",
+            "126.0.0.0/7",
+            "::/0",
+            "::/64",
+            "ff02::/64",
+        ] {
+            let spec = Spec {
+                range: text,
+                ..Spec::default()
+            };
+            let refused = strict(&spec);
+            assert!(
+                matches!(refused, Err(RangeError::Reserved { .. })),
+                "{text}: {refused:?}"
+            );
+            assert!(lenient(&spec).is_ok(), "{text}");
+        }
+        for text in ["169.254.0.0/16", "fe80::/64", "1.0.0.0/8", "240.0.0.0/8"] {
+            let spec = Spec {
+                range: text,
+                ..Spec::default()
+            };
+            assert!(strict(&spec).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn leading_zeros_are_refused_when_strict() {
+        let padded = ["10.0.0.07"];
+        let net = Spec {
+            range: "10.0.0.0/24",
+            ..Spec::default()
+        };
+        for (spec, key) in [
+            (
+                Spec {
+                    range: "010.0.0.0/24",
+                    ..net
+                },
+                "range: ",
+            ),
+            (
+                Spec {
+                    start: Some("10.0.0.05"),
+                    ..net
+                },
+                "range_start: ",
+            ),
+            (
+                Spec {
+                    end: Some("10.0.0.050"),
+                    ..net
+                },
+                "range_end: ",
+            ),
+            (
+                Spec {
+                    exclude: &padded,
+                    ..net
+                },
+                "exclude[0]: ",
+            ),
+        ] {
+            let error = strict(&spec).unwrap_err().to_string();
+            assert!(
+                error.starts_with(key) && error.contains("leading zero"),
+                "{error}"
+            );
+        }
+        let spec = Spec {
+            range: "010.0.0.0/24",
+            start: Some("10.0.0.05"),
+            ..net
+        };
+        assert_eq!(window(&lenient(&spec).unwrap()).0, "10.0.0.5");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Freeing what nobody holds any more: one routine for the runtime's GC, for the
+//! Freeing the leases of pods that ended: one routine for the runtime's GC, for the
 //! daemon's loop and for the administrator.
 //!
 //! A lease is freed on evidence, never for lack of it. The evidence is this
@@ -7,11 +7,12 @@
 //! not young. A node that was reinstalled, or whose machine ID changes with each
 //! boot, has no machine ID to go by: where the cluster names its nodes, a lease of
 //! this node's name and another boot that was made well before this boot began is
-//! over, since a cluster has no two nodes of one name. GC brings the runtime's word instead, which needs no second look.
-//! What cannot be told is kept. Leases of other nodes are theirs.
+//! over, since a cluster has no two nodes of one name. GC brings the runtime's list
+//! instead, which needs no second reading. A lease whose state is unknown is kept.
+//! Leases of other nodes are theirs.
 //!
 //! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
-//! broken file costs one more look. Killed between two leases, the next run goes on.
+//! broken file costs one more reading. Killed between two leases, the next run goes on.
 
 use crate::lease::{Holder, Lease};
 use crate::store::{CoolDown, Entry, Finding, Owned, Store, StoreError};
@@ -23,12 +24,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A lease younger than this is left alone: its ADD may still be on its way.
+/// A lease younger than this is left alone: its ADD may still be running.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// The second reading comes at least this long after the first.
 pub const MIN_GAP: Duration = Duration::from_secs(5);
 
-/// How to look, and what to do.
+/// What to read, and what to do.
 #[derive(Debug, Clone)]
 pub struct Options<'a> {
     /// Prefix of the paths of network namespaces: `/` for who sees the host's.
@@ -68,7 +69,7 @@ pub struct Report {
     pub freed: Vec<(Lease, Over)>,
     /// Over by the evidence, but seen for the first time or still young.
     pub waiting: Vec<(Lease, Over)>,
-    /// Leases of this node that are not over, or cannot be told to be; and why.
+    /// Leases of this node that are not over, or not known to be; and why.
     pub kept: Vec<(Lease, &'static str)>,
     /// What could not be freed.
     pub failed: Vec<String>,
@@ -93,7 +94,7 @@ impl Over {
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Sightings {
     boot: String,
-    /// Whether seats without owner were looked for in this boot.
+    /// Whether lease entries without owner were searched for in this boot.
     #[serde(default)]
     swept: bool,
     /// Unix seconds at which a record was first seen to be over.
@@ -126,7 +127,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     let mut swept_whole = true;
     if !run.before.swept && !store.is_shared() {
         let of_sweep = store.entries(true, |entry| {
-            run.seat(&entry);
+            run.entry(&entry);
             Ok(())
         })?;
         swept_whole = !of_sweep.iter().any(|finding| finding.unread);
@@ -219,9 +220,9 @@ impl Run<'_> {
         }
     }
 
-    /// A seat to which no owner's record leads: after a crash of the machine the
+    /// A lease entry to which no owner's record leads: after a crash of the machine the
     /// record may be empty or missing on a file system of its own.
-    fn seat(&mut self, entry: &Entry) {
+    fn entry(&mut self, entry: &Entry) {
         if entry.freed.is_some() || self.store.has_owner(entry).unwrap_or(true) {
             return;
         }
@@ -248,7 +249,7 @@ impl Run<'_> {
     /// Why a lease is over, or why it is kept.
     fn judge(&self, lease: &Lease) -> Result<Over, &'static str> {
         let netns = |holder: &Holder| match &holder.netns {
-            Some(path) => netns::look(
+            Some(path) => netns::read(
                 self.options.netns_root,
                 self.options.proc,
                 path,
@@ -257,7 +258,7 @@ impl Run<'_> {
             None => Netns::Unknown("no namespace is recorded"),
         };
         let node = self.store.node();
-        // Without the cluster's word another machine may have this name, too.
+        // Unless the cluster gave the name, another machine may have it, too.
         let booted = node.booted().filter(|_| self.options.cluster_node);
         over(lease, node, booted, netns)
     }
@@ -288,7 +289,7 @@ fn ripe(first: i64, created: i64, now: i64) -> (i64, bool) {
     (first, seen_for >= gap && old)
 }
 
-const ANOTHER_MACHINE: &str = "it is of another machine, or cannot be told to be of this one";
+const ANOTHER_MACHINE: &str = "it is of another machine, or not known to be of this one";
 
 /// How much older than this boot, in seconds, a lease of a previous machine must be:
 /// its clock may have been another.
@@ -472,11 +473,11 @@ mod tests {
         assert_eq!(ripe(9000, 0, 1000), (1000, false), "the clock was set back");
     }
 
-    /// A store with one lease whose record a crash emptied, long before this boot, and
+    /// A store with one lease entry whose record a crash emptied, long before this boot, and
     /// to which no owner's record leads.
     struct Crashed {
         place: tempfile::TempDir,
-        seat: PathBuf,
+        entry: PathBuf,
     }
 
     impl Crashed {
@@ -485,12 +486,12 @@ mod tests {
             let shard = place.path().join("store/leases/default/10.0.0.0-24");
             std::fs::create_dir(place.path().join("store")).unwrap();
             let crashed = Self {
-                seat: shard.join("10.0.0.5@1"),
+                entry: shard.join("10.0.0.5@1"),
                 place,
             };
             crashed.store();
             std::fs::create_dir_all(&shard).unwrap();
-            let file = std::fs::File::create(&crashed.seat).unwrap();
+            let file = std::fs::File::create(&crashed.entry).unwrap();
             file.set_modified(std::time::UNIX_EPOCH).unwrap();
             crashed
         }
@@ -532,47 +533,47 @@ mod tests {
     }
 
     #[test]
-    fn leases_without_owner_are_looked_for_once_in_a_boot() {
+    fn leases_without_owner_are_searched_for_once_in_a_boot() {
         let crashed = Crashed::new();
         let store = crashed.store();
         crashed.run(&store, true);
-        assert!(crashed.seat.exists(), "a dry run freed something");
+        assert!(crashed.entry.exists(), "a dry run freed something");
         assert!(!crashed.swept(&store), "a dry run counted");
         crashed.run(&store, false);
-        assert!(!crashed.seat.exists());
+        assert!(!crashed.entry.exists());
         assert!(crashed.swept(&store));
         // It is not made again, nor forgotten by a dry run.
-        let file = std::fs::File::create(&crashed.seat).unwrap();
+        let file = std::fs::File::create(&crashed.entry).unwrap();
         file.set_modified(std::time::UNIX_EPOCH).unwrap();
         for dry_run in [true, false, true] {
             crashed.run(&store, dry_run);
-            assert!(crashed.seat.exists() && crashed.swept(&store), "{dry_run}");
+            assert!(crashed.entry.exists() && crashed.swept(&store), "{dry_run}");
         }
         // In another boot it is.
         std::fs::remove_file(crashed.place.path().join("state/reclaim/default")).unwrap();
         crashed.run(&store, false);
-        assert!(!crashed.seat.exists());
+        assert!(!crashed.entry.exists());
     }
 
     #[test]
-    fn an_emptied_record_of_this_boot_may_be_a_call_on_its_way() {
+    fn an_emptied_record_of_this_boot_may_be_a_call_that_runs() {
         let crashed = Crashed::new();
         let store = crashed.store();
-        std::fs::File::create(&crashed.seat).unwrap();
-        let file = std::fs::File::open(&crashed.seat).unwrap();
+        std::fs::File::create(&crashed.entry).unwrap();
+        let file = std::fs::File::open(&crashed.entry).unwrap();
         file.set_modified(std::time::SystemTime::now()).unwrap();
         crashed.run(&store, false);
-        assert!(crashed.seat.exists());
+        assert!(crashed.entry.exists());
     }
 
     /// There every record is on the server before it counts, and leases without owner may
     /// be another node's.
     #[test]
-    fn leases_without_owner_are_not_looked_for_on_a_shared_file_system() {
+    fn leases_without_owner_are_not_searched_for_on_a_shared_file_system() {
         let crashed = Crashed::new();
         let store = crashed.store().into_shared();
         crashed.run(&store, false);
-        assert!(crashed.seat.exists());
+        assert!(crashed.entry.exists());
     }
 
     #[test]

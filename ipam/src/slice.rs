@@ -40,6 +40,14 @@ pub fn nth(subnet: IpNetwork, length: u8, number: u128) -> Option<IpNetwork> {
     IpNetwork::new(first, length).ok()
 }
 
+/// The number of the slice that an address of the network lies in.
+#[must_use]
+pub(crate) fn number_of(subnet: IpNetwork, length: u8, address: u128) -> u128 {
+    let longest = if subnet.is_ipv4() { 32 } else { 128 };
+    let offset = address - bits(subnet.network()).min(address);
+    offset.checked_shr(longest - u32::from(length)).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +73,24 @@ mod tests {
         );
         let six = slices("fd00::/48", 52);
         assert_eq!((six.len(), six[15].as_str()), (16, "fd00:0:0:f000::/52"));
+    }
+
+    #[test]
+    fn each_address_lies_in_the_slice_of_its_number() {
+        for (subnet, length, number) in [
+            ("10.0.0.0/8", 26, 131_072),
+            ("10.0.0.0/24", 24, 0),
+            ("10.0.0.0/24", 32, 255),
+            ("fd00::/48", 52, 15),
+            ("::/0", 128, u128::MAX - 1),
+            ("::/0", 0, 0),
+        ] {
+            let subnet: IpNetwork = subnet.parse().unwrap();
+            let slice = nth(subnet, length, number).unwrap();
+            for address in [slice.network(), slice.broadcast()] {
+                assert_eq!(number_of(subnet, length, bits(address)), number, "{slice}");
+            }
+        }
     }
 
     #[test]

@@ -4,48 +4,51 @@
 //! An address has one holder in its space, whoever else uses the store and
 //! wherever any process dies; no lock is held, ever.
 //!
-//! # A seat
-//! Each address that was ever used has a name in its shard that says how many
-//! times it was leased and whether it is held: `10.0.0.5@3` is held for the
-//! third time, `10.0.0.5~3.1763600000000` was freed after that. (`name` has the
-//! whole layout.) Held and freed are the same file; freeing is one rename.
+//! # A lease entry
+//! Each address that was ever leased has a lease entry: a directory entry in its
+//! shard. Its name, the lease name, says how many times the address was leased, and
+//! whether it is held: `10.0.0.5@3` is held for the third time,
+//! `10.0.0.5~3.1763600000000` was freed after that. (`name` has the whole layout.)
+//! While it is held, the lease entry and the owner's record are one file (inode).
+//! Freeing is one rename: the freed lease entry is the same file.
 //!
 //! # ADD ([`claim`])
 //! 1. Create the record under the owner's name (`owners/...`), exclusively, with
 //!    the address and the number it will be held by. *Killed here*: a record
-//!    without a seat; DEL removes it, a repeated ADD too.
+//!    without a lease entry; DEL removes it, a repeated ADD too.
 //! 2. On a shared file system: fsync it.
-//! 3. Link it to the seat's name. The file system lets one contender have a
-//!    name, whatever each has cached. *Killed here*: a lease that its owner's
-//!    record leads to; DEL frees it, a repeated ADD goes on with step 4.
+//! 3. Link it to the lease name: this makes the lease entry. The file system lets
+//!    one contender have a name, whatever each has cached. *Killed here*: a lease
+//!    that its owner's record leads to; DEL frees it, a repeated ADD goes on with
+//!    step 4.
 //! 4. Read the owner's name again and count the file's names: one that is gone or
 //!    another file, or fewer than two, mean that a DEL overtook this ADD and
 //!    removed the owner's record; withdraw. List the shard once more: if
-//!    the address has any other held name, by whatever number, somebody else
-//!    has it or is about to; withdraw. The same if it has a freed name of this
-//!    number or a higher one: the listing that this ADD chose by was out of
-//!    date, and the address may have to rest.
-//! 5. Remove the freed name of the number before. Link the record under the
+//!    the address has any other held entry, by whatever number, another ADD has
+//!    the address or is about to; withdraw. The same if it has a freed entry of
+//!    this number or a higher one: the listing that this ADD chose by was out of
+//!    date, and the address may have to cool down.
+//! 5. Remove the freed entry of the number before. Link the record under the
 //!    pod's name, a mere hint.
 //!
 //! Why step 4 is enough. A listing is not made in one moment: of names that
-//! come and go meanwhile, as in the rename that frees a seat, it may show the
-//! old one, the new one or neither. But a name that is there all the time is in
-//! it. Of two who claim one address, one links later, and lists later still.
-//! Either the other's held name is there all that time, and the later one
+//! are made and removed meanwhile, as in the rename that frees an address, it may
+//! show the old one, the new one or neither. But a name that is there all the time
+//! is in it. Of two who claim one address, one links later, and lists later still.
+//! Either the other's held entry is there all that time, and the later one
 //! withdraws; or the other has begun to withdraw or to free it. So two never
 //! have it at one time, whatever they chose by, and the numbers need not even be
-//! right: they only keep names apart. Both may withdraw; each then looks again.
+//! right: they only keep names distinct. Both may withdraw; each then lists again.
 //!
 //! An ADD that finds its own record once more (it was repeated, or killed before
 //! step 4) lists again for the same reason, but waits a moment for a contender
 //! who is about to withdraw.
 //!
 //! # DEL ([`release`])
-//! For each record under the owner's name, last first: if the seat's name is
-//! this very file (inode), rename it to its freed name, on a shared file system
+//! For each record under the owner's name, last first: if the lease entry is
+//! this very file (inode), rename it to its freed lease name, on a shared file system
 //! durably; remove the pod's hint; remove the owner's record; if an ADD linked the
-//! seat meanwhile, rename it now. Killed anywhere, the record that is left leads
+//! lease entry meanwhile, rename it now. Killed anywhere, the record that is left leads
 //! the next DEL through the same steps. Renaming cannot hit another holder: its
 //! number is another, so its name is.
 //!
@@ -56,7 +59,7 @@
 //! [`crate::reclaim`] sees that it is older than this boot.
 //!
 //! # Hostile files
-//! Nothing is followed (`dir`); whatever has an address' held name keeps the
+//! Nothing is followed (`dir`); whatever has a held lease name keeps the
 //! address taken; whatever is not a record of the store's owner is passed over
 //! and shown by fsck.
 
@@ -245,14 +248,30 @@ pub enum StoreError {
         /// What was found.
         what: String,
     },
-    /// Every slice of the range is some node's.
-    #[error("node {node} has no slice of {range}: all {count} slices are taken")]
+    /// No address of the node's slice is free.
+    #[error("slice {slice} of range {range} is exhausted: {why}")]
+    SliceExhausted {
+        /// The node's part of the range.
+        slice: String,
+        /// The range's network.
+        range: String,
+        /// How it came to that.
+        why: String,
+    },
+    /// Every slice of the range with a usable address is some node's.
+    #[error(
+        "node {node} has no slice of {range}: every slice of /{length} with a usable address is taken ({taken} of {count} slices)"
+    )]
     NoSlice {
         /// This node.
         node: String,
         /// The range.
         range: String,
-        /// How many slices there are.
+        /// Prefix length of a slice.
+        length: u8,
+        /// How many slices nodes have.
+        taken: usize,
+        /// How many slices there are, with usable addresses or without.
         count: u128,
     },
     /// The range is cut otherwise by another configuration.
@@ -303,9 +322,14 @@ impl StoreError {
             Self::Exhausted { .. } => {
                 "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
             }
+            Self::SliceExhausted { .. } => {
+                "see rdma-ipam pools and rdma-ipam reclaim; for a larger node_slice_size, all nodes must give up their slices of the range"
+            }
             Self::Overtaken { .. } => "the runtime's next ADD starts afresh",
             Self::Foreign { .. } => "run rdma-ipam fsck",
-            Self::NoSlice { .. } => "cut smaller slices, or free one with rdma-ipam release --node",
+            Self::NoSlice { .. } => {
+                "enlarge the range, or free the slice of a node that is gone: rdma-ipam release --node NAME --pool RANGE"
+            }
             Self::SliceSize { .. } => "use one node_slice_size for the range",
         }
     }
@@ -375,8 +399,8 @@ impl Store {
             memory.note(place.directory, &format.id, &file_system.name, &node);
             match memory.write(&path) {
                 Ok(()) => {}
-                // Without it nothing would tell this store from a directory in which
-                // the share is not mounted.
+                // Without it this store cannot be distinguished from a directory in
+                // which the share is not mounted.
                 Err(source) if file_system.shared => {
                     return Err(StoreError::Remember { path, source });
                 }
@@ -646,7 +670,7 @@ impl<'p> Place<'p> {
         }
     }
 
-    /// Makes the directory that is nobody's mount point.
+    /// Makes the built-in directory, which is no mount point.
     fn make_if_built_in(&self) -> Result<(), DirError> {
         let built_in = self.directory == Path::new(DEFAULT_STORE_DIRECTORY);
         match built_in && !self.directory.exists() {

@@ -15,8 +15,12 @@ mod admin;
 mod hostile;
 #[path = "cni/model.rs"]
 mod model;
+#[path = "cni/slices.rs"]
+mod slices;
 #[path = "cni/support.rs"]
 mod support;
+#[path = "cni/tool.rs"]
+mod tool;
 #[path = "cni/vectors.rs"]
 mod vectors;
 #[path = "cni/verbs.rs"]

@@ -22,8 +22,8 @@ pub fn version_of(program: &Path) -> Option<String> {
     let mut asked = Command::new(program);
     asked.env_clear().arg("--version");
     let answer = ask(&mut asked, b"").ok()?;
-    let told = [answer.stdout, answer.stderr].concat();
-    let line = String::from_utf8_lossy(&told).lines().next()?.to_owned();
+    let output = [answer.stdout, answer.stderr].concat();
+    let line = String::from_utf8_lossy(&output).lines().next()?.to_owned();
     let mut words = line.split(' ').map(|word| word.trim_start_matches('v'));
     words
         .find(|word| word.starts_with(|c: char| c.is_ascii_digit()))

@@ -10,6 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sys::statfs::Statfs;
@@ -46,6 +47,39 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
+/// How old what a killed writer left is before it is removed: a slow disk may still have a writer.
+const LEFTOVER_AGE: Duration = Duration::from_secs(3600);
+
+/// Removes what killed writers left in a directory ([`replace`]).
+///
+/// # Errors
+/// What the kernel said. A directory that is not there has no leftovers.
+pub fn remove_leftovers(directory: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let is_leftover = entry.file_name().to_str().is_some_and(is_leftover_name);
+        let meta = entry.metadata()?;
+        let age = meta.modified()?.elapsed().unwrap_or_default();
+        if is_leftover && meta.is_file() && age >= LEFTOVER_AGE {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// `.NAME.RANDOM.new`.
+fn is_leftover_name(name: &str) -> bool {
+    let stem = name.strip_prefix('.').and_then(|n| n.strip_suffix(".new"));
+    let random = stem.and_then(|stem| stem.rsplit_once('.'));
+    random.is_some_and(|(_, random)| {
+        random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
 /// Makes a directory and those above it, each synced into the one above it.
 ///
 /// # Errors
@@ -70,7 +104,7 @@ pub fn make_directories(path: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// Opens a regular file for reading. What else is in its place, such as a FIFO that nobody writes, or
+/// Opens a regular file for reading. What else is in its place, such as a FIFO without a writer, or
 /// a device, is refused and never waited for.
 ///
 /// # Errors
@@ -152,5 +186,29 @@ mod tests {
         });
         assert!(failures.is_empty(), "{failures:?}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_old_files_of_killed_writers_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let long_ago = std::time::SystemTime::now() - 2 * LEFTOVER_AGE;
+        let left = [".a.0123456789abcdef.new", ".a.b.0123456789abcdef.new"];
+        let others = [
+            "a",
+            ".a.1.new",
+            ".a.0123456789abcdef",
+            "a.0123456789abcdef.new",
+        ];
+        for name in left.iter().chain(&others) {
+            let file = File::create(dir.path().join(name)).unwrap();
+            file.set_modified(long_ago).unwrap();
+        }
+        File::create(dir.path().join(".young.0123456789abcdef.new")).unwrap();
+        remove_leftovers(dir.path()).unwrap();
+        remove_leftovers(&dir.path().join("none")).unwrap();
+        let stays = |name: &str| dir.path().join(name).exists();
+        assert!(!left.into_iter().any(stays));
+        assert!(others.into_iter().all(stays));
+        assert!(stays(".young.0123456789abcdef.new"));
     }
 }

@@ -22,7 +22,7 @@ pub struct NodeIdentity {
 /// The boot ID could not be read, or the name cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Without a boot ID nobody could tell when a lease is over.
+    /// Without a boot ID no program can know when a lease is over.
     #[error("read boot ID {}: {source}", path.display())]
     Boot {
         /// The file.
@@ -69,8 +69,8 @@ impl NodeIdentity {
     }
 }
 
-/// The boot ID, which changes with each boot; empty where the kernel does not tell. `proc` is the
-/// mount of procfs.
+/// The boot ID, which changes with each boot; empty where the kernel does not report it.
+/// `proc` is the mount of procfs.
 #[must_use]
 pub fn boot_id(proc: &Path) -> String {
     std::fs::read_to_string(proc.join(BOOT_ID)).map_or_else(|_| String::new(), |id| word(&id))

@@ -94,7 +94,7 @@ impl Log {
     /// a warning where the runtime tries again (code 11), and for STATUS, which it asks every few
     /// seconds.
     pub fn failure(&self, command: Command, error: &Error) {
-        // A network's words are in it.
+        // It contains text of a network's configuration.
         let said = bounded(&error.to_string(), MAX_FAILURE_BYTES);
         let text = format_args!("failed with code {}: {said}", error.code.number());
         match (command, error.code) {
@@ -103,7 +103,7 @@ impl Log {
         }
     }
 
-    /// What an administrator should look at.
+    /// What an administrator should check.
     pub fn warn(&self, text: impl Display) {
         self.write(LogLevel::Warn, "warn", &text);
     }
@@ -132,7 +132,7 @@ impl Log {
                 })
                 .ok()
         });
-        // Nobody is there to be told that a line of the log could not be written.
+        // A line of the log that could not be written cannot be reported anywhere.
         let _ = match file {
             Some(file) => (&*file).write_all(&line),
             None => io::stderr().lock().write_all(&line),

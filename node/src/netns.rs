@@ -1,7 +1,7 @@
 //! Whether a network namespace that a lease names is still there.
 //!
-//! Only looks, and says "unknown" wherever it cannot be sure: a directory that
-//! is not mounted into a container looks like namespaces that are gone.
+//! Only reads, and answers "unknown" wherever it cannot be sure: a directory that
+//! is not mounted into a container resembles namespaces that are gone.
 
 use crate::file::file_system_magic;
 use nix::errno::Errno;
@@ -18,37 +18,37 @@ pub enum Netns {
     Present,
     /// Its path is gone, or leads to another namespace.
     Gone,
-    /// It cannot be told; the reason.
+    /// It is not known; the reason.
     Unknown(&'static str),
 }
 
-/// Looks at the path that the runtime gave, below `root`, and compares with the inode number that
-/// ADD saw. `proc` is the host's, whatever `root` is.
+/// Reads the path that the runtime gave, below `root`, and compares with the inode number that
+/// ADD recorded. `proc` is the host's, whatever `root` is.
 ///
 /// Runtimes name `/var/run/netns`, and `/var/run` is a link to `/run` on nearly every host, but need
 /// not be in the file system of a container, where `/run/netns` is what is mounted. Where it is no
 /// link, all namespaces would seem gone there. So one is gone from there only if it is not among the
 /// host's mounts either.
 #[must_use]
-pub fn look(root: &Path, proc: &Path, path: &str, inode: Option<u64>) -> Netns {
-    let named = look_at(root, path, inode);
+pub fn read(root: &Path, proc: &Path, path: &str, inode: Option<u64>) -> Netns {
+    let named = read_at(root, path, inode);
     let (Netns::Unknown(NO_DIRECTORY), Some(rest)) = (&named, path.strip_prefix("/var/run/"))
     else {
         return named;
     };
-    match look_at(root, &format!("/run/{rest}"), inode) {
+    match read_at(root, &format!("/run/{rest}"), inode) {
         Netns::Gone => match inode.map(|inode| is_mounted(proc, inode)) {
             Some(Ok(false)) => Netns::Gone,
             Some(Ok(true)) => Netns::Present,
-            Some(Err(_)) | None => Netns::Unknown("the host's mounts cannot be looked at"),
+            Some(Err(_)) | None => Netns::Unknown("the host's mounts cannot be read"),
         },
         found => found,
     }
 }
 
-const NO_DIRECTORY: &str = "its directory is not there to be looked into";
+const NO_DIRECTORY: &str = "its directory does not exist here";
 
-fn look_at(root: &Path, path: &str, inode: Option<u64>) -> Netns {
+fn read_at(root: &Path, path: &str, inode: Option<u64>) -> Netns {
     let Some(relative) = path.strip_prefix('/') else {
         return Netns::Unknown("a relative path");
     };
@@ -73,7 +73,7 @@ fn look_at(root: &Path, path: &str, inode: Option<u64>) -> Netns {
                 _ => Netns::Unknown(NO_DIRECTORY),
             }
         }
-        Err(_) => Netns::Unknown("it cannot be looked at"),
+        Err(_) => Netns::Unknown("it cannot be read"),
     }
 }
 
@@ -109,25 +109,25 @@ mod tests {
     #[test]
     fn absence_counts_only_where_presence_would_show() {
         let root = tempfile::tempdir().unwrap();
-        let look = |path, inode| look(root.path(), root.path(), path, inode);
+        let read = |path, inode| read(root.path(), root.path(), path, inode);
         assert!(
-            matches!(look("/run/netns/a", Some(1)), Netns::Unknown(_)),
+            matches!(read("/run/netns/a", Some(1)), Netns::Unknown(_)),
             "no directory"
         );
         std::fs::create_dir_all(root.path().join("run/netns")).unwrap();
-        assert_eq!(look("/run/netns/a", Some(1)), Netns::Gone);
+        assert_eq!(read("/run/netns/a", Some(1)), Netns::Gone);
         std::fs::write(root.path().join("run/netns/a"), "").unwrap();
         assert!(
-            matches!(look("/run/netns/a", Some(1)), Netns::Unknown(_)),
+            matches!(read("/run/netns/a", Some(1)), Netns::Unknown(_)),
             "not mounted here"
         );
         let inode = std::fs::metadata(root.path().join("run/netns/a"))
             .unwrap()
             .ino();
-        assert_eq!(look("/run/netns/a", Some(inode)), Netns::Present);
-        assert_eq!(look("/run/netns/a", None), Netns::Present);
+        assert_eq!(read("/run/netns/a", Some(inode)), Netns::Present);
+        assert_eq!(read("/run/netns/a", None), Netns::Present);
         for path in ["/proc/7/ns/net", "run/netns/a", "/run/../run/netns/b", ""] {
-            assert!(matches!(look(path, Some(1)), Netns::Unknown(_)), "{path}");
+            assert!(matches!(read(path, Some(1)), Netns::Unknown(_)), "{path}");
         }
     }
 
@@ -137,11 +137,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/proc/self/ns/net", root.path().join("ns")).unwrap();
         assert_eq!(
-            look(root.path(), root.path(), "/ns", Some(own)),
+            read(root.path(), root.path(), "/ns", Some(own)),
             Netns::Present
         );
         assert_eq!(
-            look(root.path(), root.path(), "/ns", Some(own + 1)),
+            read(root.path(), root.path(), "/ns", Some(own + 1)),
             Netns::Gone
         );
     }
@@ -151,10 +151,10 @@ mod tests {
     fn a_namespace_that_the_host_has_mounted_elsewhere_is_not_gone() {
         let container = tempfile::tempdir().unwrap();
         let proc = tempfile::tempdir().unwrap();
-        let look = |inode| look(container.path(), proc.path(), "/var/run/netns/a", inode);
-        assert!(matches!(look(Some(1)), Netns::Unknown(_)), "no directory");
+        let read = |inode| read(container.path(), proc.path(), "/var/run/netns/a", inode);
+        assert!(matches!(read(Some(1)), Netns::Unknown(_)), "no directory");
         std::fs::create_dir_all(container.path().join("run/netns")).unwrap();
-        assert!(matches!(look(Some(1)), Netns::Unknown(_)), "no table");
+        assert!(matches!(read(Some(1)), Netns::Unknown(_)), "no table");
         let host = "22 1 0:21 / /proc rw shared:5 - proc proc rw\n\
              431 24 0:4 net:[4026532281] /var/run/netns/a rw shared:220 - nsfs nsfs rw\n";
         let write = |of: &str, table: &str| {
@@ -165,15 +165,15 @@ mod tests {
         write("1", own);
         write("self", own);
         assert!(
-            matches!(look(Some(1)), Netns::Unknown(_)),
+            matches!(read(Some(1)), Netns::Unknown(_)),
             "no host's table"
         );
         write("1", host);
-        assert_eq!(look(Some(4_026_532_281)), Netns::Present);
-        assert_eq!(look(Some(402_653_228)), Netns::Gone);
-        assert!(matches!(look(None), Netns::Unknown(_)), "no number");
+        assert_eq!(read(Some(4_026_532_281)), Netns::Present);
+        assert_eq!(read(Some(402_653_228)), Netns::Gone);
+        assert!(matches!(read(None), Netns::Unknown(_)), "no number");
         std::fs::create_dir_all(container.path().join("var/run/netns")).unwrap();
-        assert_eq!(look(Some(4_026_532_281)), Netns::Gone, "its own directory");
+        assert_eq!(read(Some(4_026_532_281)), Netns::Gone, "its own directory");
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("run/netns")).unwrap();
         std::os::unix::fs::symlink("/proc/self/ns/net", root.path().join("run/netns/a")).unwrap();
-        let look = look(root.path(), root.path(), "/var/run/netns/a", Some(own));
-        assert_eq!(look, Netns::Present);
+        let state = read(root.path(), root.path(), "/var/run/netns/a", Some(own));
+        assert_eq!(state, Netns::Present);
     }
 }

@@ -36,7 +36,7 @@ pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
 /// created when it is missing: one that the policy names may be a share that is not mounted.
 pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
 /// A policy is a page of text; more is a mistake.
-const SIZE_LIMIT: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The node's policy. Every field has a default; see [`Policy::default`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +92,7 @@ pub struct Ipam {
     pub profile: Option<Profile>,
     /// `cooldown`: how long a freed address rests before it is given again.
     pub cooldown: Duration,
-    /// `flatFile`: where whereabouts' flat file is; `None` looks where it does.
+    /// `flatFile`: where whereabouts' flat file is; `None` searches where whereabouts does.
     pub flat_file: Option<PathBuf>,
 }
 
@@ -166,7 +166,7 @@ pub struct Log {
 pub enum LogLevel {
     /// Failures only.
     Error,
-    /// And what an administrator should look at.
+    /// And what an administrator should check.
     #[default]
     Warn,
     /// And every change of state.
@@ -203,7 +203,7 @@ impl Default for Policy {
 
 impl Allow {
     /// Whether the selectors, if there are any, admit `candidate`. The caller
-    /// checks `non_rdma` and `uplinks` itself: they need a look at the kernel.
+    /// checks `non_rdma` and `uplinks` itself: they need data from the kernel.
     #[must_use]
     pub fn selects(&self, candidate: &Candidate<'_>) -> bool {
         self.netdevs
@@ -300,10 +300,10 @@ fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
     }
     let mut text = Vec::new();
     let size = file
-        .take(SIZE_LIMIT + 1)
+        .take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(failed(path))?;
-    if u64::try_from(size).is_ok_and(|size| size > SIZE_LIMIT) {
+    if u64::try_from(size).is_ok_and(|size| size > MAX_FILE_BYTES) {
         return Err(untrusted(path, "it is larger than 1 MiB"));
     }
     Ok(Some(text))
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_refused() {
+    fn a_file_of_another_user_is_refused() {
         let (_dir, path) = place(r#"{"stores": {"default": {"type": "file", "directory": "/"}}}"#);
         // Needs root; without it the file cannot be given away and nothing is to be shown.
         if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {

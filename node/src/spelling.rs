@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn suggests_nothing_for_a_stranger() {
+    fn suggests_nothing_for_an_unrelated_key() {
         assert_eq!(nearest("colour", &["range", "exclude"]), None);
         assert_eq!(nearest("", &["range"]), None);
         assert_eq!(nearest("x", &["y"]), None);

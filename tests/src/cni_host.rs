@@ -213,14 +213,14 @@ impl CniHost {
                     text(&link, "ifname"),
                     text(&address, "local")
                 );
-                let mut told = address.clone();
-                if let Some(told) = told.as_object_mut() {
+                let mut compared = address.clone();
+                if let Some(compared) = compared.as_object_mut() {
                     // Whether detection was skipped is not part of what an address is.
-                    told.remove("nodad");
-                    told.remove("tentative");
-                    told.remove("protocol");
+                    compared.remove("nodad");
+                    compared.remove("tentative");
+                    compared.remove("protocol");
                 }
-                picture.insert(key, told.to_string());
+                picture.insert(key, compared.to_string());
             }
         }
         for family in ["-4", "-6"] {

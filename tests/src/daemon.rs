@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -114,6 +115,29 @@ impl Machine {
         self.root.path()
     }
 
+    /// The state directory that its node's policy names.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.root.path().join("state-of-node")
+    }
+
+    /// Its node's policy.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn policy(&self) -> Result<PathBuf> {
+        let file = self.root.path().join("policy.json");
+        let state = self.state();
+        match fs::DirBuilder::new().mode(0o700).create(&state) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+        fs::write(&file, serde_json::json!({"stateDir": state}).to_string())?;
+        Ok(file)
+    }
+
     /// Where its daemon answers programs of the node.
     #[must_use]
     pub fn node_socket(&self) -> PathBuf {
@@ -150,6 +174,8 @@ impl Machine {
             .arg(self.settings().device_plugins)
             .arg("--node-socket")
             .arg(self.node_socket())
+            .arg("--policy")
+            .arg(self.policy()?)
             .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -219,8 +245,8 @@ impl Daemon {
     ///
     /// # Errors
     /// It goes on.
-    pub fn ended(&mut self, patience: Duration) -> Result<ExitStatus> {
-        let end = Instant::now() + patience;
+    pub fn ended(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let end = Instant::now() + timeout;
         while Instant::now() < end {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
@@ -228,7 +254,7 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(10));
         }
         bail!(
-            "the daemon still runs after {patience:?}; it said: {}",
+            "the daemon still runs after {timeout:?}; it said: {}",
             self.log()
         )
     }

@@ -7,7 +7,7 @@
 //! makes the case fail instead.
 //!
 //! Every case runs on a thread of its own, so that one which enters a
-//! namespace takes nobody along, and one which hangs fails by name.
+//! namespace affects no other, and one which hangs fails by name.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ use crate::need::Need;
 pub const REQUIRE: &str = "RDMA_E2E_REQUIRE";
 
 /// The longest a case may take before it counts as hanging.
-const LIMIT: Duration = Duration::from_secs(300);
+const CASE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// One promise and the test that keeps it.
 #[derive(Debug, Clone, Copy)]
@@ -124,10 +124,12 @@ fn on_own_thread(run: fn() -> Result<()>) -> std::result::Result<(), Failed> {
         // The receiver is gone only if the case was given up.
         let _ = done.send(outcome);
     });
-    match result.recv_timeout(LIMIT) {
+    match result.recv_timeout(CASE_TIMEOUT) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(Failed::from(format!("{error:#}"))),
-        Err(RecvTimeoutError::Timeout) => Err(Failed::from(format!("hangs: no end in {LIMIT:?}"))),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(Failed::from(format!("hangs: no end in {CASE_TIMEOUT:?}")))
+        }
         Err(RecvTimeoutError::Disconnected) => Err(Failed::from("the case ended its thread")),
     }
 }

@@ -266,12 +266,12 @@ fn describe(
                 let kind_of = |value: &[u8]| value.starts_with(b"bridge");
                 // A bridge's data has timers in it.
                 let bridge = info.iter().any(|(k, v)| *k == IFLA_INFO_KIND && kind_of(v));
-                let told = if bridge {
+                let text = if bridge {
                     "bridge".to_owned()
                 } else {
                     hex(value)
                 };
-                set("linkinfo", told);
+                set("linkinfo", text);
             }
             IFLA_PROP_LIST => {
                 let mut altnames: Vec<String> = attributes(value)?

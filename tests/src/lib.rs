@@ -2,7 +2,7 @@
 //!
 //! In reading order:
 //! - [`harness`]: cases, the needs they have of the machine, and how they are run and counted;
-//! - [`need`]: what a machine can or cannot do, looked at once;
+//! - [`need`]: what a machine can or cannot do, probed once;
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;

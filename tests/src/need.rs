@@ -1,6 +1,6 @@
 //! What a case needs of the machine it runs on.
 //!
-//! A need is looked at once per run, by doing the thing in a namespace of its
+//! A need is probed once per run, by doing the thing in a namespace of its
 //! own, not by reading version numbers.
 
 use std::collections::HashMap;
@@ -78,11 +78,11 @@ impl Need {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         seen.entry(self)
-            .or_insert_with(|| self.look().err())
+            .or_insert_with(|| self.probe().err())
             .clone()
     }
 
-    fn look(self) -> Result<(), String> {
+    fn probe(self) -> Result<(), String> {
         match self {
             Self::Root if Uid::effective().is_root() => Ok(()),
             Self::Root => Err("not root".to_owned()),
@@ -157,20 +157,20 @@ fn child_link(kind: &str, arguments: &[&str]) -> Result<(), String> {
     })
 }
 
-/// Runs `look` on a thread of its own in new namespaces, which end with it.
+/// Runs `probe` on a thread of its own in new namespaces, which end with it.
 fn in_fresh_namespace(
     flags: CloneFlags,
     what: &str,
-    look: impl FnOnce() -> Result<(), String> + Send,
+    probe: impl FnOnce() -> Result<(), String> + Send,
 ) -> Result<(), String> {
     thread::scope(|scope| {
-        let looking = scope.spawn(|| {
+        let probing = scope.spawn(|| {
             unshare(flags).map_err(|errno| format!("no new {what}: {errno}"))?;
-            look()
+            probe()
         });
-        looking
+        probing
             .join()
-            .unwrap_or_else(|_| Err(format!("looking for {what} panicked")))
+            .unwrap_or_else(|_| Err(format!("the probe of {what} panicked")))
     })
 }
 

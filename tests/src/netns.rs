@@ -110,7 +110,7 @@ impl Netns {
 impl Drop for Netns {
     fn drop(&mut self) {
         if self.path.exists() {
-            // Nothing to do about a failure here; the name is unique, so it disturbs nobody.
+            // Nothing to do about a failure here; the name is unique, so it disturbs no other case.
             let _ = self.delete();
         }
     }

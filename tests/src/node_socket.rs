@@ -312,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(2);
+    const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
     fn pod(uid: Option<&str>) -> Pod {
         Pod {
@@ -334,51 +334,55 @@ mod tests {
         let (_directory, path, socket) = started();
         let held = allocation_of_hcas("main", "rdma/a", &["pool_3e71787e_0"], &["0000:3b:00.0"]);
         socket.hold(&pod(Some("u1")), vec![held.clone()]);
-        let units = pod_units(&path, &pod(Some("u1")), LIMIT).unwrap();
+        let units = pod_units(&path, &pod(Some("u1")), CALL_TIMEOUT).unwrap();
         assert_eq!((units.uid_checked, units.allocations), (true, vec![held]));
-        assert!(!pod_units(&path, &pod(None), LIMIT).unwrap().uid_checked);
-        let another = pod_units(&path, &pod(Some("u2")), LIMIT).unwrap_err();
+        assert!(
+            !pod_units(&path, &pod(None), CALL_TIMEOUT)
+                .unwrap()
+                .uid_checked
+        );
+        let another = pod_units(&path, &pod(Some("u2")), CALL_TIMEOUT).unwrap_err();
         assert_eq!(another.failure().unwrap().kind, FailureKind::AnotherPod);
         socket.behave(Behaviour::AnswerUnchecked);
-        let unchecked = pod_units(&path, &pod(Some("u2")), LIMIT).unwrap();
+        let unchecked = pod_units(&path, &pod(Some("u2")), CALL_TIMEOUT).unwrap();
         assert!(!unchecked.uid_checked && unchecked.uid_note.is_some());
         socket.forget(&pod(None));
-        let unknown = pod_units(&path, &pod(None), LIMIT).unwrap_err();
+        let unknown = pod_units(&path, &pod(None), CALL_TIMEOUT).unwrap_err();
         assert_eq!(unknown.failure().unwrap().kind, FailureKind::UnknownPod);
         assert_eq!(socket.questions().len(), 5);
     }
 
     #[test]
-    fn it_is_slow_broken_dead_and_absent_when_told_to() {
+    fn it_is_slow_broken_dead_and_absent_on_request() {
         let (_directory, path, mut socket) = started();
         socket.hold(&pod(None), Vec::new());
         let ask = |limit| pod_units(&path, &pod(None), limit);
         socket.behave(Behaviour::AnswerAfter(Duration::from_millis(300)));
         let started = Instant::now();
-        assert!(ask(LIMIT).is_ok() && started.elapsed() >= Duration::from_millis(300));
+        assert!(ask(CALL_TIMEOUT).is_ok() && started.elapsed() >= Duration::from_millis(300));
         let late = ask(Duration::from_millis(50)).unwrap_err();
         assert!(matches!(late, ClientError::TimedOut { .. }), "{late}");
         let failure = Failure::new(FailureKind::NotAllowed, "no");
         socket.behave(Behaviour::Fail(failure.clone()));
-        assert_eq!(ask(LIMIT).unwrap_err().failure(), Some(&failure));
+        assert_eq!(ask(CALL_TIMEOUT).unwrap_err().failure(), Some(&failure));
         socket.behave(Behaviour::Bytes(b"{}".to_vec()));
-        let malformed = ask(LIMIT).unwrap_err();
+        let malformed = ask(CALL_TIMEOUT).unwrap_err();
         assert!(
             matches!(malformed, ClientError::Malformed { .. }),
             "{malformed}"
         );
         socket.behave(Behaviour::Close);
-        let closed = ask(LIMIT).unwrap_err();
+        let closed = ask(CALL_TIMEOUT).unwrap_err();
         assert!(matches!(closed, ClientError::Closed { .. }), "{closed}");
         socket.behave(Behaviour::Answer);
         socket.be_dead();
-        let refused = ask(LIMIT).unwrap_err();
+        let refused = ask(CALL_TIMEOUT).unwrap_err();
         assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
         socket.be_absent().unwrap();
-        let none = ask(LIMIT).unwrap_err();
+        let none = ask(CALL_TIMEOUT).unwrap_err();
         assert!(matches!(none, ClientError::NoSocket { .. }), "{none}");
         socket.come_back().unwrap();
-        assert!(ask(LIMIT).is_ok());
+        assert!(ask(CALL_TIMEOUT).is_ok());
     }
 
     #[test]

@@ -307,8 +307,12 @@ impl Scene {
             ("rdma-ipam", ["container", "interface", "address"]),
         ] {
             for entry in self.listed(program)? {
-                let told = keys.map(|key| entry.get(key).cloned().unwrap_or_default().to_string());
-                all.insert(format!("{program} lists {}", told.join(" ")), String::new());
+                let values =
+                    keys.map(|key| entry.get(key).cloned().unwrap_or_default().to_string());
+                all.insert(
+                    format!("{program} lists {}", values.join(" ")),
+                    String::new(),
+                );
             }
         }
         Ok(all)
@@ -451,9 +455,11 @@ impl Scene {
         let answer = answer_of(&self.call(), "ADD", network)?;
         if !answer.status.success() {
             let (code, message) = answer.refusal()?;
-            let told = message.to_lowercase();
+            let lowered = message.to_lowercase();
             ensure!(
-                words.iter().any(|word| told.contains(&word.to_lowercase())),
+                words
+                    .iter()
+                    .any(|word| lowered.contains(&word.to_lowercase())),
                 "refused with {code}, but the message names none of {words:?}: {message}"
             );
             unchanged(&before, || self.host_state(), "after the refused ADD")?;
@@ -514,17 +520,17 @@ pub fn refusal(answer: &Answer, codes: &[u64], words: &[&str]) -> Result<(u64, S
         .get("details")
         .and_then(Value::as_str)
         .unwrap_or_default();
-    let told = format!("{message} {details}");
+    let text = format!("{message} {details}");
     ensure!(
         codes.is_empty() || codes.contains(&code),
-        "code {code} and not one of {codes:?}: {told}"
+        "code {code} and not one of {codes:?}: {text}"
     );
     for word in words {
-        let known = told.to_lowercase().contains(&word.to_lowercase());
-        ensure!(known, "the refusal ({code}) does not say {word:?}: {told}");
+        let known = text.to_lowercase().contains(&word.to_lowercase());
+        ensure!(known, "the refusal ({code}) does not say {word:?}: {text}");
     }
-    ensure!(code != 0, "code 0 is no error: {told}");
-    Ok((code, told))
+    ensure!(code != 0, "code 0 is no error: {text}");
+    Ok((code, text))
 }
 
 /// A program that is being waited for; killed when dropped.

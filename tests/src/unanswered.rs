@@ -12,7 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 #[derive(Debug)]
 pub struct Unanswered {
     directory: PathBuf,
-    /// The server's end of FUSE, which nobody reads.
+    /// The server's end of FUSE, which is never read.
     _server: File,
 }
 

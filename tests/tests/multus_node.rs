@@ -26,7 +26,7 @@ pub(crate) struct MultusNode {
 
 impl MultusNode {
     /// A node that offers these units of a resource, and whose default network is `default`.
-    /// Plugins are looked for in its `bin`, then among the reference plugins;
+    /// Plugins are searched for in its `bin`, then among the reference plugins;
     /// definitions of networks in its `networks`.
     pub(crate) fn new(resource: &str, units: &[&str], default: &Value) -> Result<Self> {
         let root = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! A device plugin that does as it is told, to try the kubelet's stand-in with.
+//! A device plugin that follows a script, to try the kubelet's stand-in with.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -27,9 +27,9 @@ const OWN: &str = "rdma-ipam";
 const COMPATIBLE: &str = "whereabouts";
 /// The names under which this plugin itself is installed.
 const SELF: [&str; 2] = ["rdma-netdev", "rdma"];
-/// Plugins that make, take or change interfaces: with a network's words they do as root what the
-/// policy refuses, so none is an IPAM whatever the policy lists. The reference plugins, those of
-/// SR-IOV and InfiniBand, and meta plugins, which run any other.
+/// Plugins that make, take or change interfaces: by a network's configuration they do as root what
+/// the policy refuses, so none is an IPAM whatever the policy lists. The reference plugins, those
+/// of SR-IOV and InfiniBand, and meta plugins, which run any other.
 const NO_IPAM: [&str; 30] = [
     "accelerated-bridge",
     "bandwidth",
@@ -113,7 +113,7 @@ impl Ipam {
                 .iter()
                 .any(|known| known == name)
         };
-        // What is not listed is not even looked for.
+        // What is not listed is not even searched for.
         if !listed(kind) && kind != COMPATIBLE {
             return Err(unlisted(node, kind));
         }
@@ -358,7 +358,7 @@ fn is_this_program(file: &Path, path: &[PathBuf]) -> bool {
     same_file(Path::new("/proc/self/exe"), file)
         || SELF.iter().any(|name| {
             // An installer may have replaced the file that runs here.
-            let installed = Delegate::look_up(name, path).ok().flatten();
+            let installed = Delegate::search(name, path).ok().flatten();
             installed.is_some_and(|installed| same_file(installed.program(), file))
         })
 }

@@ -27,7 +27,7 @@ pub const UNNAMED: &str = "rdma-tmp";
 
 /// Undoes an attachment.
 ///
-/// `timeout` is how long a netdev is waited for that is on its way out of a dying namespace.
+/// `timeout` limits the wait for a netdev that returns from a dying namespace.
 ///
 /// # Errors
 /// All failures, the first one first.
@@ -89,8 +89,8 @@ pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
     }))
 }
 
-/// Brings a moved netdev home, unless it belongs to another attachment by now. True when its
-/// name has to be repaired later.
+/// Returns a moved netdev to the host, unless it belongs to another attachment by now. True when
+/// its name has to be repaired later.
 fn return_netdev(
     node: &mut Node,
     key: &Key,
@@ -108,9 +108,9 @@ fn return_netdev(
             return Ok(false);
         }
     }
-    let home = restore::return_netdev(&mut node.host_context(), taken, pod, timeout)?;
-    report(node, taken, &home);
-    if home.goes_by.is_some() {
+    let returned = restore::return_netdev(&mut node.host_context(), taken, pod, timeout)?;
+    report(node, taken, &returned);
+    if returned.goes_by.is_some() {
         return Ok(true);
     }
     node.journal.release(&taken.identity)?;
@@ -126,15 +126,15 @@ fn disown(node: &Node, key: &Key, taken: &Snapshot) -> Result<(), Error> {
     }
 }
 
-/// Says what could not be given back.
-pub fn report(node: &Node, taken: &Snapshot, home: &Returned) {
-    for warning in &home.warnings {
+/// Logs what could not be restored.
+pub fn report(node: &Node, taken: &Snapshot, returned: &Returned) {
+    for warning in &returned.warnings {
         node.log.warn(warning);
     }
-    for note in &home.notes {
+    for note in &returned.notes {
         node.log.info(note);
     }
-    if home.hardware_gone {
+    if returned.hardware_gone {
         node.log.warn(format_args!(
             "{} is gone from the host; nothing to restore",
             taken.name

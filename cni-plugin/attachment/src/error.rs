@@ -29,10 +29,10 @@ pub enum Error {
     /// The RDMA hardware cannot be read.
     #[error(transparent)]
     Hardware(#[from] hca::Error),
-    /// A moved netdev is not home.
+    /// A moved netdev did not return.
     #[error(transparent)]
     Netdev(#[from] restore::Error),
-    /// A moved RDMA device is not home.
+    /// A moved RDMA device did not return.
     #[error("RDMA device {name} is neither on the host nor in the pod after {waited:?}")]
     RdmaNowhere {
         /// Its name on the host.
@@ -43,7 +43,7 @@ pub enum Error {
     /// An RDMA device does not change its namespace.
     #[error(transparent)]
     RdmaMove(netlink::Error),
-    /// What the IPAM answered, or why it cannot be asked; in its own words, with its own code.
+    /// What the IPAM answered, or why it cannot be asked; in its own text, with its own code.
     #[error(transparent)]
     Ipam(#[from] cni_wire::Error),
     /// Several parts of an attachment could not be undone.
@@ -87,7 +87,7 @@ impl Error {
 
     /// What the person on call does about it; none where the message says it all.
     pub fn remedy(&self) -> Option<String> {
-        let words = match self {
+        let remedy = match self {
             Error::Policy(e) => return Some(e.remedy().to_string()),
             Error::Journal(e) => e.remedy()?,
             Error::Ipam(e) => return Some(e.details.clone()).filter(|text| !text.is_empty()),
@@ -112,7 +112,7 @@ impl Error {
             | Error::Netdev(restore::Error::Kernel(_))
             | Error::RdmaMove(_) => return None,
         };
-        Some(words.to_owned())
+        Some(remedy.to_owned())
     }
 }
 

@@ -144,7 +144,7 @@ impl Node {
     /// What a restoration stands on.
     pub fn host_context(&mut self) -> HostContext<'_> {
         HostContext {
-            home: &self.netns.namespace,
+            namespace: &self.netns.namespace,
             socket: &mut self.netns.socket,
             proc: &self.roots.proc,
             sys: &self.roots.sys,
@@ -157,7 +157,7 @@ impl Node {
     }
 
     /// The addresses the node is known by to its cluster, as the daemon writes them into the state
-    /// directory. Without a daemon there are none beside those the routes tell.
+    /// directory. Without a daemon there are none beside those of the routes.
     ///
     /// # Errors
     /// The file is there and cannot be read.

@@ -73,7 +73,7 @@ pub fn return_devices(
         // In shared mode nothing is in a namespace; it cannot be left with devices in pods.
         return Ok(());
     }
-    let Some(mut home) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
+    let Some(mut host) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Ok(());
     };
     if let Some(pod) = pod {
@@ -93,11 +93,11 @@ pub fn return_devices(
     let started = Instant::now();
     for known in devices {
         loop {
-            let there = rdma::list(&mut home)?;
+            let there = rdma::list(&mut host)?;
             let parents = parents(&node.roots)?;
             if let Some(device) = find(known, &there, &parents) {
                 if device.name != known.name {
-                    restore_name(node, &mut home, device, &known.name);
+                    restore_name(node, &mut host, device, &known.name);
                 }
                 node.log.info(format_args!(
                     "RDMA device {} is back on the host",
@@ -156,15 +156,15 @@ pub fn return_device_by_name(
 }
 
 /// A name that is taken meanwhile is a warning: the device is back.
-fn restore_name(node: &Node, home: &mut hca::nldev::Nldev, device: &Device, name: &str) {
-    if let Err(e) = rdma::rename(home, device, name) {
+fn restore_name(node: &Node, host: &mut hca::nldev::Nldev, device: &Device, name: &str) {
+    if let Err(e) = rdma::rename(host, device, name) {
         node.log.warn(e);
     }
 }
 
 /// Whether any namespace may have the device, however it is called there: a verbs node of a device
 /// that the host does not have (`owners` are those of all namespaces) stands on the device below,
-/// or that cannot be told. Without the module that makes these nodes it is assumed. Pure.
+/// or that is not known. Without the module that makes these nodes it is assumed. Pure.
 fn is_anywhere(
     known: &RdmaDevice,
     owners: &[String],

@@ -1,8 +1,8 @@
-//! When an attachment is over though nobody called DEL: what the daemon's loop and
-//! `rdma-netdev reclaim` go by.
+//! When an attachment is orphaned, that is, over without a DEL: the rule of the daemon's loop and
+//! of `rdma-netdev reclaim`.
 //!
-//! Evidence is never the lack of it: the boot is over, or the network namespace is gone. What
-//! cannot be told is kept. Both callers ask for it twice, some time apart.
+//! Evidence is never the lack of it: the boot is over, or the network namespace is gone. An
+//! attachment whose state is unknown is kept. Both callers ask twice, some time apart.
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
@@ -20,13 +20,13 @@ use crate::{
 /// An ADD or DEL of an attachment may be running; the next round finds what it leaves.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An attachment younger than this is left alone: its ADD may still be on its way.
+/// An attachment younger than this is left alone: its ADD may still be running.
 pub const MIN_AGE_SECONDS: u64 = 60;
 
 /// Why an attachment is over, if it is.
 ///
-/// `proc` is the host's; `boot` is the kernel's boot ID now, empty where it does not tell; `now` is
-/// in seconds since 1970.
+/// `proc` is the host's; `boot` is the kernel's boot ID now, empty where it reports none; `now`
+/// is in seconds since 1970.
 pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'static str> {
     // The runtime's DEL is done; what is left can be tried at any time.
     if record.awaits_name && record.boot == boot {
@@ -59,14 +59,14 @@ pub fn undo(node: &mut Node, key: &Key, seen: &Record, timeout: Duration) -> Res
 
 /// What became of an attachment's namespace, seen from this process' file system.
 pub fn netns(of: &journal::Netns, proc: &Path) -> Netns {
-    netns::look(Path::new("/"), proc, &of.path, Some(of.inode))
+    netns::read(Path::new("/"), proc, &of.path, Some(of.inode))
 }
 
 /// Whether this process is in the network namespace of the host that `sys` shows: what is to be
 /// restored is restored where this process is.
 ///
 /// # Errors
-/// It is not, or that cannot be told; in words.
+/// It is not, or that is not known; as text.
 pub fn in_host_namespace(host: &Host) -> Result<(), String> {
     let own = std::fs::read(host.proc.join("self/net/dev"))
         .map_err(|error| format!("this process' netdevs cannot be read: {error}"))?;
@@ -78,7 +78,7 @@ pub fn in_host_namespace(host: &Host) -> Result<(), String> {
         .filter(|entry| entry.path().is_dir())
         .map(|entry| entry.file_name().into_encoded_bytes())
         .collect();
-    // Pods' links come and go between the two looks; a namespace apart shares only "lo".
+    // Pods' links are made and removed between the two reads; another namespace shares only "lo".
     let common = own
         .intersection(&shown)
         .filter(|name| name.as_slice() != b"lo")
@@ -139,7 +139,7 @@ mod tests {
                 record(2000, "this", &gone),
                 Some("its network namespace is gone"),
             ),
-            // Not to be told: another directory, another process, a file that is no namespace.
+            // Not known: another directory, another process, a file that is no namespace.
             (record(0, "this", "/nonexistent/directory/netns"), None),
             (record(0, "this", "/proc/4711/ns/net"), None),
             (record(0, "this", &file.display().to_string()), None),

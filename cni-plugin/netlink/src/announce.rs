@@ -23,7 +23,7 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ARP_REQUEST: u16 = 1;
 const ARP_REPLY: u16 = 2;
 
-/// Tells the link's neighbours that these addresses are here. Call from within the link's
+/// Announces these addresses to the link's neighbours. Call from within the link's
 /// namespace.
 ///
 /// # Errors
@@ -145,7 +145,7 @@ fn arp(operation: u16, hardware: u16, mac: &[u8], address: Ipv4Addr) -> Vec<u8> 
     packet.extend(operation.to_be_bytes());
     packet.extend(mac);
     packet.extend(address.octets());
-    // The target's hardware address is nobody's in the request; in the reply it is ours.
+    // The target's hardware address is zero in the request; in the reply it is ours.
     if operation == ARP_REQUEST {
         packet.extend(vec![0; mac.len()]);
     } else {

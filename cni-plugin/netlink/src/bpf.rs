@@ -1,4 +1,4 @@
-//! BPF programs of netdevs that netlink does not tell of, or does not let go: tcx programs (kernel
+//! BPF programs of netdevs that netlink does not report, or does not detach: tcx programs (kernel
 //! 6.6), and XDP programs that a BPF link holds. Numbers and layouts are those of `union bpf_attr`,
 //! `include/uapi/linux/bpf.h`.
 //!
@@ -42,8 +42,8 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 
 /// One call. Pointers in `attributes` were put there by `query` and `info`.
 fn bpf(command: libc::c_int, attributes: &mut Attributes) -> io::Result<RawFd> {
-    // SAFETY: the kernel reads and writes at most as many bytes as it is told, which are those of
-    // `attributes`; buffers that these point to are owned by the callers for the whole call and
+    // SAFETY: the kernel reads and writes at most as many bytes as the call says, which are those
+    // of `attributes`; buffers that these point to are owned by the callers for the whole call and
     // are as long as the count beside the pointer says.
     let done = unsafe {
         libc::syscall(

@@ -6,7 +6,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{Error, Result};
 
-/// Time since the boot, suspension included (`CLOCK_BOOTTIME`). Nobody sets it, and leases run on
+/// Time since the boot, suspension included (`CLOCK_BOOTTIME`). It cannot be set, and leases run on
 /// while a machine sleeps; what is measured with it does not outlive the boot, as the journal's
 /// netdevs do not.
 ///

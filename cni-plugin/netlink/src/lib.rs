@@ -2,7 +2,7 @@
 //! writes sysctls. It knows no JSON and no CNI.
 //!
 //! - [`attribute`]: attributes as bytes, for messages that have no types;
-//! - [`socket`]: one blocking netlink exchange, with the kernel's own words on refusal;
+//! - [`socket`]: one blocking netlink exchange, with the kernel's own text on refusal;
 //! - [`netns`]: opening and entering network namespaces;
 //! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`], [`nexthop`], [`qdisc`]: the objects
 //!   of rtnetlink;

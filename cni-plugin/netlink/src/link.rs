@@ -1,4 +1,4 @@
-//! Links: looking at them, creating children, changing, moving and deleting them.
+//! Links: reading them, creating children, changing, moving and deleting them.
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
@@ -333,12 +333,12 @@ fn nested(kind: u16, inner: &Raw) -> LinkAttribute {
     LinkAttribute::Other(DefaultNla::new(kind | NLA_F_NESTED, inner))
 }
 
-/// Counters are half of an answer and nobody reads them here.
+/// Counters are half of an answer and are not read here.
 fn without_counters() -> LinkAttribute {
     LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
 }
 
-/// Looks at one link; none when there is none of that name or index.
+/// Reads one link; none when there is none of that name or index.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -358,7 +358,7 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
     message.attributes.push(without_counters());
     let mut link = None;
     let asked = socket.ask(
-        format_args!("look at {by}"),
+        format_args!("read {by}"),
         RTM_GETLINK,
         0,
         &message,
@@ -399,7 +399,7 @@ pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<Vf
         .attributes
         .push(LinkAttribute::ExtMask(FILTER.to_vec()));
     let mut properties = Vec::new();
-    let what = format_args!("look at VF {number} of netdev {pf}").to_string();
+    let what = format_args!("read VF {number} of netdev {pf}").to_string();
     socket.ask(what, RTM_GETLINK, 0, &message, |payload| {
         for attribute in LinkMessage::parse(payload)?.attributes {
             let LinkAttribute::VfInfoList(list) = attribute else {
@@ -443,7 +443,7 @@ pub enum Child {
         /// Packets the broadcast queue holds; none for the kernel's choice.
         broadcast_queue: Option<u32>,
     },
-    /// The parent's MAC address, told apart by IP address.
+    /// With the parent's MAC address, distinguished by IP address.
     Ipvlan {
         /// l2, l3 or l3s.
         mode: IpVlanMode,
@@ -490,7 +490,7 @@ impl Child {
         vec![LinkInfo::Kind(kind), LinkInfo::Data(data)]
     }
 
-    /// The kernel's word for it.
+    /// The kernel's name for it.
     pub fn word(&self) -> &'static str {
         match self {
             Child::Macvlan { .. } => "macvlan",
@@ -710,7 +710,7 @@ pub fn set_proto_down(
     set(socket, what, index, vec![reason, down])
 }
 
-/// Sets RFC 2863's state of a link that waits to be told (`set_operstate()`).
+/// Sets RFC 2863's state of a link that waits for it (`set_operstate()`).
 ///
 /// # Errors
 /// The kernel's refusal.

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn static_addresses_of_a_link_are_told_from_those_of_protocols() {
+    fn static_addresses_of_a_link_are_distinguished_from_those_of_protocols() {
         // Captured on 6.18.
         let table = "2    eth0            1     0     01005e000001\n\
                      3    nic0            1     1     333300000099\n\

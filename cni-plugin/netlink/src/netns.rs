@@ -31,7 +31,7 @@ pub struct Namespace {
     path: PathBuf,
 }
 
-/// What tells namespaces apart while they live: device and inode of the namespace file.
+/// What identifies a namespace while it lives: device and inode of the namespace file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id {
     /// `st_dev`.
@@ -43,8 +43,8 @@ pub struct Id {
 /// `NS_GET_NSTYPE` (include/uapi/linux/nsfs.h): what kind of namespace a file is.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
-/// Whether a namespace file is of a network namespace. A kernel that does not tell (before 4.11)
-/// refuses to enter another one.
+/// Whether a namespace file is of a network namespace. A kernel that does not report it (before
+/// 4.11) refuses to enter another one.
 fn is_network_namespace(file: &File) -> bool {
     // SAFETY: the request takes no argument, and the descriptor is open for the call.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
@@ -138,7 +138,7 @@ impl Namespace {
         }))
     }
 
-    /// What tells it apart.
+    /// What identifies it.
     pub fn id(&self) -> Id {
         self.id
     }
@@ -158,7 +158,8 @@ impl Namespace {
         self.file.as_raw_fd()
     }
 
-    /// Runs `act` with the thread in this namespace, then goes back to `home`.
+    /// Runs `act` with the thread in this namespace, then returns to `own`, the
+    /// thread's namespace.
     ///
     /// # Errors
     /// The namespace cannot be entered (no privilege, or it is no network namespace).
@@ -166,7 +167,7 @@ impl Namespace {
     /// # Panics
     /// When the way back fails: a thread that went on in a pod's namespace would take the
     /// pod's netdevs for the host's.
-    pub fn enter<T>(&self, home: &Namespace, act: impl FnOnce() -> T) -> Result<T> {
+    pub fn enter<T>(&self, own: &Namespace, act: impl FnOnce() -> T) -> Result<T> {
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|e| {
             Error::call(
                 format_args!("enter network namespace {}", self.path.display()),
@@ -174,7 +175,7 @@ impl Namespace {
             )
         })?;
         let done = act();
-        home.go_back(&self.path);
+        own.go_back(&self.path);
         Ok(done)
     }
 
@@ -195,7 +196,7 @@ impl Namespace {
     ///
     /// # Errors
     /// The namespace cannot be entered, or the socket not opened.
-    pub fn socket(&self, home: &Namespace) -> Result<Socket> {
-        self.enter(home, Socket::open)?
+    pub fn socket(&self, own: &Namespace) -> Result<Socket> {
+        self.enter(own, Socket::open)?
     }
 }

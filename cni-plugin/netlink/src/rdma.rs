@@ -12,16 +12,16 @@ use super::{Error, Namespace, Result, socket::observed};
 ///
 /// # Errors
 /// The namespace cannot be entered, or the process has no descriptors left.
-pub fn socket(of: &Namespace, home: &Namespace) -> Result<Option<Nldev>> {
-    // Entering takes a right that looking at home does not need.
-    let opened = match of.id() == home.id() {
+pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Nldev>> {
+    // Entering takes a right that a read of this thread's own namespace does not need.
+    let opened = match of.id() == own.id() {
         true => Nldev::open(),
-        false => of.enter(home, Nldev::open)?,
+        false => of.enter(own, Nldev::open)?,
     };
     match opened {
         Ok(socket) => Ok(Some(socket)),
         Err(nldev::Error::NotLoaded) => Ok(None),
-        Err(e) => Err(told(e)),
+        Err(e) => Err(refused(e)),
     }
 }
 
@@ -33,7 +33,7 @@ pub fn list(socket: &mut Nldev) -> Result<Vec<Device>> {
     observed(
         &"list RDMA devices",
         |devices: &Vec<Device>| Some(devices.len()),
-        || socket.devices().map_err(told),
+        || socket.devices().map_err(refused),
     )
 }
 
@@ -51,12 +51,12 @@ pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>> {
         {
             Ok(None)
         }
-        Err(e) => Err(told(e)),
+        Err(e) => Err(refused(e)),
     }
 }
 
 /// Moves a device of the socket's namespace into another. Call from within that namespace: the
-/// kernel looks at the caller's, not the socket's (`ib_device_set_netns_put()`).
+/// kernel reads the caller's, not the socket's (`ib_device_set_netns_put()`).
 ///
 /// # Errors
 /// The kernel's refusal: EOPNOTSUPP when the driver cannot be moved, or in shared mode.
@@ -67,7 +67,7 @@ pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<()> {
         to.path().display()
     );
     let request = Request::set_netns(device.index, to.file());
-    let exchange = || socket.exchange(&attempt, &request).map_err(told);
+    let exchange = || socket.exchange(&attempt, &request).map_err(refused);
     observed(&attempt, |_| None, exchange).map(|_| ())
 }
 
@@ -78,11 +78,11 @@ pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<()> {
 pub fn rename(socket: &mut Nldev, device: &Device, name: &str) -> Result<()> {
     let attempt = format!("rename RDMA device {} to {name}", device.name);
     let request = Request::set_name(device.index, name);
-    let exchange = || socket.exchange(&attempt, &request).map_err(told);
+    let exchange = || socket.exchange(&attempt, &request).map_err(refused);
     observed(&attempt, |_| None, exchange).map(|_| ())
 }
 
-fn told(error: nldev::Error) -> Error {
+fn refused(error: nldev::Error) -> Error {
     match error {
         nldev::Error::Refused {
             attempt,
@@ -91,7 +91,7 @@ fn told(error: nldev::Error) -> Error {
         } => Error::Refused {
             what: attempt,
             cause: io::Error::from_raw_os_error(errno),
-            told: message,
+            message,
         },
         nldev::Error::Io { attempt, source } => Error::call(attempt, source),
         other => Error::Answer {

@@ -1,4 +1,4 @@
-//! One blocking netlink exchange, with the kernel's own words on refusal.
+//! One blocking netlink exchange, with the kernel's own text on refusal.
 
 use std::{
     fmt, io,
@@ -23,11 +23,11 @@ const ATTR_MSG: u16 = 1;
 const HEADER: usize = 16;
 /// The kernel fills at most 32 KiB of a dump at once (`netlink_dump()`); a single answer about
 /// a link may be longer.
-const BUFFER: usize = 128 << 10;
+const BUFFER_BYTES: usize = 128 << 10;
 /// What the kernel says when it lacks memory for a moment; the request is then not done.
 const PASSING: [i32; 3] = [libc::ENOBUFS, libc::ENOMEM, libc::EAGAIN];
 /// How long it is given before it is asked once more.
-const PAUSE: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a dump that a concurrent change made inconsistent is asked for again.
 const DUMP_ATTEMPTS: u32 = 8;
 
@@ -35,14 +35,14 @@ const DUMP_ATTEMPTS: u32 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused.
-    #[error("{what}: {}{}", plain(.cause), words(.told))]
+    #[error("{what}: {}{}", plain(.cause), in_parentheses(.message))]
     Refused {
         /// The attempt and its object.
         what: String,
         /// The errno.
         cause: io::Error,
         /// The extended acknowledgement's text.
-        told: Option<String>,
+        message: Option<String>,
     },
     /// A system call failed.
     #[error("{what}: {}", plain(.cause))]
@@ -97,7 +97,7 @@ fn plain(cause: &io::Error) -> String {
     }
 }
 
-fn words(text: &Option<String>) -> String {
+fn in_parentheses(text: &Option<String>) -> String {
     text.as_ref()
         .map(|text| format!(" (kernel: {text})"))
         .unwrap_or_default()
@@ -137,7 +137,7 @@ type Observer = Box<dyn Fn(&Exchange<'_>) + Send + Sync>;
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
 /// Has `observer` called with each request of this process. The first observer stays; without one
-/// nothing is measured or put into words.
+/// nothing is measured or formatted.
 pub fn observe(observer: impl Fn(&Exchange<'_>) + Send + Sync + 'static) {
     let _ = OBSERVER.set(Box::new(observer));
 }
@@ -172,7 +172,7 @@ pub struct Socket {
 /// What the kernel said no with, before the attempt is named.
 struct Refusal {
     errno: i32,
-    told: Option<String>,
+    message: Option<String>,
 }
 
 enum Failure {
@@ -199,10 +199,10 @@ impl Failure {
     fn of(self, what: &dyn fmt::Display) -> Error {
         let what = what.to_string();
         match self {
-            Failure::Refused(Refusal { errno, told }) => Error::Refused {
+            Failure::Refused(Refusal { errno, message }) => Error::Refused {
                 what,
                 cause: io::Error::from_raw_os_error(errno),
-                told,
+                message,
             },
             Failure::Unsent(cause) | Failure::Call(cause) => Error::Call { what, cause },
             Failure::Answer(cause) => Error::Answer { what, cause },
@@ -304,7 +304,7 @@ impl Socket {
                 let first = self.exchange(kind, flags, body, &mut each);
                 let answer = match first {
                     Err(failure) if failure.passes() => {
-                        thread::sleep(PAUSE);
+                        thread::sleep(RETRY_INTERVAL);
                         self.exchange(kind, flags, body, &mut each)
                     }
                     done => done,
@@ -339,7 +339,7 @@ impl Socket {
                     Err(Failure::Interrupted) => {}
                     Err(failure) if failure.passes() && !again => {
                         again = true;
-                        thread::sleep(PAUSE);
+                        thread::sleep(RETRY_INTERVAL);
                     }
                     Err(failure) => return Err(failure.of(&what)),
                 }
@@ -398,7 +398,7 @@ impl Socket {
     fn receive(&mut self) -> io::Result<()> {
         loop {
             self.received.clear();
-            self.received.reserve(BUFFER);
+            self.received.reserve(BUFFER_BYTES);
             match self.inner.recv(&mut self.received, libc::MSG_TRUNC) {
                 Ok(length) if length > self.received.len() => {
                     return Err(io::Error::other(format!(
@@ -451,7 +451,7 @@ fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
     let attributes = payload
         .get(4 + HEADER..)
         .filter(|_| flags & NLM_F_ACK_TLVS != 0);
-    let told = attributes.and_then(|attributes| {
+    let message = attributes.and_then(|attributes| {
         NlasIterator::new(attributes)
             .filter_map(std::result::Result::ok)
             .find(|attribute| attribute.kind() == ATTR_MSG)
@@ -463,7 +463,7 @@ fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
     });
     Err(Failure::Refused(Refusal {
         errno: -status,
-        told,
+        message,
     }))
 }
 
@@ -482,7 +482,7 @@ mod tests {
             panic!("refused")
         };
         assert_eq!(
-            (refusal.errno, refusal.told.as_deref()),
+            (refusal.errno, refusal.message.as_deref()),
             (16, Some("in use"))
         );
         let error = Failure::Refused(refusal).of(&"create net1 on eth1");

@@ -80,7 +80,7 @@ pub fn write_if_there(
     }
 }
 
-/// Reads a setting; none when the kernel does not have it or does not tell.
+/// Reads a setting; none when the kernel does not have it or does not show it.
 pub fn read(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> Option<String> {
     let file = directory(proc, group, interface).ok()?.join(key);
     let text = fs::read_to_string(file).ok()?;

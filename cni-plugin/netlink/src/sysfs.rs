@@ -20,7 +20,7 @@ impl Sysfs {
     ///
     /// # Errors
     /// The namespace cannot be entered, or the kernel is older than 5.2.
-    pub fn of(namespace: &Namespace, home: &Namespace) -> Result<Sysfs> {
+    pub fn of(namespace: &Namespace, own: &Namespace) -> Result<Sysfs> {
         let mount = || {
             let context = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
             fsconfig_create(&context)?;
@@ -30,7 +30,7 @@ impl Sysfs {
                 MountAttrFlags::MOUNT_ATTR_RDONLY,
             )
         };
-        namespace.enter(home, mount)?.map(Sysfs).map_err(|e| {
+        namespace.enter(own, mount)?.map(Sysfs).map_err(|e| {
             Error::call(
                 format_args!("mount the sysfs of {}", namespace.path().display()),
                 io::Error::from(e),

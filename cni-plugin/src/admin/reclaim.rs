@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::{open, records, say, say_json};
 
-/// Between the two looks that evidence has to last for.
-const GAP: Duration = Duration::from_secs(1);
+/// Between the two readings that must both find an attachment over.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct Reclaim {
@@ -46,7 +46,7 @@ impl Reclaim {
                 .collect(),
         );
         if !dead.is_empty() {
-            thread::sleep(GAP);
+            thread::sleep(CONFIRM_INTERVAL);
         }
         let mut undone = Vec::new();
         for (key, seen) in dead {

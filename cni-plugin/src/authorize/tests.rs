@@ -33,7 +33,7 @@ fn rules(allow: &Allow) -> Rules<'_> {
     }
 }
 
-fn nobody() -> Result<Allocated, Denied> {
+fn no_kubelet() -> Result<Allocated, Denied> {
     panic!("the kubelet is not to be asked")
 }
 
@@ -45,7 +45,7 @@ fn macvlan(host: &HostLink) -> Resolved {
 }
 
 fn ask(host: &HostLink, allow: &Allow) -> Result<(), Denied> {
-    authorize(&macvlan(host), Asked::default(), rules(allow), nobody)
+    authorize(&macvlan(host), Asked::default(), rules(allow), no_kubelet)
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
         &Resolved::Move(hardware()),
         Asked::default(),
         rules(&lifted),
-        nobody,
+        no_kubelet,
     )
     .unwrap();
 }
@@ -330,7 +330,7 @@ fn rdma_devices_that_stay_need_nothing_and_those_that_leave_need_the_hca() {
         moves_rdma: true,
         ..Asked::default()
     };
-    authorize(&device(None), Asked::default(), rules(&default), nobody).unwrap();
+    authorize(&device(None), Asked::default(), rules(&default), no_kubelet).unwrap();
     let ask = |resolved: &Resolved, hcas: &[&str]| {
         authorize(resolved, leaves, rules(&default), || has(hcas))
     };

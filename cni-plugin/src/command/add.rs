@@ -49,8 +49,8 @@ use crate::{
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
 const MAX_CONFIG_BYTES: usize = 1 << 20;
 
-/// How long an ADD or DEL of the same container and interface may take before the runtime is told
-/// to try again: an IPAM plugin that asks a server takes its time.
+/// How long an ADD or DEL of the same container and interface may take before a call fails with
+/// "try again": an IPAM plugin that asks a server takes its time.
 pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves ADD.

@@ -120,15 +120,19 @@ const FOREIGN_KEYS: [&str; 78] = [
     "xmitHashPolicy",
 ];
 
+/// How many unknown keys are compared with ours: a comparison costs time, and a network may have
+/// as many keys as it likes.
+const MAX_COMPARED: usize = 48;
+
 /// Refuses keys that are not ours but resemble one.
 pub(super) fn refuse(root: &Section<'_>) -> Result<(), Error> {
-    for key in root.keys() {
+    let unknown = root.keys().filter(|key| {
         // As the sections read them: Go's decoder does not mind the case.
         let is = |known: &&str| known.eq_ignore_ascii_case(key);
         // A key with a slash is of a namespace of its own, as the specification's extensions are.
-        if KEYS.iter().any(is) || FOREIGN_KEYS.iter().any(is) || key.contains('/') {
-            continue;
-        }
+        !(KEYS.iter().any(is) || FOREIGN_KEYS.iter().any(is) || key.contains('/'))
+    });
+    for key in unknown.take(MAX_COMPARED) {
         if let Some(meant) = spelling::nearest(key, &KEYS) {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -187,6 +191,19 @@ mod tests {
         }
         // Read as ours, whatever their case.
         read(json!({"MTU": 9000, "Master": "eth1"})).unwrap();
+    }
+
+    #[test]
+    fn only_the_first_unknown_keys_are_compared() {
+        let with_strangers = |count: usize| {
+            let mut keys: serde_json::Map<String, Value> = (0..count)
+                .map(|n| (format!("AAAAAAAA{n:05}"), json!(1)))
+                .collect();
+            keys.insert("atach".into(), json!("move"));
+            read(Value::Object(keys))
+        };
+        assert!(with_strangers(MAX_COMPARED - 1).is_err());
+        assert!(with_strangers(MAX_COMPARED).is_ok());
     }
 
     #[test]

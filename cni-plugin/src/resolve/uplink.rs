@@ -105,7 +105,7 @@ impl Names {
     }
 }
 
-/// Addresses that nobody has: RFC 5737, RFC 3849, RFC 9637. Several, because one alone may have a
+/// Addresses of documentation: RFC 5737, RFC 3849, RFC 9637. Several, because one alone may have a
 /// route of its own.
 const OUTSIDE: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),

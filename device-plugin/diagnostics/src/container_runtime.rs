@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::files;
 
-/// Where containerd looks unless it is told.
+/// Where containerd's configuration is by default.
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 /// The first version of containerd's configuration that only containerd 2.0 and newer read.
 const CONTAINERD_2_CONFIG_VERSION: u32 = 3;
@@ -30,7 +30,7 @@ pub enum Cdi {
     Silent(String),
     /// The configuration of the running containerd cannot be read.
     OutOfSight(String),
-    /// CRI-O, whose configuration does not tell its version.
+    /// CRI-O, whose configuration does not state its version.
     CriO,
 }
 

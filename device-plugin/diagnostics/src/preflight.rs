@@ -29,8 +29,8 @@ pub use context::{Context, Membership, Pools, Requirements, Scope, Settings, Sna
 use crate::verdict::Outcome;
 use check::{Checks, Subject};
 
-/// The subjects, in the order in which people look: from the driver up to Kubernetes. Counters come
-/// last: they belong to three subjects, but are watched together, once.
+/// The subjects, in the order of a search for a fault: from the driver up to Kubernetes. Counters
+/// come last: they belong to three subjects, but are watched together, once.
 const SUBJECTS: [&dyn Checks; 10] = [
     &Subject {
         checks: modules::CHECKS,

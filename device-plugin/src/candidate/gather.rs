@@ -123,7 +123,7 @@ fn here(id: HcaId, device: &hca::RdmaDevice, rdma: RdmaDevice, inventory: &Inven
     candidate
 }
 
-/// What the place of an RDMA device tells, where its own attributes cannot be read.
+/// What the place of an RDMA device shows, where its own attributes cannot be read.
 fn by_place(
     id: HcaId,
     address: Option<PciAddress>,

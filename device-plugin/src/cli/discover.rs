@@ -38,7 +38,7 @@ impl Discover {
     /// # Errors
     /// If sysfs, or a configuration that was named, cannot be read.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let seen = self.host.look()?;
+        let seen = self.host.scan()?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         let pools = self.pools(&candidates, &seen)?;
         if self.json {

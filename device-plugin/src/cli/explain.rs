@@ -38,7 +38,7 @@ impl Explain {
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults.read())?;
-        let seen = self.host.look()?;
+        let seen = self.host.scan()?;
         let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
             anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);
@@ -133,7 +133,7 @@ impl Verdict {
         match (self.chosen, self.member, self.healthy) {
             (_, true, true) => "in the pool",
             (_, true, false) => "in the pool, unhealthy",
-            (true, false, _) => "chosen, but left out",
+            (true, false, _) => "chosen, but excluded",
             (false, false, _) => "not chosen",
         }
     }

@@ -47,7 +47,7 @@ impl Install {
                 out,
                 "{}: {}",
                 self.policy_to.display(),
-                told(&outcome, None)
+                display(&outcome, None)
             )?;
         }
         let from = match &self.from {
@@ -65,14 +65,14 @@ impl Install {
                 out,
                 "{}: {}",
                 self.to.join(name).display(),
-                told(&outcome, new)
+                display(&outcome, new)
             )?;
         }
         Ok(())
     }
 }
 
-fn told(outcome: &Outcome, new: Option<&str>) -> String {
+fn display(outcome: &Outcome, new: Option<&str>) -> String {
     let (what, old) = match outcome {
         Outcome::Unchanged => return "already as it should be".to_owned(),
         Outcome::Installed => ("installed", None),

@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail};
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use diagnostics::preflight::{
-    Context, Membership, Pools, Requirements, Scope, Selection, Settings, Snapshot, catalogue,
-    mounted, run,
+    Context, Membership, NoSuchCheck, Pools, Requirements, Scope, Selection, Settings, Snapshot,
+    catalogue, mounted, run,
 };
 use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
@@ -38,10 +38,10 @@ pub(super) struct Preflight {
     #[arg(long)]
     list: bool,
     /// Only these checks: ids (M01) or letters of subjects (M)
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',')]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     only: Vec<String>,
     /// Not these checks
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',')]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     skip: Vec<String>,
     /// Fail on warnings, too
     #[arg(long)]
@@ -111,14 +111,19 @@ fn pkey(text: &str) -> Result<u16, String> {
     u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
 }
 
+/// A word of `--only` or `--skip` that chooses something.
+fn check(word: &str) -> Result<String, NoSuchCheck> {
+    Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
+}
+
 /// How long to wait between two rounds of checks.
-const ROUND: Duration = Duration::from_secs(2);
+const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Preflight {
     /// Checks and prints.
     ///
     /// # Errors
-    /// If a check failed, or the host cannot be looked at.
+    /// If a check failed, or the host cannot be read.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         if self.list {
             for (id, title) in catalogue() {
@@ -138,7 +143,7 @@ impl Preflight {
             // Not among what is printed: with --json that is one document.
             let waiting = failing(&outcomes, self.least_fault());
             let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
-            thread::sleep(ROUND);
+            thread::sleep(ROUND_INTERVAL);
         };
         if self.json {
             writeln!(out, "{:#}", versioned(report::document(&outcomes)))?;
@@ -161,7 +166,7 @@ impl Preflight {
         config: Option<&Config>,
         selection: &Selection,
     ) -> anyhow::Result<Vec<Outcome>> {
-        let host = self.host.look()?;
+        let host = self.host.scan()?;
         let pools = config.map(|config| pools(config, &host));
         let snapshot = Snapshot {
             inventory: host.inventory,

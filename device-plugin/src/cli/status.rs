@@ -1,4 +1,5 @@
-//! `rdma-device-plugin status`: units, who holds them, attachments, health, from whoever answers.
+//! `rdma-device-plugin status`: units, who holds them, attachments, health, from each source that
+//! answers.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,7 +14,7 @@ use serde_json::Value;
 use crate::status::{Files, Status as Answers, files};
 
 /// How long the daemon may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
 /// Thousands of units are far below this.
 const MOST_BYTES: u64 = 64 << 20;
 /// Where the manifests let the daemon serve.
@@ -22,7 +23,7 @@ const PORT: u16 = 9834;
 /// Shows resources, who holds what, attachments and health: from the daemon, the kubelet, the
 /// journal and the leases, whichever answer.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 somebody answered, 1 nobody did, 2 wrong usage.")]
+#[command(after_help = "Exit status: 0 at least one source answered, 1 none did, 2 wrong usage.")]
 pub(super) struct Status {
     /// Where the daemon serves metrics; of several addresses the loopback one is asked [default:
     /// 127.0.0.1:9834]
@@ -49,7 +50,7 @@ impl Status {
     /// Asks and prints.
     ///
     /// # Errors
-    /// Nobody answers.
+    /// No source answers.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let mut addresses = self.metrics_addr.iter();
@@ -62,6 +63,7 @@ impl Status {
         let Files {
             attachments,
             leases,
+            found,
             notes,
         } = files(&self.host.host_root, &self.node.policy, self.node.name());
         let answers = Answers {
@@ -70,6 +72,7 @@ impl Status {
                 .map_err(|error| error.to_string()),
             attachments,
             leases,
+            files_found: found,
             notes,
         };
         if self.json {
@@ -78,7 +81,10 @@ impl Status {
             print(&answers, out)?;
         }
         if answers.is_empty() {
-            bail!("neither the daemon nor the kubelet, the journal or the leases answer");
+            bail!(
+                "neither the daemon nor the kubelet answers, and there is no journal and no store \
+                 of leases that could be read"
+            );
         }
         Ok(())
     }
@@ -86,9 +92,9 @@ impl Status {
 
 /// One question over HTTP/1.0, which ends with the answer.
 fn ask(address: SocketAddr) -> anyhow::Result<Value> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, DAEMON_TIMEOUT)?;
+    stream.set_read_timeout(Some(DAEMON_TIMEOUT))?;
+    stream.set_write_timeout(Some(DAEMON_TIMEOUT))?;
     write!(
         stream,
         "GET /status HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n"
@@ -124,7 +130,7 @@ fn print(answers: &Answers, out: &mut impl Write) -> anyhow::Result<()> {
     blocks.extend([held(answers), attachments(answers)]);
     blocks.push(
         answers
-            .told()
+            .notes()
             .iter()
             .map(|line| format!("{line}\n"))
             .collect(),

@@ -111,10 +111,10 @@ impl Topology {
     /// Reads once and prints.
     ///
     /// # Errors
-    /// If the host cannot be looked at, an override does not fit it, or no NICs can be chosen.
+    /// If the host cannot be read, an override does not fit it, or no NICs can be chosen.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let host = self.host.host();
-        let mut view = self.look(&host)?;
+        let mut view = self.view(&host)?;
         if self.nics.is_some() || !self.gpus.is_empty() {
             let request = self.request(&view)?;
             view.choice = Some(choose(&view.machine, &request).context("choose NICs")?);
@@ -133,8 +133,8 @@ impl Topology {
         Ok(())
     }
 
-    fn look(&self, host: &Host) -> anyhow::Result<View> {
-        let inventory = hca::inventory(host).context("look at this host")?;
+    fn view(&self, host: &Host) -> anyhow::Result<View> {
+        let inventory = hca::inventory(host).context("scan this host")?;
         let wanted = Wanted {
             without_rdma: self.all,
             rails: self
@@ -144,7 +144,7 @@ impl Topology {
                 .collect(),
         };
         let mut machine =
-            Machine::read(host, &inventory, &wanted).context("look at this host's PCI tree")?;
+            Machine::read(host, &inventory, &wanted).context("read this host's PCI tree")?;
         self.refuse_unknown_rails(&machine)?;
         if !self.all {
             leave_out_slices(&mut machine);
@@ -155,7 +155,7 @@ impl Topology {
         };
         if let Some(file) = &self.nccl_topology {
             let absent = view.machine.place(&nccl_places(file)?);
-            view.told_by = Some(file.display().to_string());
+            view.override_source = Some(file.display().to_string());
             if !absent.is_empty() {
                 let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
                 view.remarks.push(format!(
@@ -167,7 +167,7 @@ impl Topology {
         }
         if let Some(PairingFlag(pairing)) = &self.pair {
             view.machine.pair(pairing)?;
-            view.told_by = Some(match pairing {
+            view.override_source = Some(match pairing {
                 Pairing::ByOrder => "--pair order".to_owned(),
                 Pairing::ByName => "the netdevs' names".to_owned(),
                 Pairing::Listed(_) => "--pair".to_owned(),
@@ -274,7 +274,7 @@ fn nccl_places(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, hca::topology
     nccl::places(&text).with_context(|| format!("read the NCCL topology file {shown}"))
 }
 
-/// The node's name, from the proc mount that is looked at.
+/// The node's name, from the proc mount that is read.
 fn title(host: &Host) -> String {
     let name = fs::read_to_string(host.proc.join("sys/kernel/hostname"));
     name.map_or_else(|_| "this node".to_owned(), |name| name.trim().to_owned())
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_mean_nothing_are_told_what_there_is() {
+    fn an_unknown_name_is_refused_with_the_known_ones() {
         let error = run(machine::egx, &["--gpus", "9"]).unwrap_err();
         assert_eq!(error, "there is no GPU 9: this node has 4");
         let error = run(machine::egx, &["--nics", "1", "--taken", "mlx5_7"]).unwrap_err();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topology_file_tells_what_the_hypervisor_hides() {
+    fn a_topology_file_shows_what_the_hypervisor_hides() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("topology.xml");
         let pair = |gpu: &str, nic: &str, n: u8| {

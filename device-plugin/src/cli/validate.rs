@@ -25,7 +25,7 @@ pub(super) struct Validate {
     /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    /// Look at this host's hardware, too: which HCAs each pool has here
+    /// Scan this host's hardware, too: which HCAs each pool has here
     #[arg(long)]
     on_host: bool,
     /// Print JSON
@@ -44,8 +44,8 @@ impl Validate {
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
-        let config = config::load(&path, &self.defaults.read()).map_err(told_in_lines)?;
-        let here = self.on_host.then(|| self.look(&config)).transpose()?;
+        let config = config::load(&path, &self.defaults.read()).map_err(one_problem_a_line)?;
+        let here = self.on_host.then(|| self.pools(&config)).transpose()?;
         let contested = here.iter().flat_map(|here| &here.excluded);
         let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
         let contested = contested.map(ToString::to_string);
@@ -57,8 +57,8 @@ impl Validate {
         bail!("{}", mistakes.join("\n"))
     }
 
-    fn look(&self, config: &Config) -> anyhow::Result<Pools> {
-        let seen = self.host.look()?;
+    fn pools(&self, config: &Config) -> anyhow::Result<Pools> {
+        let seen = self.host.scan()?;
         let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
         Ok(pool::assemble(config, &candidates, &seen, &[]))
     }
@@ -108,7 +108,7 @@ impl Validate {
 }
 
 /// A refused file with every problem and every warning on a line of its own.
-fn told_in_lines(error: config::Error) -> anyhow::Error {
+fn one_problem_a_line(error: config::Error) -> anyhow::Error {
     let config::Error::Invalid { path, problems } = error else {
         return error.into();
     };

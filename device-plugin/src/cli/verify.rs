@@ -140,7 +140,7 @@ impl Verify {
             dmabuf: self.dmabuf,
             nccl: self.nccl.clone(),
             nics: self.nics,
-            patience: Duration::from_secs(self.timeout.max(1)),
+            command_timeout: Duration::from_secs(self.timeout.max(1)),
             port: self.port,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -7,7 +7,6 @@
 use std::path::{Path, PathBuf};
 
 use super::{Config, Defaults, Error};
-use node::file;
 
 /// Name of the file in the state directory.
 pub(crate) const FILE: &str = "device-plugin-config.last-good";
@@ -17,6 +16,8 @@ pub(crate) const FILE: &str = "device-plugin-config.last-good";
 pub(crate) struct Start {
     /// It.
     pub config: Config,
+    /// The text to keep; none where what is kept already is better.
+    pub keep: Option<String>,
     /// Why it is not that of the file, if so.
     pub error: Option<String>,
 }
@@ -31,24 +32,9 @@ impl Kept {
         Self(state_dir.map(|directory| directory.join(FILE)))
     }
 
-    /// Keeps a text that is in force in full. What cannot be written is a warning: the daemon can do
-    /// without.
-    pub(crate) fn keep(&self, text: &str) {
-        let Some(path) = &self.0 else { return };
-        if super::text(path).is_ok_and(|kept| kept == text) {
-            return;
-        }
-        let put = match path.parent() {
-            Some(directory) => std::fs::create_dir_all(directory),
-            None => Ok(()),
-        };
-        if let Err(error) = put.and_then(|()| file::replace(path, text)) {
-            tracing::warn!(
-                file = %path.display(), %error,
-                "cannot keep the configuration; should the file be wrong at the next start, the \
-                 daemon has none; see --state-dir"
-            );
-        }
+    /// The file, where there is one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.0.as_deref()
     }
 
     /// The configuration to start with: that of the file, or where that is wrong, wholly or in part,
@@ -62,9 +48,9 @@ impl Kept {
             .and_then(|text| super::check(file, &text, defaults).map(|config| (text, config)));
         let (error, partial) = match read {
             Ok((text, config)) if config.refused.is_empty() => {
-                self.keep(&text);
                 return Ok(Start {
                     config,
+                    keep: Some(text),
                     error: None,
                 });
             }
@@ -74,10 +60,12 @@ impl Kept {
         match self.read(defaults) {
             Some(config) => Ok(Start {
                 config,
+                keep: None,
                 error: Some(error),
             }),
             None => partial.map(|config| Start {
                 config,
+                keep: None,
                 error: None,
             }),
         }
@@ -100,8 +88,8 @@ mod tests {
     #[test]
     fn a_wrong_file_is_replaced_by_the_last_good_one() {
         let dir = tempfile::tempdir().unwrap();
-        let (file, state) = (dir.path().join("config"), dir.path().join("state"));
-        let kept = Kept::in_directory(Some(&state));
+        let file = dir.path().join("config");
+        let kept = Kept::in_directory(Some(dir.path()));
         let start = |text: &str| {
             std::fs::write(&file, text).unwrap();
             kept.start(&file, &Defaults::default())
@@ -111,19 +99,19 @@ mod tests {
         start("{").unwrap_err();
         let partly = start(PARTLY).unwrap();
         assert_eq!((resource(&partly), &partly.error), ("rdma/b".into(), &None));
-        // It was not kept.
-        start("{").unwrap_err();
-        assert_eq!(start(GOOD).unwrap().error, None);
+        assert_eq!(partly.keep, None);
+        let good = start(GOOD).unwrap();
+        assert_eq!(good.error, None);
+        std::fs::write(kept.path().unwrap(), good.keep.unwrap()).unwrap();
         for wrong in ["{", PARTLY, "version: 1\npools: []\n"] {
             let start = start(wrong).unwrap();
             assert_eq!(resource(&start), "rdma/a", "{wrong}");
-            assert!(start.error.is_some(), "{wrong}");
+            assert!(start.error.is_some() && start.keep.is_none(), "{wrong}");
         }
         std::fs::remove_file(&file).unwrap();
         assert!(kept.start(&file, &Defaults::default()).is_ok());
-        // Nothing is kept where nobody says where.
+        // Nothing is kept where no directory is given.
         let nowhere = Kept::in_directory(None);
-        nowhere.keep(GOOD);
         nowhere.start(&file, &Defaults::default()).unwrap_err();
     }
 }

@@ -149,7 +149,7 @@ impl Findings {
 /// Reads and checks a configuration file.
 ///
 /// # Errors
-/// [`Error`]: it cannot be read, or is wrong; all that is wrong with it is told.
+/// [`Error`]: it cannot be read, or is wrong; every mistake is named.
 pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
     check(path, &text(path)?, defaults)
 }
@@ -237,7 +237,7 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
     Ok(config)
 }
 
-/// Tells the format by its top-level key. Go folds key case, so this does too.
+/// Recognises the format by its top-level key. Go folds key case, so this does too.
 fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
     let Ok(document) = gojson::parse(text) else {
         // Our own format may be YAML. What is neither gets the YAML reader's message, which has

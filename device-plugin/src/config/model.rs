@@ -10,10 +10,10 @@ use super::resource::ResourceName;
 use super::selector::Selector;
 
 /// Interval of rescans when the file does not say one.
-pub(crate) const DEFAULT_RESCAN: Duration = Duration::from_secs(60);
+pub(crate) const DEFAULT_RESCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
-pub(crate) const MIN_RESCAN: Duration = Duration::from_secs(1);
+pub(crate) const MIN_RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest time that can be configured; what is longer is a slip of the pen.
 pub(crate) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
@@ -43,7 +43,7 @@ pub struct Config {
     pub damping: Damping,
     /// Pools, in file order.
     pub pools: Vec<PoolConfig>,
-    /// What was tolerated but deserves a look.
+    /// What was tolerated but should be checked.
     pub warnings: Vec<String>,
     /// Why resources of the file are not served although the others are; only in the peers'
     /// formats, ours is refused whole.
@@ -113,7 +113,7 @@ pub struct PoolConfig {
     pub exclude_topology: bool,
     /// How containers get their devices; `None` where the file leaves it to the daemon.
     pub delivery: Option<Delivery>,
-    /// HCAs that are left out although a selector chooses them.
+    /// HCAs that are excluded although a selector chooses them.
     pub exclude: Exclusion,
     /// What the state of its ports says about an HCA.
     pub port_health: PortHealth,
@@ -231,14 +231,14 @@ pub enum PortHealth {
 /// HCAs that a pool leaves out, whatever its selectors say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exclusion {
-    /// Physical functions that have virtual ones: these are what is given away.
+    /// Physical functions that have virtual ones: those are offered instead.
     pub pfs_with_vfs: bool,
     /// HCAs whose netdev carries the default route.
     pub uplinks: bool,
 }
 
 impl Exclusion {
-    /// Nothing is left out.
+    /// Nothing is excluded.
     pub const NONE: Self = Self {
         pfs_with_vfs: false,
         uplinks: false,

@@ -36,8 +36,9 @@ use node::pattern::Pattern;
 use node::spelling::nearest;
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, Gate, MAX_TIME, MAX_UNITS,
-    MIN_RESCAN, NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, MAX_TIME,
+    MAX_UNITS, MIN_RESCAN_INTERVAL, NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing,
+    Variables,
 };
 
 use super::range::RangeSet;
@@ -49,7 +50,8 @@ use crate::candidate::LinkType;
 /// The version this program reads.
 const VERSION: u32 = 1;
 
-/// Most pools whose form is wrong that are told of at once; each costs another reading of the text.
+/// Most pools whose form is wrong that are reported at once; each costs another reading of the
+/// text.
 const MAX_MALFORMED_POOLS: usize = 20;
 
 #[derive(Deserialize)]
@@ -358,13 +360,15 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
     let file = read_file(text, &mut findings).unwrap_or_default();
     let rescan = match &file.rescan_interval {
-        None => Some(DEFAULT_RESCAN),
+        None => Some(DEFAULT_RESCAN_INTERVAL),
         Some(text) => match duration::parse(&text.value) {
             Some(Duration::ZERO) => {
                 findings.warn("rescanInterval is 0: periodic rescans are off");
                 None
             }
-            Some(interval) if (MIN_RESCAN..=MAX_TIME).contains(&interval) => Some(interval),
+            Some(interval) if (MIN_RESCAN_INTERVAL..=MAX_TIME).contains(&interval) => {
+                Some(interval)
+            }
             Some(_) => {
                 findings.problem(format!(
                     "{}rescanInterval {:?}: give a time between 1s and 24h, or 0 for never",

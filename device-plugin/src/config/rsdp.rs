@@ -21,8 +21,8 @@ use node::gojson::{self, Value};
 use node::pattern::Pattern;
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS, MAX_TIME,
-    NodeRule, PoolConfig, PortHealth, Sharing, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS,
+    MAX_TIME, NodeRule, PoolConfig, PortHealth, Sharing, Variables,
 };
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
@@ -54,7 +54,7 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
         }
     }
     let rescan = match interval {
-        None => Some(DEFAULT_RESCAN),
+        None => Some(DEFAULT_RESCAN_INTERVAL),
         Some(0) => {
             findings.warn("periodicUpdateInterval is 0: periodic rescans are off");
             None

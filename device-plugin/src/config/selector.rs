@@ -22,7 +22,7 @@ pub struct Selector {
     pub drivers: Vec<Pattern>,
     /// Netdev name on the host.
     pub if_names: Vec<Pattern>,
-    /// Link encapsulation, by its word.
+    /// Link encapsulation, by its name.
     pub link_types: Vec<Pattern>,
     /// PCI address of the function.
     pub pci_addresses: Vec<Pattern>,

@@ -1,5 +1,5 @@
 //! Values that can never match, with the spelling that can: both peers compare text, so `0x15b3`
-//! or `IB` selects nothing there, and nobody says so.
+//! or `IB` selects nothing there, without a message.
 
 use hca::PciAddress;
 

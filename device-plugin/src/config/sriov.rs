@@ -17,8 +17,8 @@ use node::gojson::{self, Value};
 use node::pattern::Pattern;
 
 use super::model::{
-    Config, DEFAULT_RESCAN, Damping, Delivery, Exclusion, Format, NodeRule, Policy, PoolConfig,
-    PortHealth, Sharing, TUN, VHOST_NET, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, NodeRule, Policy,
+    PoolConfig, PortHealth, Sharing, TUN, VHOST_NET, Variables,
 };
 use super::range::RangeSet;
 use super::resource::ResourceName;
@@ -83,7 +83,7 @@ pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
              plugin; resources with \"isRdma\": true are served here",
         );
     }
-    let rescan = Some(DEFAULT_RESCAN);
+    let rescan = Some(DEFAULT_RESCAN_INTERVAL);
     findings.conclude(Config {
         format: Format::Sriov,
         rescan,
@@ -245,14 +245,14 @@ fn additional_info(
     let mut devices = BTreeMap::new();
     for (device, facts) in findings.keep(value.fields(path))? {
         let at = format!("{path}.{device}");
-        let mut told = BTreeMap::new();
+        let mut values = BTreeMap::new();
         for (key, text) in findings.keep(facts.fields(&at))? {
-            told.insert(
+            values.insert(
                 key.clone(),
                 findings.keep(text.string(&format!("{at}.{key}")))?,
             );
         }
-        devices.insert(device.clone(), told);
+        devices.insert(device.clone(), values);
     }
     Some(devices)
 }
@@ -451,7 +451,7 @@ impl Criteria {
 
     fn selector(&self, device_type: DeviceType, path: &str, findings: &mut Findings) -> Selector {
         let exact = |words: &[String]| words.iter().cloned().map(Pattern::Exact).collect();
-        // What that plugin does not look at for auxiliary devices is not looked at here.
+        // What that plugin ignores for auxiliary devices is ignored here.
         let of_net = |words: &[String]| match device_type {
             DeviceType::Net => exact(words),
             DeviceType::AuxNet => Vec::new(),

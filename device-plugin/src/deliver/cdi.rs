@@ -55,7 +55,7 @@ fn kind(resource: &ResourceName) -> String {
 }
 
 /// A class of its own for each resource. Dots are allowed in classes only since version 0.6 of the
-/// specification, so the resource's tag tells `a.b/c` from `a_b/c`.
+/// specification, so the resource's tag distinguishes `a.b/c` from `a_b/c`.
 fn class(resource: &ResourceName) -> String {
     let legal = |c: char| {
         if c.is_ascii_alphanumeric() || c == '-' {
@@ -91,7 +91,7 @@ fn specification(snapshot: &Snapshot) -> Value {
 }
 
 /// Makes the file of a pool say what its snapshot says; a pool without any HCA keeps the file it
-/// has. Tells whether something was written.
+/// has. Returns whether something was written.
 ///
 /// # Errors
 /// [`Error`]; the file is as it was.

@@ -5,7 +5,7 @@
 //! containers without any device, and says nothing. So CDI is chosen only where both are known to
 //! read it, and device nodes in all other cases.
 //!
-//! - The kubelet tells no version over its device plugin API. Its gRPC client tells its own:
+//! - The kubelet reports no version over its device plugin API. Its gRPC client reports its own:
 //!   `grpc-go` 1.68 is newer than Kubernetes 1.28, the last release whose kubelet passes CDI names
 //!   over, and in releases that have it (1.33 and newer) the field is read always (KEP-4009).
 //! - The runtime's configuration says whether it reads CDI files
@@ -104,7 +104,7 @@ fn runtime_obstacle(runtime: &Cdi) -> Option<String> {
         ),
         Cdi::CriO => {
             "whether the runtime reads CDI names is not known: CRI-O's configuration does \
-                      not tell its version"
+                      not state its version"
                 .to_owned()
         }
     })

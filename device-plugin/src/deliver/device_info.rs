@@ -75,7 +75,7 @@ pub(crate) fn write(directory: &Path, file: &File) -> io::Result<()> {
     file::replace(&directory.join(&file.name), &file.content)
 }
 
-/// Removes the files of our resources whose unit nobody holds. `held` are the resources that are
+/// Removes the files of our resources whose unit no pod holds. `held` are the resources that are
 /// ours, with the units that pods hold as the kubelet said when it was asked at `asked`. A file that
 /// is not clearly older than that stays: the kubelet names a unit only some time after it was
 /// allocated.

@@ -5,12 +5,9 @@
 //! name begins with a dot are passed over by its reader, so a new one comes in whole.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use hca::inventory::Inventory;
 use hca::{LinkLayer, NetnsMode};
-
-use node::file;
 
 /// Name of our file.
 pub(crate) const FILE: &str = "rdma-device-plugin";
@@ -45,15 +42,6 @@ pub(crate) fn lines(inventory: &Inventory) -> String {
     let drivers = drivers.into_iter();
     lines.extend(drivers.map(|driver| format!("rdma-hca.driver.{driver}=true")));
     lines.join("\n") + "\n"
-}
-
-/// Puts the file in place.
-///
-/// # Errors
-/// The directory is not there or cannot be written: it is made by Node Feature Discovery, and
-/// without that nobody would read it.
-pub(crate) fn put(directory: &Path, content: &str) -> std::io::Result<()> {
-    file::replace(&directory.join(FILE), content)
 }
 
 #[cfg(test)]
@@ -96,11 +84,5 @@ mod tests {
         let host = hca::Host::at(directory.path());
         let text = lines(&hca::inventory(&host).unwrap());
         assert_eq!(text, "rdma-hca.present=false\nrdma-hca.count=0\n");
-        put(directory.path(), &text).unwrap();
-        assert_eq!(
-            std::fs::read_to_string(directory.path().join(FILE)).unwrap(),
-            text
-        );
-        put(&directory.path().join("none"), &text).unwrap_err();
     }
 }

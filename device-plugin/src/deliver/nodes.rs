@@ -6,7 +6,7 @@ use kubelet_api::deviceplugin::DeviceSpec;
 
 use crate::snapshot::{Member, Terms};
 
-/// Open for reading and writing; making further nodes of the device (`m`) is nobody's business.
+/// Open for reading and writing; no container makes further nodes of the device (`m`).
 pub(crate) const PERMISSIONS: &str = "rw";
 
 /// Paths of all nodes of these HCAs, each once: `rdma_cm` belongs to all of them.

@@ -1,4 +1,4 @@
-//! Multicast netlink: what the kernel tells everybody who listens.
+//! Multicast netlink: what the kernel sends to every listener.
 //!
 //! Messages are only read as far as it takes to know whether they matter. A socket that was overrun
 //! has lost some, which is a reason to scan like any other; rtnetlink would not say so, and has
@@ -23,9 +23,9 @@ const UEVENT_GROUP: u32 = 1;
 const RDMA_GROUP: u32 = 1 << 3;
 /// How long to wait before a source that cannot be opened is tried again: the RDMA family exists
 /// only while `ib_core` is loaded.
-const RETRY: Duration = Duration::from_secs(30);
+const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// Largest message read; longer ones are cut, and what matters is at their beginning.
-const BUFFER: usize = 16 * 1024;
+const BUFFER_BYTES: usize = 16 * 1024;
 
 /// A netlink source.
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ impl Source {
         AsyncFd::new(socket)
     }
 
-    /// Why a message is a reason to look, if it is.
+    /// Why a message is a reason to scan, if it is.
     fn judge(&self, message: &[u8]) -> Option<Trigger> {
         match self {
             Source::Links(watched) => link_indexes(message)
@@ -68,21 +68,21 @@ impl Source {
     }
 }
 
-/// Listens until `stop`, and rings for what matters.
+/// Listens until `stop`, and triggers a scan for what matters.
 pub(crate) async fn listen(source: Source, triggers: Triggers, stop: CancellationToken) {
-    let mut told = false;
+    let mut logged = false;
     loop {
         let failed = tokio::select! {
             () = stop.cancelled() => return,
             failed = serve(&source, &triggers) => failed,
         };
-        if !told {
+        if !logged {
             tracing::info!(?source, error = %failed, "no events of this kind; will try again");
-            told = true;
+            logged = true;
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(RETRY) => {}
+            () = tokio::time::sleep(REOPEN_INTERVAL) => {}
         }
     }
 }
@@ -93,7 +93,7 @@ async fn serve(source: &Source, triggers: &Triggers) -> io::Error {
         Ok(socket) => socket,
         Err(error) => return error,
     };
-    let mut buffer: Vec<u8> = Vec::with_capacity(BUFFER);
+    let mut buffer: Vec<u8> = Vec::with_capacity(BUFFER_BYTES);
     loop {
         let mut ready = match socket.readable().await {
             Ok(ready) => ready,

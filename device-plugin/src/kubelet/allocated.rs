@@ -1,16 +1,21 @@
 //! Which pod holds which units, from the kubelet's PodResources service.
 //!
 //! Asked for now and then, never while the kubelet waits for us. Not knowing is not the same as
-//! nobody holding anything: until the service has answered once there is no [`AllocatedUnits`] at all.
+//! no pod with units: until the service or the checkpoint has answered once there is no
+//! [`AllocatedUnits`] at all.
+//!
+//! A kubelet that has just started lists no pod of the API server until that has answered
+//! (`pkg/kubelet/kubelet_pods.go`, `GetPods`), though their containers run and hold what they held.
+//! Until its list has such a pod, what the checkpoint has besides counts as held, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hca::{HcaId, UnitId};
-use kubelet_api::client::{self, Held};
+use kubelet_api::client::{self, Held, PodDevices};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -18,11 +23,11 @@ use super::checkpoint;
 use crate::config::ResourceName;
 
 /// How often it is asked; it allows a hundred questions a second.
-const INTERVAL: Duration = Duration::from_secs(15);
+const ASK_INTERVAL: Duration = Duration::from_secs(15);
 /// Longest wait for an answer.
-const DEADLINE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this long what is known has been asked for since.
-pub(crate) const UP_TO_DATE: Duration = Duration::from_secs(20);
+pub(crate) const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
 #[derive(Debug, Clone)]
@@ -30,6 +35,8 @@ pub(crate) struct AllocatedUnits {
     units: BTreeMap<String, BTreeMap<String, Holder>>,
     /// When the kubelet was asked.
     asked: SystemTime,
+    /// Whether some holders are from the checkpoint, which knows no names of pods.
+    by_uid: bool,
 }
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
@@ -114,7 +121,17 @@ impl AllocatedUnits {
         hcas
     }
 
-    pub(crate) fn new(all: Vec<Held>, asked: SystemTime) -> Self {
+    /// What the kubelet listed.
+    pub(crate) fn listed(all: Vec<Held>, asked: SystemTime) -> Self {
+        Self::collect(all, asked, false)
+    }
+
+    /// What the kubelet listed, and then what its checkpoint has.
+    fn with_checkpoint(all: Vec<Held>, asked: SystemTime) -> Self {
+        Self::collect(all, asked, true)
+    }
+
+    fn collect(all: Vec<Held>, asked: SystemTime, by_uid: bool) -> Self {
         let mut held: BTreeMap<String, BTreeMap<String, Holder>> = BTreeMap::new();
         for one in all {
             let holder = Holder {
@@ -123,58 +140,114 @@ impl AllocatedUnits {
                 container: one.container,
             };
             let units = held.entry(one.resource).or_default();
-            units.extend(one.ids.into_iter().map(|id| (id, holder.clone())));
+            for id in one.ids {
+                units.entry(id).or_insert_with(|| holder.clone());
+            }
         }
-        Self { units: held, asked }
+        Self {
+            units: held,
+            asked,
+            by_uid,
+        }
+    }
+
+    /// The same with the names of the pods that are known, where the checkpoint says nothing else
+    /// than what is known.
+    pub(crate) fn with_names_of(mut self, known: Option<&Self>) -> Self {
+        if let Some(known) = known.filter(|known| self.by_uid && self.has_units_of(known)) {
+            self.units.clone_from(&known.units);
+        }
+        self
+    }
+
+    fn has_units_of(&self, other: &Self) -> bool {
+        let keys = |all: &Self| -> Vec<(String, String)> {
+            let units = all.units.iter();
+            units
+                .flat_map(|(resource, units)| units.keys().map(|id| (resource.clone(), id.clone())))
+                .collect()
+        };
+        keys(self) == keys(other)
     }
 }
 
-/// Asks once.
-///
-/// # Errors
-/// What came back instead of an answer, or that none came in this time.
-pub(crate) async fn ask(socket: &Path, timeout: Duration) -> Result<AllocatedUnits, String> {
-    let asked = SystemTime::now();
-    match tokio::time::timeout(timeout, client::held(socket)).await {
-        Ok(held) => held.map(|held| AllocatedUnits::new(held, asked)),
-        Err(_) => Err(format!("no answer within {timeout:?}")),
-    }
+/// Where the kubelet says who holds what.
+#[derive(Debug, Clone)]
+pub(crate) struct Sources {
+    /// Its PodResources socket.
+    pub socket: PathBuf,
+    /// Its device-plugins directory, which has its checkpoint.
+    pub device_plugin_dir: PathBuf,
+    /// The node's name, which is in the names of static pods.
+    pub node: Option<String>,
 }
 
-/// Asks once, and where no answer comes takes what the kubelet's checkpoint has: it is as new as the
+/// Asks once. What the kubelet does not say, or not yet, its checkpoint says: it is as new as the
 /// kubelet's own word, but names pods by UID alone.
 ///
 /// # Errors
 /// Neither says anything: what came back instead of an answer.
-pub(crate) async fn ask_or_read(
-    socket: &Path,
-    timeout: Duration,
-    device_plugin_dir: &Path,
-) -> Result<AllocatedUnits, String> {
-    let error = match ask(socket, timeout).await {
-        Ok(allocated) => return Ok(allocated),
-        Err(error) => error,
+pub(crate) async fn ask(sources: &Sources, timeout: Duration) -> Result<AllocatedUnits, String> {
+    let asked = SystemTime::now();
+    let listed = match tokio::time::timeout(timeout, client::pods(&sources.socket)).await {
+        Ok(listed) => listed,
+        Err(_) => Err(format!("no answer within {timeout:?}")),
     };
-    let (asked, directory) = (SystemTime::now(), device_plugin_dir.to_owned());
-    let read = tokio::task::spawn_blocking(move || checkpoint::allocated(&directory)).await;
-    match read {
-        Ok(Ok(held)) => Ok(AllocatedUnits::new(held, asked)),
-        Ok(Err(_)) | Err(_) => Err(error),
+    let listed = match listed {
+        Ok(pods) if is_complete(&pods, sources.node.as_deref()) => {
+            let held = pods.into_iter().flat_map(|pod| pod.held).collect();
+            return Ok(AllocatedUnits::listed(held, asked));
+        }
+        other => other,
+    };
+    let directory = sources.device_plugin_dir.clone();
+    let kept = tokio::task::spawn_blocking(move || checkpoint::allocated(&directory)).await;
+    let kept = match kept {
+        Ok(Ok(kept)) => Ok(kept),
+        // A kubelet that has allocated nothing yet has none.
+        Ok(Err(error)) if error.is_missing() && listed.is_ok() => Ok(Vec::new()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match (listed, kept) {
+        (listed, Ok(kept)) => {
+            let listed = listed.into_iter().flatten().flat_map(|pod| pod.held);
+            Ok(AllocatedUnits::with_checkpoint(
+                listed.chain(kept).collect(),
+                asked,
+            ))
+        }
+        (Ok(_), Err(error)) => Err(format!(
+            "the kubelet lists no pod of the API server yet, and {error}"
+        )),
+        (Err(error), Err(_)) => Err(error),
     }
+}
+
+/// Whether a list is that of a kubelet that has heard from the API server: it names a pod that is
+/// no static one, whose name ends with the node's (`pkg/kubelet/config/common.go`,
+/// `generatePodName`).
+fn is_complete(pods: &[PodDevices], node: Option<&str>) -> bool {
+    let is_static = |pod: &PodDevices| {
+        let stem = node.and_then(|node| pod.name.strip_suffix(node));
+        stem.is_some_and(|stem| stem.ends_with('-'))
+    };
+    !pods.iter().all(is_static)
 }
 
 /// Asks every now and then until `stop`.
 pub(crate) async fn keep_asking(
-    socket: PathBuf,
+    sources: Sources,
     allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
     stop: CancellationToken,
 ) {
     let mut failing = false;
     loop {
-        match ask(&socket, DEADLINE).await {
+        match ask(&sources, ANSWER_TIMEOUT).await {
             Ok(held) => {
                 failing = false;
                 allocated.send_if_modified(|known| {
+                    let held = held.with_names_of(known.as_deref());
                     let same = known
                         .as_ref()
                         .is_some_and(|known| known.says_the_same(&held));
@@ -185,7 +258,7 @@ pub(crate) async fn keep_asking(
             }
             Err(error) if !failing => {
                 tracing::info!(
-                    socket = %socket.display(), error,
+                    socket = %sources.socket.display(), error,
                     "which pods hold what is not known; mount the kubelet's pod-resources directory \
                      and name its parent with --kubelet-root-dir"
                 );
@@ -195,7 +268,7 @@ pub(crate) async fn keep_asking(
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(ASK_INTERVAL) => {}
         }
     }
 }
@@ -213,7 +286,7 @@ mod tests {
             resource: resource.into(),
             ids: ids.iter().map(ToString::to_string).collect(),
         };
-        let allocated = AllocatedUnits::new(
+        let allocated = AllocatedUnits::listed(
             vec![
                 held("rdma/a", &["0000:3b:00.2", "0000:3b:00.3"]),
                 held("nvidia.com/gpu", &["GPU-1"]),
@@ -234,6 +307,50 @@ mod tests {
             allocated
                 .units(&ResourceName::parse("rdma/b").unwrap())
                 .is_empty()
+        );
+    }
+
+    fn held(pod: &str, ids: &[&str]) -> Held {
+        Held {
+            namespace: String::new(),
+            pod: pod.into(),
+            container: "main".into(),
+            resource: "rdma/a".into(),
+            ids: ids.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    #[test]
+    fn a_list_without_a_pod_of_the_api_server_is_not_complete() {
+        let pods = |names: &[&str]| -> Vec<PodDevices> {
+            let pod = |name: &&str| PodDevices {
+                name: (*name).into(),
+                ..PodDevices::default()
+            };
+            names.iter().map(pod).collect()
+        };
+        assert!(!is_complete(&[], Some("n1")));
+        assert!(!is_complete(&[], None));
+        assert!(!is_complete(&pods(&["etcd-n1", "proxy-n1"]), Some("n1")));
+        assert!(is_complete(&pods(&["etcd-n1", "train-0"]), Some("n1")));
+        assert!(is_complete(&pods(&["train-xn1"]), Some("n1")));
+        assert!(is_complete(&pods(&["train-0"]), None));
+    }
+
+    #[test]
+    fn a_pod_keeps_its_name_while_the_checkpoint_says_the_same() {
+        let now = SystemTime::now();
+        let known = AllocatedUnits::listed(vec![held("train-0", &["x", "y"])], now);
+        let holder = |held: Vec<Held>| {
+            let read = AllocatedUnits::with_checkpoint(held, now).with_names_of(Some(&known));
+            read.units["rdma/a"].values().next().unwrap().pod.clone()
+        };
+        assert_eq!(holder(vec![held("uid", &["x", "y"])]), "train-0");
+        assert_eq!(holder(vec![held("uid", &["x"])]), "uid");
+        // What is listed comes before what the checkpoint has of the same unit.
+        assert_eq!(
+            holder(vec![held("train-1", &["x"]), held("uid", &["x", "z"])]),
+            "train-1"
         );
     }
 }

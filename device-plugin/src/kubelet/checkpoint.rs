@@ -3,7 +3,7 @@
 //! The kubelet keeps each Allocate answer in `kubelet_internal_checkpoint` in the device-plugins
 //! directory and uses it for every start of the container, over restarts of the kubelet, the daemon
 //! and the node (`pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go`). Two things are read here
-//! that nothing else tells:
+//! that no other source has:
 //! - the UID of the pod that a device was allocated to ([`Owners`]); PodResources names pods without
 //!   their UIDs;
 //! - the device nodes that were allocated ([`allocated_nodes`]). After a reboot the kernel may have
@@ -51,6 +51,13 @@ pub(crate) enum Error {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl Error {
+    /// Whether there is no checkpoint.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
 }
 
 #[derive(Deserialize)]
@@ -247,7 +254,7 @@ impl Owners {
 
 /// Which file the checkpoint is. The kubelet writes a new one at each allocation, after it has
 /// noted the allocation for PodResources (`pkg/kubelet/cm/devicemanager/manager.go`,
-/// `allocateContainerResources`): while the file is the same, nobody was allocated anything.
+/// `allocateContainerResources`): while the file is the same, no pod was allocated anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileId {
     device: u64,
@@ -389,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_allocated_is_told_by_uid() {
+    fn all_that_is_allocated_is_listed_by_uid() {
         let directory = directory(&json!([
             entry("u1", "rdma/a", &json!({"-1": ["x"], "0": ["y"]}), &[]),
             entry("u2", "rdma/b", &json!(["z"]), &[]),
@@ -444,7 +451,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         assert!(both().contains("directory"), "{}", both());
         std::fs::remove_dir(&path).unwrap();
-        // Nobody writes it, and nobody waits for that.
+        // It has no writer, and the read does not wait for one.
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert!(both().contains("no regular file"), "{}", both());
     }

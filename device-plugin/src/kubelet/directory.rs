@@ -1,8 +1,8 @@
 //! Watches the kubelet's device-plugins directory.
 //!
 //! A kubelet that starts deletes every socket in it and then makes a new `kubelet.sock`; both are
-//! what sessions have to notice. inotify tells at once; a slow look as well, because a directory
-//! that was itself replaced sends no events any more.
+//! what sessions have to notice. inotify reports it at once; the directory is also read at an
+//! interval, because one that was itself replaced sends no events any more.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,10 +15,10 @@ use kubelet_api::deviceplugin::KUBELET_SOCKET;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// How often the directory is looked at without an event.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often the directory is read without an event.
+const READ_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A socket file that can be told from its successor of the same name.
+/// A socket file, distinguished from its successor of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SocketId {
     device: u64,
@@ -47,8 +47,8 @@ pub(crate) struct Contents {
     pub kubelet: Option<SocketId>,
     /// Names of the sockets that this program makes, by whichever process.
     pub ours: BTreeSet<String>,
-    /// Counts looks that something in the directory asked for.
-    pub look: u64,
+    /// Counts the reads after which a session may have to act.
+    pub reads: u64,
 }
 
 /// A device-plugins directory that cannot be used.
@@ -98,8 +98,8 @@ pub(crate) async fn keep_watch(
 ) {
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let mut armed: Option<(u64, u64, notify::RecommendedWatcher)> = None;
-    let mut told = false;
-    let mut ticks = tokio::time::interval(LOOK);
+    let mut logged = false;
+    let mut ticks = tokio::time::interval(READ_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let changed = tokio::select! {
@@ -114,26 +114,26 @@ pub(crate) async fn keep_watch(
         if now != current {
             armed = now.and_then(|(device, inode)| match arm(&path, wake.clone()) {
                 Ok(watcher) => {
-                    told = false;
+                    logged = false;
                     Some((device, inode, watcher))
                 }
-                Err(_) if told => None,
+                Err(_) if logged => None,
                 Err(error) => {
-                    told = true;
+                    logged = true;
                     tracing::warn!(
                         directory = %path.display(), %error,
-                        "cannot watch the device-plugins directory; looking every {} s", LOOK.as_secs()
+                        "cannot watch the device-plugins directory; reading it every {} s", READ_INTERVAL.as_secs()
                     );
                     None
                 }
             });
         }
-        contents.send_if_modified(|seen| look(&path, socket_prefix, changed, seen));
+        contents.send_if_modified(|seen| read(&path, socket_prefix, changed, seen));
     }
 }
 
 /// Reads the directory; true if a session may have to act.
-fn look(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> bool {
+fn read(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> bool {
     let kubelet = SocketId::of(&path.join(KUBELET_SOCKET));
     let ours: BTreeSet<String> = fs::read_dir(path)
         .into_iter()
@@ -145,7 +145,7 @@ fn look(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> b
     let differs = asked || kubelet != seen.kubelet || ours != seen.ours;
     seen.kubelet = kubelet;
     seen.ours = ours;
-    seen.look += u64::from(differs);
+    seen.reads += u64::from(differs);
     differs
 }
 
@@ -192,21 +192,21 @@ mod tests {
     }
 
     #[test]
-    fn a_look_reports_what_changed_and_nothing_else() {
+    fn a_read_reports_what_changed_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let mut seen = Contents::default();
-        assert!(!look(dir.path(), "rdma-", false, &mut seen));
+        assert!(!read(dir.path(), "rdma-", false, &mut seen));
         let _kubelet = UnixListener::bind(dir.path().join(KUBELET_SOCKET)).unwrap();
-        assert!(look(dir.path(), "rdma-", false, &mut seen));
-        assert!(!look(dir.path(), "rdma-", false, &mut seen));
+        assert!(read(dir.path(), "rdma-", false, &mut seen));
+        assert!(!read(dir.path(), "rdma-", false, &mut seen));
         let _own = UnixListener::bind(dir.path().join("rdma-1.sock")).unwrap();
         fs::write(dir.path().join("other.sock"), "").unwrap();
-        assert!(look(dir.path(), "rdma-", false, &mut seen));
+        assert!(read(dir.path(), "rdma-", false, &mut seen));
         assert_eq!(
             seen.ours.iter().map(String::as_str).collect::<Vec<_>>(),
             ["rdma-1.sock"]
         );
-        assert!(look(dir.path(), "rdma-", true, &mut seen));
-        assert_eq!(seen.look, 3);
+        assert!(read(dir.path(), "rdma-", true, &mut seen));
+        assert_eq!(seen.reads, 3);
     }
 }

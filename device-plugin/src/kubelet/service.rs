@@ -29,7 +29,7 @@ use crate::config::NodeClass;
 use crate::deliver::device_info;
 use crate::snapshot::{Snapshot, Unit};
 
-/// The current snapshot of a resource; `None` until there is something to tell.
+/// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 
 /// What sessions ask of the daemon, in whose hands the host is.
@@ -41,7 +41,7 @@ pub(crate) struct Requests {
     allocated: Arc<Notify>,
 }
 
-/// Who waits for a scan: told when it ended, or why it does not come to its end.
+/// Who waits for a scan: gets its end, or why it does not end.
 pub(crate) type Waiting = oneshot::Sender<Result<(), String>>;
 
 /// Where requests arrive.
@@ -80,9 +80,9 @@ impl Requests {
         )
     }
 
-    /// Asks for a look and waits until what containers get is true again. An HCA that was moved to
+    /// Asks for a scan and waits until what containers get is true again. An HCA that was moved to
     /// a pod's namespace since it was allocated may have another device number by now.
-    async fn look(&self) -> Result<(), Status> {
+    async fn scan(&self) -> Result<(), Status> {
         let over = || Status::unavailable("the device plugin is stopping");
         let (done, answer) = oneshot::channel();
         self.scans.send(done).await.map_err(|_| over())?;
@@ -120,7 +120,7 @@ impl Requests {
 pub(crate) struct Service {
     /// Whether its units are whole HCAs, which may be moved to a pod's namespace.
     pub(super) exclusive: bool,
-    /// What is told.
+    /// What is sent.
     pub(super) feed: Feed,
     /// Streams that are open now.
     pub(super) streams: Arc<watch::Sender<usize>>,
@@ -131,7 +131,7 @@ pub(crate) struct Service {
     /// What is asked of the daemon.
     pub(super) requests: Requests,
     /// What units were allocated with.
-    pub(super) granted: Arc<Granted>,
+    pub(super) allocated_nodes: Arc<AllocatedNodes>,
     /// The kubelet's device-plugins directory.
     pub(super) directory: PathBuf,
     /// Where it is said that the kubelet has the list.
@@ -140,9 +140,9 @@ pub(crate) struct Service {
 
 /// Verbs nodes that units were allocated with, so far as this process knows.
 #[derive(Debug, Default)]
-pub(super) struct Granted(Mutex<HashMap<String, Vec<String>>>);
+pub(super) struct AllocatedNodes(Mutex<HashMap<String, Vec<String>>>);
 
-impl Granted {
+impl AllocatedNodes {
     fn note(&self, snapshot: &Snapshot, ids: &[String]) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {
@@ -161,9 +161,9 @@ impl Granted {
 }
 
 /// Why a container must not start: a verbs node that it was promised is another HCA's by now.
-fn swapped(snapshot: &Snapshot, ids: &[String], granted: &BTreeSet<String>) -> Option<String> {
+fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) -> Option<String> {
     let is_uverbs = |path: &&String| path.starts_with(UVERBS_PATH);
-    let then: BTreeSet<&String> = granted.iter().filter(is_uverbs).collect();
+    let then: BTreeSet<&String> = allocated.iter().filter(is_uverbs).collect();
     // By CDI alone, the nodes are those of the specification, which is always of now.
     if then.is_empty() {
         return None;
@@ -209,7 +209,7 @@ const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
 #[derive(Debug, Default)]
 pub(crate) struct AllocationCounts {
     /// Calls answered with devices.
-    pub granted: std::sync::atomic::AtomicU64,
+    pub answered: std::sync::atomic::AtomicU64,
     /// Calls refused.
     pub refused: std::sync::atomic::AtomicU64,
 }
@@ -217,7 +217,7 @@ pub(crate) struct AllocationCounts {
 impl Service {
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
         self.feed.borrow().clone().ok_or_else(|| {
-            Status::unavailable("the host's RDMA devices have not been looked at yet; try again")
+            Status::unavailable("the host's RDMA devices have not been scanned yet; try again")
         })
     }
 
@@ -245,7 +245,7 @@ impl Service {
                 }
             })?;
         for container in &request.container_requests {
-            self.granted.note(&snapshot, &container.devices_ids);
+            self.allocated_nodes.note(&snapshot, &container.devices_ids);
             self.requests
                 .write(device_info::files(&snapshot, &container.devices_ids));
         }
@@ -299,7 +299,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<AllocateResponse>, Status> {
         let answer = self.answer(request.get_ref());
         let count = match answer {
-            Ok(_) => &self.allocations.granted,
+            Ok(_) => &self.allocations.answered,
             Err(_) => &self.allocations.refused,
         };
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        self.requests.look().await?;
+        self.requests.scan().await?;
         let snapshot = self.snapshot()?;
         let ids = request.into_inner().devices_ids;
         let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());
@@ -320,11 +320,11 @@ impl DevicePlugin for Service {
                 .map_err(|error| error.to_string())
         });
         let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
-        let granted = match kept {
-            Ok(granted) if !granted.is_empty() => granted,
+        let allocated = match kept {
+            Ok(allocated) if !allocated.is_empty() => allocated,
             // Not written yet, or not to be read: what this process allocated is known at least.
             not_kept => {
-                let remembered = self.granted.of(&ids);
+                let remembered = self.allocated_nodes.of(&ids);
                 if let (Err(error), None) = (&not_kept, &remembered) {
                     tracing::warn!(
                         resource = %snapshot.resource(), units = ids.join(","), error,
@@ -334,8 +334,8 @@ impl DevicePlugin for Service {
                 remembered.into_iter().collect()
             }
         };
-        let mut granted = granted.iter();
-        if let Some(why) = granted.find_map(|paths| swapped(&snapshot, &ids, paths)) {
+        let mut allocated = allocated.iter();
+        if let Some(why) = allocated.find_map(|paths| swapped(&snapshot, &ids, paths)) {
             tracing::error!(why, "a container is not started");
             return Err(Status::failed_precondition(why));
         }

@@ -15,8 +15,8 @@
 //! and only registering anew clears that.
 //!
 //! A kubelet that is not there is waited for without end: with back-off and jitter, cut short by
-//! the appearance of its socket. Killed at any point, the process leaves a socket file that nobody
-//! serves; the next one with this name removes it before it binds its own.
+//! the appearance of its socket. Killed at any point, the process leaves a socket file without a
+//! server; the next one with this name removes it before it binds its own.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ impl Default for Timing {
 /// What it means when the kubelet opens no stream. Kubelets before 1.26 send the socket's path as
 /// the authority of their requests, which HTTP/2 does not allow (RFC 9113 8.3.1) and h2 refuses
 /// before any code of ours is called; kubernetes/kubernetes#112597 ended that.
-pub(crate) const UNHEARD: &str = "the kubelet took the registration, but asks for no units: kubelets \
+pub(crate) const NO_STREAM: &str = "the kubelet took the registration, but asks for no units: kubelets \
     before 1.26 cannot, update the node; a newer one says why in its own log";
 
 /// Where a session stands, for metrics and `/readyz`.
@@ -96,7 +96,7 @@ pub(crate) struct State {
     /// Why the last attempt failed; cleared by success.
     pub last_error: Option<String>,
     /// Registrations in a row after which no stream came: the kubelet cannot use what it accepted.
-    pub unheard: u32,
+    pub registrations_without_stream: u32,
 }
 
 /// What a session is about; all of it lives as long as the resource is configured.
@@ -110,7 +110,7 @@ pub(crate) struct Session {
     pub socket: SocketName,
     /// What is in that directory.
     pub contents: watch::Receiver<Contents>,
-    /// What the kubelet is told.
+    /// What is sent to the kubelet.
     pub feed: Feed,
     /// Where the session reports how it is doing.
     pub state: watch::Sender<State>,
@@ -170,7 +170,7 @@ enum Trouble {
     /// `kubelet.sock` was replaced.
     KubeletRestarted,
     /// No stream came since the registration.
-    Unheard,
+    NoStream,
     /// The last stream ended.
     StreamEnded,
     /// Another process's socket for this resource went away.
@@ -228,7 +228,7 @@ impl Session {
             end: end.clone(),
             allocations: self.allocations.clone(),
             requests: self.requests.clone(),
-            granted: Arc::default(),
+            allocated_nodes: Arc::default(),
             directory: self.directory.clone(),
             state: self.state.clone(),
         };
@@ -247,7 +247,7 @@ impl Session {
         })
     }
 
-    /// Removes what earlier processes left of this resource: sockets that nobody serves.
+    /// Removes what earlier processes left of this resource: sockets without a server.
     fn sweep(&self) {
         let entries = std::fs::read_dir(&self.directory)
             .into_iter()
@@ -267,7 +267,7 @@ impl Session {
                     .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
             };
             if own || dead() {
-                tracing::debug!(socket = %entry.path().display(), "removing a socket nobody serves");
+                tracing::debug!(socket = %entry.path().display(), "removing a socket without a server");
                 let _ = std::fs::remove_file(entry.path());
             }
         }
@@ -279,11 +279,11 @@ impl Session {
         let mut failed_on = None;
         loop {
             let siblings = self.siblings();
-            // Not from the last look at the directory, which may be older than the socket that is
+            // Not from the last read of the directory, which may be older than the socket that is
             // about to be called: news of it would pass for a restart, and cost a second
             // registration.
             let kubelet = self.kubelet();
-            // What happened before this point wakes nobody up any more, so it is looked at.
+            // What happened before this point wakes no task any more, so it is checked.
             if SocketId::of(&served.path) != Some(served.id) {
                 return Trouble::SocketGone;
             }
@@ -334,14 +334,14 @@ impl Session {
                         return trouble;
                     }
                 }
-                Trouble::Unheard => self.unheard(),
+                Trouble::NoStream => self.note_no_stream(),
             }
         }
     }
 
     /// Sockets of other processes for this resource.
     ///
-    /// What `sweep` removed may still be in the last look at the directory; its going away would
+    /// What `sweep` removed may still be in the last read of the directory; its going away would
     /// pass for the end of a process that the kubelet knew, and cost a second registration.
     fn siblings(&mut self) -> BTreeSet<String> {
         let mut siblings = self.socket.siblings(&self.contents.borrow_and_update());
@@ -442,29 +442,29 @@ impl Session {
         // Those from before the registration, and those that came during it.
         let mut siblings = siblings.clone();
         siblings.extend(self.siblings());
-        let mut without = Trouble::Unheard;
+        let mut without = Trouble::NoStream;
         // The deadline for a stream to come, while there is none.
-        let mut patience = Some(tokio::time::Instant::now() + self.timing.stream);
+        let mut deadline = Some(tokio::time::Instant::now() + self.timing.stream);
         loop {
             let open = *streams.borrow_and_update();
             if open > 0 {
-                patience = None;
+                deadline = None;
                 without = Trouble::StreamEnded;
                 self.state.send_if_modified(|state| {
                     let news = state.streaming_since.is_none();
-                    state.unheard = 0;
+                    state.registrations_without_stream = 0;
                     state.streaming_since.get_or_insert_with(Instant::now);
                     news
                 });
-            } else if patience.is_none() {
-                patience = Some(tokio::time::Instant::now() + self.timing.settle);
+            } else if deadline.is_none() {
+                deadline = Some(tokio::time::Instant::now() + self.timing.settle);
                 self.state.send_modify(|state| {
                     state.streaming_since = None;
                     state.listed = false;
                 });
             }
             let waiting = async {
-                match patience {
+                match deadline {
                     Some(deadline) => tokio::time::sleep_until(deadline).await,
                     None => std::future::pending().await,
                 }
@@ -520,12 +520,13 @@ impl Session {
     }
 
     /// The kubelet took the registration and then asked for nothing.
-    fn unheard(&self) {
-        self.state.send_modify(|state| state.unheard += 1);
-        if self.state.borrow().unheard == 1 {
-            tracing::warn!(resource = %self.resource, "{UNHEARD}; registering again");
+    fn note_no_stream(&self) {
+        self.state
+            .send_modify(|state| state.registrations_without_stream += 1);
+        if self.state.borrow().registrations_without_stream == 1 {
+            tracing::warn!(resource = %self.resource, "{NO_STREAM}; registering again");
         } else {
-            tracing::debug!(resource = %self.resource, "{UNHEARD}; registering again");
+            tracing::debug!(resource = %self.resource, "{NO_STREAM}; registering again");
         }
     }
 

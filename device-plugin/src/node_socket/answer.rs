@@ -84,7 +84,7 @@ fn unchecked<'v>(
         return Err(Failure::new(
             FailureKind::AmbiguousPod,
             format!(
-                "the kubelet lists {count} pods {}/{}, and nothing tells which one is meant: {why}",
+                "the kubelet lists {count} pods {}/{}, and nothing shows which one is meant: {why}",
                 pod.namespace, pod.name
             ),
         ));
@@ -232,19 +232,19 @@ mod tests {
         let owners: &[(_, _, &[_])] = &[("u1", "rdma/a", &["x"]), ("u2", "rdma/a", &["y"])];
         let answer = pod_units(&asked(Some("u2")), &view(one.clone(), owners)).unwrap();
         assert_eq!(units(&answer), [("a", "rdma/a", vec!["y"])]);
-        // Two of one name, as after a forced deletion: the checkpoint tells them apart.
+        // Two of one name, as after a forced deletion: the checkpoint distinguishes them.
         let two = vec![
             listed("train-0", &[("a", "rdma/a", &["x"])]),
             listed("train-0", &[("a", "rdma/a", &["y"])]),
         ];
         let answer = pod_units(&asked(Some("u2")), &view(two.clone(), owners)).unwrap();
         assert_eq!(units(&answer), [("a", "rdma/a", vec!["y"])]);
-        let nothing_tells = [
+        let undecided = [
             pod_units(&asked(None), &view(two.clone(), owners)),
             pod_units(&asked(Some("u2")), &without_checkpoint(two.clone())),
             pod_units(&asked(Some("u2")), &view(two, &[("u1", "rdma/a", &["x"])])),
         ];
-        for answer in nothing_tells {
+        for answer in undecided {
             assert_eq!(kind(answer), FailureKind::AmbiguousPod);
         }
     }

@@ -38,10 +38,10 @@ pub(crate) enum PlaceError {
         /// What the kernel said.
         source: std::io::Error,
     },
-    /// Somebody else could put a socket there.
+    /// Another user could put a socket there.
     #[error(
         "the directory {path} is not used for the node's socket: {why}; it must be a directory of \
-         root's that nobody else can write to: remove it, or name another socket with --node-socket"
+         root's that no other user can write to: remove it, or name another socket with --node-socket"
     )]
     Directory {
         /// The directory.
@@ -70,7 +70,7 @@ pub(crate) enum Present {
 }
 
 /// Makes the directory if it is missing, and a socket at `path` in place of whatever is there.
-/// `nonce` tells this process from another one that does the same.
+/// `nonce` distinguishes this process from another one that does the same.
 ///
 /// # Errors
 /// [`PlaceError`]; what was at `path` is still there then.
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_parent_is_told_with_what_to_do() {
+    fn missing_parent_is_reported_with_what_to_do() {
         let error = bind(Path::new("/nonexistent/rdma-netdev/node.sock"), "a").unwrap_err();
         let text = error.to_string();
         assert!(

@@ -1,15 +1,16 @@
 //! What the kubelet says of pods, asked as often as needed and no more often.
 //!
-//! What the kubelet said last is kept with the file that its checkpoint was then. The kubelet writes
-//! another one at each allocation, so while the file is the same, a pod whose units the checkpoint
-//! gives to the UID that is asked for has those and no others. Every other question is the kubelet's:
-//! of a pod that is not among the known ones, or without a UID.
+//! What the kubelet said last is kept for [`VIEW_LIFETIME`], with the file that its checkpoint was
+//! then. The kubelet writes another one at each allocation, so while the file is the same, a pod
+//! whose units the checkpoint gives to the UID that is asked for has those and no others. It writes
+//! none when a pod ends, hence the limit. Every other question is the kubelet's: of a pod that is
+//! not among the known ones, or without a UID.
 //!
 //! One task calls the kubelet. A call serves every question that arrived before it began, and none
 //! that arrived later: a pod that was admitted a moment ago is in the list that its own question
 //! causes. So any number of questions at once cost two calls at most. The task also calls a moment
 //! after an allocation by this daemon: the pod's interfaces are asked about next, and a pod waits
-//! for them.
+//! for them. A question does not wait for that call: it makes its own.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +31,10 @@ const KUBELET_TIMEOUT: Duration = Duration::from_millis(1500);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after an allocation the kubelet is called: it admits the whole pod first, other plugins'
 /// devices too, and a sandbox takes longer than that to make.
-const ADMISSION: Duration = Duration::from_millis(30);
+const ADMISSION_GRACE_PERIOD: Duration = Duration::from_millis(30);
+/// How long what the kubelet said is answered from: a pod that ended meanwhile has no units any
+/// more.
+const VIEW_LIFETIME: Duration = Duration::from_secs(2);
 
 type Listing = Result<Arc<View>, String>;
 
@@ -39,6 +43,8 @@ type Listing = Result<Arc<View>, String>;
 struct Known {
     view: Arc<View>,
     file: checkpoint::FileId,
+    /// When the kubelet was asked.
+    asked: Instant,
 }
 
 type Shared = Arc<Mutex<Option<Known>>>;
@@ -57,7 +63,12 @@ pub(crate) struct Pods {
 pub(crate) struct Caller {
     calls: mpsc::Receiver<oneshot::Sender<Listing>>,
     allocated: Arc<Notify>,
-    kubelet: client::Lister,
+    kubelet: Kubelet,
+}
+
+#[derive(Debug)]
+struct Kubelet {
+    pods: client::Lister,
     device_plugin_dir: PathBuf,
     owners: Option<checkpoint::KnownOwners>,
     known: Shared,
@@ -81,10 +92,12 @@ pub(crate) fn pods(
     let caller = Caller {
         calls: asked,
         allocated,
-        kubelet: client::Lister::new(socket),
-        device_plugin_dir,
-        owners: None,
-        known,
+        kubelet: Kubelet {
+            pods: client::Lister::new(socket),
+            device_plugin_dir,
+            owners: None,
+            known,
+        },
     };
     (pods, caller)
 }
@@ -125,11 +138,13 @@ impl Pods {
         }
     }
 
-    /// What the kubelet said last, if it has allocated nothing since.
+    /// What the kubelet said a moment ago, if it has allocated nothing since.
     async fn unchanged(&self) -> Option<Arc<View>> {
         let (view, file) = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = known.as_ref()?;
+            let known = known
+                .as_ref()
+                .filter(|known| known.asked.elapsed() < VIEW_LIFETIME)?;
             (known.view.clone(), known.file)
         };
         let now = file_id(self.device_plugin_dir.clone()).await;
@@ -156,35 +171,44 @@ async fn file_id(directory: PathBuf) -> Option<checkpoint::FileId> {
 }
 
 impl Caller {
-    /// Calls the kubelet whenever somebody asks, until nobody can any more.
-    pub(crate) async fn run(mut self) {
+    /// Calls the kubelet for each question, until all senders are gone.
+    pub(crate) async fn run(self) {
+        let Self {
+            mut calls,
+            allocated,
+            mut kubelet,
+        } = self;
         let mut ahead: Option<Instant> = None;
         loop {
-            let admitted = async {
+            let call_ahead = async {
                 match ahead {
-                    Some(at) => tokio::time::sleep_until(at).await,
+                    Some(at) => {
+                        tokio::time::sleep_until(at).await;
+                        kubelet.call_ahead().await;
+                    }
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                first = self.calls.recv() => match first {
-                    Some(first) => self.serve(first).await,
+                first = calls.recv() => match first {
+                    Some(first) => {
+                        let mut waiting = vec![first];
+                        while let Ok(another) = calls.try_recv() {
+                            waiting.push(another);
+                        }
+                        kubelet.serve(waiting).await;
+                    }
                     None => return,
                 },
-                () = self.allocated.notified() => ahead = Some(Instant::now() + ADMISSION),
-                () = admitted => {
-                    ahead = None;
-                    self.call_ahead().await;
-                }
+                () = allocated.notified() => ahead = Some(Instant::now() + ADMISSION_GRACE_PERIOD),
+                () = call_ahead => ahead = None,
             }
         }
     }
+}
 
-    async fn serve(&mut self, first: oneshot::Sender<Listing>) {
-        let mut waiting = vec![first];
-        while let Ok(another) = self.calls.try_recv() {
-            waiting.push(another);
-        }
+impl Kubelet {
+    async fn serve(&mut self, mut waiting: Vec<oneshot::Sender<Listing>>) {
         // Some have waited too long in the meantime.
         waiting.retain(|reply| !reply.is_closed());
         if waiting.is_empty() {
@@ -196,7 +220,7 @@ impl Caller {
         }
     }
 
-    /// Calls unless a question did so meanwhile. A failure is for the next question to tell.
+    /// Calls unless a question did so meanwhile. A failure is for the next question to report.
     async fn call_ahead(&mut self) {
         let now = file_id(self.device_plugin_dir.clone()).await;
         let known = {
@@ -216,8 +240,9 @@ impl Caller {
     }
 
     async fn view(&mut self) -> Listing {
+        let asked = Instant::now();
         let before = file_id(self.device_plugin_dir.clone()).await;
-        let pods = self.kubelet.pods().await?;
+        let pods = self.pods.pods().await?;
         // After the list: what the kubelet allocated in between is in the checkpoint, and a device
         // that went over to another pod is seen as that pod's.
         let (directory, owners) = (self.device_plugin_dir.clone(), self.owners.take());
@@ -236,6 +261,7 @@ impl Caller {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known.map(|file| Known {
             view: view.clone(),
             file,
+            asked,
         });
         Ok(view)
     }

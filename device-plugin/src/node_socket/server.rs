@@ -28,7 +28,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a peer may take to write its question while all connections are in use.
 const CROWDED_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long to wait after a failed accept, which is out of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest time between two log lines about refused peers.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -90,7 +90,7 @@ impl Connections {
                     Ok((stream, _)) => self.take(stream),
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection of the node's socket");
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                     }
                 },
                 Some(_) = self.tasks.join_next() => {}
@@ -135,7 +135,7 @@ impl Connections {
                 return refuse(&stream, peer.uid());
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot tell who connected to the node's socket");
+                tracing::warn!(%error, "cannot read who connected to the node's socket");
                 return;
             }
         }

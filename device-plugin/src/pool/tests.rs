@@ -28,7 +28,7 @@ impl Node {
         Self { tree, _dir: dir }
     }
 
-    fn look(&self) -> HostSnapshot {
+    fn scan(&self) -> HostSnapshot {
         let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
         // Nodes of a tree are plain files.
         seen.nodes
@@ -38,7 +38,7 @@ impl Node {
     }
 
     fn pools(&self, config: &Config) -> Pools {
-        pools(config, &self.look(), &[])
+        pools(config, &self.scan(), &[])
     }
 }
 
@@ -242,7 +242,7 @@ fn foreign_and_unknown_units_are_refused_by_name() {
 fn what_lacks_a_required_node_is_listed_unhealthy_with_the_reason() {
     let node = Node::new(two_nics);
     let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
-    let mut seen = node.look();
+    let mut seen = node.scan();
     seen.nodes
         .insert("infiniband/uverbs1".into(), hca::chardev::Node::Missing);
     let pools = pools(&config, &seen, &[]);
@@ -385,7 +385,7 @@ fn an_exclusive_unit_whose_netdev_is_set_down_is_healthy_and_lost_carrier_is_not
     };
     assert!(healthy(&exclusive, "Ethernet", false));
     assert!(!healthy(&exclusive, "Ethernet", true), "carrier is lost");
-    // Nobody sets the link of a shared HCA up for a pod.
+    // No CNI plugin sets the link of a shared HCA up for a pod.
     assert!(!healthy(&shared, "Ethernet", false));
     // The netdev of an InfiniBand PF says nothing about its port.
     assert!(!healthy(&exclusive, "InfiniBand", false));
@@ -469,7 +469,7 @@ fn what_disappears_stays_listed_and_comes_back() {
     let node = Node::new(two_nics);
     let config = native(&["resource: rdma/a, mode: shared, slots: 2, select: { functions: [pf] }"]);
     let before = node.pools(&config).snapshots;
-    let mut seen = node.look();
+    let mut seen = node.scan();
     let gone = seen.inventory.rdma_devices.pop().unwrap();
     let after = pools(&config, &seen, &before).snapshots;
     assert_eq!(ids(&after[0]), ids(&before[0]));
@@ -568,14 +568,14 @@ fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
     let rule = "mode: exclusive, select: { rdmaDevices: [\"*\"] }";
     let pools = node.pools(&native(&[&format!("resource: rdma/a, {rule}")]));
     assert_eq!(ids(&pools.snapshots[0]), ["0000:3b:00.0", "0000:5e:00.2"]);
-    let told: Vec<String> = pools.excluded.iter().map(ToString::to_string).collect();
+    let excluded: Vec<String> = pools.excluded.iter().map(ToString::to_string).collect();
     assert!(
-        told[0].contains("0000:86:00.0") && told[0].contains("needs ens2: bond0"),
-        "{told:?}"
+        excluded[0].contains("0000:86:00.0") && excluded[0].contains("needs ens2: bond0"),
+        "{excluded:?}"
     );
     assert!(
-        told[1].contains("0000:5e:00.0") && told[1].contains("1 virtual functions"),
-        "{told:?}"
+        excluded[1].contains("0000:5e:00.0") && excluded[1].contains("1 virtual functions"),
+        "{excluded:?}"
     );
 
     let pools = node.pools(&native(&[&format!(
@@ -666,7 +666,7 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
 }
 
 #[test]
-fn an_exclusive_pool_gives_nothing_away_while_uplinks_cannot_be_told() {
+fn an_exclusive_pool_offers_nothing_while_uplinks_are_unknown() {
     let node = Node::new(two_nics);
     node.tree.remove("/proc/1/net/route");
     let select = "select: { functions: [pf] }";
@@ -681,7 +681,7 @@ fn an_exclusive_pool_gives_nothing_away_while_uplinks_cannot_be_told() {
     assert!(pools.snapshots[0].members().is_empty());
     let said = pools.excluded[0].to_string();
     assert!(
-        said.contains("cannot be told: read ") && said.contains("proc/net/route"),
+        said.contains("is not known: read ") && said.contains("proc/net/route"),
         "{said}"
     );
     assert_eq!(node.pools(&shared).snapshots[0].members().len(), 2);

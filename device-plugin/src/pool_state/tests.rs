@@ -31,7 +31,7 @@ impl Node {
         Self { tree, _dir: dir }
     }
 
-    fn look(&self) -> HostSnapshot {
+    fn scan(&self) -> HostSnapshot {
         let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
         seen.nodes
             .values_mut()
@@ -57,7 +57,7 @@ fn counts(pool_states: &PoolStates) -> Counts {
 fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
     let (node, config) = (Node::new(), config(BY_NAME));
     let (mut pool_states, start) = (PoolStates::default(), Instant::now());
-    assert_eq!(pool_states.update(&config, &node.look(), start), None);
+    assert_eq!(pool_states.update(&config, &node.scan(), start), None);
     assert_eq!(
         counts(&pool_states),
         Counts {
@@ -68,7 +68,7 @@ fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
     node.tree
         .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
     assert_eq!(
-        pool_states.update(&config, &node.look(), start + Duration::from_secs(10)),
+        pool_states.update(&config, &node.scan(), start + Duration::from_secs(10)),
         None
     );
     assert_eq!(
@@ -81,7 +81,7 @@ fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
     node.tree
         .set_port_state("mlx5_0", 1, "4: ACTIVE", "5: LinkUp");
     let up = start + Duration::from_secs(20);
-    let due = pool_states.update(&config, &node.look(), up).unwrap();
+    let due = pool_states.update(&config, &node.scan(), up).unwrap();
     assert_eq!(due, up + config.damping.up_delay);
     assert_eq!(
         counts(&pool_states),
@@ -90,7 +90,7 @@ fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
             unhealthy: 1
         }
     );
-    assert_eq!(pool_states.update(&config, &node.look(), due), None);
+    assert_eq!(pool_states.update(&config, &node.scan(), due), None);
     assert_eq!(
         counts(&pool_states),
         Counts {
@@ -110,9 +110,9 @@ fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
 fn an_unchanged_pool_is_no_news() {
     let (node, config) = (Node::new(), config(BY_NAME));
     let (mut pool_states, now) = (PoolStates::default(), Instant::now());
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     let before = pool_states.snapshots()[0].clone();
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     assert!(Arc::ptr_eq(&before, &pool_states.snapshots()[0]));
 }
 
@@ -121,7 +121,7 @@ fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
     let (node, config) = (Node::new(), config(BY_NAME));
     node.tree.rdma_core(false);
     let (mut pool_states, now) = (PoolStates::default(), Instant::now());
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     assert_eq!(
         counts(&pool_states),
         Counts {
@@ -134,7 +134,7 @@ fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
     node.tree.remove("/sys/class/net/ens1");
     node.tree
         .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     assert_eq!(
         counts(&pool_states),
         Counts {
@@ -158,7 +158,7 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
         .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
     let by_hardware = config("mode: exclusive, select: { vendors: [15b3], functions: [pf] }");
     let mut pool_states = PoolStates::default();
-    pool_states.update(&by_hardware, &node.look(), Instant::now());
+    pool_states.update(&by_hardware, &node.scan(), Instant::now());
     assert_eq!(
         counts(&pool_states),
         Counts {
@@ -169,7 +169,7 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
 
     let by_name = config("mode: exclusive, select: { ifNames: [ens1] }");
     let mut pool_states = PoolStates::default();
-    pool_states.update(&by_name, &node.look(), Instant::now());
+    pool_states.update(&by_name, &node.scan(), Instant::now());
     assert_eq!(counts(&pool_states), Counts::default());
     let taken = (
         "0000:3b:00.0".parse().unwrap(),
@@ -177,7 +177,7 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
         crate::candidate::LinkType::Ether,
     );
     pool_states.memory_mut().note_taken([taken]);
-    pool_states.update(&by_name, &node.look(), Instant::now());
+    pool_states.update(&by_name, &node.scan(), Instant::now());
     assert_eq!(
         counts(&pool_states),
         Counts {
@@ -191,15 +191,15 @@ fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what
 fn a_pool_that_is_configured_anew_forgets_what_it_had() {
     let node = Node::new();
     let (mut pool_states, now) = (PoolStates::default(), Instant::now());
-    pool_states.update(&config(BY_NAME), &node.look(), now);
+    pool_states.update(&config(BY_NAME), &node.scan(), now);
     let other = config("mode: exclusive, select: { ifNames: [ens2] }");
     pool_states.keep_only(|_| false);
-    pool_states.update(&other, &node.look(), now);
+    pool_states.update(&other, &node.scan(), now);
     assert!(pool_states.snapshots()[0].members().is_empty());
     // Without that, an HCA is never dropped.
     let mut pool_states = PoolStates::default();
-    pool_states.update(&config(BY_NAME), &node.look(), now);
-    pool_states.update(&other, &node.look(), now);
+    pool_states.update(&config(BY_NAME), &node.scan(), now);
+    pool_states.update(&other, &node.scan(), now);
     assert_eq!(
         pool_states.snapshots()[0].members()[0].health,
         Health::Unhealthy(UnhealthyReason::Excluded)
@@ -246,11 +246,11 @@ fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
     };
     // It was there before.
     let (mut pool_states, now) = (PoolStates::default(), Instant::now());
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     assert_eq!(health(&pool_states), ["", "", ""]);
     spoil(state);
     spoil("/sys/class/infiniband/rxe0/node_guid");
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     let said = health(&pool_states);
     assert_eq!(said[0], "");
     for (said, attribute) in said[1..].iter().zip(["ports/1/state", "rxe0/node_guid"]) {
@@ -259,12 +259,12 @@ fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
     }
     // The daemon starts with it: its place is known, and so is its pool.
     let mut pool_states = PoolStates::default();
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     assert_eq!(health(&pool_states)[0], "");
     assert!(health(&pool_states)[1].contains("ports/1/state"));
     node.tree.remove(state);
     node.tree.file(state, "4: ACTIVE");
-    pool_states.update(&config, &node.look(), now);
+    pool_states.update(&config, &node.scan(), now);
     assert_eq!(health(&pool_states), ["", ""]);
 }
 
@@ -283,7 +283,7 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
     });
     let config = config("mode: exclusive, select: { functions: [vf] }");
     let (mut pool_states, start) = (PoolStates::default(), Instant::now());
-    pool_states.update(&config, &node.look(), start);
+    pool_states.update(&config, &node.scan(), start);
     assert_eq!(counts(&pool_states).healthy, 1);
     node.tree.hide_rdma("mlx5_2");
     let held = |ids: &[&str]| {
@@ -294,13 +294,13 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
             resource: "rdma/a".into(),
             ids: ids.iter().map(ToString::to_string).collect(),
         };
-        Some(Arc::new(AllocatedUnits::new(
+        Some(Arc::new(AllocatedUnits::listed(
             vec![held],
             std::time::SystemTime::now(),
         )))
     };
     let later = |seconds| start + Duration::from_secs(seconds);
-    // Gone, but not for long; then for long, but held, or nobody knows; then for good.
+    // Gone, but not for long; then for long, but held, or not known; then for good.
     for (seconds, allocated, listed) in [
         (10, held(&[]), 1),
         (700, held(&[vf.address]), 1),
@@ -309,7 +309,7 @@ fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
         (730, held(&[]), 0),
     ] {
         pool_states.set_holdings(allocated);
-        pool_states.update(&config, &node.look(), later(seconds));
+        pool_states.update(&config, &node.scan(), later(seconds));
         let counts = counts(&pool_states);
         assert_eq!((counts.healthy, counts.unhealthy), (0, listed), "{seconds}");
     }
@@ -331,11 +331,11 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
             ids: vec![unit.into()],
         };
         let mut pool_states = PoolStates::default();
-        pool_states.set_holdings(Some(Arc::new(AllocatedUnits::new(
+        pool_states.set_holdings(Some(Arc::new(AllocatedUnits::listed(
             vec![held],
             std::time::SystemTime::now(),
         ))));
-        pool_states.update(config, &node.look(), Instant::now());
+        pool_states.update(config, &node.scan(), Instant::now());
         pool_states.snapshots()[0].members().len()
     };
     let hca = "0000:3b:00.0";
@@ -346,6 +346,6 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     assert_eq!(members(&exclusive, "intel.com/sriov", hca), 0);
     assert_eq!(members(&shared, "rdma/a", hca), 0);
     assert_eq!(members(&exclusive, "rdma/b", &slot), 0);
-    // What names no HCA of ours concerns nobody.
+    // A unit that names no HCA of ours has no effect.
     assert_eq!(members(&exclusive, "nvidia.com/gpu", "GPU-1"), 1);
 }

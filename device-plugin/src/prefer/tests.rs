@@ -10,7 +10,7 @@ use crate::host_snapshot::HostSnapshot;
 use crate::pool::assemble;
 
 /// A host with its nodes in order.
-fn look(lay: impl FnOnce(&Tree)) -> HostSnapshot {
+fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma_core(true);
@@ -33,7 +33,7 @@ fn pool(seen: &HostSnapshot, text: &str) -> Snapshot {
 /// The same for a pool written in our own format.
 fn snapshot(lay: impl FnOnce(&Tree), words: &str) -> Snapshot {
     pool(
-        &look(lay),
+        &scan(lay),
         &format!("version: 1\npools:\n- {{ resource: rdma/a, {words} }}\n"),
     )
 }
@@ -257,7 +257,7 @@ fn virtual_functions_come_from_different_cards_or_are_packed() {
 #[test]
 fn an_old_pool_counts_up() {
     let text = r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": 12, "selectors": {"vendors": ["15b3"]}}]}"#;
-    let old = pool(&look(four_nics), text);
+    let old = pool(&scan(four_nics), text);
     let mut free = all(&old);
     free.reverse();
     let chosen = prefer(&old, &free, &[], 11);
@@ -265,7 +265,7 @@ fn an_old_pool_counts_up() {
 }
 
 #[test]
-fn foreign_units_and_wishes_beyond_what_is_free_do_no_harm() {
+fn foreign_units_and_requests_beyond_what_is_free_do_no_harm() {
     let snapshot = snapshot(
         four_nics,
         "mode: shared, slots: 1, select: { functions: [pf] }",
@@ -285,7 +285,7 @@ proptest::proptest! {
         policy in 0usize..4,
     ) {
         let word = ["spread", "pack", "numa", "same-hca"][policy];
-        static HOST: std::sync::LazyLock<HostSnapshot> = std::sync::LazyLock::new(|| look(four_nics));
+        static HOST: std::sync::LazyLock<HostSnapshot> = std::sync::LazyLock::new(|| scan(four_nics));
         let snapshot = pool(&HOST, &format!(
             "version: 1
 pools:

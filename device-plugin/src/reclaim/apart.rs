@@ -83,11 +83,11 @@ impl<T: Send + 'static> Apart<T> {
             if self.under_way.contains_key(&part) {
                 continue;
             }
-            let (tell, done) = channel();
+            let (sender, done) = channel();
             let job = make(part.clone(), work);
             let thread = std::thread::Builder::new().name("reclaim".into());
-            // Nobody listens any more when the daemon ends.
-            let started = thread.spawn(move || drop(tell.send(job())));
+            // The receiver is gone when the daemon ends.
+            let started = thread.spawn(move || drop(sender.send(job())));
             match started {
                 Ok(_) => {
                     let under_way = UnderWay {

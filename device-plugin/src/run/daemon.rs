@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use diagnostics::container_runtime;
 use hca::HcaId;
 use hca::inventory::Inventory;
@@ -27,27 +28,27 @@ use crate::kubelet::service::Waiting;
 use crate::links::{self, Links};
 use crate::node_socket::NodeSocket;
 use crate::pool_state::PoolStates;
-use crate::reclaim::{self, Counts, Findings};
+use crate::reclaim::{Counts, Findings};
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::snapshot::{Shape, Snapshot};
+use crate::state_files::{File, Place, StateFiles};
 
-/// How long after the start a pool that is not complete tells the kubelet nothing at all; see
-/// [`Withhold`].
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
+const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// How long after the host booted its ports may still be training.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 /// How long the kubelet may take to say who holds what, before a configuration is used.
 const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long events are gathered before a look: a device that appears rings several times.
-const GATHER: Duration = Duration::from_millis(10);
+/// How long events are gathered before a scan: a device that appears causes several.
+const GATHER_INTERVAL: Duration = Duration::from_millis(10);
 /// The same for the configuration's directory, where a file may be written in pieces.
-const GATHER_CONFIGURATION: Duration = Duration::from_millis(200);
-/// Shortest time between two looks that events ask for.
-const SPACING: Duration = Duration::from_millis(50);
+const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
+/// Shortest time between two scans that events ask for.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What others find out beside the looks at the host.
+/// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
     /// What the kubelet's gRPC client calls itself.
     pub(super) client: watch::Receiver<Option<String>>,
@@ -73,7 +74,7 @@ pub(super) struct Daemon {
     started: Instant,
     /// Whether the host booted a moment before.
     booted_now: bool,
-    last_look: Instant,
+    last_scan: Instant,
     scan: Option<Scan>,
     /// Why another scan is wanted once the present one has ended, if one is.
     wanted: Option<Trigger>,
@@ -82,20 +83,22 @@ pub(super) struct Daemon {
     waiting_next: Vec<Waiting>,
     allocated: Option<Arc<AllocatedUnits>>,
     kept: Kept,
+    /// The text of the configuration to keep as the last good one, if it is one.
+    keep: Option<String>,
+    /// Files for the CNI plugin, Node Feature Discovery and the next daemon.
+    files: StateFiles,
     /// The file that was read last.
     config_read: Option<FileId>,
     config_watch: Option<(FileId, RecommendedWatcher)>,
-    /// Why the configuration's directory is not watched, as it was told last.
+    /// Why the configuration's directory is not watched, as it was logged last.
     config_unwatched: Option<String>,
-    /// When to look again because a port will have been up or down for long enough.
+    /// When to scan again because a port will have been up or down for long enough.
     due: Option<Instant>,
     nodes: Option<RecommendedWatcher>,
-    /// The HCAs of exclusive pools, as the CNI plugin was told last.
+    /// The HCAs of exclusive pools, as they were to be written for the CNI plugin last.
     exclusive: Option<BTreeSet<HcaId>>,
     /// How pools are delivered that state nothing.
     choice: Choice,
-    /// What Node Feature Discovery was told last, or why it could not be.
-    features: Option<Result<String, String>>,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -109,10 +112,15 @@ impl Daemon {
         mut sessions: Sessions,
         watched: Watched,
         known: Known,
+        files: StateFiles,
     ) -> Self {
         let started = Instant::now();
         let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
-        let Start { config, error } = start;
+        let Start {
+            config,
+            keep,
+            error,
+        } = start;
         if let Some(error) = &error {
             tracing::error!(
                 error,
@@ -157,13 +165,15 @@ impl Daemon {
             netns_mode: None,
             started,
             booted_now,
-            last_look: started,
+            last_scan: started,
             scan: None,
             wanted: None,
             waiting: Vec::new(),
             waiting_next: Vec::new(),
             allocated,
             kept,
+            keep,
+            files,
             config_read,
             config_watch: None,
             config_unwatched: None,
@@ -171,7 +181,6 @@ impl Daemon {
             nodes: None,
             exclusive: None,
             choice: Choice::default(),
-            features: None,
             links: Links::default(),
             faults: Vec::new(),
             report,
@@ -194,7 +203,9 @@ impl Daemon {
         self.want(Trigger::Start, triggers);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
-        let mut patience = Some(tokio::time::Instant::from_std(self.started + PATIENCE));
+        let mut withhold_ends = Some(tokio::time::Instant::from_std(
+            self.started + START_GRACE_PERIOD,
+        ));
         let ended = loop {
             let late = self.scan.as_ref().and_then(Scan::deadline);
             let reason = tokio::select! {
@@ -223,8 +234,8 @@ impl Daemon {
                     self.tidy().await;
                     continue;
                 }
-                () = until(patience) => {
-                    patience = None;
+                () = until(withhold_ends) => {
+                    withhold_ends = None;
                     Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
@@ -243,11 +254,15 @@ impl Daemon {
                     self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy().await;
                     // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE;
+                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
                     Trigger::Pods
                 }
                 Ok(()) = self.known.found.changed() => {
+                    self.publish();
+                    continue;
+                }
+                () = self.files.changed() => {
                     self.publish();
                     continue;
                 }
@@ -270,7 +285,7 @@ impl Daemon {
             if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE);
+                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE_INTERVAL);
             }
             if asked_for {
                 self.choose_delivery().await;
@@ -335,7 +350,7 @@ impl Daemon {
         }
     }
 
-    /// Says that the present scan does not come to its end, to everybody who waits for it.
+    /// Reports to every waiting caller that the present scan does not end.
     fn scan_is_late(&mut self) {
         let Some(scan) = &mut self.scan else { return };
         let late = scan.call_late();
@@ -385,12 +400,12 @@ impl Daemon {
         is_another
     }
 
-    /// Waits a moment for what follows an event, and keeps looks apart from each other. A new
-    /// configuration outweighs all that is heard with it.
+    /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
+    /// new configuration outweighs all that is heard with it.
     async fn gather(&self, first: Trigger, heard: &mut mpsc::Receiver<Trigger>) -> Trigger {
         let settle = match first {
-            Trigger::Configuration => GATHER_CONFIGURATION,
-            _ => GATHER.max(SPACING.saturating_sub(self.last_look.elapsed())),
+            Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
+            _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.last_scan.elapsed())),
         };
         tokio::time::sleep(settle).await;
         let mut reason = first;
@@ -417,7 +432,7 @@ impl Daemon {
                 return false;
             }
             Ok((text, config)) if config.refused.is_empty() => {
-                self.kept.keep(&text);
+                self.keep = Some(text);
                 self.follow(config).await;
                 return true;
             }
@@ -438,9 +453,8 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let socket = kubelet_api::client::socket(&self.settings.kubelet_root_dir);
-        let directory = &self.settings.device_plugin_dir;
-        if let Ok(allocated) = allocated::ask_or_read(&socket, HOLDINGS_TIMEOUT, directory).await {
+        if let Ok(allocated) = allocated::ask(&self.settings.sources(), HOLDINGS_TIMEOUT).await {
+            let allocated = allocated.with_names_of(self.allocated.as_deref());
             self.allocated = Some(Arc::new(allocated));
         }
         self.configuration.error = None;
@@ -465,7 +479,7 @@ impl Daemon {
     async fn scan_ended(&mut self, outcome: Result<HostSnapshot, String>, triggers: &Triggers) {
         let Some(scan) = self.scan.take() else { return };
         let now = Instant::now();
-        self.last_look = now;
+        self.last_scan = now;
         *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
         self.scans.last = scan.elapsed();
         self.scans.total += self.scans.last;
@@ -511,7 +525,6 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
-        self.tell_features(&seen.inventory).await;
         let taken = self.known.found.borrow_and_update().taken.clone();
         self.pool_states
             .memory_mut()
@@ -520,42 +533,17 @@ impl Daemon {
         self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
-        self.tell_exclusive_hcas().await;
+        self.write_state_files(&seen.inventory).await;
         let ready = self.write_specifications().await;
-        let patience = match self.started.elapsed() < PATIENCE {
+        let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
             true if self.booted_now => Withhold::DriversAndPorts,
             true => Withhold::Drivers,
             false => Withhold::Over,
         };
-        self.sessions.show(&ready, patience);
+        self.sessions.show(&ready, withhold);
     }
 
-    /// Tells Node Feature Discovery, where that is asked for and there is news. What cannot be
-    /// written is tried again at the next look.
-    async fn tell_features(&mut self, inventory: &Inventory) {
-        let Some(directory) = self.settings.features_dir.clone() else {
-            return;
-        };
-        let lines = features::lines(inventory);
-        if matches!(&self.features, Some(Ok(told)) if *told == lines) {
-            return;
-        }
-        let text = lines.clone();
-        let put = tokio::task::spawn_blocking(move || features::put(&directory, &text)).await;
-        let told = match put {
-            Ok(Ok(())) => Ok(lines),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(error) = &told
-            && !matches!(&self.features, Some(Err(before)) if before == error)
-        {
-            tracing::warn!(error, "cannot write node features; see --features-dir");
-        }
-        self.features = Some(told);
-    }
-
-    /// Sets up what pools want up. The kernel tells of the change, which makes the daemon look again.
+    /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
     async fn set_links_up(&mut self, inventory: &Inventory) {
         let snapshots = self.pool_states.snapshots();
         let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
@@ -569,8 +557,9 @@ impl Daemon {
         }
     }
 
-    /// Tells the CNI plugin which HCAs are of exclusive pools, before the kubelet hears of them.
-    async fn tell_exclusive_hcas(&mut self) {
+    /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
+    /// before the kubelet hears of them, or it is a fault that this cannot be written.
+    async fn write_state_files(&mut self, inventory: &Inventory) {
         let exclusive: BTreeSet<HcaId> = self
             .pool_states
             .snapshots()
@@ -578,14 +567,39 @@ impl Daemon {
             .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
             .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
             .collect();
-        if self.exclusive.as_ref() == Some(&exclusive) {
-            return;
+        let mut files = vec![File {
+            place: Place::Node(EXCLUSIVE_HCAS),
+            content: lines(&exclusive),
+            consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may \
+                          give a pod a child of one that another pod will have",
+        }];
+        // Without them the CNI plugin goes by the routes.
+        if !self.settings.node_addresses.is_empty() {
+            files.push(File {
+                place: Place::Node(NODE_ADDRESSES),
+                content: lines(&self.settings.node_addresses),
+                consequence: "the CNI plugin does not know which addresses are the node's",
+            });
         }
-        let (settings, hcas) = (self.settings.reclaim.clone(), exclusive.clone());
-        let told = move || reclaim::tell_exclusive_hcas(&settings, &hcas);
-        match tokio::task::spawn_blocking(told).await {
-            Ok(()) => self.exclusive = Some(exclusive),
-            Err(error) => tracing::error!(%error, "telling the CNI plugin failed"),
+        if let Some(directory) = &self.settings.features_dir {
+            files.push(File {
+                place: Place::Foreign(directory.join(features::FILE)),
+                content: features::lines(inventory),
+                consequence: "the node has no labels of its HCAs; see --features-dir",
+            });
+        }
+        if let (Some(path), Some(text)) = (self.kept.path(), &self.keep) {
+            files.push(File {
+                place: Place::Own(path.to_owned()),
+                content: text.clone(),
+                consequence: "should the configuration be wrong at the next start, the daemon has \
+                              none; see --state-dir",
+            });
+        }
+        self.files.want(files);
+        if self.exclusive.as_ref() != Some(&exclusive) {
+            self.files.settled().await;
+            self.exclusive = Some(exclusive);
         }
     }
 
@@ -634,9 +648,12 @@ impl Daemon {
             .unwrap_or_default()
     }
 
-    /// Removes what was put in place for units that nobody holds any more.
+    /// Removes what was put in place for units that no pod holds any more.
     async fn tidy(&self) {
-        let Some(allocated) = self.allocated.clone() else {
+        // What is no news is in the newest answer alone, and says until when it is none.
+        let newest = self.known.held.borrow().clone();
+        let known = [newest, self.allocated.clone()].into_iter().flatten();
+        let Some(allocated) = known.max_by_key(|allocated| allocated.asked()) else {
             return;
         };
         let asked = allocated.asked();
@@ -701,6 +718,7 @@ impl Daemon {
                 self.pool_states.remarks(),
                 self.links.faults(),
                 &self.faults,
+                &self.files.faults(),
             ]
             .concat(),
             transitions: self.pool_states.transitions().clone(),
@@ -735,7 +753,7 @@ impl Daemon {
                 if self.config_unwatched.as_ref() != Some(&error) {
                     tracing::warn!(
                         file = %file.display(), error,
-                        "cannot watch the configuration; it is looked at before each scan"
+                        "cannot watch the configuration; it is read before each scan"
                     );
                     self.config_unwatched = Some(error);
                 }
@@ -769,7 +787,15 @@ fn log_configuration(file: &Path, config: &Config) {
     }
 }
 
-/// A file or directory that can be told from its successor.
+/// One value a line.
+fn lines<T: std::fmt::Display>(values: impl IntoIterator<Item = T>) -> String {
+    values
+        .into_iter()
+        .map(|value| format!("{value}\n"))
+        .collect()
+}
+
+/// A file or directory, distinguished from its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileId {
     device: u64,

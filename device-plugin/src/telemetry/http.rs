@@ -3,10 +3,11 @@
 //! All four are made from the report at the moment of the question; nothing is collected
 //! beforehand. That one thread answers proves that it is not stuck, which is all `/healthz` says.
 //!
-//! Whoever reaches the port can be a stranger, and the same process serves the kubelet. So there are
-//! few connections at a time, each for one question, with a small head that has to come soon; where
-//! all places are taken, the oldest one that has still not asked goes. `/status` and the names of pods
-//! are for those who ask on the loopback address, unless the administrator opens them.
+//! Any client that reaches the port may be untrusted, and the same process serves the kubelet. So
+//! there are few connections at a time, each for one question, with a small head that has to come
+//! soon; where all places are taken, the oldest one that has still not asked goes. `/status` and
+//! the names of pods are for those who ask on the loopback address, unless the administrator opens
+//! them.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -35,15 +36,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait before a port that is taken is tried again.
 const BIND_INTERVAL: Duration = Duration::from_secs(10);
 /// How long to wait when the kernel gives no connection, for want of descriptors for instance.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a server says to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Details {
     /// All of it to those on the loopback address alone.
     Loopback,
-    /// All of it to everybody.
-    Everybody,
+    /// All of it to every client.
+    EveryClient,
 }
 
 /// Serves an address until `stop`. A port that is taken is tried again: metrics are no reason for pods
@@ -54,17 +55,17 @@ pub(crate) async fn serve(
     reports: Reports,
     stop: CancellationToken,
 ) {
-    let mut told = false;
+    let mut logged = false;
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
-            Err(error) if !told => {
+            Err(error) if !logged => {
                 tracing::error!(
                     %address, %error,
                     "metrics and probes are not served; will try again; choose another address with \
                      --metrics-addr"
                 );
-                told = true;
+                logged = true;
             }
             Err(_) => {}
         }
@@ -98,7 +99,7 @@ async fn accept(listener: TcpListener, details: Details, reports: Reports) {
                     // Places that are taken may free a descriptor.
                     let fewer = places.len().saturating_sub(1);
                     make_room(&mut places, &mut tasks, fewer).await;
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                     continue;
                 }
             },
@@ -146,7 +147,7 @@ async fn converse(
     let to_loopback = stream
         .local_addr()
         .is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let in_full = details == Details::Everybody || to_loopback;
+    let in_full = details == Details::EveryClient || to_loopback;
     let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut stream)).await;
     let answer = match head {
         Ok(Ok(head)) => answer(&head, in_full, reports),
@@ -160,7 +161,7 @@ async fn converse(
         stream.write_all(text.as_bytes()).await?;
         stream.shutdown().await
     };
-    // Whoever does not read it does not get it.
+    // A client that does not read it does not get it.
     let _ = tokio::time::timeout(ANSWER_TIMEOUT, write).await;
 }
 
@@ -274,7 +275,7 @@ fn answer(head: &[u8], in_full: bool, reports: &Reports) -> Answer {
     answer
 }
 
-/// The reasons name HCAs and files of the node; a stranger is told whether, and not why.
+/// The reasons name HCAs and files of the node; an untrusted client learns whether, and not why.
 fn ready(report: &Report, in_full: bool) -> Answer {
     let unready = report.unready();
     let (status, mut text) = if unready.is_empty() {
@@ -315,7 +316,7 @@ mod tests {
             scans: ScanCounts::default(),
             netns_mode: None,
             pools: Vec::new(),
-            excluded: vec!["0000:3b:00.0 is left out of rdma/a until pod ml/train-0 ends".into()],
+            excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
             remarks: Vec::new(),
             transitions: BTreeMap::new(),
             allocated: None,
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_learn_neither_pods_nor_reasons() {
+    fn untrusted_clients_learn_neither_pods_nor_reasons() {
         assert_eq!(ask("GET /healthz HTTP/1.1", false), (200, "ok\n".into()));
         assert_eq!(ask("GET /status HTTP/1.1", false).0, 403);
         assert_eq!(ask("GET /status HTTP/1.1", true).0, 200);
@@ -340,10 +341,10 @@ mod tests {
             ask("GET /readyz HTTP/1.1", false),
             (503, "not ready\n".into())
         );
-        let (_, told) = ask("GET /readyz HTTP/1.1", true);
+        let (_, body) = ask("GET /readyz HTTP/1.1", true);
         assert!(
-            told.contains("train-0") && told.contains("not been scanned"),
-            "{told}"
+            body.contains("train-0") && body.contains("not been scanned"),
+            "{body}"
         );
         assert_eq!(ask("GET /metrics?x=1 HTTP/1.0", false).0, 200);
     }

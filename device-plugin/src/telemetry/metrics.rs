@@ -214,7 +214,7 @@ fn of_sessions(report: &Report) -> Vec<Family> {
             ages.push((vec![resource()], since.elapsed().as_secs_f64()));
         }
         for (result, count) in [
-            ("allocated", &pool.allocations.granted),
+            ("allocated", &pool.allocations.answered),
             ("refused", &pool.allocations.refused),
         ] {
             let labels = vec![resource(), ("result", result.to_owned())];

@@ -50,7 +50,7 @@ mod flag {
 /// `NLMSG_ERROR` and `NLMSG_DONE`.
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-/// `NLMSGERR_ATTR_MSG`: the kernel's words about a refusal.
+/// `NLMSGERR_ATTR_MSG`: the kernel's text about a refusal.
 const ERROR_MESSAGE: u16 = 1;
 
 /// What an answer lacks or gets wrong.
@@ -161,7 +161,7 @@ impl Request {
 pub enum Part<'a> {
     /// Attributes of an object.
     Payload(&'a [u8]),
-    /// The request was carried out; there is nothing to tell.
+    /// The request was carried out; there is no data.
     Acknowledged,
     /// The end of a dump.
     Done,
@@ -254,7 +254,7 @@ pub fn netns_mode(payload: &[u8]) -> Result<NetnsMode, Malformed> {
     }
 }
 
-/// A device, as netlink tells of it.
+/// A device, as netlink reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// Index, by which requests name the device. A move keeps it; a driver that binds again gives
@@ -266,7 +266,7 @@ pub struct Device {
     pub ports: u32,
     /// Node GUID; `None` if zero.
     pub node_guid: Option<Guid>,
-    /// Protocol: `roce`, `ib`, `iw`, `opa`, `usnic`; older kernels do not tell.
+    /// Protocol: `roce`, `ib`, `iw`, `opa`, `usnic`; older kernels do not report it.
     pub protocol: Option<String>,
 }
 

@@ -16,7 +16,7 @@ use crate::nldev::codec::{self, Device, Malformed, Node, Part, Request};
 /// `NETLINK_RDMA`.
 const PROTOCOL: isize = 20;
 /// Seconds to wait for an answer.
-const DEADLINE: i64 = 5;
+const ANSWER_TIMEOUT_SECONDS: i64 = 5;
 
 /// Why the kernel gave no usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ impl Nldev {
         // Without these an error has less to say, nothing more.
         let _ = socket.set_cap_ack(true);
         let _ = socket.set_ext_ack(true);
-        let deadline = TimeVal::seconds(DEADLINE);
+        let deadline = TimeVal::seconds(ANSWER_TIMEOUT_SECONDS);
         setsockopt(&socket.as_fd(), sockopt::ReceiveTimeout, &deadline)
             .map_err(|errno| failed(errno.into()))?;
         Ok(Self {
@@ -144,7 +144,7 @@ impl Nldev {
     /// # Errors
     /// As [`Nldev::exchange`].
     pub fn char_device(&mut self, device: &Device) -> Result<Node, Error> {
-        let attempt = format!("look for the verbs node of RDMA device {}", device.name);
+        let attempt = format!("find the verbs node of RDMA device {}", device.name);
         self.one(&attempt, &Request::uverbs(device.index), Node::decode)
     }
 
@@ -162,7 +162,7 @@ impl Nldev {
     /// Sends a request and gathers the payloads of its answer; none for an acknowledgement.
     ///
     /// # Errors
-    /// [`Error::Refused`] with the kernel's words, [`Error::Io`] if the socket fails or no answer
+    /// [`Error::Refused`] with the kernel's text, [`Error::Io`] if the socket fails or no answer
     /// comes, [`Error::Malformed`] if the answer cannot be split.
     pub fn exchange(&mut self, attempt: &str, request: &Request) -> Result<Vec<Vec<u8>>, Error> {
         self.sequence = self.sequence.wrapping_add(1);
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_reads_as_attempt_then_the_kernels_words() {
+    fn a_refusal_reads_as_attempt_then_the_kernels_text() {
         let error = Error::Refused {
             attempt: "list RDMA devices".into(),
             errno: libc::EPERM,
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_the_rdma_stack_is_told_so_or_answers() {
+    fn a_host_without_the_rdma_stack_is_reported_as_such_or_answers() {
         // Which of the two depends on the machine; a wrong guess at the protocol is neither.
         match Nldev::open().and_then(|mut nldev| nldev.devices()) {
             Ok(_) | Err(Error::NotLoaded) => {}

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_to_serve_is_nothing_to_assign() {
+    fn no_rows_is_nothing_to_assign() {
         assert!(assign(&[]).is_empty());
     }
 }

@@ -118,7 +118,7 @@ pub enum Refusal {
         barred: usize,
         /// Free, but a port of their card is held by another pod.
         half_taken: usize,
-        /// Free, but outside of the NUMA nodes wished for.
+        /// Free, but outside of the requested NUMA nodes.
         elsewhere: usize,
     },
     /// More NICs have to be included than are wanted.
@@ -165,7 +165,7 @@ pub enum Refusal {
 /// Chooses NICs.
 ///
 /// # Errors
-/// A [`Refusal`] says which of the wishes cannot be met.
+/// A [`Refusal`] says which requirement cannot be met.
 pub fn choose(machine: &Machine, request: &Request) -> Result<Choice, Refusal> {
     check(machine, request)?;
     let usable = usable(machine, request)?;

@@ -135,7 +135,7 @@ impl fmt::Display for Distance {
 pub struct Place {
     /// The function.
     pub address: PciAddress,
-    /// The root complex it hangs below, such as `pci0000:20`; `None` if sysfs does not tell.
+    /// The root complex it hangs below, such as `pci0000:20`; `None` if sysfs does not show it.
     pub root: Option<String>,
     /// Bridges from the root port down, then the function itself as last element.
     pub chain: Vec<PciAddress>,
@@ -186,7 +186,7 @@ pub fn distance(a: &Place, b: &Place, numa: &Numa) -> Distance {
         (Some(x), Some(y)) if x == y => Distance::sure(Class::Node),
         (Some(x), Some(y)) if numa.same_package(x, y) => Distance::sure(Class::Sock),
         (Some(_), Some(_)) => Distance::sure(Class::Sys),
-        // One node for all: nobody had anything to tell.
+        // One node for all: a device without one is on it.
         _ if numa.nodes.len() <= 1 => Distance::sure(Class::Node),
         _ => Distance {
             class: Class::Sys,
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn different_roots_are_told_apart_by_numa_and_package() {
+    fn different_roots_are_distinguished_by_numa_and_package() {
         let at = |root: &str, bus: &str, numa| place(root, &[bus], numa);
         let near = at("pci0001:00", "0001:00:00.0", 0);
         let same = at("pci0002:00", "0002:00:00.0", 0);

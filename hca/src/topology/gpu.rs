@@ -109,7 +109,7 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
         .into_iter()
         .zip(0..)
         .map(|((function, link), ordinal)| {
-            let (model, uuid) = told_by_nvidia(host, function.address)?;
+            let (model, uuid) = nvidia_information(host, function.address)?;
             Ok(Gpu {
                 ordinal,
                 place: Place::of(&function),
@@ -131,7 +131,10 @@ pub(super) fn addresses(host: &Host) -> Result<Vec<PciAddress>> {
 }
 
 /// Model and UUID from `/proc/driver/nvidia/gpus/<address>/information`.
-fn told_by_nvidia(host: &Host, address: PciAddress) -> Result<(Option<String>, Option<String>)> {
+fn nvidia_information(
+    host: &Host,
+    address: PciAddress,
+) -> Result<(Option<String>, Option<String>)> {
     let directory = host
         .proc
         .join("driver/nvidia/gpus")
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn accelerators_are_told_from_other_display_controllers() {
+    fn accelerators_are_distinguished_from_other_display_controllers() {
         let cases = [
             (
                 "0000:8f:00.0",
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nvidia_driver_tells_model_and_uuid() {
+    fn the_nvidia_driver_reports_model_and_uuid() {
         let text =
             "Model: \t\t NVIDIA B200\nIRQ:   \t\t 430\nGPU UUID: \t GPU-1f2e\nBus Type: \t PCIe";
         assert_eq!(line(text, "Model").as_deref(), Some("NVIDIA B200"));

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::host::{self, Result};
 
-/// Speed and width, where sysfs tells them.
+/// Speed and width, where sysfs shows them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PcieLink {

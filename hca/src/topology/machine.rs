@@ -24,7 +24,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at a node whose inventory was taken.
+    /// Reads a node whose inventory was scanned.
     ///
     /// # Errors
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
@@ -88,7 +88,7 @@ impl Machine {
     }
 
     /// True if each function has a root complex of its own, as hypervisors present passed-through
-    /// devices: the tree then tells nothing about switches, and an override is worth having.
+    /// devices: the tree then shows nothing about switches, and an override is worth having.
     #[must_use]
     pub fn hides_switches(&self) -> bool {
         let places: Vec<&Place> = self

@@ -76,7 +76,7 @@ pub struct Nics {
     pub unplaced: Vec<String>,
 }
 
-/// What to look for.
+/// What to search for.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// Also NICs without RDMA.
@@ -107,7 +107,7 @@ pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics>
         let function = match away.pci.map(|address| pci::read(host, address)) {
             Some(Ok(function)) => function,
             Some(Err(error)) if !error.is_missing() => return Err(error),
-            // Without a function, or unplugged between two looks.
+            // Without a function, or unplugged between two reads.
             None | Some(Err(_)) => {
                 unplaced.push(away.rdma_device.clone());
                 continue;

@@ -2,7 +2,7 @@
 //!
 //! A hypervisor that passes each device through on a root of its own (Azure's VMBus, some KVM
 //! set-ups) leaves nothing in sysfs but NUMA nodes. Where the administrator knows the machine,
-//! pairs can be told: by list, by order within each NUMA node, or by netdev names that carry the
+//! pairs can be given: by list, by order within each NUMA node, or by netdev names that carry the
 //! GPU's number. A pair is then placed as if below one switch of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,8 +103,8 @@ impl Machine {
         for nic in &mut self.nics {
             // A file may know a dual-port card by its first function alone.
             let names = [Some(nic.place.address), Some(nic.physical), nic.card];
-            let told = names.iter().flatten().find_map(|name| places.get(name));
-            if let Some(place) = told {
+            let known = names.iter().flatten().find_map(|name| places.get(name));
+            if let Some(place) = known {
                 unknown.remove(&place.address);
                 move_to(&mut nic.place, place);
             }
@@ -242,7 +242,7 @@ mod tests {
     use crate::topology::{Class, Wanted};
     use crate::tree::{Tree, machine};
 
-    fn look(lay: impl Fn(&Tree)) -> Machine {
+    fn scan(lay: impl Fn(&Tree)) -> Machine {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         lay(&tree);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn several_gpus_share_a_nic_by_order_where_their_numbers_divide() {
-        let mut p4d = look(machine::p4d);
+        let mut p4d = scan(machine::p4d);
         p4d.pair(&Pairing::ByOrder).unwrap();
         let expected = [0, 0, 1, 1, 2, 2, 3, 3].into_iter().enumerate();
         let expected: Vec<_> = expected
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_dual_port_card_is_paired_as_one() {
-        let mut oci = look(machine::oci_h100);
+        let mut oci = scan(machine::oci_h100);
         oci.pair(&Pairing::ByOrder).unwrap();
         assert_eq!(pix(&oci).len(), 16);
         assert_eq!(pix(&oci)[3], (1, "mlx5_3".to_owned()));
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn numbers_that_do_not_divide_are_refused() {
-        let mut machine = look(machine::one_gpu_in_four_near_a_nic);
+        let mut machine = scan(machine::one_gpu_in_four_near_a_nic);
         machine.gpus[0].place.numa = Some(1);
         machine.nics[0].place.numa = Some(1);
         let before = machine.clone();
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn names_pair_gpus_with_the_nics_made_for_them() {
-        let mut a4 = look(machine::a4);
+        let mut a4 = scan(machine::a4);
         a4.pair(&Pairing::ByName).unwrap();
         let expected: Vec<_> = (0..8).map(|n| (n, format!("mlx5_{n}"))).collect();
         assert_eq!(
@@ -306,7 +306,7 @@ mod tests {
             "nearer than the tree knows: one NIC for one GPU"
         );
 
-        let error = look(machine::egx).pair(&Pairing::ByName).unwrap_err();
+        let error = scan(machine::egx).pair(&Pairing::ByName).unwrap_err();
         assert!(
             error
                 .to_string()
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_list_of_pairs_must_be_of_this_machine() {
-        let mut nd = look(machine::nd_h100);
+        let mut nd = scan(machine::nd_h100);
         let nic = |text: &str| text.parse::<PciAddress>().unwrap();
         nd.pair(&Pairing::Listed(vec![(7, nic("0101:00:00.0"))]))
             .unwrap();
@@ -339,8 +339,8 @@ mod tests {
     }
 
     #[test]
-    fn places_of_functions_that_are_not_here_are_told() {
-        let mut nd = look(machine::nd_h100);
+    fn places_of_absent_functions_are_reported() {
+        let mut nd = scan(machine::nd_h100);
         let absent: PciAddress = "0000:01:00.0".parse().unwrap();
         let places = BTreeMap::from([(absent, below_switch(1, absent))]);
         assert_eq!(nd.place(&places), [absent]);

@@ -1,7 +1,7 @@
 //! The rail of a NIC: which of the parallel networks of a GPU fabric it belongs to.
 //!
 //! Rails have to be numbered alike on all nodes, since rank `n` of one node talks to rank `n` of
-//! another over rail `n`. The administrator's word counts most, then a number in the netdev's
+//! another over rail `n`. The administrator's number counts most, then a number in the netdev's
 //! name, which somebody chose on purpose, then the order of PCI addresses.
 
 use serde::Serialize;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_against_the_order_is_told() {
+    fn a_name_against_the_order_is_reported() {
         let address = |n| PciAddress {
             domain: 0,
             bus: n,

@@ -46,7 +46,7 @@ impl Tree {
         }
     }
 
-    /// Lays a GPU with its PCIe link and what the NVIDIA driver tells of it.
+    /// Lays a GPU with its PCIe link and what the NVIDIA driver reports of it.
     pub fn gpu(&self, spec: &PciSpec<'_>, model: &str) {
         self.pci(spec);
         self.pcie_link(spec.address, "32.0 GT/s PCIe", 16);

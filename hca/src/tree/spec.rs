@@ -78,7 +78,7 @@ pub struct NetdevSpec<'a> {
     pub speed: u32,
     /// Port of its hardware, from 0.
     pub dev_port: u32,
-    /// Physical port name; empty where the driver does not tell.
+    /// Physical port name; empty where the driver does not report it.
     pub phys_port_name: &'a str,
     /// `DEVTYPE` of the uevent; empty for hardware.
     pub kind: &'a str,
@@ -117,7 +117,7 @@ pub struct RdmaSpec<'a> {
     pub node_type: &'a str,
     /// The netdev that soft RoCE says it stands on; empty for other drivers.
     pub soft_parent: &'a str,
-    /// Firmware, board and chip are told, as mlx5 does.
+    /// Firmware, board and chip are reported, as mlx5 does.
     pub vendor_attributes: bool,
     /// Ports, from number 1.
     pub ports: &'a [PortSpec<'a>],

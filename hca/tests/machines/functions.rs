@@ -41,7 +41,7 @@ fn representors_are_neither_a_ports_netdev_nor_rdma_capable() {
 }
 
 #[test]
-fn a_virtual_function_is_told_from_its_physical_one() {
+fn a_virtual_function_is_distinguished_from_its_physical_one() {
     let machine = Machine::new();
     two_functions(&machine);
     let vf = "0000:3b:08.2";

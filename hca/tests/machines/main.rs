@@ -26,7 +26,7 @@ impl Machine {
         }
     }
 
-    /// The inventory, after checking that the fast look-up of every netdev agrees with it.
+    /// The inventory, after checking that the fast lookup of every netdev agrees with it.
     fn inventory(&self) -> Inventory {
         let inventory = hca::inventory(&self.tree.host()).unwrap();
         for netdev in &inventory.netdevs {
@@ -37,7 +37,7 @@ impl Machine {
                     .iter()
                     .map(PortId::to_string)
                     .collect::<Vec<_>>(),
-                "the fast look-up and the inventory disagree on {}",
+                "the fast lookup and the inventory disagree on {}",
                 netdev.name
             );
         }

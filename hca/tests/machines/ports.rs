@@ -43,7 +43,7 @@ fn each_function_of_a_dual_port_card_is_a_device_of_its_own() {
 }
 
 #[test]
-fn two_ports_of_one_device_are_told_apart_by_dev_port() {
+fn two_ports_of_one_device_are_distinguished_by_dev_port() {
     let machine = Machine::new();
     machine.tree.pci(&PciSpec {
         address: PF0,
@@ -162,7 +162,7 @@ fn an_ipoib_child_has_the_port_of_its_parent_but_is_not_the_ports_netdev() {
         dev_port: 1,
         ..ib0
     });
-    // A child does not tell its port, and depending on the kernel not its hardware either.
+    // A child does not show its port, and depending on the kernel not its hardware either.
     for (name, on) in [("ib1.8001", On::Pci(PF0)), ("ib1.8002", On::Nothing)] {
         machine.tree.netdev(&NetdevSpec { name, on, ..ib0 });
         let parent = hca::netdev::read(&machine.tree.host(), "ib1").unwrap();

@@ -1,23 +1,23 @@
 //! `rdma-ipam explain`: what a configuration means, and which address is next.
 
-use super::{Global, Outcome, say, say_json};
+use super::import::documents;
+use super::{Global, Outcome, complain, say, say_json};
 use crate::config::Config;
 use crate::plugin::Plugin;
 use crate::range::Range;
 use crate::store::{Store, Survey};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use serde_json::{Value, json};
-use std::io::Read;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(super) struct Explain {
     /// File with a network configuration, a conflist or a `NetworkAttachmentDefinition`
-    /// (JSON or YAML), or - for standard input
+    /// (JSON or YAML; of several, the first by name), or - for standard input
     config: PathBuf,
 }
 
@@ -61,16 +61,7 @@ impl Explain {
     }
 
     fn request(&self) -> Result<Request> {
-        let mut text = Vec::new();
-        if self.config.as_os_str() == "-" {
-            std::io::stdin()
-                .lock()
-                .read_to_end(&mut text)
-                .context("read standard input")?;
-        } else {
-            text = std::fs::read(&self.config)
-                .with_context(|| format!("read {}", self.config.display()))?;
-        }
+        let (place, text) = self.read()?;
         let env = Environment {
             command: Command::Status,
             attachment: None,
@@ -79,54 +70,115 @@ impl Explain {
             path: Vec::new(),
             netns_override: false,
         };
-        Ok(Request {
-            env,
-            config: NetworkConfig::parse(&one_plugin(&text)?)?,
-        })
+        let config = one_plugin(&place, &text)?;
+        let config = NetworkConfig::parse(&config).with_context(|| format!("explain {place}"))?;
+        Ok(Request { env, config })
+    }
+
+    /// What the text is called in messages, and the text.
+    fn read(&self) -> Result<(String, String)> {
+        if self.config.as_os_str() == "-" {
+            let text = std::io::read_to_string(std::io::stdin().lock());
+            return Ok((
+                "standard input".to_owned(),
+                text.context("read standard input")?,
+            ));
+        }
+        let place = self.config.display().to_string();
+        let text =
+            std::fs::read_to_string(&self.config).with_context(|| format!("read {place}"))?;
+        Ok((place, text))
     }
 }
 
 /// The configuration of the plugin that has an `ipam`, out of whatever holds it.
-fn one_plugin(text: &[u8]) -> Result<Vec<u8>> {
-    // What is no YAML, the reader of configurations says better.
-    let Ok(mut value) = serde_saphyr::from_slice::<Value>(text) else {
-        return Ok(text.to_owned());
-    };
-    if value
-        .get("kind")
-        .is_some_and(|kind| kind == "NetworkAttachmentDefinition")
-    {
-        let name = value.pointer("/metadata/name").cloned().unwrap_or_default();
-        let config = value
-            .pointer("/spec/config")
-            .and_then(Value::as_str)
-            .context("the NetworkAttachmentDefinition has no spec.config")?;
-        value = serde_json::from_str(config).context("read spec.config")?;
-        if let Some(map) = value.as_object_mut()
-            && !map.contains_key("name")
-        {
-            map.insert("name".into(), name);
+fn one_plugin(place: &str, text: &str) -> Result<Vec<u8>> {
+    let document = one_network(place, documents(place, text)?)?;
+    let (place, config) = match is_definition(&document) {
+        false => (place.to_owned(), document),
+        true => {
+            let name = name_of(&document);
+            let place = format!("{place}: NetworkAttachmentDefinition {name}");
+            let config = document
+                .pointer("/spec/config")
+                .and_then(Value::as_str)
+                .with_context(|| format!("{place} has no spec.config"))?;
+            let mut config: Value = serde_json::from_str(config)
+                .with_context(|| format!("{place}: spec.config is not JSON"))?;
+            if let Some(map) = config.as_object_mut() {
+                map.entry("name").or_insert_with(|| name.into());
+            }
+            (place, config)
         }
-    }
-    let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
-        return match serde_json::from_slice::<Value>(text) {
-            Ok(same) if same == value => Ok(text.to_owned()),
-            _ => Ok(value.to_string().into_bytes()),
-        };
+    };
+    let Some(plugins) = config.get("plugins").and_then(Value::as_array) else {
+        if !config.is_object() {
+            bail!("{place} is no network configuration: it is not a JSON object");
+        }
+        // As it is written: of a key that is there twice, the reader of configurations decides.
+        return Ok(match serde_json::from_str::<Value>(text) {
+            Ok(same) if same == config => text.as_bytes().to_vec(),
+            _ => config.to_string().into_bytes(),
+        });
     };
     let mut plugin = plugins
         .iter()
         .find(|plugin| plugin.get("ipam").is_some_and(Value::is_object))
-        .context("no plugin of the list has an ipam")?
+        .with_context(|| format!("{place}: no plugin of the list has an ipam"))?
         .clone();
     if let Some(map) = plugin.as_object_mut() {
         for key in ["name", "cniVersion"] {
-            if let Some(of_the_list) = value.get(key) {
+            if let Some(of_the_list) = config.get(key) {
                 map.insert(key.into(), of_the_list.clone());
             }
         }
     }
     Ok(plugin.to_string().into_bytes())
+}
+
+/// The document to explain: the only one, or of several objects the first
+/// NetworkAttachmentDefinition by name, which is said.
+fn one_network(place: &str, documents: Vec<Value>) -> Result<Value> {
+    let mut objects = Vec::new();
+    for mut document in documents {
+        let is_list = (document.get("kind").and_then(Value::as_str))
+            .is_some_and(|kind| kind.ends_with("List"));
+        match document.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) if is_list => objects.extend(items),
+            Some(items) => {
+                document["items"] = items;
+                objects.push(document);
+            }
+            None => objects.push(document),
+        }
+    }
+    let count = objects.len();
+    if count < 2 {
+        let only = objects.pop();
+        return only.with_context(|| format!("{place} is empty"));
+    }
+    objects.retain(is_definition);
+    objects.sort_by_cached_key(name_of);
+    let names: Vec<String> = objects.iter().map(name_of).collect();
+    let Some(first) = objects.into_iter().next() else {
+        bail!("{place} has {count} documents, and none is a NetworkAttachmentDefinition");
+    };
+    if let [explained, _, ..] = names.as_slice() {
+        complain(&format!(
+            "{place} has the networks {}; this explains {explained}",
+            names.join(", ")
+        ));
+    }
+    Ok(first)
+}
+
+fn is_definition(object: &Value) -> bool {
+    (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
+}
+
+fn name_of(object: &Value) -> String {
+    let name = object.pointer("/metadata/name").and_then(Value::as_str);
+    name.unwrap_or_default().to_owned()
 }
 
 /// The part of a range that this node has, or gets by its first ADD.

@@ -4,6 +4,7 @@ use super::{Global, Outcome, say, say_json, shown};
 use crate::store::{Checkup, Store};
 use anyhow::Result;
 use clap::Args;
+use cni_wire::text::printable;
 use serde_json::json;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub(super) struct Fsck {
     /// First forget which store this node knew: another one was put in its place on purpose
     #[arg(long)]
     adopt: bool,
-    /// Leave alone what changed less than this ago: it may be a call on its way
+    /// Leave alone what changed less than this ago: it may be a call that still runs
     #[arg(long, value_name = "DURATION", value_parser = super::duration, default_value = "60s")]
     min_age: Duration,
 }
@@ -55,7 +56,7 @@ impl Fsck {
                 say(&format!(
                     "{}: {}{}\n",
                     shown(&problem.finding.path),
-                    problem.finding.what.escape_debug(),
+                    printable(&problem.finding.what),
                     if problem.repaired { " (repaired)" } else { "" }
                 ));
             }

@@ -12,7 +12,7 @@ use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use node::table::{cell, table};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(super) struct Import {
@@ -98,7 +98,11 @@ impl Import {
                 network_name,
                 how,
             } => {
-                let plan = import::whereabouts(&documents(&file)?, &network_name)?;
+                let text = std::fs::read_to_string(&file)
+                    .with_context(|| format!("read {}", file.display()))?;
+                let place = file.display().to_string();
+                let plan = import::whereabouts(&documents(&place, &text)?, &network_name)
+                    .with_context(|| format!("import {place}"))?;
                 for remark in &plan.remarks {
                     complain(remark);
                 }
@@ -136,16 +140,16 @@ fn anybody(planned: &Planned, interface: &str) -> Holder {
     }
 }
 
-fn documents(file: &Path) -> Result<Vec<Value>> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-    if let Ok(one) = serde_json::from_str(&text) {
+/// The JSON document, or the YAML documents, of a text; `place` is its file, for messages.
+pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
+    if let Ok(one) = serde_json::from_str(text) {
         return Ok(vec![one]);
     }
-    // The objects of a large cluster are beyond the limits that hold for text of strangers.
+    // The objects of a large cluster are beyond the limits that hold for untrusted text.
     let options = serde_saphyr::options! { budget: None };
-    serde_saphyr::from_multiple_with_options(&text, options).map_err(|error| {
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let error = error.without_snippet();
-        anyhow!("{} is neither YAML nor JSON: {error}", file.display())
+        anyhow!("{place} is neither YAML nor JSON: {error}")
     })
 }
 
@@ -281,9 +285,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Vec<Value>> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        documents(file.path())
+        documents("objects.yaml", text)
     }
 
     #[test]

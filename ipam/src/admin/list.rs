@@ -3,7 +3,7 @@
 use super::{Global, Outcome, complain, say, say_json, shown};
 use crate::lease::Lease;
 use crate::store::Store;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use ipnetwork::IpNetwork;
 use node::table::{age, cell, table};
@@ -31,9 +31,16 @@ impl List {
             Some(store) => self.leases(&store)?,
             None => Vec::new(),
         };
+        let outcome = match leases.is_empty() && self.is_filtered() {
+            true => {
+                complain("no such lease");
+                Outcome::Found
+            }
+            false => Outcome::Done,
+        };
         if global.json {
             say_json(json!({"leases": leases}));
-            return Ok(Outcome::Done);
+            return Ok(outcome);
         }
         let now = jiff::Timestamp::now();
         let rows: Vec<Vec<String>> = leases.iter().map(|lease| row(lease, now)).collect();
@@ -50,7 +57,15 @@ impl List {
             ],
             &rows,
         ));
-        Ok(Outcome::Done)
+        Ok(outcome)
+    }
+
+    /// Whether certain leases were asked for: of those, none is nothing found.
+    fn is_filtered(&self) -> bool {
+        self.pool.is_some()
+            || self.network_name.is_some()
+            || self.pod.is_some()
+            || self.node.is_some()
     }
 
     fn leases(&self, store: &Store) -> Result<Vec<Lease>> {
@@ -74,7 +89,9 @@ impl List {
             && !leases.iter().any(|lease| lease.range == pool)
             && !store.pools()?.iter().any(|known| known.range == pool)
         {
-            bail!("the store has no pool {pool}; rdma-ipam pools lists them");
+            complain(&format!(
+                "the store has no pool {pool}; rdma-ipam pools lists them"
+            ));
         }
         leases.retain(|lease| self.means(lease));
         leases.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));

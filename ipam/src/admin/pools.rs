@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 #[derive(Debug, Args)]
 pub(super) struct Pools {
-    /// Drop a pool that nobody uses from the list, as in 10.0.0.0/24; the next ADD that asks
+    /// Drop an unused pool from the list, as in 10.0.0.0/24; the next ADD that asks
     /// for it brings it back
     #[arg(long, value_name = "RANGE")]
     drop: Option<IpNetwork>,
@@ -88,17 +88,7 @@ impl Pools {
         ];
         say(&table(&header, &rows));
         if !slices.is_empty() {
-            let rows: Vec<Vec<String>> = slices
-                .iter()
-                .map(|slice| {
-                    vec![
-                        slice.slice.to_string(),
-                        slice.range.to_string(),
-                        cell(slice.network_name.as_deref().unwrap_or_default()),
-                        cell(&slice.node),
-                    ]
-                })
-                .collect();
+            let rows: Vec<Vec<String>> = slices.iter().map(slice_row).collect();
             say("\n");
             say(&table(&["SLICE", "RANGE", "NETWORK NAME", "NODE"], &rows));
         }
@@ -130,9 +120,12 @@ impl Pools {
             .find(|slice| slice.range == range && slice.network_name.as_deref() == network_name);
         if let Some(slice) = holder {
             bail!(
-                "node {} has slice {} of pool {range}; rdma-ipam release --node gives it up",
-                slice.node,
-                slice.slice
+                "node {node} has slice {} of pool {range}; once the node is gone, or uses the pool \
+                 no more, rdma-ipam release --node {node} --pool {range} --network-name {:?} \
+                 gives it up",
+                slice.slice,
+                network_name.unwrap_or_default(),
+                node = slice.node,
             );
         }
         if !confirmed(self.yes, &format!("drop pool {range} from the list?"))? {
@@ -186,6 +179,16 @@ fn count(store: &Store, pools: &[Pool], cooldown: u128) -> Result<Vec<Counts>> {
         Ok(())
     })?;
     Ok(counts)
+}
+
+/// Slice, range, network name and node.
+pub(super) fn slice_row(slice: &Slice) -> Vec<String> {
+    vec![
+        slice.slice.to_string(),
+        slice.range.to_string(),
+        cell(slice.network_name.as_deref().unwrap_or_default()),
+        cell(&slice.node),
+    ]
 }
 
 fn free(pool: &Pool, counts: &Counts) -> u128 {

@@ -1,8 +1,9 @@
 //! `rdma-ipam release`: free leases by hand.
 
+use super::pools::slice_row;
 use super::{Global, Outcome, complain, confirmed, say, say_json};
 use crate::lease::Lease;
-use crate::store::{Entry, Store};
+use crate::store::{Entry, Slice, Store};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnetwork::IpNetwork;
@@ -15,7 +16,8 @@ use std::net::IpAddr;
 struct Which {
     /// The lease of this address
     address: Option<IpAddr>,
-    /// All leases of a node, and its slices: the node must be gone
+    /// All leases of a node, and its slices (with --pool and --network-name those alone): the
+    /// node must be gone
     #[arg(long)]
     node: Option<String>,
     /// All leases of a pod: namespace/name, or a name
@@ -29,7 +31,7 @@ pub(super) struct Release {
     which: Which,
     /// With --node and this node's own name: only leases of machines that were this node
     /// before, or of its earlier boots; the node may be alive
-    #[arg(long, alias = "former", requires = "node")]
+    #[arg(long, alias = "former", requires = "node", conflicts_with_all = ["address", "pod"])]
     previous: bool,
     /// Only within this network name; "" for leases without one
     #[arg(long)]
@@ -50,7 +52,7 @@ impl Release {
         };
         if self.previous && self.which.node.as_ref() != Some(&store.node().name) {
             bail!(
-                "--previous tells this node's leases from those before: run it on the node, which is {}",
+                "--previous distinguishes this node's leases from those before: run it on the node, which is {}",
                 store.node().name
             );
         }
@@ -60,22 +62,16 @@ impl Release {
             let of_this_boot = |lease: &Lease| lease.holder.boot == boot;
             !self.previous || !entry.record.as_ref().is_ok_and(of_this_boot)
         });
-        if chosen.is_empty() && self.which.node.is_none() {
-            complain("no such lease");
+        self.refuse_this_boot(&store, &chosen)?;
+        let slices = self.choose_slices(&store)?;
+        if chosen.is_empty() && slices.is_empty() {
+            complain("no such lease or slice");
             return Ok(Outcome::Found);
         }
-        let rows: Vec<Vec<String>> = chosen.iter().map(row).collect();
         if !global.json {
-            say(&table(&HEADER, &rows));
+            show(&chosen, &slices);
         }
-        let question = format!(
-            "free {}? A pod that still uses one of them will share it with the next.",
-            match rows.len() {
-                1 => "this lease".to_owned(),
-                n => format!("these {n} leases"),
-            }
-        );
-        if !confirmed(self.yes, &question)? {
+        if !confirmed(self.yes, &question(chosen.len(), slices.len()))? {
             return Ok(Outcome::Found);
         }
         let mut freed = Vec::new();
@@ -87,9 +83,10 @@ impl Release {
             }
         }
         let slices = match &self.which.node {
-            Some(_) if self.previous => Vec::new(),
-            Some(node) => store.release_slices(node, self.network_name())?,
-            None => Vec::new(),
+            Some(node) if !slices.is_empty() => {
+                store.release_slices(node, self.network_name(), self.pool)?
+            }
+            _ => Vec::new(),
         };
         if global.json {
             say_json(json!({"freed": freed, "slices": slices, "failed": failed}));
@@ -103,6 +100,43 @@ impl Release {
             bail!("{} could not be freed: {first}", failed.len());
         }
         Ok(Outcome::Done)
+    }
+
+    /// Refuses to free what pods of this node use: by its own name, the node is not gone.
+    /// Leases of its earlier boots and slices without leases may be freed.
+    fn refuse_this_boot(&self, store: &Store, chosen: &[Entry]) -> Result<()> {
+        let own = (self.which.node.as_deref())
+            .is_some_and(|node| store.node_names().any(|name| name == node));
+        let of_this_boot = |entry: &&Entry| {
+            let lease = entry.record.as_ref();
+            lease.is_ok_and(|lease| lease.holder.boot == store.node().boot)
+        };
+        let mut live = chosen.iter().filter(of_this_boot);
+        let (true, Some(first)) = (own, live.next()) else {
+            return Ok(());
+        };
+        bail!(
+            "{} is this node, and it holds {} leases of this boot, such as {}; --previous frees \
+             those of earlier boots alone, rdma-ipam reclaim those whose pods are gone",
+            store.node().name,
+            1 + live.count(),
+            first.address
+        );
+    }
+
+    /// The slices that are given up with the leases of a node.
+    fn choose_slices(&self, store: &Store) -> Result<Vec<Slice>> {
+        let Some(node) = self.which.node.as_ref().filter(|_| !self.previous) else {
+            return Ok(Vec::new());
+        };
+        let mut slices = store.slices()?;
+        slices.retain(|slice| {
+            slice.node == *node
+                && self.pool.is_none_or(|pool| pool == slice.range)
+                && (self.network_name())
+                    .is_none_or(|wanted| wanted == slice.network_name.as_deref())
+        });
+        Ok(slices)
     }
 
     /// The leases that are meant. Of one address there is one lease in each network
@@ -158,7 +192,39 @@ impl Release {
     }
 }
 
-const HEADER: [&str; 4] = ["ADDRESS", "NETWORK NAME", "RANGE", "HOLDER"];
+/// Prints what would be freed: leases, then slices.
+fn show(chosen: &[Entry], slices: &[Slice]) {
+    let rows: Vec<Vec<String>> = chosen.iter().map(row).collect();
+    if !rows.is_empty() {
+        say(&table(
+            &["ADDRESS", "NETWORK NAME", "RANGE", "HOLDER"],
+            &rows,
+        ));
+    }
+    let rows: Vec<Vec<String>> = slices.iter().map(slice_row).collect();
+    if !rows.is_empty() {
+        say(&table(&["SLICE", "RANGE", "NETWORK NAME", "NODE"], &rows));
+    }
+}
+
+/// What is asked before anything is freed; one of both numbers is not 0.
+fn question(leases: usize, slices: usize) -> String {
+    let leases = match leases {
+        0 => None,
+        1 => Some("free this lease".to_owned()),
+        n => Some(format!("free these {n} leases")),
+    };
+    let slices = match slices {
+        0 => None,
+        1 => Some("give up this slice".to_owned()),
+        n => Some(format!("give up these {n} slices")),
+    };
+    let what: Vec<String> = [leases, slices].into_iter().flatten().collect();
+    format!(
+        "{}? A pod that still uses one of the addresses will share it with the next.",
+        what.join(" and ")
+    )
+}
 
 fn row(entry: &Entry) -> Vec<String> {
     let holder = match &entry.record {

@@ -5,12 +5,18 @@ use crate::lease::Lease;
 use crate::store::Entry;
 use anyhow::Result;
 use clap::Args;
+use cni_wire::text::printable;
 use serde_json::{Value, json};
 use std::net::IpAddr;
 
+/// The beginning of a container ID has at least so many bytes: a shorter one is as likely to be a
+/// mistake.
+const MIN_BEGINNING: usize = 4;
+
 #[derive(Debug, Args)]
 pub(super) struct Show {
-    /// An address, a pod (namespace/name or name) or the beginning of a container ID
+    /// An address, a pod (namespace/name or name), a container ID, or at least 4 characters of
+    /// its beginning
     what: String,
 }
 
@@ -30,9 +36,15 @@ impl Show {
             })?;
         }
         if found.is_empty() {
+            let beginning = match self.what.len() < MIN_BEGINNING {
+                true => format!(
+                    "; of a container ID at least {MIN_BEGINNING} characters are needed, or all of it"
+                ),
+                false => String::new(),
+            };
             complain(&format!(
-                "nothing is known about {}",
-                self.what.escape_debug()
+                "nothing is known about {:?}{beginning}",
+                self.what
             ));
             return Ok(Outcome::Found);
         }
@@ -49,7 +61,8 @@ impl Show {
     fn means(&self, lease: &Lease) -> bool {
         let pod = lease.holder.pod.as_ref();
         pod.is_some_and(|pod| pod.to_string() == self.what || pod.name == self.what)
-            || (self.what.len() >= 4 && lease.holder.container.starts_with(&self.what))
+            || lease.holder.container == self.what
+            || (self.what.len() >= MIN_BEGINNING && lease.holder.container.starts_with(&self.what))
     }
 }
 
@@ -100,7 +113,7 @@ fn text(value: &Value) -> String {
                     *out += &format!("{indent}{key}:\n");
                     lines(value, depth + 1, out);
                 }
-                Value::String(text) => *out += &format!("{indent}{key}: {}\n", text.escape_debug()),
+                Value::String(text) => *out += &format!("{indent}{key}: {}\n", printable(text)),
                 other => *out += &format!("{indent}{key}: {other}\n"),
             }
         }

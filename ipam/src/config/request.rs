@@ -48,7 +48,7 @@ impl Requested {
             (request.config.runtime_config()?, Source::Runtime),
             (request.config.cni_args()?, Source::Annotation),
         ] {
-            let instead = list(&section, source)?;
+            let instead = list(&section, source, profile)?;
             if !instead.is_empty() {
                 return Ok(Self {
                     instead,
@@ -69,7 +69,7 @@ impl Requested {
         let instead = text
             .split(',')
             .map(|text| {
-                range::with_length(text)
+                with_length(text, profile)
                     .map(|ip| (ip, Source::CniArgs))
                     .ok_or_else(|| wrong(text))
             })
@@ -84,16 +84,24 @@ impl Requested {
 fn list(
     section: &Section<'_>,
     source: Source,
+    profile: Profile,
 ) -> Result<Vec<(range::IpAddrWithLength, Source)>, Error> {
-    let texts: Vec<&str> = section.get("ips")?.unwrap_or_default();
-    texts
+    section
+        .texts("ips")?
         .into_iter()
         .map(|text| {
-            range::with_length(text)
+            with_length(text, profile)
                 .map(|ip| (ip, source))
                 .ok_or_else(|| section.wrong("ips", format_args!("{text:?} is not an address")))
         })
         .collect()
+}
+
+/// An address, with the prefix length if one is written; in the strict profile without
+/// leading zeros.
+fn with_length(text: &str, profile: Profile) -> Option<range::IpAddrWithLength> {
+    let strict = profile == Profile::Strict;
+    range::with_length(text).filter(|_| !(strict && range::has_leading_zero(text)))
 }
 
 fn appended(address: &str, gateway: Option<&str>) -> Result<IpConfig, Error> {
@@ -178,6 +186,9 @@ mod tests {
         for args in ["IP=10.0.0.7", "IP=x/24", "IP=10.0.0.7/24;GATEWAY=x"] {
             let error = read(bare, args, Profile::Compatible).unwrap_err();
             assert_eq!(error.code, Code::InvalidEnvironment, "{args}");
+        }
+        for padded in ["IP=10.0.0.030", "IP=10.0.0.3/024"] {
+            assert!(read(bare, padded, Profile::Strict).is_err(), "{padded}");
         }
         assert!(read(bare, "IP=10.0.0.300", Profile::Strict).is_err());
         assert!(

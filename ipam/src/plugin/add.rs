@@ -6,6 +6,7 @@ use crate::lease::Holder;
 use crate::range::{IpAddrWithLength, Range};
 use crate::store::{Order, Part, Space, Store};
 use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request};
+use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use std::net::IpAddr;
 
@@ -69,6 +70,8 @@ pub(super) fn part(range: &Range, config: &Config, requested: Option<IpAddr>) ->
     }
 }
 
+const ONE_OF_EACH: &str = "one address may be asked for from each range";
+
 /// Which range each requested address is to come from.
 fn assign(
     requested: &[(IpAddrWithLength, Source)],
@@ -84,12 +87,24 @@ fn assign(
             };
             Error::new(code, format!("{}: {address} {why}", source.as_str()))
         };
+        let around = |range: &Range| range.subnet().contains(*address);
+        let taken = config.ranges.iter().zip(&asked);
+        let taken: Vec<(IpNetwork, IpAddr)> = taken
+            .filter(|(range, _)| around(range))
+            .filter_map(|(range, asked)| Some((range.subnet(), (*asked)?)))
+            .collect();
         let mut fits = config
             .ranges
             .iter()
             .zip(&mut asked)
-            .filter(|(range, asked)| asked.is_none() && range.subnet().contains(*address));
+            .filter(|(range, asked)| asked.is_none() && around(range));
         let Some((range, slot)) = fits.next() else {
+            if let Some((subnet, other)) = taken.last() {
+                return Err(refuse(format!(
+                    "lies in range {subnet}, from which {other} is asked for already"
+                ))
+                .with_details(ONE_OF_EACH));
+            }
             let ranges: Vec<String> = config
                 .ranges
                 .iter()
@@ -97,7 +112,7 @@ fn assign(
                 .collect();
             return Err(
                 refuse(format!("lies in none of the ranges {}", ranges.join(", ")))
-                    .with_details("one address may be asked for from each range"),
+                    .with_details(ONE_OF_EACH),
             );
         };
         let subnet = range.subnet();

@@ -23,9 +23,10 @@ fn code(error: &StoreError) -> Code {
         },
         StoreError::Overtaken { .. } => Code::TryAgain,
         StoreError::Unknown { .. } => Code::Policy,
-        StoreError::Held { .. } | StoreError::Exhausted { .. } | StoreError::NoSlice { .. } => {
-            Code::Exhausted
-        }
+        StoreError::Held { .. }
+        | StoreError::Exhausted { .. }
+        | StoreError::SliceExhausted { .. }
+        | StoreError::NoSlice { .. } => Code::Exhausted,
         StoreError::SliceSize { .. } | StoreError::Oversize { .. } => Code::InvalidConfig,
         StoreError::Format { .. }
         | StoreError::Identity { .. }

@@ -83,6 +83,20 @@ pub(super) fn exclusion(text: &str, strict: bool) -> Option<(bool, Span)> {
     Some((subnet.is_ipv4(), Span::of(subnet)))
 }
 
+/// Whether a number of an IPv4 address, or a prefix length, is written with a leading zero: some
+/// programs read it as octal.
+pub(crate) fn has_leading_zero(text: &str) -> bool {
+    let padded = |number: &str| {
+        number.len() > 1 && number.starts_with('0') && number.bytes().all(|b| b.is_ascii_digit())
+    };
+    text.split('-').any(|part| {
+        let (address, length) = part.split_once('/').unwrap_or((part, ""));
+        // The end of an IPv6 address may be written as an IPv4 address.
+        let dotted = address.rsplit(':').next().filter(|end| end.contains('.'));
+        dotted.is_some_and(|dotted| dotted.split('.').any(padded)) || padded(length)
+    })
+}
+
 fn masked(network: IpNetwork) -> IpNetwork {
     IpNetwork::new(network.network(), network.prefix()).unwrap_or(network)
 }
@@ -134,6 +148,31 @@ mod tests {
         );
         assert_eq!(exclusion("192.168.002.1/32", false), None);
         assert!(exclusion("192.168.002.1/32", true).is_some());
+    }
+
+    #[test]
+    fn leading_zeros_are_seen_in_every_form_of_ipv4() {
+        for text in [
+            "010.5.0.0/24",
+            "10.5.0.00",
+            "10.5.0.0/024",
+            "10.5.0.1-10.5.0.09/24",
+            "::ffff:010.0.0.1",
+            "fd00::/064",
+        ] {
+            assert!(has_leading_zero(text), "{text}");
+        }
+        for text in [
+            "10.0.0.0/24",
+            "0.0.0.0/0",
+            "fd00:0056::0/64",
+            "10.0.0.1-10.0.0.9/8",
+            "100.20.30.40",
+            "::ffff:10.0.0.1",
+            "",
+        ] {
+            assert!(!has_leading_zero(text), "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Which seat to take: the lowest that is free, and another one when somebody
-//! else was faster.
+//! Which address to lease: the lowest that is free, and another one when another
+//! ADD was faster.
 
 use super::claim::{Intent, other_class};
 use super::dir::Dir;
@@ -52,7 +52,7 @@ const MAX_COLLISIONS: usize = 10_000;
 
 /// Before a range is called exhausted it is read once more after each of
 /// these, in milliseconds: a contender on a busy node takes so long to withdraw.
-const BEFORE_EXHAUSTED: [u64; 3] = [5, 25, 125];
+const EXHAUSTED_RETRY_INTERVALS_MS: [u64; 3] = [5, 25, 125];
 /// A shard in which no name changed for so long, in seconds, has no contender.
 const CONTENDED_SECONDS: i64 = 60;
 
@@ -249,12 +249,12 @@ impl Store {
                 first: number << 8,
                 last: number << 8 | 0xff,
             };
-            let seats = want
+            let spans = want
                 .range
                 .spans()
                 .iter()
                 .filter_map(|span| span.intersection(whole));
-            let seats: u128 = seats
+            let addresses: u128 = spans
                 .filter_map(|span| {
                     span.intersection(Span {
                         first: 0,
@@ -267,7 +267,7 @@ impl Store {
             let free = u128::from(next.is_some());
             survey.leased = survey
                 .leased
-                .saturating_add(seats.saturating_sub(resting + free));
+                .saturating_add(addresses.saturating_sub(resting + free));
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
             {
@@ -289,7 +289,7 @@ impl Store {
             .holder_of(&space, address)
             .ok()
             .flatten()
-            .unwrap_or_else(|| "somebody whose record cannot be read".to_owned());
+            .unwrap_or_else(|| "a holder whose record cannot be read".to_owned());
         StoreError::Held { address, holder }
     }
 
@@ -349,7 +349,7 @@ impl Search<'_> {
             }
         }
         let mut swept = self.sweep(&mut hints, all())?;
-        let mut waits = BEFORE_EXHAUSTED.iter();
+        let mut waits = EXHAUSTED_RETRY_INTERVALS_MS.iter();
         loop {
             let rest = match swept {
                 Swept::Taken(lease) => return Ok(*lease),
@@ -363,7 +363,7 @@ impl Search<'_> {
                 swept = self.sweep(&mut hints, all())?;
                 continue;
             }
-            // A held name may be a contender's who is about to withdraw.
+            // A held entry may be that of a contender who is about to withdraw.
             let Some(wait) = waits.next() else {
                 return Err(self.exhausted());
             };
@@ -558,9 +558,12 @@ impl Search<'_> {
         let (first, last) = self.want.range.window();
         let size = self.want.range.size();
         let why = if self.collisions > MAX_COLLISIONS {
-            format!("somebody else was faster {} times", self.collisions)
+            format!("another ADD was faster {} times", self.collisions)
         } else {
-            format!("all {size} addresses between {first} and {last} are leased")
+            match (size, self.want.range.lowest()) {
+                (1, Some(only)) => format!("its only address {only} is leased"),
+                _ => format!("all {size} addresses between {first} and {last} are leased"),
+            }
         };
         StoreError::Exhausted {
             range: self.want.range.subnet().to_string(),
@@ -574,7 +577,7 @@ impl Search<'_> {
             && let Some(intent) = self.intent
         {
             // The error to report is the first one; what stays here is a record
-            // without a seat, which DEL removes.
+            // without a lease entry, which DEL removes.
             let _ = self.store.remove_intent(intent);
         }
         found
@@ -594,8 +597,8 @@ fn without(
     Ok(left)
 }
 
-/// What the kernel says of a link, a file or a stranger's directory in the
-/// place of a shard.
+/// What the kernel answers for a link, a file or a directory of another user in
+/// the place of a shard.
 fn is_foreign(errno: nix::errno::Errno) -> bool {
     use nix::errno::Errno;
     matches!(errno, Errno::ELOOP | Errno::ENOTDIR | Errno::EPERM)

@@ -1,4 +1,4 @@
-//! Taking one seat: steps 1 to 5 of ADD, as the module above tells them.
+//! Leasing one address: steps 1 to 5 of ADD, as the module above describes them.
 
 use super::dir::{Dir, Meta, meta_of};
 use super::name::{self, Class, LeaseName};
@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use std::fs::File;
 use std::rc::Rc;
 
-/// A record under its owner's name that does not hold a seat yet.
+/// A record under its owner's name that has no lease entry yet.
 #[derive(Debug)]
 pub(super) struct Intent {
     dir: Rc<Dir>,
@@ -29,7 +29,7 @@ impl Store {
             return Err(overtaken(lease));
         };
         if let Some(by) = dir
-            .stranger(&file)
+            .foreign_owner(&file)
             .map_err(dir.failed("read the owner of", &name))?
         {
             dir.unlink(&name)?;
@@ -48,7 +48,7 @@ impl Store {
         })
     }
 
-    /// The same record for another seat: nothing leads to the one before.
+    /// The same record for another address: nothing leads to the one before.
     pub(super) fn intend_instead(&self, intent: &Intent, lease: &Lease) -> Result<(), StoreError> {
         Ok(intent.dir.refill(
             &intent.name,
@@ -58,7 +58,7 @@ impl Store {
         )?)
     }
 
-    /// Steps 3 to 5: whether the seat is ours. An error leaves the record, which
+    /// Steps 3 to 5: whether the lease entry is ours. An error leaves the record, which
     /// leads the owner's next DEL or ADD to whatever was done.
     pub(super) fn claim(
         &self,
@@ -66,18 +66,18 @@ impl Store {
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        Ok(self.link_seat(intent, lease, shard)? && self.confirm(intent, lease, shard)?)
+        Ok(self.link_entry(intent, lease, shard)? && self.confirm(intent, lease, shard)?)
     }
 
-    /// Step 3: whether the seat's name is this record's.
-    pub(super) fn link_seat(
+    /// Step 3: whether the lease entry is this record.
+    pub(super) fn link_entry(
         &self,
         intent: &Intent,
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        let seat_name = LeaseName::of(lease).name();
-        let linked = match intent.dir.link(&intent.name, shard, &seat_name) {
+        let name = LeaseName::of(lease).name();
+        let linked = match intent.dir.link(&intent.name, shard, &name) {
             // The record is gone: a DEL was here.
             Err(error) if error.source == Errno::ENOENT => return Err(overtaken(lease)),
             other => other?,
@@ -86,19 +86,19 @@ impl Store {
             return Ok(true);
         }
         // The answer to a link that was done may have been lost on its way.
-        let there = shard.meta(&seat_name)?;
+        let there = shard.meta(&name)?;
         Ok(there.is_some_and(|there| there.same_file(&intent.meta)))
     }
 
-    /// Steps 4 and 5: whether a seat that was linked is ours; if not, it is withdrawn.
+    /// Steps 4 and 5: whether a lease entry that was linked is ours; if not, it is withdrawn.
     pub(super) fn confirm(
         &self,
         intent: &Intent,
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
-        let seat = LeaseName::of(lease);
-        let seat_name = seat.name();
+        let lease_name = LeaseName::of(lease);
+        let entry = lease_name.name();
         let links = meta_of(&intent.file)
             .map_err(intent.dir.failed("read", &intent.name))?
             .links;
@@ -106,7 +106,7 @@ impl Store {
         // another name when it is removed ("silly rename"), and counts that one.
         let named = intent.dir.meta(&intent.name)?;
         if links < 2 || !named.is_some_and(|there| there.same_file(&intent.meta)) {
-            self.withdraw(shard, &seat_name)?;
+            self.withdraw(shard, &entry)?;
             return Err(overtaken(lease));
         }
         if self.durable() {
@@ -114,23 +114,23 @@ impl Store {
             shard.sync()?;
         }
         let address = lease.address.to_string();
-        let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
-        let standing = Standing::of(&seat, listing.iter().map(String::as_str));
+        let listing = shard.names_that(|name| name::is_lease_name_of(&address, name))?;
+        let standing = Standing::of(&lease_name, listing.iter().map(String::as_str));
         if standing != Standing::Alone
-            || self.taken_by_other_class(&listing, &seat, lease, shard)?
+            || self.taken_by_other_class(&listing, &lease_name, lease, shard)?
         {
-            self.withdraw(shard, &seat_name)?;
+            self.withdraw(shard, &entry)?;
             return Ok(false);
         }
-        self.tidy(&listing, &seat, shard);
+        self.tidy(&listing, &lease_name, shard);
         self.hint_pod(intent, lease);
         Ok(true)
     }
 
     /// Takes back a link. The record may be refilled for another address or removed
     /// next: a loss of power must not bring the link back after that.
-    fn withdraw(&self, shard: &Dir, seat_name: &str) -> Result<(), StoreError> {
-        shard.unlink(seat_name)?;
+    fn withdraw(&self, shard: &Dir, lease_name: &str) -> Result<(), StoreError> {
+        shard.unlink(lease_name)?;
         if self.durable() {
             shard.sync()?;
         }
@@ -143,17 +143,17 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a seat of the other class at the same address is of the same range.
+    /// Whether a lease of the other class at the same address is of the same range.
     pub(super) fn taken_by_other_class(
         &self,
         listing: &[String],
-        seat: &LeaseName,
+        lease_name: &LeaseName,
         lease: &Lease,
         shard: &Dir,
     ) -> Result<bool, StoreError> {
         let other_class = other_class(lease);
         for other in listing.iter().filter_map(|name| LeaseName::parse(name)) {
-            if other.address == seat.address
+            if other.address == lease_name.address
                 && other.class == other_class
                 && other.freed.is_none()
                 && self.other_class_conflicts(lease, other.generation, shard)?
@@ -164,8 +164,8 @@ impl Store {
         Ok(false)
     }
 
-    /// Whether a held seat of the other class counts for this lease's range. The
-    /// other class of a shared seat is named after the range; the other way round its
+    /// Whether a lease of the other class counts for this lease's range. The
+    /// other class of a shared lease is named after the range; the other way round its
     /// record has to be read, and one that cannot be read counts.
     pub(super) fn other_class_conflicts(
         &self,
@@ -189,14 +189,14 @@ impl Store {
         })
     }
 
-    /// Step 5: freed names that this claim has gone beyond.
-    fn tidy(&self, listing: &[String], seat: &LeaseName, shard: &Dir) {
+    /// Step 5: freed entries of lower numbers than this claim's.
+    fn tidy(&self, listing: &[String], lease_name: &LeaseName, shard: &Dir) {
         for name in listing {
             if let Some(other) = LeaseName::parse(name)
-                && other.address == seat.address
-                && other.class == seat.class
+                && other.address == lease_name.address
+                && other.class == lease_name.class
                 && other.freed.is_some()
-                && other.generation < seat.generation
+                && other.generation < lease_name.generation
             {
                 // Left behind, it is passed over until the next claim.
                 let _ = shard.unlink(name);
@@ -222,7 +222,7 @@ impl Store {
     }
 }
 
-/// The class of seats that the same range may have in another configuration.
+/// The class of leases that the same range may have in another configuration.
 pub(super) fn other_class(lease: &Lease) -> Class {
     Class::of(lease.range, !lease.overlapping)
 }

@@ -112,7 +112,7 @@ impl Dir {
     }
 
     /// The user that a file belongs to, when it is another one.
-    pub(crate) fn stranger(&self, file: &File) -> Result<Option<u32>, Errno> {
+    pub(crate) fn foreign_owner(&self, file: &File) -> Result<Option<u32>, Errno> {
         let uid = nix::sys::stat::fstat(file)?.st_uid;
         Ok((uid != self.owner).then_some(uid))
     }

@@ -1,7 +1,7 @@
 //! `FORMAT`: the store's version and identity.
 //!
 //! Made once, by whoever uses the directory first: written under a name of its
-//! own, then linked, so that of several only one wins and nobody ever reads half
+//! own, then linked, so that of several only one wins and no reader ever gets half
 //! of it. Never rewritten. A version that is not known is refused and nothing in
 //! the store is touched.
 
@@ -69,11 +69,11 @@ impl Format {
         durable: bool,
     ) -> Result<Self, StoreError> {
         let names = root.names()?;
-        if let Some(stranger) = names.iter().find(|name| !may_lie_in_an_empty_store(name)) {
+        if let Some(foreign) = names.iter().find(|name| !may_lie_in_an_empty_store(name)) {
             // Unless somebody else was first, and uses the store already.
             return Self::read(root)?.ok_or_else(|| StoreError::Format {
                 path: root.path().to_owned(),
-                why: format!("it has {stranger:?} but no {NAME}: it is no store and not empty"),
+                why: format!("it has {foreign:?} but no {NAME}: it is no store and not empty"),
             });
         }
         let format = Self {

@@ -3,7 +3,7 @@
 //! Every repair is a step that could be taken at any time anyway; none makes an
 //! address free whose holder is not known to be gone, but for something in an
 //! address' place that is no record at all: that is put aside, into `lost`, when
-//! repair is asked for. What changed a moment ago may be a call on its way, and is
+//! repair is asked for. What changed a moment ago may be a call that still runs, and is
 //! left alone. The moment is the file server's: its files' times are compared with
 //! that of a new file, never with this machine's clock.
 //!
@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Whatever changed later than this may be a call on its way.
+/// Whatever changed later than this may be a call that still runs.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// What lies in a store.
 const ROOMS: [&str; 8] = [
@@ -107,7 +107,7 @@ impl Store {
         Ok(fsck.checkup)
     }
 
-    /// Whether the owner's records lead to a seat.
+    /// Whether the owner's records lead to a lease entry.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -209,13 +209,15 @@ impl Fsck<'_> {
 
     fn shard(&mut self, shard: &ShardListing) -> Result<(), StoreError> {
         let mut by_address: HashMap<IpAddr, Vec<&str>> = HashMap::new();
-        for (name, seat) in &shard.seats {
-            by_address.entry(seat.address).or_default().push(name);
+        for (name, lease_name) in &shard.entries {
+            by_address.entry(lease_name.address).or_default().push(name);
         }
-        for (name, seat) in &shard.seats {
-            if seat.freed.is_none() {
-                let names = by_address.get(&seat.address).map_or(&[][..], Vec::as_slice);
-                self.address(&shard.entry(name, *seat, true)?, names)?;
+        for (name, lease_name) in &shard.entries {
+            if lease_name.freed.is_none() {
+                let names = by_address
+                    .get(&lease_name.address)
+                    .map_or(&[][..], Vec::as_slice);
+                self.address(&shard.entry(name, *lease_name, true)?, names)?;
             }
         }
         Ok(())
@@ -237,6 +239,16 @@ impl Fsck<'_> {
                         }
                         false => {}
                     }
+                } else if entry.meta.is_some() {
+                    // A crash may have emptied it under a pod that lives: who knows, must say so.
+                    let name = match &entry.network_name {
+                        Some(name) => format!(" --network-name {name}"),
+                        None => String::new(),
+                    };
+                    what += &format!(
+                        "; if no pod has the address: rdma-ipam release {}{name}",
+                        entry.address
+                    );
                 }
                 self.note(entry.path.clone(), &what, repaired);
                 return Ok(());
@@ -245,8 +257,8 @@ impl Fsck<'_> {
         let standing = Standing::of(&entry.lease_name, names.iter().copied());
         if standing == Standing::Contested {
             if self.settled(entry.meta) {
-                // One of them was killed before it withdrew. Which, its names do
-                // not tell; its owner's DEL or ADD takes it away.
+                // One of them was killed before it withdrew. The names do not say
+                // which; its owner's DEL or ADD removes it.
                 let what = format!(
                     "one of several claims of {}: {}",
                     entry.address, lease.holder

@@ -1,13 +1,13 @@
-//! Where to look first: a table of shards that were found full.
+//! Which shards to read first: a table of shards that were found full.
 //!
-//! Lowest-free-first must not mean looking at every shard below. So an ADD that
-//! finds a shard full writes that down, with the shard's stamp as it was before
-//! the look; whoever frees an address changes the stamp of its shard. A shard is
+//! Lowest-free-first must not mean reading every shard below. So an ADD that
+//! finds a shard full records that, with the shard's stamp as it was before
+//! the read; whoever frees an address changes the stamp of its shard. A shard is
 //! passed over while the stamp is unchanged and nothing in it has rested enough.
 //!
 //! All of this is advice. Nothing is decided by it: an address is taken by
 //! creating its name, and a pool is called exhausted only after every shard was
-//! looked at. So these files are written in place, unsynced, by anyone at any
+//! read. So these files are written in place, unsynced, by anyone at any
 //! time, and may be lost, torn or removed; the price is a longer way, or an
 //! address that is not the lowest. One stamp serves shards 2^16 apart.
 
@@ -20,7 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 const STAMPS: &str = "released";
-/// Enough for all of a /8 of IPv4; what lies beyond is looked at every time.
+/// Enough for all of a /8 of IPv4; what lies beyond is read every time.
 const MAX_ENTRIES: usize = 1 << 16;
 /// Nothing in the shard is resting.
 const NEVER: u32 = u32::MAX;
@@ -74,7 +74,7 @@ impl Hints {
             .collect();
     }
 
-    /// Which of the first shards, by their order in the range, need no look now.
+    /// Which of the first shards, by their order in the range, need not be read now.
     pub(crate) fn full(&self, shards: impl Iterator<Item = u128>, now: u64) -> Vec<bool> {
         let slots: Vec<usize> = shards.take(self.entries.len()).map(slot).collect();
         let (Some(low), Some(high)) = (slots.iter().min(), slots.iter().max()) else {
@@ -98,7 +98,7 @@ impl Hints {
             .collect()
     }
 
-    /// The stamp of a shard; to be read before the shard is looked at.
+    /// The stamp of a shard; to be read before the shard itself.
     pub(crate) fn stamp(&self, shard: u128) -> u32 {
         let Some(stamps) = &self.stamps else { return 0 };
         let bytes = read_at(stamps, slot(shard) * 4, 4);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_during_the_look_is_not_missed() {
+    fn a_release_while_the_shard_is_read_is_not_missed() {
         let place = tempfile::tempdir().unwrap();
         let range = range("10.0.0.0/24");
         let mut hints = load(&place, &range);

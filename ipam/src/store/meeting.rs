@@ -11,7 +11,7 @@ pub(super) struct Meeting {
 }
 
 /// How long a thread waits for the others.
-const LIMIT: Duration = Duration::from_secs(10);
+const MEETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Meeting {
     pub(super) fn of(threads: usize) -> Self {
@@ -21,7 +21,7 @@ impl Meeting {
 
     /// Waits until all threads have come for the nth time, counted from 0.
     pub(super) fn wait(&self, nth: usize) {
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + MEETING_TIMEOUT;
         self.arrived.fetch_add(1, Ordering::SeqCst);
         while self.arrived.load(Ordering::SeqCst) < self.threads * (nth + 1)
             && Instant::now() < until

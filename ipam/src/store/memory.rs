@@ -1,6 +1,6 @@
 //! What this node remembers of a store, on its own disk: `<stateDir>/stores/<name>`.
 //!
-//! A share that is not mounted looks like an empty directory; a store made in it
+//! A share that is not mounted appears as an empty directory; a store made in it
 //! would give addresses that others hold. So the identity met first is kept, and
 //! another one, or none, is refused until a person says so. The probe of the
 //! mount is remembered too, for the time of one boot, and the names this machine

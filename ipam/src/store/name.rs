@@ -10,7 +10,7 @@
 //!
 //! A space is a `network_name`: addresses are unique in one. A shard is 256
 //! addresses. A range with `enable_overlapping_ranges: false` is a space of its
-//! own within the space: its seats carry a tag, `<address>+<tag>@<n>`.
+//! own within the space: its lease names carry a tag, `<address>+<tag>@<n>`.
 
 use crate::lease::{Lease, Pod};
 use crate::range::{bits, from_bits};
@@ -111,8 +111,8 @@ fn address_of(text: &str) -> Option<IpAddr> {
     (address.is_ipv4() || address.to_string() == text).then_some(address)
 }
 
-/// Whether a name in a shard is of a seat of this address, in its one spelling.
-pub(crate) fn is_seat_of(address: &str, name: &str) -> bool {
+/// Whether a name in a shard is a lease name of this address, in its one spelling.
+pub(crate) fn is_lease_name_of(address: &str, name: &str) -> bool {
     name.strip_prefix(address)
         .is_some_and(|rest| rest.starts_with(['@', '~', '+']))
 }
@@ -291,20 +291,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn seats_read_back(
+        fn lease_names_read_back(
             v4 in any::<bool>(), raw in any::<u128>(), generation in any::<u64>(),
             freed in proptest::option::of(any::<u64>()), tag in proptest::option::of(any::<u32>()),
         ) {
             let address = from_bits(v4, if v4 { raw & 0xffff_ffff } else { raw | 1 << 127 });
-            let seat = LeaseName { address, class: Class(tag), generation, freed };
-            prop_assert_eq!(LeaseName::parse(&seat.name()), Some(seat));
-            prop_assert!(is_seat_of(&address.to_string(), &seat.name()));
+            let lease_name = LeaseName { address, class: Class(tag), generation, freed };
+            prop_assert_eq!(LeaseName::parse(&lease_name.name()), Some(lease_name));
+            prop_assert!(is_lease_name_of(&address.to_string(), &lease_name.name()));
             let number = shard_number(bits(address));
             prop_assert_eq!(parse_shard(&shard(v4, number)), Some((v4, number)));
         }
 
         #[test]
-        fn a_seat_has_one_name(
+        fn a_lease_has_one_name(
             name in prop_oneof![
                 "[0-9a-f:.@~+-]{0,40}",
                 r"[0-9]{1,3}(\.[0-9]{1,3}){3}(\+[0-9a-fA-F]{8})?[@~][+0-9]{1,4}(\.[+0-9]{1,4})?",
@@ -312,8 +312,8 @@ mod tests {
             ],
         ) {
             let _ = parse_shard(&name);
-            if let Some(seat) = LeaseName::parse(&name) {
-                prop_assert_eq!(&seat.name(), &name, "a second spelling");
+            if let Some(lease_name) = LeaseName::parse(&name) {
+                prop_assert_eq!(&lease_name.name(), &name, "a second spelling");
             }
         }
     }

@@ -1,5 +1,5 @@
 //! The records under an owner's name: how DEL and a repeated ADD find their
-//! leases without looking at any others.
+//! leases without reading any others.
 //!
 //! Records of one owner are numbered from 0 without gaps: they are made upwards
 //! and removed from the top, so the first number that is missing is the end.
@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often a claim that others contest is looked at, and the time between: a
+/// How often a claim that others contest is read again, and the time between: a
 /// contender withdraws within one listing.
-const LOOKS: usize = 10;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+const MAX_LISTINGS: usize = 10;
+const LISTING_INTERVAL: Duration = Duration::from_millis(20);
 /// How many directories stay open.
 const MOST_OPEN: usize = 384;
 
@@ -32,7 +32,7 @@ pub struct Owned {
 /// What a record turned out to be.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// A lease, and its file. Whether it holds its seat is another question.
+    /// A lease, and its file. Whether the lease entry is this file is another question.
     Lease(Box<Lease>, Meta),
     /// A file that cannot be decoded; the reason.
     Broken(String, Meta),
@@ -139,7 +139,7 @@ impl Store {
         Ok(held)
     }
 
-    /// Whether a record holds its seat, for good: step 4 of ADD is made up for,
+    /// Whether a record's lease entry is its own, for good: step 4 of ADD is made up for,
     /// in case the ADD was killed before it.
     ///
     /// # Errors
@@ -151,9 +151,9 @@ impl Store {
         let Some(shard) = self.shard_of(lease)? else {
             return Ok(false);
         };
-        let seat = LeaseName::of(lease);
+        let lease_name = LeaseName::of(lease);
         if !shard
-            .meta(&seat.name())?
+            .meta(&lease_name.name())?
             .is_some_and(|there| there.same_file(meta))
         {
             return Ok(false);
@@ -161,17 +161,17 @@ impl Store {
         // A contender who chose by an old listing withdraws at once; one that
         // stays has the address. That others had it since matters no more.
         let address = lease.address.to_string();
-        for _ in 0..LOOKS {
-            let listing = shard.names_that(|name| name::is_seat_of(&address, name))?;
-            let standing = Standing::of(&seat, listing.iter().map(String::as_str));
+        for _ in 0..MAX_LISTINGS {
+            let listing = shard.names_that(|name| name::is_lease_name_of(&address, name))?;
+            let standing = Standing::of(&lease_name, listing.iter().map(String::as_str));
             if standing != Standing::Contested
-                && !self.taken_by_other_class(&listing, &seat, lease, &shard)?
+                && !self.taken_by_other_class(&listing, &lease_name, lease, &shard)?
             {
                 return Ok(true);
             }
-            std::thread::sleep(BETWEEN_LOOKS);
+            std::thread::sleep(LISTING_INTERVAL);
         }
-        shard.unlink_same(&seat.name(), meta)?;
+        shard.unlink_same(&lease_name.name(), meta)?;
         if self.durable() {
             shard.sync()?;
         }
@@ -212,13 +212,13 @@ impl Store {
         Ok(found)
     }
 
-    /// Whether a record holds its seat.
+    /// Whether a record's lease entry is its own.
     pub(super) fn holds(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
         let Some(shard) = self.shard_of(lease)? else {
             return Ok(false);
         };
-        let seat = shard.meta(&LeaseName::of(lease).name())?;
-        Ok(seat.is_some_and(|seat| seat.same_file(meta)))
+        let entry = shard.meta(&LeaseName::of(lease).name())?;
+        Ok(entry.is_some_and(|entry| entry.same_file(meta)))
     }
 
     /// The shard of a lease, if it is there.

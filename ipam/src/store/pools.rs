@@ -1,5 +1,5 @@
 //! Which sets of addresses configurations have asked for: for people who want
-//! to know how full a pool is, since leases alone do not tell its size.
+//! to know how full a pool is, since leases alone do not show its size.
 //!
 //! `pools/<space>/<hash>`, one small file for each set, written once by the first
 //! ADD that uses it; its time is that of the last ADD, to the hour. Of several sets of
@@ -49,7 +49,7 @@ impl Pool {
             .any(|(first, last)| *first <= address && address <= *last)
     }
 
-    /// What tells one pool from another.
+    /// What identifies a pool.
     fn key(&self) -> (&Option<String>, IpNetwork, bool) {
         (&self.network_name, self.range, self.overlapping)
     }

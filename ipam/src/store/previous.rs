@@ -87,7 +87,7 @@ impl Store {
             return match &holder.netns {
                 Some(path) => {
                     let (root, proc) = (Path::new("/"), Path::new("/proc"));
-                    netns::look(root, proc, path, holder.netns_inode)
+                    netns::read(root, proc, path, holder.netns_inode)
                 }
                 None => Netns::Unknown("no namespace is recorded"),
             };

@@ -9,6 +9,7 @@
 
 use super::StoreError;
 use super::dir::{Dir, DirError, meta_of};
+use nix::errno::Errno;
 use node::file::file_system_magic;
 use node::random::random64;
 use std::path::Path;
@@ -25,7 +26,7 @@ pub(crate) struct FileSystem {
     /// Then a lease must be on the server before it counts. On a file system of
     /// this machine alone, a crash that loses a lease has ended its pod as well.
     pub(crate) shared: bool,
-    /// What to tell the administrator although it works.
+    /// What to warn the administrator of although it works.
     pub(crate) warning: Option<String>,
 }
 
@@ -62,7 +63,7 @@ const UNFIT_FUSE: [&str; 8] = [
     "blobfuse2",
 ];
 
-/// Looks at what is mounted where the store lies; `root` is the prefix of `/proc`.
+/// Reads what is mounted where the store lies; `root` is the prefix of `/proc`.
 pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreError> {
     let statfs = dir.file_system()?;
     let magic = file_system_magic(&statfs);
@@ -74,7 +75,7 @@ pub(crate) fn file_system(dir: &Dir, root: &Path) -> Result<FileSystem, StoreErr
     })
 }
 
-/// The same of a file system that was looked at in this boot: without a look at
+/// The same of a file system that was probed in this boot: without reading
 /// the mounts, of which a node may have thousands.
 pub(crate) fn known(dir: &Dir, name: &str) -> Result<FileSystem, StoreError> {
     let magic = file_system_magic(&dir.file_system()?);
@@ -223,7 +224,8 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
     match dir.link("a", dir, "b") {
         Ok(true) => {}
         Ok(false) => return Ok(Some("a fresh name is taken")),
-        Err(_) => return Ok(Some("it has no hard links")),
+        Err(error) if is_without_links(error.source) => return Ok(Some("it has no hard links")),
+        Err(error) => return Err(error),
     }
     if meta_of(&file).map_or(0, |meta| meta.links) != 2 {
         return Ok(Some("it does not count a file's names"));
@@ -243,6 +245,15 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
         return Ok(Some("a listing does not show one's own changes"));
     }
     Ok(None)
+}
+
+/// What the kernel says where a file system has no hard links (link(2): EPERM; overlays and
+/// servers: EOPNOTSUPP, ENOSYS, EMLINK). A full disk, for one, says nothing of links.
+fn is_without_links(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EMLINK
+    )
 }
 
 fn owner_of(file: &std::fs::File) -> Option<u32> {
@@ -268,6 +279,22 @@ mod tests {
         try_out(&dir).unwrap();
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         assert!(file_system(&dir, Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn a_link_that_fails_for_another_reason_says_nothing_of_hard_links() {
+        for errno in [Errno::EPERM, Errno::EOPNOTSUPP, Errno::EMLINK] {
+            assert!(is_without_links(errno), "{errno}");
+        }
+        for errno in [
+            Errno::ENOSPC,
+            Errno::EDQUOT,
+            Errno::EIO,
+            Errno::EROFS,
+            Errno::ESTALE,
+        ] {
+            assert!(!is_without_links(errno), "{errno}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Releasing: DEL's steps, as the module above tells them. An address is released
+//! Releasing: DEL's steps, as the module above describes them. An address is released
 //! (`release_address`), a record is removed (`remove_record`), or both (`release`,
 //! `release_entry`).
 
@@ -23,7 +23,7 @@ fn is_of_another_network(owned: &Owned, network: &str) -> bool {
 pub enum CoolDown {
     /// From now on.
     FromNow,
-    /// No ADD answered with it, so that nobody can send to it.
+    /// No ADD answered with it, so that no peer can send to it.
     NeverAnswered,
 }
 
@@ -140,7 +140,7 @@ impl Store {
         {
             return Ok(());
         }
-        // Or the record of a DEL that was done might come back, and nobody calls DEL again.
+        // Or the record of a DEL that was done might come back, and no runtime calls DEL again.
         if owned.dir.unlink_same(&owned.name, meta)? && self.durable() {
             owned.dir.sync()?;
         }

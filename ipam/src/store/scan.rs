@@ -76,29 +76,29 @@ pub(super) struct ShardListing {
     pub(super) network_name: Option<String>,
     pub(super) dir: Rc<Dir>,
     /// Those that are of an address of the shard, sorted.
-    pub(super) seats: Vec<(String, LeaseName)>,
+    pub(super) entries: Vec<(String, LeaseName)>,
 }
 
 impl ShardListing {
     pub(super) fn entry(
         &self,
         name: &str,
-        seat: LeaseName,
+        lease_name: LeaseName,
         records: bool,
     ) -> Result<Entry, StoreError> {
         let (record, meta) = match records {
-            true => record(&self.dir, name, &seat)?,
+            true => record(&self.dir, name, &lease_name)?,
             false => (Err(String::new()), None),
         };
         Ok(Entry {
             network_name: self.network_name.clone(),
-            address: seat.address,
-            generation: seat.generation,
-            freed: seat.freed,
+            address: lease_name.address,
+            generation: lease_name.generation,
+            freed: lease_name.freed,
             path: self.dir.path().join(name),
             record,
             dir: Rc::clone(&self.dir),
-            lease_name: seat,
+            lease_name,
             meta,
         })
     }
@@ -116,8 +116,8 @@ impl Store {
         mut each: impl FnMut(Entry) -> Result<(), StoreError>,
     ) -> Result<Vec<Finding>, StoreError> {
         self.shards(|shard| {
-            for (name, seat) in &shard.seats {
-                each(shard.entry(name, *seat, records)?)?;
+            for (name, lease_name) in &shard.entries {
+                each(shard.entry(name, *lease_name, records)?)?;
             }
             Ok(())
         })
@@ -146,19 +146,19 @@ impl Store {
                 continue;
             };
             let text = address.to_string();
-            let names = sorted(dir.names_that(|name| name::is_seat_of(&text, name))?);
-            let seats = names
+            let names = sorted(dir.names_that(|name| name::is_lease_name_of(&text, name))?);
+            let of_address = names
                 .into_iter()
                 .filter_map(|name| Some((LeaseName::parse(&name)?, name)))
-                .map(|(seat, name)| (name, seat))
+                .map(|(lease_name, name)| (name, lease_name))
                 .collect();
             let listing = ShardListing {
                 network_name,
                 dir: Rc::new(dir),
-                seats,
+                entries: of_address,
             };
-            for (name, seat) in &listing.seats {
-                entries.push(listing.entry(name, *seat, true)?);
+            for (name, lease_name) in &listing.entries {
+                entries.push(listing.entry(name, *lease_name, true)?);
             }
         }
         Ok(entries)
@@ -191,10 +191,12 @@ impl Store {
                 let Some((dir, names)) = listed(&shards, &shard, &mut findings) else {
                     continue;
                 };
-                let mut seats = Vec::new();
+                let mut entries = Vec::new();
                 for name in sorted(names) {
-                    match LeaseName::parse(&name).filter(|seat| belongs(seat, v4, number)) {
-                        Some(seat) => seats.push((name, seat)),
+                    match LeaseName::parse(&name)
+                        .filter(|lease_name| belongs(lease_name, v4, number))
+                    {
+                        Some(lease_name) => entries.push((name, lease_name)),
                         None => {
                             let what = "not an address of this shard";
                             findings.push(Finding::strange(dir.path().join(&name), what));
@@ -204,7 +206,7 @@ impl Store {
                 each(ShardListing {
                     network_name: network_name.clone(),
                     dir: Rc::new(dir),
-                    seats,
+                    entries,
                 })?;
             }
         }
@@ -312,14 +314,14 @@ fn index(name: &str) -> Option<usize> {
     parts.next().is_none().then(|| index.parse().ok())?
 }
 
-fn belongs(seat: &LeaseName, v4: bool, number: u128) -> bool {
-    let bits = crate::range::bits(seat.address);
-    seat.address.is_ipv4() == v4 && name::shard_number(bits) == number
+fn belongs(lease_name: &LeaseName, v4: bool, number: u128) -> bool {
+    let bits = crate::range::bits(lease_name.address);
+    lease_name.address.is_ipv4() == v4 && name::shard_number(bits) == number
 }
 
 type Read = (Result<Lease, String>, Option<Meta>);
 
-fn record(dir: &Dir, name: &str, seat: &LeaseName) -> Result<Read, StoreError> {
+fn record(dir: &Dir, name: &str, lease_name: &LeaseName) -> Result<Read, StoreError> {
     let content = match read(dir, name) {
         Ok(content) => content,
         Err(error) => return Ok((Err(error.to_string()), None)),
@@ -330,9 +332,9 @@ fn record(dir: &Dir, name: &str, seat: &LeaseName) -> Result<Read, StoreError> {
         Some(Content::Broken(why, meta)) => (Err(why), Some(meta)),
         Some(Content::Lease(lease, meta)) => {
             let same = LeaseName {
-                freed: seat.freed,
+                freed: lease_name.freed,
                 ..LeaseName::of(&lease)
-            } == *seat;
+            } == *lease_name;
             let record = if same {
                 Ok(*lease)
             } else {

@@ -8,11 +8,11 @@ use super::name::{Class, LeaseName};
 use crate::range::{Span, bits};
 use std::time::Duration;
 
-/// The state of a shard's addresses for one class of seats.
+/// The state of a shard's addresses for one class of leases.
 #[derive(Debug)]
 pub(crate) struct Shard {
     first: u128,
-    seats: Box<[State; 256]>,
+    states: Box<[State; 256]>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,7 +23,7 @@ struct State {
     held: bool,
     /// When it was freed last.
     freed: u64,
-    /// The generation of a held seat of the other class.
+    /// The generation of a lease of the other class.
     other_class: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ struct State {
 pub(crate) struct Candidate {
     pub(crate) address: u128,
     pub(crate) generation: u64,
-    /// The generation of a held seat of the other class. It counts as taken when
+    /// The generation of a lease of the other class. It counts as taken when
     /// that one is of the same range.
     pub(crate) other_class: Option<u64>,
 }
@@ -49,8 +49,8 @@ pub(crate) struct Choice {
 }
 
 impl Shard {
-    /// Reads a listing of the shard that begins at `first`, for seats of
-    /// `class`, with a look at those of its `other_class`.
+    /// Reads a listing of the shard that begins at `first`, for leases of
+    /// `class` and held ones of its `other_class`.
     pub(crate) fn read<'n>(
         first: u128,
         class: Class,
@@ -59,28 +59,28 @@ impl Shard {
     ) -> Self {
         let mut shard = Self {
             first,
-            seats: Box::new([State::default(); 256]),
+            states: Box::new([State::default(); 256]),
         };
-        for seat in names.filter_map(LeaseName::parse) {
-            let Some(state) = shard.state(bits(seat.address)) else {
+        for lease_name in names.filter_map(LeaseName::parse) {
+            let Some(state) = shard.state(bits(lease_name.address)) else {
                 continue;
             };
-            if seat.class != class {
-                if seat.class == other_class && seat.freed.is_none() {
-                    state.other_class = state.other_class.max(Some(seat.generation));
+            if lease_name.class != class {
+                if lease_name.class == other_class && lease_name.freed.is_none() {
+                    state.other_class = state.other_class.max(Some(lease_name.generation));
                 }
                 continue;
             }
-            // Whoever has a held name may have the address, also by a number
+            // The owner of a held entry may have the address, also by a number
             // that others went beyond: a listing made while names changed may
             // have shown him none of theirs. Or he will withdraw.
-            state.held |= seat.freed.is_none();
-            if seat.generation > state.generation {
-                state.generation = seat.generation;
+            state.held |= lease_name.freed.is_none();
+            if lease_name.generation > state.generation {
+                state.generation = lease_name.generation;
                 state.freed = 0;
             }
-            if seat.generation == state.generation {
-                state.freed = state.freed.max(seat.freed.unwrap_or(0));
+            if lease_name.generation == state.generation {
+                state.freed = state.freed.max(lease_name.freed.unwrap_or(0));
             }
         }
         shard
@@ -88,7 +88,7 @@ impl Shard {
 
     fn state(&mut self, address: u128) -> Option<&mut State> {
         let offset = usize::try_from(address.checked_sub(self.first)?).ok()?;
-        self.seats.get_mut(offset)
+        self.states.get_mut(offset)
     }
 
     /// Sorts the shard's addresses in `spans` by what may be done with them.
@@ -96,7 +96,7 @@ impl Shard {
         let cooldown = u64::try_from(cooldown.as_millis()).unwrap_or(u64::MAX);
         let mut choice = Choice::default();
         let mut resting = Vec::new();
-        for (offset, state) in (0u128..).zip(self.seats.iter()) {
+        for (offset, state) in (0u128..).zip(self.states.iter()) {
             let address = self.first | offset;
             if state.held || !spans.iter().any(|span| span.contains(address)) {
                 continue;
@@ -128,10 +128,10 @@ impl Shard {
         choice
     }
 
-    /// What one address looks like: its next generation unless it is held.
+    /// One address, with its next generation, unless it is held.
     pub(crate) fn candidate(&self, address: u128) -> Option<Candidate> {
         let offset = usize::try_from(address.checked_sub(self.first)?).ok()?;
-        let state = self.seats.get(offset).filter(|state| !state.held)?;
+        let state = self.states.get(offset).filter(|state| !state.held)?;
         let generation = state.generation.checked_add(1)?;
         Some(Candidate {
             address,
@@ -147,24 +147,27 @@ impl Shard {
 pub(crate) enum Standing {
     /// The address is this claim's.
     Alone,
-    /// Nobody else has the address, but others had it since: it was chosen by an
+    /// No other claim has the address, but others had it since: it was chosen by an
     /// old listing, and may have to rest.
     Outdated,
-    /// Somebody else has a held name of the address, by whatever number.
+    /// Another claim has a held entry of the address, by whatever number.
     Contested,
 }
 
 impl Standing {
-    pub(crate) fn of<'n>(seat: &LeaseName, names: impl Iterator<Item = &'n str>) -> Self {
+    pub(crate) fn of<'n>(lease_name: &LeaseName, names: impl Iterator<Item = &'n str>) -> Self {
         let mut standing = Self::Alone;
         for other in names.filter_map(LeaseName::parse) {
-            if other.address != seat.address || other.class != seat.class || other == *seat {
+            if other.address != lease_name.address
+                || other.class != lease_name.class
+                || other == *lease_name
+            {
                 continue;
             }
             if other.freed.is_none() {
                 return Self::Contested;
             }
-            if other.generation >= seat.generation {
+            if other.generation >= lease_name.generation {
                 standing = Self::Outdated;
             }
         }
@@ -220,9 +223,9 @@ mod tests {
             &["10.0.0.1~1.5", "10.0.0.1@2", "10.0.0.2@1", "10.0.0.2~2.5"],
             1_000_000,
         );
-        assert_eq!(free[0], (3, 1), "held by either number: nobody else's");
+        assert_eq!(free[0], (3, 1), "held by either number: not free");
         let (free, _) = choice(&["10.0.0.1@2", "10.0.0.1~2.5"], 1_000_000);
-        assert_eq!(free[0].0, 2, "somebody is still on the seat");
+        assert_eq!(free[0].0, 2, "the address is still held");
     }
 
     #[test]
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_of_another_class_are_told_apart() {
+    fn leases_of_another_class_are_distinguished() {
         let names = [
             "10.0.0.1+00000001@4",
             "10.0.0.2+00000001~1.5",
@@ -254,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_stands_unless_somebody_else_has_or_had_the_address() {
-        let seat = LeaseName::parse("10.0.0.1@3").unwrap();
-        let standing = |names: &[&str]| Standing::of(&seat, names.iter().copied());
+    fn a_claim_stands_unless_another_has_or_had_the_address() {
+        let claim = LeaseName::parse("10.0.0.1@3").unwrap();
+        let standing = |names: &[&str]| Standing::of(&claim, names.iter().copied());
         assert_eq!(standing(&["10.0.0.1@3"]), Standing::Alone);
         let others = [
             "10.0.0.1@3",

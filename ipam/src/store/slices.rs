@@ -24,8 +24,6 @@ use std::collections::BTreeSet;
 const MAX_BYTES: u64 = 256;
 /// Node names up to this length, in bytes, are written out in names of files.
 const MAX_NODE_BYTES: usize = 200;
-/// More slices without a usable address than this are not stepped over.
-const MAX_UNUSABLE: usize = 1 << 16;
 /// How often a call starts again when an operator removes what it has just made.
 const MAX_STARTS: usize = 8;
 
@@ -48,7 +46,7 @@ impl Store {
             Some(number) => number,
             None => self.take_slice(&dir, range, length)?,
         };
-        slice::nth(subnet, length, number).ok_or_else(|| self.no_slice(subnet, length))
+        slice::nth(subnet, length, number).ok_or_else(|| beyond(&dir, number, length))
     }
 
     /// The slice that this node has or would take. Takes none.
@@ -63,34 +61,36 @@ impl Store {
     ) -> Result<IpNetwork, StoreError> {
         let subnet = range.subnet();
         let [space, place] = place(network_name, subnet);
-        let number = match self.open_below(&["slices", &space, &place])? {
-            None => lowest_free(&BTreeSet::new(), range, length),
-            Some(dir) => match self.slice_by_hint(&dir, subnet, length)? {
-                Some(number) => Some(number),
-                None => {
-                    let names = numbers(&dir)?;
-                    refuse_other_size(&names, subnet, length)?;
-                    let mine = match dir.meta(&by_node(&self.node.name))? {
-                        Some(mine) => number_of(&dir, &names, &mine)?,
-                        None => None,
-                    };
-                    mine.or_else(|| lowest_free(&taken(&names), range, length))
-                }
-            },
+        let Some(dir) = self.open_below(&["slices", &space, &place])? else {
+            let first = Self::first_slice(range, length);
+            return first.ok_or_else(|| self.no_slice(subnet, length, 0));
         };
-        let slice = number.and_then(|number| slice::nth(subnet, length, number));
-        slice.ok_or_else(|| self.no_slice(subnet, length))
+        let number = match self.slice_by_hint(&dir, subnet, length)? {
+            Some(number) => number,
+            None => {
+                let names = numbers(&dir)?;
+                refuse_other_size(&names, subnet, length)?;
+                let mine = match dir.meta(&by_node(&self.node.name))? {
+                    Some(mine) => number_of(&dir, &names, &mine)?,
+                    None => None,
+                };
+                let taken = taken(&names);
+                mine.or_else(|| lowest_free(&taken, range, length))
+                    .ok_or_else(|| self.no_slice(subnet, length, taken.len()))?
+            }
+        };
+        slice::nth(subnet, length, number).ok_or_else(|| beyond(&dir, number, length))
     }
 
-    /// The slice that the first node takes of a range that nobody has used.
+    /// The slice that the first node takes of an unused range.
     #[must_use]
     pub fn first_slice(range: &Range, length: u8) -> Option<IpNetwork> {
         let number = lowest_free(&BTreeSet::new(), range, length)?;
         slice::nth(range.subnet(), length, number)
     }
 
-    /// Gives up a node's slices, those of one network name if one is named; answers
-    /// what they were.
+    /// Gives up a node's slices, those of one network name and of one range if they are
+    /// named; answers which they were.
     ///
     /// # Errors
     /// When the store cannot be read or written.
@@ -98,6 +98,7 @@ impl Store {
         &self,
         node: &str,
         network_name: Option<Option<&str>>,
+        range: Option<IpNetwork>,
     ) -> Result<Vec<String>, StoreError> {
         let mut released = Vec::new();
         let Some(slices) = self.open_below(&["slices"])? else {
@@ -110,17 +111,26 @@ impl Store {
             let Some(ranges) = slices.open(&space)? else {
                 continue;
             };
-            for range in ranges.names()? {
-                let Some(dir) = ranges.open(&range)? else {
+            for name in ranges.names()? {
+                let subnet = subnet_of(&name);
+                if range.is_some_and(|wanted| subnet != Some(wanted)) {
+                    continue;
+                }
+                let Some(dir) = ranges.open(&name)? else {
                     continue;
                 };
                 for number in numbers(&dir)? {
-                    let number = number.name();
-                    if let Some(Found::File(text, _)) = dir.read(&number, MAX_BYTES)?
+                    let file = number.name();
+                    if let Some(Found::File(text, _)) = dir.read(&file, MAX_BYTES)?
                         && String::from_utf8_lossy(&text).trim() == node
                     {
-                        dir.unlink(&number)?;
-                        released.push(format!("{range} number {number}"));
+                        dir.unlink(&file)?;
+                        let slice = subnet
+                            .and_then(|subnet| slice::nth(subnet, number.length, number.number));
+                        released.push(match slice {
+                            Some(slice) => slice.to_string(),
+                            None => format!("{name} number {file}"),
+                        });
                     }
                 }
                 dir.unlink(&by_node(node))?;
@@ -146,11 +156,7 @@ impl Store {
                 continue;
             };
             for range in ranges.names()? {
-                let subnet = range.rsplit_once('-').and_then(|(address, length)| {
-                    let length = length.parse().ok()?;
-                    IpNetwork::new(address.parse().ok()?, length).ok()
-                });
-                let (Some(subnet), Some(dir)) = (subnet, ranges.open(&range)?) else {
+                let (Some(subnet), Some(dir)) = (subnet_of(&range), ranges.open(&range)?) else {
                     continue;
                 };
                 for number in numbers(&dir)? {
@@ -221,7 +227,8 @@ impl Store {
                 return Ok(number.number);
             }
         }
-        Err(self.no_slice(range.subnet(), length))
+        let file = by_node(&self.node.name);
+        Err(dir.failed("keep", &file)(nix::errno::Errno::ENOENT).into())
     }
 
     /// Makes the node's file, unless it is there.
@@ -260,8 +267,9 @@ impl Store {
             if let Some(number) = number_of(dir, &names, &mine)? {
                 return Ok(Some(number));
             }
-            let Some(number) = lowest_free(&taken(&names), range, length) else {
-                return Err(self.no_slice(subnet, length));
+            let taken = taken(&names);
+            let Some(number) = lowest_free(&taken, range, length) else {
+                return Err(self.no_slice(subnet, length, taken.len()));
             };
             let name = Number { number, length }.name();
             match dir.link(&by_node(&self.node.name), dir, &name) {
@@ -275,10 +283,12 @@ impl Store {
         }
     }
 
-    fn no_slice(&self, subnet: IpNetwork, length: u8) -> StoreError {
+    fn no_slice(&self, subnet: IpNetwork, length: u8, taken: usize) -> StoreError {
         StoreError::NoSlice {
             node: self.node.name.clone(),
             range: subnet.to_string(),
+            length,
+            taken,
             count: slice::count(subnet, length),
         }
     }
@@ -358,16 +368,32 @@ fn place(network_name: Option<&str>, subnet: IpNetwork) -> [String; 2] {
     ]
 }
 
-/// The lowest number that no node has and whose slice has a usable address.
+/// The range that a directory of slices is named by.
+fn subnet_of(name: &str) -> Option<IpNetwork> {
+    let (address, length) = name.rsplit_once('-')?;
+    IpNetwork::new(address.parse().ok()?, length.parse().ok()?).ok()
+}
+
+/// The lowest number that no node has and whose slice has a usable address. Only slices in
+/// which the range has addresses are tried; of these, the first and the last of a span may
+/// have none that is usable.
 fn lowest_free(taken: &BTreeSet<u128>, range: &Range, length: u8) -> Option<u128> {
     let subnet = range.subnet();
-    (0..slice::count(subnet, length))
-        .filter(|number| !taken.contains(number))
-        .take(MAX_UNUSABLE)
-        .find(|number| {
-            let slice = slice::nth(subnet, length, *number);
-            slice.is_some_and(|slice| range.slice(slice).size() > 0)
-        })
+    let number_at = |address: u128| slice::number_of(subnet, length, address);
+    let spans = range.spans().iter();
+    let mut numbers = spans.flat_map(|span| number_at(span.first)..=number_at(span.last));
+    numbers.find(|number| {
+        let usable = |slice: IpNetwork| range.slice(slice).size() > 0;
+        !taken.contains(number) && slice::nth(subnet, length, *number).is_some_and(usable)
+    })
+}
+
+/// A node's file is linked to a number that the range has not.
+fn beyond(dir: &Dir, number: u128, length: u8) -> StoreError {
+    StoreError::Foreign {
+        path: dir.path().join(Number { number, length }.name()),
+        what: "a slice beyond the end of the range".to_owned(),
+    }
 }
 
 fn refuse_other_size(names: &[Number], subnet: IpNetwork, length: u8) -> Result<(), StoreError> {
@@ -493,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_without_a_usable_address_is_nobodys() {
+    fn a_slice_without_a_usable_address_is_never_taken() {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path(), "n1");
         let excluded = range("10.0.0.0/24", &["10.0.0.0/26"]);
@@ -519,7 +545,7 @@ mod tests {
         let first = one.slice(None, &range, 26).unwrap();
         assert_ne!(two.slice(None, &range, 26).unwrap(), first);
         assert_eq!(one.slice(None, &range, 26).unwrap(), first);
-        let released = two.release_slices(&long("1"), None).unwrap();
+        let released = two.release_slices(&long("1"), None, None).unwrap();
         assert_eq!(released.len(), 1, "{released:?}");
         assert_eq!(one.slices().unwrap()[0].node, long("2"));
     }
@@ -531,10 +557,13 @@ mod tests {
         let store = open(place.path(), "n1");
         store.slice(None, &range, 26).unwrap();
         store.slice(Some("blue"), &range, 26).unwrap();
-        assert_eq!(store.release_slices("n1", Some(None)).unwrap().len(), 1);
+        assert_eq!(
+            store.release_slices("n1", Some(None), None).unwrap().len(),
+            1
+        );
         let left = store.slices().unwrap();
         assert_eq!(left[0].network_name.as_deref(), Some("blue"));
-        assert_eq!(store.release_slices("n2", None).unwrap().len(), 0);
-        assert_eq!(store.release_slices("n1", None).unwrap().len(), 1);
+        assert_eq!(store.release_slices("n2", None, None).unwrap().len(), 0);
+        assert_eq!(store.release_slices("n1", None, None).unwrap().len(), 1);
     }
 }

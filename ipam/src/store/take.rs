@@ -2,7 +2,7 @@
 //!
 //! What is there already is kept where it is what the order asks for: a repeated
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
-//! leads to its seat wherever the call dies, so the owner's DEL finds them all.
+//! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
 use super::allocate::{Survey, Want};
 use super::owner::{Content, Owned};
@@ -10,6 +10,7 @@ use super::release::CoolDown;
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
 use crate::range::Range;
+use ipnetwork::IpNetwork;
 use node::netns::Netns;
 use node::policy::Profile;
 use std::collections::BTreeMap;
@@ -67,6 +68,14 @@ impl From<StoreError> for Refused {
 }
 
 impl Part {
+    /// Its range, or the node's slice of it.
+    fn cut_to(&self, slice: Option<IpNetwork>) -> Range {
+        match slice {
+            Some(slice) => self.range.slice(slice),
+            None => self.range.clone(),
+        }
+    }
+
     pub(super) fn want<'a>(
         &'a self,
         range: &'a Range,
@@ -142,10 +151,13 @@ impl Store {
     /// slice either.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`], or what kept it from being read.
+    /// [`StoreError::Exhausted`] or [`StoreError::SliceExhausted`], or what kept it from
+    /// being read.
     pub fn room(&self, part: &Part, holder: &Holder) -> Result<(), StoreError> {
-        let range = self.part_to_come(part)?;
+        let slice = self.slice_of_part_to_come(part)?;
+        let range = part.cut_to(slice);
         self.has_room(&part.want(&range, holder, 0))
+            .map_err(|error| name_slice(error, slice))
     }
 
     /// What [`Store::take`] would find on its way for a part now.
@@ -153,21 +165,16 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn survey_part(&self, part: &Part, holder: &Holder) -> Result<Survey, StoreError> {
-        let range = self.part_to_come(part)?;
+        let range = part.cut_to(self.slice_of_part_to_come(part)?);
         self.survey(&part.want(&range, holder, 0))
     }
 
-    /// The range of a part, or the slice of it that this node has or would take.
-    ///
-    /// # Errors
-    /// As [`Store::slice_to_come`].
-    pub fn part_to_come(&self, part: &Part) -> Result<Range, StoreError> {
-        let Some(length) = part.slice else {
-            return Ok(part.range.clone());
-        };
+    /// The slice that this node has or would take of a part's range, if it is cut.
+    fn slice_of_part_to_come(&self, part: &Part) -> Result<Option<IpNetwork>, StoreError> {
         let network_name = part.space.network_name.as_deref();
-        let slice = self.slice_to_come(network_name, &part.range, length)?;
-        Ok(part.range.slice(slice))
+        part.slice
+            .map(|length| self.slice_to_come(network_name, &part.range, length))
+            .transpose()
     }
 
     fn attached(&self, order: &Order, interface: &str) -> Result<Attached, StoreError> {
@@ -191,21 +198,21 @@ impl Store {
         part: &Part,
         of: &mut Attached,
     ) -> Result<Lease, StoreError> {
-        let range = match part.slice {
-            None => part.range.clone(),
-            Some(length) => {
-                let network_name = part.space.network_name.as_deref();
-                part.range
-                    .slice(self.slice(network_name, &part.range, length)?)
-            }
-        };
+        let network_name = part.space.network_name.as_deref();
+        let slice = part
+            .slice
+            .map(|length| self.slice(network_name, &part.range, length))
+            .transpose()?;
+        let range = part.cut_to(slice);
         if let Some(lease) = self.reuse(profile, part, &range, &mut of.there)? {
             return Ok(lease);
         }
         let want = part.want(&range, &of.holder, of.next);
         let lease = match part.requested {
             Some(address) => self.allocate_this(&want, address)?,
-            None => self.allocate_for_pod(profile, &want)?,
+            None => self
+                .allocate_for_pod(profile, &want)
+                .map_err(|error| name_slice(error, slice))?,
         };
         of.next += 1;
         Ok(lease)
@@ -279,6 +286,18 @@ impl Store {
                 let _ = self.release(owned, CoolDown::NeverAnswered);
             }
         }
+    }
+}
+
+/// Says of an exhausted slice that it is a slice: the rest of the range may be free.
+fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
+    match (error, slice) {
+        (StoreError::Exhausted { range, why }, Some(slice)) => StoreError::SliceExhausted {
+            slice: slice.to_string(),
+            range,
+            why,
+        },
+        (error, _) => error,
     }
 }
 

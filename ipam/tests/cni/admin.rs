@@ -171,7 +171,7 @@ fn explain_says_what_is_next_and_why() {
     );
 }
 
-/// Makes a lease look `seconds` older, in place.
+/// Dates a lease back by `seconds`, in place.
 fn age(place: &Place, container: &str, seconds: i64) {
     let records = place.records();
     let record = records
@@ -192,7 +192,7 @@ pub(crate) fn age_all(place: &Place, seconds: i64) {
     }
 }
 
-/// Makes what a former run saw look older.
+/// Dates back what a previous run recorded.
 pub(crate) fn see_earlier(place: &Place) {
     let path = place.state().join("reclaim/default");
     let mut seen: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -223,7 +223,7 @@ pub(crate) fn freed(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn reclaim_frees_what_is_over_after_a_second_look() {
+fn reclaim_frees_what_is_over_after_a_second_reading() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     let (gone, live) = (netns(&place, "gone"), netns(&place, "live"));
@@ -259,7 +259,7 @@ fn reclaim_frees_what_is_over_after_a_second_look() {
     assert_eq!(second["waiting"][0]["lease"]["container"], "young");
     let kept = second["kept"].to_string();
     assert!(
-        kept.contains("its network namespace is there") && kept.contains("not there to be"),
+        kept.contains("its network namespace is there") && kept.contains("does not exist here"),
         "{kept}"
     );
     assert_eq!(
@@ -308,7 +308,7 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
                 .success()
         );
     }
-    // The sweep for seats without a legible record is made once in a boot.
+    // The sweep for lease entries without a legible record is made once in a boot.
     let first = place.admin(&["reclaim", "--yes", "--json"]);
     assert!(first.ok(), "{first:?}");
     assert_eq!(
@@ -323,7 +323,7 @@ fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
 }
 
 #[test]
-fn reclaim_acts_when_told_to() {
+fn reclaim_frees_only_with_yes() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     let gone = netns(&place, "gone");
@@ -474,7 +474,7 @@ fn list_is_of_what_was_asked_for() {
     let table = place.admin(&["list"]).document;
     assert!(text(&table).contains("blue"), "{table}");
     let unknown = place.admin(&["list", "--pool", "10.9.0.0/24"]);
-    assert_eq!(unknown.status, Some(1));
+    assert_eq!(unknown.status, Some(3));
     assert!(
         unknown.stderr.contains("no pool 10.9.0.0/24"),
         "{unknown:?}"
@@ -502,17 +502,17 @@ fn release_of_a_node_gives_its_slice_to_another() {
         "rdma-ipam",
         json!({"range": "10.0.0.0/24", "node_slice_size": "/25"}),
     );
-    place.add(&c("a").node("n1"), &config).address();
-    place.add(&c("b").node("n2"), &config).address();
+    place.add(&c("a").node("n2"), &config).address();
+    place.add(&c("b").node("n1"), &config).address();
     assert_eq!(place.add(&c("d").node("n3"), &config).error().0, 102);
-    assert!(place.admin(&["release", "--node", "n1", "--yes"]).ok());
+    assert!(place.admin(&["release", "--node", "n2", "--yes"]).ok());
     assert_eq!(
         place.add(&c("d").node("n3"), &config).address(),
         "10.0.0.2/24",
         ".1 rests"
     );
     assert_eq!(
-        place.add(&c("e").node("n2"), &config).address(),
+        place.add(&c("e").node("n1"), &config).address(),
         "10.0.0.130/24"
     );
 }
@@ -525,7 +525,7 @@ fn fsck_puts_right_what_can_be() {
         place.add(&c(name), &config).address();
     }
     assert!(place.admin(&["fsck"]).ok());
-    // The owner's record of one is lost, the seat of another.
+    // The owner's record of one is lost, the lease entry of another.
     let shard = place.store().join("leases/default/10.0.0.0-24");
     let records = place.records();
     let of = |name: &str| {
@@ -687,8 +687,12 @@ fn a_failing_command_says_so() {
     for command in ["list", "pools", "fsck"] {
         let answer = place.admin(&[command, "--store", "nope"]);
         assert_eq!(answer.status, Some(1), "{command}");
-        let told = "has no store \"nope\"; it has default; name one of them with --store";
-        assert!(answer.stderr.contains(told), "{command}: {}", answer.stderr);
+        let message = "has no store \"nope\"; it has default; name one of them with --store";
+        assert!(
+            answer.stderr.contains(message),
+            "{command}: {}",
+            answer.stderr
+        );
     }
     assert_eq!(
         place
@@ -781,7 +785,7 @@ fn a_range_whose_exclusions_were_edited_is_one_pool_and_each_lease_counts_once()
 }
 
 #[test]
-fn a_pool_that_nobody_uses_can_be_dropped() {
+fn an_unused_pool_can_be_dropped() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     place.add(&c("a"), &config).address();
@@ -796,7 +800,7 @@ fn a_pool_that_nobody_uses_can_be_dropped() {
     assert_eq!(
         place.admin(&["pools", "--drop", "10.0.0.0/24"]).status,
         Some(1),
-        "nobody was asked"
+        "dropped without being asked"
     );
     assert!(drop("10.0.0.0/24").ok());
     assert_eq!(
@@ -819,7 +823,8 @@ fn a_pool_that_nobody_uses_can_be_dropped() {
         refused.stderr.contains("node n1 has slice 10.2.0.0/26"),
         "{refused:?}"
     );
-    assert!(place.admin(&["release", "--node", "n1", "--yes"]).ok());
+    let pool = ["release", "--node", "n1", "--pool", "10.2.0.0/24", "--yes"];
+    assert!(place.admin(&pool).ok());
     assert!(drop("10.2.0.0/24").ok());
 }
 

@@ -32,7 +32,7 @@ fn used() -> (Place, std::path::PathBuf) {
 }
 
 #[test]
-fn nothing_in_a_seat_is_taken_for_free() {
+fn no_entry_at_a_lease_name_is_taken_for_free() {
     let (place, shard) = used();
     let target = place.path().join("target");
     std::fs::write(&target, "untouched").unwrap();
@@ -76,7 +76,7 @@ fn nothing_in_a_seat_is_taken_for_free() {
     assert!(report.contains("no_root_squash"), "{report}");
     assert!(squashed.exists() && shard.join("10.0.0.8@1").exists());
     place.admin(&["fsck", "--repair", "--min-age", "0"]);
-    assert!(squashed.exists(), "somebody lost his address");
+    assert!(squashed.exists(), "an address was lost");
     assert_eq!(
         place.add(&c("d"), &range("10.0.0.0/24")).address(),
         "10.0.0.2/24"
@@ -151,7 +151,7 @@ fn a_strange_record_of_an_owner_is_an_error_for_him_alone() {
 }
 
 #[test]
-fn a_record_cannot_lead_del_to_somebody_elses_lease() {
+fn a_record_cannot_lead_del_to_another_owners_lease() {
     let (place, shard) = used();
     place.add(&c("victim"), &range("10.0.0.0/24")).address();
     // The attacker's record claims the victim's address, as a copy of his record.

@@ -1,5 +1,5 @@
 //! The store against a plain map, over random sequences of calls, some of which
-//! are killed on their way.
+//! are killed while they run.
 
 use crate::support::{Attachment, BINARY, Place, network};
 use proptest::prelude::*;
@@ -99,7 +99,7 @@ impl Model {
                 config["cni.dev/valid-attachments"] = json!(valid);
                 let answer = self.place.call("GC", &Self::who(0), &config);
                 prop_assert!(answer.ok(), "{answer:?}");
-                // A record without seat is nothing to the map, and GC may leave it.
+                // A record without a lease entry is nothing to the map, and GC may leave it.
                 self.known.retain(|container, _| listed.contains(container));
             }
             Step::KilledAdd(container, after) => {

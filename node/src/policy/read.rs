@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_still_tells_where_the_leases_are() {
+    fn a_wrong_file_still_names_the_directories_of_the_leases() {
         let text = br#"{"stateDir": "/srv", "typo": 1, "ipam": {"cooldown": 3},
             "stores": {"default": {"type": "file", "directory": "/mnt"}}}"#;
         let policy = salvage(Path::new("p"), text);

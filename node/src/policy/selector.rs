@@ -1,7 +1,7 @@
 //! Which netdevs a node's policy lets the CNI plugin take or use: selectors
 //! with the keys of the RDMA shared device plugin's `selectors`, and a few more.
 //!
-//! Pure: a selector is compared with facts somebody else looked up.
+//! Pure: a selector is compared with facts that the caller read.
 
 use crate::pattern::Pattern;
 

@@ -86,13 +86,13 @@ impl From<Failure> for Error {
 }
 
 impl Delegate {
-    /// Looks a plugin up in the directories of `CNI_PATH`, in order; none when it is in none of
+    /// Searches the directories of `CNI_PATH` for a plugin, in order; none when it is in none of
     /// them.
     ///
     /// # Errors
     /// Code 7 for a name that is none of a file; code 5 for a directory that cannot be searched,
     /// when no other has it.
-    pub fn look_up(name: &str, path: &[PathBuf]) -> Result<Option<Self>, Error> {
+    pub fn search(name: &str, path: &[PathBuf]) -> Result<Option<Self>, Error> {
         if !is_file_name(name) {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -119,7 +119,7 @@ impl Delegate {
                         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
                     ) => {}
                 Err(e) => {
-                    let what = format!("look for plugin {}: {e}", program.display());
+                    let what = format!("search for plugin {}: {e}", program.display());
                     failure.get_or_insert(Error::new(Code::Io, what));
                 }
             }
@@ -127,12 +127,12 @@ impl Delegate {
         failure.map_or(Ok(None), Err)
     }
 
-    /// As [`Delegate::look_up`], for one that must be there.
+    /// As [`Delegate::search`], for one that must be there.
     ///
     /// # Errors
     /// The same, and code 7 when none of the directories has it.
     pub fn find(name: &str, path: &[PathBuf]) -> Result<Self, Error> {
-        Delegate::look_up(name, path)?.ok_or_else(|| {
+        Delegate::search(name, path)?.ok_or_else(|| {
             let searched: Vec<String> = path.iter().map(|p| p.display().to_string()).collect();
             Error::new(
                 Code::InvalidConfig,
@@ -254,7 +254,7 @@ impl Delegate {
 
     fn failure(&self, command: Command, said: &Said) -> Error {
         let object = serde_json::from_slice::<Value>(&said.stdout).ok();
-        let told = object.as_ref().and_then(|value| {
+        let reported = object.as_ref().and_then(|value| {
             let section = Section::of(value, String::new()).ok()?;
             let code = match section.get::<u32>("code").ok()? {
                 // 0 means success, which a runtime would believe.
@@ -266,22 +266,26 @@ impl Delegate {
             error.details = fit(section.text("details").ok()?.unwrap_or_default());
             Some(error)
         });
-        told.unwrap_or_else(|| {
-            let failed = Error::new(
-                Code::Decode,
-                format!(
-                    "{} failed without an error object ({})",
-                    command.as_str(),
-                    said.status
-                ),
-            )
-            .with_details(excerpt(&said.stdout));
-            if said.stderr.is_empty() {
-                return failed;
-            }
-            failed.with_details(format!("on stderr: {}", bounded(&said.stderr, EXCERPT)))
-        })
-        .context(&self.name)
+        reported
+            .unwrap_or_else(|| {
+                let failed = Error::new(
+                    Code::Decode,
+                    format!(
+                        "{} failed without an error object ({})",
+                        command.as_str(),
+                        said.status
+                    ),
+                )
+                .with_details(excerpt(&said.stdout));
+                if said.stderr.is_empty() {
+                    return failed;
+                }
+                failed.with_details(format!(
+                    "on stderr: {}",
+                    bounded(&said.stderr, EXCERPT_BYTES)
+                ))
+            })
+            .context(&self.name)
     }
 }
 
@@ -354,10 +358,10 @@ enum End {
     Limit,
 }
 
-/// Keeps the first `limit` bytes that come out of a pipe, and tells when it is done.
+/// Keeps the first `limit` bytes that come out of a pipe, and signals when it is done.
 fn collect(pipe: Option<impl Read + Send + 'static>, limit: usize) -> (Start, mpsc::Receiver<End>) {
     let start = Start::default();
-    let (tell, told) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
     let kept = Arc::clone(&start);
     thread::spawn(move || {
         let mut buffer = [0; 8 << 10];
@@ -373,13 +377,13 @@ fn collect(pipe: Option<impl Read + Send + 'static>, limit: usize) -> (Start, mp
             let room = limit.saturating_sub(kept.len());
             kept.extend_from_slice(read.get(..room.min(read.len())).unwrap_or_default());
             if read.len() > room {
-                // Nobody may listen any more.
-                let _ = tell.send(End::Limit);
+                // The receiver may be gone.
+                let _ = end.send(End::Limit);
             }
         }
-        let _ = tell.send(End::Closed);
+        let _ = end.send(End::Closed);
     });
-    (start, told)
+    (start, ended)
 }
 
 fn taken(start: &Start) -> Vec<u8> {
@@ -387,14 +391,14 @@ fn taken(start: &Start) -> Vec<u8> {
 }
 
 /// How much of an answer that is none stands in an error message, in bytes.
-const EXCERPT: usize = 400;
+const EXCERPT_BYTES: usize = 400;
 
 /// The start of what a delegate wrote, fit for an error message.
 fn excerpt(answer: &[u8]) -> String {
     let text = String::from_utf8_lossy(answer);
     match text.trim() {
         "" => "it wrote nothing on stdout".to_owned(),
-        text => format!("it wrote {:?}", bounded(text, EXCERPT)),
+        text => format!("it wrote {:?}", bounded(text, EXCERPT_BYTES)),
     }
 }
 

@@ -255,7 +255,7 @@ pub struct Environment {
     pub netns: Option<String>,
     /// The pairs of `CNI_ARGS`.
     pub args: Args,
-    /// Where other plugins are looked for, in order.
+    /// The directories that are searched for other plugins, in order.
     pub path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: the plugin's own namespace may be the container's.
     pub netns_override: bool,

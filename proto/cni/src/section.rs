@@ -75,7 +75,8 @@ impl<'a> Section<'a> {
         self.value(key)
             .map(T::deserialize)
             .transpose()
-            .map_err(|e| self.wrong(key, e))
+            // serde's word for a text that is not copied means nothing to who wrote the key.
+            .map_err(|e| self.wrong(key, e.to_string().replace("a borrowed string", "a text")))
     }
 
     /// A key that must be there.
@@ -96,7 +97,32 @@ impl<'a> Section<'a> {
     /// # Errors
     /// Code 7 naming the key when the value is no text.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, Error> {
-        Ok(self.get::<&str>(key)?.filter(|text| !text.is_empty()))
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        match value.as_str() {
+            Some(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+            None => Err(wrong_kind(&self.path_of(key), "a text", value)),
+        }
+    }
+
+    /// The texts of a list under a key; an absent list is empty.
+    ///
+    /// # Errors
+    /// Code 7 naming the key or the element that has another type.
+    pub fn texts(&self, key: &str) -> Result<Vec<&'a str>, Error> {
+        let path = self.path_of(key);
+        let Some(value) = self.value(key) else {
+            return Ok(Vec::new());
+        };
+        let list = value
+            .as_array()
+            .ok_or_else(|| wrong_kind(&path, "a list of texts", value))?;
+        let text = |(index, element): (usize, &'a Value)| {
+            let at = || wrong_kind(&format!("{path}[{index}]"), "a text", element);
+            element.as_str().ok_or_else(at)
+        };
+        list.iter().enumerate().map(text).collect()
     }
 
     /// The object under a key; an absent one has no keys.
@@ -222,7 +248,14 @@ mod tests {
                 .msg
                 .starts_with("mtu: invalid type")
         );
-        assert!(root.text("name").unwrap_err().msg.starts_with("name: "));
+        assert_eq!(
+            root.text("name").unwrap_err().msg,
+            "name: expected a text, found a number"
+        );
+        assert_eq!(
+            root.require::<&str>("name").unwrap_err().msg,
+            "name: invalid type: integer `5`, expected a text"
+        );
         let ipam = root.section("ipam").unwrap();
         assert_eq!(
             ipam.sections("ranges").unwrap_err().msg,
@@ -237,5 +270,19 @@ mod tests {
             "ipam.type is missing"
         );
         assert_eq!(root.text("master").unwrap(), None);
+    }
+
+    #[test]
+    fn a_list_of_texts_names_the_element_that_is_none() {
+        let value = json!({"ips": ["a", "b"], "one": "a", "mixed": ["a", 5]});
+        let root = Section::root(value.as_object().unwrap());
+        assert_eq!(root.texts("ips").unwrap(), ["a", "b"]);
+        assert!(root.texts("none").unwrap().is_empty());
+        for (key, message) in [
+            ("one", "one: expected a list of texts, found a text"),
+            ("mixed", "mixed[1]: expected a text, found a number"),
+        ] {
+            assert_eq!(root.texts(key).unwrap_err().msg, message);
+        }
     }
 }

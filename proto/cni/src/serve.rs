@@ -1,7 +1,7 @@
 //! From the process' environment and stdin to one document on stdout.
 //!
 //! Two documents on stdout break the runtime's decoder, so everything is decided first and
-//! written once, at the end, here. VERSION is answered before anything else is looked at:
+//! written once, at the end, here. VERSION is answered before anything else is read:
 //! runtimes ask it before each call, with any stdin.
 
 use std::{
@@ -33,7 +33,7 @@ pub fn serve(
     plugin: impl FnOnce(&Request) -> Result<Option<Value>, Error>,
 ) -> u8 {
     let Some(command) = get("CNI_COMMAND").filter(|text| !text.is_empty()) else {
-        // Nobody reads a failed write to stderr either.
+        // A failed write to stderr cannot be reported either.
         let _ = writeln!(
             stderr,
             "{about}\nCNI protocol versions supported: {}",
@@ -116,8 +116,8 @@ pub fn answer_panics() {
             &mut std::io::stdout().lock(),
             &error.to_json(Version::NEWEST),
         );
-        let told = text::printable(&info.to_string());
-        let _ = writeln!(std::io::stderr().lock(), "{told}");
+        let text = text::printable(&info.to_string());
+        let _ = writeln!(std::io::stderr().lock(), "{text}");
     }));
 }
 

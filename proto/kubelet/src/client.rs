@@ -1,6 +1,6 @@
 //! A client of PodResources: which container holds which devices, and which there are.
 //!
-//! [`ask`] is for commands, which ask once and end; [`held`] and [`Lister`] for a program with a
+//! [`ask`] is for commands, which ask once and end; [`pods`] and [`Lister`] for a program with a
 //! runtime.
 
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 /// How long the kubelet may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// The kubelet's own limit for a message of this API.
 const MOST_BYTES: usize = 16 << 20;
 /// The kubelet answers a hundred questions a second, ten at once, whoever asks
 /// (`pkg/kubelet/apis/podresources/constants.go`), and refuses the rest.
-const REFUSED_PAUSE: Duration = Duration::from_millis(50);
-/// How often it is asked again: for a second, well within [`PATIENCE`].
+const REFUSED_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it is asked again: for a second, well within [`ANSWER_TIMEOUT`].
 const TRIES: u32 = 20;
 
 /// Devices of one resource in one container.
@@ -96,24 +96,23 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
         .enable_all()
         .build()
         .map_err(|error| failed(error.to_string()))?;
-    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, call(&socket)).await });
+    let answer =
+        runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, call(&socket)).await });
     match answer {
         Ok(answer) => answer.map_err(failed),
         Err(_) => Err(failed(format!(
             "no answer in {} seconds",
-            PATIENCE.as_secs()
+            ANSWER_TIMEOUT.as_secs()
         ))),
     }
 }
 
-/// What containers hold, asked once from inside of a runtime.
+/// The pods of the node and what their containers hold, asked once from inside of a runtime.
 ///
 /// # Errors
 /// What came back instead of an answer.
-pub async fn held(socket: &Path) -> Result<Vec<Held>, String> {
-    list(&client(socket).await?)
-        .await
-        .map(|pods| pods.into_iter().flat_map(|pod| pod.held).collect())
+pub async fn pods(socket: &Path) -> Result<Vec<PodDevices>, String> {
+    list(&client(socket).await?).await
 }
 
 /// Lists pods again and again, over one connection as long as it lasts.
@@ -163,14 +162,14 @@ async fn client(socket: &Path) -> Result<PodResourcesListerClient<Channel>, Stri
 }
 
 /// Asks again for a while if the kubelet is asked too much just now.
-async fn patiently<T, Answer>(mut question: impl FnMut() -> Answer) -> Result<T, Status>
+async fn ask_until_admitted<T, Answer>(mut question: impl FnMut() -> Answer) -> Result<T, Status>
 where
     Answer: Future<Output = Result<T, Status>>,
 {
     for _ in 0..TRIES {
         match question().await {
             Err(status) if status.code() == Code::ResourceExhausted => {
-                tokio::time::sleep(REFUSED_PAUSE).await;
+                tokio::time::sleep(REFUSED_RETRY_INTERVAL).await;
             }
             answer => return answer,
         }
@@ -183,7 +182,7 @@ async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<PodDevic
         let mut client = client.clone();
         async move { client.list(ListPodResourcesRequest {}).await }
     };
-    let list = patiently(question)
+    let list = ask_until_admitted(question)
         .await
         .map_err(|status| format!("{:?}: {}", status.code(), status.message()))?
         .into_inner();
@@ -219,7 +218,7 @@ async fn call(socket: &Path) -> Result<Devices, String> {
         }
     };
     // Kubelets before 1.23 do not know this call; what is held matters more.
-    let allocatable = match patiently(question).await {
+    let allocatable = match ask_until_admitted(question).await {
         Ok(answer) => by_resource(answer.into_inner().devices),
         Err(_) => Vec::new(),
     };
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn no_kubelet_is_told_as_such() {
+    fn missing_socket_of_the_kubelet_is_named() {
         let error = ask(Path::new("/nonexistent")).unwrap_err();
         assert_eq!(
             error,
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_kubelets_socket_is_told_with_the_kernels_word() {
+    fn a_dead_kubelets_socket_is_reported_with_the_kernels_message() {
         let directory = tempfile::tempdir().unwrap();
         let socket = socket(directory.path());
         std::fs::create_dir_all(socket.parent().unwrap()).unwrap();

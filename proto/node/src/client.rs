@@ -227,8 +227,8 @@ struct Call<'c> {
 }
 
 impl Call<'_> {
-    /// Directory and socket belong to root or to this process's user, and nobody else can write
-    /// to them. So nobody else can put another socket in place between this and the connect.
+    /// Directory and socket belong to root or to this process's user, and no other user can write
+    /// to them. So no other user can put another socket in place between this and the connect.
     fn check_path(&self) -> Result<(), ClientError> {
         let directory = match self.socket.parent() {
             Some(parent) if parent != Path::new("") => parent,

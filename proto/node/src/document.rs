@@ -25,8 +25,8 @@ pub struct Pod {
     pub namespace: String,
     /// `K8S_POD_NAME`.
     pub name: String,
-    /// `K8S_POD_UID`, where the runtime passes it. It tells a pod from an earlier one of the same
-    /// name.
+    /// `K8S_POD_UID`, where the runtime passes it. It distinguishes a pod from an earlier
+    /// one of the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
@@ -120,8 +120,8 @@ pub enum FailureKind {
     UnknownPod,
     /// The pod of this namespace and name has another UID.
     AnotherPod,
-    /// The kubelet lists several pods of this namespace and name, and what tells them apart is
-    /// missing: the question's UID, or a readable checkpoint of the kubelet.
+    /// The kubelet lists several pods of this namespace and name, and what distinguishes them
+    /// is missing: the question's UID, or a readable checkpoint of the kubelet.
     AmbiguousPod,
     /// The kubelet's PodResources service did not answer.
     KubeletUnavailable,

@@ -3,7 +3,7 @@
 # scheduler and kubelet, with Multus, as /lab/kubernetes has them. Sourced by such a scenario.
 #
 # Everyone has a token and the rights that Kubernetes gives to its name; the kubelet's own API is
-# open, since nobody else is on this machine.
+# open, since no other user is on this machine.
 
 export KUBECONFIG=/run/cluster/admin
 cluster=/lab/kubernetes

@@ -65,12 +65,12 @@ contains() {
 	if grep -Eq -- "$2" <<<"$3"; then pass "$1"; else fail "$1" "no match of /$2/ in:" "$3"; fi
 }
 
-# --- what a person who watches is told -----------------------------------------------------
+# --- what a person who watches reads -----------------------------------------------------
 
 tell() { lab_send "tell $*"; }
 # step TEXT: a headline, with the seconds since the scenario began.
 step() { tell "" && tell "$(printf '[%3d s]' $SECONDS) $*"; }
-# show COMMAND…: runs it and tells its output, indented.
+# show COMMAND…: runs it and prints its output, indented.
 show() { "$@" 2>&1 | expand -t 4 | while IFS= read -r line; do lab_send "tell     $line"; done; }
 
 # --- waiting, the other guest, the machine -------------------------------------------------
@@ -126,7 +126,7 @@ make_hca() {
 	active "$1" "$hca"
 }
 
-# make_hca_down NETDEV HCA: the same on a netdev that nobody has set up, as a fresh VF is.
+# make_hca_down NETDEV HCA: the same on a netdev that is not set up, as a fresh VF is.
 make_hca_down() {
 	load_rdma
 	ip link set "$1" down
@@ -165,7 +165,7 @@ gid_index() {
 	gids "$1" | awk -v gid="$gid" '!found && $2 == gid { print $1; found = 1 } END { exit !found }'
 }
 
-# undecided: whether the kernel still looks for a twin of some address (RFC 4862, 5.4).
+# undecided: whether the kernel still searches for a duplicate of some address (RFC 4862, 5.4).
 undecided() { [ -n "$(ip -6 addr show tentative)" ]; }
 
 # host_state: all that must be as before when the pods are gone: links, addresses, routes,
@@ -186,7 +186,7 @@ host_state() {
 	done
 }
 
-# as_before DESCRIPTION BEFORE [COMMAND]: passes if the state that COMMAND tells (host_state) is
+# as_before DESCRIPTION BEFORE [COMMAND]: passes if the state that COMMAND prints (host_state) is
 # BEFORE again. The kernel fills GID tables and checks addresses a moment after a change.
 as_before() {
 	local tell=${3:-host_state}

@@ -23,7 +23,7 @@ struct lab_search {
 	struct rxe_dev *found;
 };
 
-static int lab_look_at(struct net_device *lower, struct netdev_nested_priv *priv)
+static int lab_visit_lower(struct net_device *lower, struct netdev_nested_priv *priv)
 {
 	struct lab_search *search = priv->data;
 
@@ -40,7 +40,7 @@ struct rxe_dev *rxe_lab_from_upper(struct net_device *upper)
 	struct lab_search search = {};
 	struct netdev_nested_priv priv = { .data = &search };
 
-	netdev_walk_all_lower_dev_rcu(upper, lab_look_at, &priv);
+	netdev_walk_all_lower_dev_rcu(upper, lab_visit_lower, &priv);
 	return search.found;
 }
 

@@ -55,6 +55,6 @@ refuses "which of two interfaces is meant must be said" 'several interfaces: eth
 	cni rdma-netdev ADD a a net1 "$(jq -c '.prevResult.interfaces = [{name: "eth0"}, {name: "eth1"}]' <<<"$chained")"
 mkdir -p /etc/rdma-netdev
 echo '{"allow": {"ipam": ["rdma-ipam", "dhcp"]}}' >/etc/rdma-netdev/policy.json
-refuses "dhcp cannot tell ipvlans apart" 'dhcp' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipvlan", "ipam": {"type": "dhcp"}}')"
+refuses "dhcp cannot distinguish ipvlans" 'dhcp' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipvlan", "ipam": {"type": "dhcp"}}')"
 rm /etc/rdma-netdev/policy.json
 refuses "an Ethernet NIC has no IPoIB children" 'no IP over InfiniBand' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipoib"}')"

@@ -85,9 +85,9 @@ good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
 check "fewer slots" edit "${good/1000/500}"
 check "the node offers fewer, without a restart" wait_for 200 offers $shared 500
 check "a wrong one" edit '{"configList": [{"resourceName": "x"'
-told() { in_daemon status | grep -Ei 'config.*(refused|wrong|not|expected|EOF)'; }
-check "is told" wait_for 200 told
-show told
+reported() { in_daemon status | grep -Ei 'config.*(refused|wrong|not|expected|EOF)'; }
+check "is reported" wait_for 200 reported
+show reported
 equal "and changes nothing" 500 "$(allocatable $shared)"
 check "the first one again" edit "$good"
 check "is in force" wait_for 200 offers $shared 1000

@@ -49,7 +49,7 @@ contains "with its netdev and its resource" "mlx5_0 .*ens2f0.*$resource" "$check
 check "preflight on the node: nothing fails" rdma-device-plugin preflight --config-file $base/config.json --all
 check "preflight in the container: nothing fails" in_daemon rdma-device-plugin preflight --all
 for id in K01 K02 K09 A07; do
-	contains "there it can tell $id, too" "^$id +(pass|n/a)" "$checked"
+	contains "there it knows $id, too" "^$id +(pass|n/a)" "$checked"
 done
 contains "and names what only the node can" '^K08 +unknown' "$checked"
 check "both test pods run" kubelet-standin run-pod $perftest/pod-1.yaml $perftest/pod-2.yaml
@@ -62,7 +62,7 @@ contains "status: units, attachments, addresses" \
 # Here /var/run, where the runtime makes them, is no link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdma-device-plugin status --json | jq -r '[.attachments[].netnsState] | join(" ")')"
-equal "and says so where it cannot tell" "unknown unknown" \
+equal "and says so where it does not know" "unknown unknown" \
 	"$(in_daemon rdma-netdev list --json | jq -r '[.attachments[].netnsState] | join(" ")')"
 check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
 check "its next pod runs" kubelet-standin run-pod $daemonset

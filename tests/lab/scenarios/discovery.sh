@@ -5,7 +5,7 @@
 seen() { rdma-device-plugin discover --json | jq -r "$@"; }
 hcas() { seen '.hcas[] | "\(.id) \(.rdmaDevices[]) \(.netdevs[])"'; }
 
-contains "a host without RDMA drivers is told so" "no RDMA device" "$(rdma-device-plugin discover)"
+contains "a host without RDMA drivers is reported as such" "no RDMA device" "$(rdma-device-plugin discover)"
 make_hca eth0
 make_hca eth1
 ip addr add 192.168.10.1/24 dev eth0
@@ -39,9 +39,9 @@ rdma dev set rxe1 name mlx5_7
 contains "new names are seen" '^0000:02:00.0 mlx5_7 rail1$' "$(hcas)"
 
 rdma system set netns exclusive
-contains "the mode of RDMA's network namespaces is told" 'network namespace mode: exclusive' "$(rdma-device-plugin discover)"
+contains "the mode of RDMA's network namespaces is reported" 'network namespace mode: exclusive' "$(rdma-device-plugin discover)"
 ip netns add pod
 rdma dev set mlx5_7 netns pod
-contains "an HCA in a pod's namespace is told, not forgotten" 'mlx5_7 .*in another netns' "$(rdma-device-plugin discover)"
+contains "an HCA in a pod's namespace is reported, not forgotten" 'mlx5_7 .*in another netns' "$(rdma-device-plugin discover)"
 rdma link delete rxe0
 contains "an HCA that is gone is gone" '^mlx5_7$' "$(seen '.hcas[].rdmaDevices[]')"

@@ -1,4 +1,4 @@
-# The kubelet is told at once: cable out, NIC unplugged and plugged in, kubelet restarted
+# The kubelet gets changes at once: cable out, NIC unplugged and plugged in, kubelet restarted
 # lab: memory=1536 timeout=300 image=yes binaries=rdma-device-plugin standins=kubelet-standin
 # shellcheck shell=bash disable=SC2016
 
@@ -31,11 +31,11 @@ had=$(lists | wc -l)
 check "cable out: nothing is allocatable" eval 'machine set_link nic0 off && kubelet-standin node --wait $resource=0'
 wait_for 20 grep -q NO-CARRIER "$LAB_OUT/links"
 event=$(sed -n '/NO-CARRIER/{s/^\[\([^]]*\)\].*/\1/p;q}' "$LAB_OUT/links")
-told=$(lists | sed -n "$((had + 1))s/ .*//p")
-late=$(($(milliseconds "$told") - $(milliseconds "$event")))
-echo "the kubelet was told $late ms after the kernel's event"
+listed=$(lists | sed -n "$((had + 1))s/ .*//p")
+late=$(($(milliseconds "$listed") - $(milliseconds "$event")))
+echo "the kubelet had the list $late ms after the kernel's event"
 # Far from what a poll could do, and as much as an emulated, busy processor may take.
-check "the kubelet is told by the event, not by a poll" test $late -lt 2000
+check "the event triggers the list, not a poll" test $late -lt 2000
 check "cable in: all of it is" eval 'machine set_link nic0 on && kubelet-standin node --wait $resource=1000'
 
 for round in $(seq 5); do

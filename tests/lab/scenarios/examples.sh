@@ -5,7 +5,7 @@
 
 networks=/lab/manifests/examples/networks
 rails=/lab/manifests/examples/rails
-# As the overlays choose them: eth0 is nobody's, the others are NICs for pods.
+# As the overlays choose them: eth0 is in no pool, the others are NICs for pods.
 for nic in 0 1; do
 	ip link set "eth$((nic + 1))" name "rdma$nic"
 	make_hca "rdma$nic" "mlx5_$nic"

@@ -31,7 +31,7 @@ check "the RDMA device of that NIC follows" cni rdma-netdev ADD a a net1 "$only"
 equal "the result is the one before" "$(jq -S 'del(.dns)' <<<"$moved")" "$(jq -S . <<<"$checked")"
 equal "it has left the host" "mlx5_2" "$(hcas)"
 equal "the pod has it and no other" "mlx5_1" "$(hcas_of a)"
-contains "the address' GID was waited for and told" '10.61.0.7 of net1 is GID [0-9]+ of mlx5_1 port 1' "$(</var/log/rdma-netdev.log)"
+contains "the address' GID was waited for and reported" '10.61.0.7 of net1 is GID [0-9]+ of mlx5_1 port 1' "$(</var/log/rdma-netdev.log)"
 contains "it is in the list" '"rdma-only"' "$(rdma-netdev list --json)"
 check "CHECK agrees" cni rdma-netdev CHECK a a net1 "$only"
 refuses "a second ADD is refused" 'attached to network rails already' cni rdma-netdev ADD a a net1 "$only"
@@ -40,7 +40,7 @@ refuses "another pod cannot have it" 'mlx5_1' \
 	cni rdma-netdev ADD b b net1 "$(chained '{"type": "rdma-netdev", "attach": "rdma-only", "rdmaDevice": "mlx5_1"}')"
 in_pod a rdma dev set mlx5_1 name mine
 check "DEL, though the pod renamed it" cni rdma-netdev DEL a a net1 "$only"
-equal "it is home under its name" "mlx5_1 mlx5_2" "$(hcas)"
+equal "it is on the host under its name" "mlx5_1 mlx5_2" "$(hcas)"
 check "DEL once more is no error" cni rdma-netdev DEL a a net1 "$only"
 check "the reference plugin returns the NIC" cni /usr/lib/cni/host-device DEL a a net1 "$host_device"
 ip netns delete a
@@ -76,7 +76,7 @@ mkdir -p /var/lib/cni/rdma
 echo '{"version":"1.0","deviceID":"0000:03:00.0","sandboxRdmaDevName":"mlx5_2","containerRdmaDevName":"mlx5_2"}' \
 	>/var/lib/cni/rdma/rails-old-net1
 check "DEL of a pod that the RDMA plugin served" cni /opt/cni/bin/rdma DEL old old net1 '{"cniVersion": "1.0.0", "name": "rails", "type": "rdma"}'
-equal "its device is home" "mlx5_1 mlx5_2" "$(hcas)"
+equal "its device is on the host" "mlx5_1 mlx5_2" "$(hcas)"
 equal "its state file is gone" "" "$(ls /var/lib/cni/rdma)"
 ip netns delete old
 
@@ -104,7 +104,7 @@ node_policy '{"allow": {"unallocated": true}}'
 move2=$(config '{"attach": "move", "device": "eth2"}')
 check "the second device moves" cni rdma-netdev ADD a a net1 "$move2"
 equal "it keeps its device file" "uverbs1" "$(node_of mlx5_2)"
-check "and comes home" cni rdma-netdev DEL a a net1 "$move2"
+check "and returns" cni rdma-netdev DEL a a net1 "$move2"
 equal "with the same" "uverbs1" "$(node_of mlx5_2)"
 rdma link delete mlx5_1
 wait_for 20 settled eth2
@@ -115,7 +115,7 @@ make_hca eth1 mlx5_1
 check "once the lower number is in use it moves again" cni rdma-netdev ADD a a net1 "$move2"
 ip netns delete a
 wait_for 30 eval '[ "$(hcas | tr " " "\n" | sort | paste -sd" ")" = "mlx5_1 mlx5_2" ]'
-check "and comes home from a namespace that died" cni rdma-netdev DEL a a net1 "$move2"
+check "and returns from a namespace that died" cni rdma-netdev DEL a a net1 "$move2"
 wait_for 20 settled eth2
 wait_for 30 rdma system set netns shared
 refuses "STATUS: not in shared mode" 'shared mode' cni rdma-netdev STATUS a a net1 "$(config '{"attach": "move", "rdma": "required"}')"

@@ -18,7 +18,7 @@ rail() {
 rail eth1 1
 rail eth2 2
 ip link set eth3 up
-# As Multus tells which pod it is; the kubelet, if there were one, would be asked for it.
+# As Multus says which pod it is; the kubelet, if there were one, would be asked for it.
 export CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME=hostile"
 pod() { ip netns add "$1" && ip -n "$1" link set lo up; }
 config() { jq -c '{cniVersion: "1.1.0", name: "rails", type: "rdma-netdev"} + .' <<<"$1"; }
@@ -266,7 +266,7 @@ if with_module "two VLANs of one NIC" 8021q; then
 		pod a
 		check "VLAN $id goes into the pod" add a "$vlan"
 		contains "it is VLAN $id" "vlan protocol 802.1Q id $id" "$(ip -n a -d link show net1)"
-		# The pod makes it look like the other one.
+		# The pod makes it resemble the other one.
 		ip -n a link set net1 down
 		ip -n a link set net1 name "v$((15 - id))" alias "vlan $((15 - id))"
 		check "VLAN $id: DEL" del a "$vlan"

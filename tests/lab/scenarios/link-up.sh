@@ -1,4 +1,4 @@
-# linkUp: a pool's NICs are set up when they appear, other links and an administrator's wish are left alone
+# linkUp: a pool's NICs are set up when they appear, other links and an administrator's setting are left alone
 # lab: nics=3 memory=640 binaries=rdma-device-plugin
 # shellcheck shell=bash
 

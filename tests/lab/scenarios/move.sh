@@ -1,4 +1,4 @@
-# A NIC and its HCA go into a pod and come home unharmed, with RDMA's namespaces shared and exclusive
+# A NIC and its HCA go into a pod and return unharmed, with RDMA's namespaces shared and exclusive
 # lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -66,7 +66,7 @@ for mode in shared exclusive; do
 		info=$(info_file $pod)
 		address[pod]=$(jq -r '.ips[0].address' <<<"$result" | cut -d/ -f1)
 		contains "$mode: it is net1 there, with its address" "inet ${address[pod]}/24" "$(in_pod $pod ip -o addr show dev net1)"
-		equal "$mode: Multus is told function, RDMA device and GID" \
+		equal "$mode: Multus gets function, RDMA device and GID" \
 			"${pci[pod]} mlx5_$pod ${address[pod]} $(in_pod_gid $pod mlx5_$pod "${address[pod]}")" \
 			"$(jq -r '"\(.pci."pci-address") \(.pci."rdma-device") \(."rdma-gids"[0] | "\(.address) \(.gidIndex)")"' "/run/${info#/var/run/}")"
 		contains "$mode: with the configured MTU" 'mtu 2000 ' "$(in_pod $pod ip -o link show net1)"

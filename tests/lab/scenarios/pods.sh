@@ -10,7 +10,7 @@ manifests=/lab/manifests/examples/perftest
 ip link set eth0 name $netdev
 ip link set $netdev mtu 4200
 make_hca $netdev $hca
-# Another HCA, in no pool: nobody may get it.
+# Another HCA, in no pool: no pod may get it.
 make_hca eth1 mlx5_1
 start_containerd
 install_cni $manifests

@@ -1,4 +1,4 @@
-# A NIC that nobody has set up: files of both peers offer and allocate it, and so does an exclusive pool
+# A NIC that is not set up: files of both peers offer and allocate it, and so does an exclusive pool
 # lab: memory=1536 timeout=400 image=yes binaries=rdma-device-plugin standins=kubelet-standin
 # shellcheck shell=bash disable=SC2016
 
@@ -52,7 +52,7 @@ for link in down up; do
 	offers "our own format, exclusive" rdma/whole 1 1 \
 		'{"version": 1, "pools": [{"resource": "rdma/whole", "mode": "exclusive", "select": {"ifNames": ["eth0"]}}]}'
 	allocated rdma/whole
-	# Nobody sets a shared NIC up for a pod.
+	# No CNI plugin sets a shared NIC up for a pod.
 	usable=10
 	[ $link = up ] || usable=0
 	offers "our own format, shared" rdma/slots 10 $usable \

@@ -1,4 +1,4 @@
-# Virtual functions: discovered with their physical function, one goes into each of two pods and comes home
+# Virtual functions: discovered with their physical function, one goes into each of two pods and returns
 # lab: qemu=8.0 nics=0 ports=1 memory=768 timeout=600 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
 # lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
 # shellcheck shell=bash disable=SC2016,SC2154
@@ -17,7 +17,7 @@ for number in 0 1; do
 done
 rdma-device-plugin discover
 seen=$(rdma-device-plugin discover --json)
-equal "virtual functions are told apart, with their physical function" \
+equal "virtual functions are distinguished, with their physical function" \
 	"$(printf '%s vf 0000:01:00.0\n' "${vf[@]}" | sort)" \
 	"$(jq -r '.hcas[] | "\(.id) \(.function) \(.pf)"' <<<"$seen" | sort)"
 
@@ -45,7 +45,7 @@ for change in "spoofchk on" "trust off" "vlan 7"; do
 	ip link set eth0 vf 0 $change
 done
 contains "it is changed" 'vf 0 .*vlan 7.*spoof checking on.*trust off' "$(ip -o link show eth0)"
-check "virtual function 0 comes home" cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
+check "virtual function 0 returns" cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
 ip netns delete pod0
 ip -n pod1 link set net1 address 02:00:00:00:00:08
 ip netns delete pod1

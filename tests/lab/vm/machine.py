@@ -75,7 +75,7 @@ def topology(scenario: Scenario, guest: int) -> list[str]:
 def wire(guests: int, guest: int, directory: pathlib.Path) -> list[str]:
     """Joins the guests' wires; the first guest listens.
 
-    A lone guest's wire ends where nobody listens. With no end at all QEMU would never take a
+    A lone guest's wire ends without a listener. With no end at all QEMU would never take a
     frame from the NIC, and one that is never sent keeps the network namespace of its sender.
     """
     if guests == 1:

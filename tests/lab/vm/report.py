@@ -22,7 +22,7 @@ class Report:
     def __init__(self, live: bool, quiet: bool) -> None:
         self.results: list[Result] = []
         self.live = live
-        # Whoever is being told a story sees the failures only.
+        # A person who follows a narration (--tell) sees the failures only.
         self.quiet = quiet
         self.lock = threading.Lock()
 

@@ -78,17 +78,17 @@ impl Side {
     }
 }
 
-/// The bench's ground.
-struct Ground {
+/// What the bench works with.
+struct Fixture {
     directory: TempDir,
     netdev: PathBuf,
 }
 
-impl Ground {
+impl Fixture {
     fn new() -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .context("make namespaces (needs root)")?;
-        // A sysfs of this network namespace, seen by nobody else. Pods are made with ip, which
+        // A sysfs of this network namespace alone. Pods are made with ip, which
         // shares its mounts, so only /sys is cut off from the rest.
         let none = None::<&str>;
         mount(
@@ -120,7 +120,7 @@ impl Ground {
                 run(Command::new("ip").args(command.split_whitespace()))?;
             }
         }
-        Ok(Ground {
+        Ok(Fixture {
             directory: TempDir::new()?,
             netdev: product("rdma-netdev")?,
         })
@@ -214,9 +214,9 @@ impl Ground {
 }
 
 /// An empty `main`, built as the plugin is: what starting a process costs at the least.
-fn no_op(ground: &Ground) -> Result<PathBuf> {
-    let source = ground.directory.path().join("no_op.rs");
-    let program = ground.directory.path().join("no-op");
+fn no_op(fixture: &Fixture) -> Result<PathBuf> {
+    let source = fixture.directory.path().join("no_op.rs");
+    let program = fixture.directory.path().join("no-op");
     fs::write(&source, "fn main() {}\n")?;
     let build = |target: &[&str]| {
         run(Command::new("rustc")
@@ -234,7 +234,7 @@ fn no_op(ground: &Ground) -> Result<PathBuf> {
     };
     let musl = format!("--target={}-unknown-linux-musl", std::env::consts::ARCH);
     // The same C library as the plugin under test, or the comparison is of those.
-    match is_static(&ground.netdev)? {
+    match is_static(&fixture.netdev)? {
         true => build(&[&musl])?,
         false => build(&[])?,
     };
@@ -250,11 +250,11 @@ fn is_static(program: &Path) -> Result<bool> {
         .any(|window| window == b"/ld-lin"))
 }
 
-fn versions(ground: &Ground, rounds: usize) -> Result<Row> {
-    let no_op = no_op(ground)?;
+fn versions(fixture: &Fixture, rounds: usize) -> Result<Row> {
+    let no_op = no_op(fixture)?;
     let (mut ours, mut nothing) = (Costs::default(), Costs::default());
     for round in 0..=rounds * 5 {
-        let version = Command::new(&ground.netdev)
+        let version = Command::new(&fixture.netdev)
             .env_clear()
             .env("CNI_COMMAND", "VERSION")
             .cost()?;
@@ -274,9 +274,14 @@ fn versions(ground: &Ground, rounds: usize) -> Result<Row> {
 
 /// Beside a program that makes the same requests of the kernel and nothing else: what journal,
 /// policy, addresses and JSON cost.
-fn floor(ground: &Ground, bare: &Path, own: &dyn Fn(Value) -> Value, rounds: usize) -> Result<Row> {
-    let mut ours = ground.side(
-        &ground.netdev,
+fn floor(
+    fixture: &Fixture,
+    bare: &Path,
+    own: &dyn Fn(Value) -> Value,
+    rounds: usize,
+) -> Result<Row> {
+    let mut ours = fixture.side(
+        &fixture.netdev,
         "floor",
         &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
     )?;
@@ -320,7 +325,7 @@ impl CostOf for Command {
     }
 }
 
-fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
+fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
     let macvlan = |ipam: Value| json!({"master": "nic0", "mode": "bridge", "ipam": ipam});
     let own = |more: Value| {
         let mut ipam = json!({"type": "rdma-ipam"});
@@ -333,13 +338,13 @@ fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         }
         config
     };
-    let mut rows = vec![versions(ground, rounds)?];
+    let mut rows = vec![versions(fixture, rounds)?];
 
-    let (ours, theirs) = ground.contest(
+    let (ours, theirs) = fixture.contest(
         &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
         (
             "macvlan",
-            &macvlan(ground.host_local(&["10.9.0.0/16"], &json!([]))),
+            &macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([]))),
         ),
         rounds,
     )?;
@@ -356,23 +361,23 @@ fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         [None, Some(0.5)],
     ));
 
-    rows.push(floor(ground, bare, &own, rounds)?);
+    rows.push(floor(fixture, bare, &own, rounds)?);
 
     let mut sides = [
-        ground.side(
-            &ground.netdev,
+        fixture.side(
+            &fixture.netdev,
             "eight-ours",
             &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
         )?,
-        ground.side(
+        fixture.side(
             &Path::new(REFERENCE_PLUGINS).join("macvlan"),
             "eight-theirs",
-            &macvlan(ground.host_local(&["10.9.0.0/16"], &json!([]))),
+            &macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([]))),
         )?,
     ];
     for round in 0..=rounds.min(15) {
         for side in &mut sides {
-            ground.eight(side, &format!("eight-{round}"), round > 0)?;
+            fixture.eight(side, &format!("eight-{round}"), round > 0)?;
         }
     }
     let [ours, theirs] = sides;
@@ -395,11 +400,11 @@ fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         "routes": [{"dst": "fd77::/32", "gw": "fd09::1"}],
     }));
     let route = json!([{"dst": "fd77::/32", "gw": "fd09::1"}]);
-    let (dual, theirs) = ground.contest(
+    let (dual, theirs) = fixture.contest(
         &both,
         (
             "macvlan",
-            &macvlan(ground.host_local(&["10.9.0.0/16", "fd09::/64"], &route)),
+            &macvlan(fixture.host_local(&["10.9.0.0/16", "fd09::/64"], &route)),
         ),
         rounds.min(5),
     )?;
@@ -411,9 +416,9 @@ fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
     ));
     // In turns again, with the addresses of one family and of both.
     let mut sides = [
-        ground.side(&ground.netdev, "dual", &both)?,
-        ground.side(
-            &ground.netdev,
+        fixture.side(&fixture.netdev, "dual", &both)?,
+        fixture.side(
+            &fixture.netdev,
             "single",
             &own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"})),
         )?,
@@ -434,7 +439,7 @@ fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         [Some(1.3), None],
     ));
 
-    let (ours, theirs) = ground.contest(
+    let (ours, theirs) = fixture.contest(
         &json!({"attach": "move", "device": "nic0"}),
         ("host-device", &json!({"device": "nic0"})),
         rounds.min(20),
@@ -469,10 +474,10 @@ fn rows(ground: &Ground, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]
-fn report(ground: &Ground, rows: &[Row]) -> Result<()> {
+fn report(fixture: &Fixture, rows: &[Row]) -> Result<()> {
     println!("{}", table(rows));
     for name in ["rdma-netdev", "rdma-ipam"] {
-        let bytes = fs::metadata(ground.netdev.with_file_name(name))?.len();
+        let bytes = fs::metadata(fixture.netdev.with_file_name(name))?.len();
         println!("{name}: {} KiB", bytes / 1024);
     }
     Ok(())
@@ -480,9 +485,9 @@ fn report(ground: &Ground, rows: &[Row]) -> Result<()> {
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let ground = Ground::new()?;
-    let rows = rows(&ground, &arguments.floor, arguments.rounds)?;
-    report(&ground, &rows)?;
+    let fixture = Fixture::new()?;
+    let rows = rows(&fixture, &arguments.floor, arguments.rounds)?;
+    report(&fixture, &rows)?;
     let over = rows.iter().filter(|row| !row.within()).count();
     Ok(match arguments.check && over > 0 {
         true => ExitCode::FAILURE,

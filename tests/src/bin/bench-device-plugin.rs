@@ -25,7 +25,7 @@ struct Arguments {
 }
 
 const RESOURCE: &str = "rdma/hca";
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pods admitted one after the other for the latency of Allocate.
 const PODS: usize = 64;
 
@@ -100,7 +100,7 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
     let daemon = machine.daemon_on(&file, &["--kubelet-root-dir".as_ref(), root.as_os_str()])?;
     let units = usize::try_from(hcas * slots)?;
     kubelet
-        .wait_allocatable(RESOURCE, units, PATIENCE)
+        .wait_allocatable(RESOURCE, units, WAIT_TIMEOUT)
         .with_context(|| daemon.log())?;
     seen.registered.push(started.elapsed());
     seen.bytes.push(message(&kubelet));
@@ -119,7 +119,7 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
             std::thread::sleep(SANDBOX);
         }
         let asked = Instant::now();
-        let held = node_wire::pod_units(&machine.node_socket(), &named, PATIENCE)?;
+        let held = node_wire::pod_units(&machine.node_socket(), &named, WAIT_TIMEOUT)?;
         let proof = match at_once {
             true => &mut seen.proof_at_once,
             false => &mut seen.proof,
@@ -134,7 +134,7 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
         kubelet.kill();
         kubelet = Kubelet::start(settings)?;
         let started = Instant::now();
-        kubelet.wait_allocatable(RESOURCE, units, PATIENCE)?;
+        kubelet.wait_allocatable(RESOURCE, units, WAIT_TIMEOUT)?;
         seen.again.push(started.elapsed());
     }
     // Idle: what the start and the pods asked for has been given back, and the timer went.
@@ -239,7 +239,7 @@ fn idle(seen: &mut Seen) -> Result<()> {
     let machine = Machine::with_hcas(0)?;
     let kubelet = machine.kubelet()?;
     let daemon = machine.daemon(&config(1))?;
-    kubelet.wait("a registration", PATIENCE, |_, calls| !calls.is_empty())?;
+    kubelet.wait("a registration", WAIT_TIMEOUT, |_, calls| !calls.is_empty())?;
     std::thread::sleep(Duration::from_secs(2));
     seen.resident_kib.push(resident(&daemon)?);
     anyhow::ensure!(

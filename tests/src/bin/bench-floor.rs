@@ -25,10 +25,10 @@ fn main() -> Result<()> {
         anyhow::bail!("expected: NETNS MASTER NAME ADDRESS/PREFIX");
     };
     let host = Host::live();
-    let home = Namespace::current(&host.proc)?;
+    let own = Namespace::current(&host.proc)?;
     let mut socket = Socket::open()?;
     let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
-    let mut inside = pod.socket(&home)?;
+    let mut inside = pod.socket(&own)?;
     link::get(&mut inside, By::Name(name.as_bytes()))?;
     let found = HostLink::read(&host, &mut socket, master, false, &[])?;
     let child = NewChild {
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
             broadcast_queue: None,
         },
         parent: found.link.index,
-        parent_netns: Some(link::namespace_number(&mut inside, &home)?),
+        parent_netns: Some(link::namespace_number(&mut inside, &own)?),
         mtu: None,
         mac: None,
         target: None,
@@ -52,9 +52,15 @@ fn main() -> Result<()> {
         }],
         ..CniResult::default()
     };
-    let layout = InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result);
-    pod.enter(&home, || {
-        apply::configure(&mut inside, &host.proc, &made, &layout, Attach::Macvlan)
+    let interface_config = InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result);
+    pod.enter(&own, || {
+        apply::configure(
+            &mut inside,
+            &host.proc,
+            &made,
+            &interface_config,
+            Attach::Macvlan,
+        )
     })??;
     Ok(())
 }

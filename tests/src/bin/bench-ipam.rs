@@ -26,7 +26,7 @@ const RANGE: &str = "10.16.0.0/12";
 const THEIR_RANGE: &str = "10.16.0.0/16";
 const BASE: Ipv4Addr = Ipv4Addr::new(10, 16, 0, 0);
 const THEIR_MOST: u32 = 65_000;
-/// Leases of the store that fuller ones are held against.
+/// Leases of the store that fuller ones are compared with.
 const FEW: u32 = 100;
 
 #[derive(Debug, Parser)]
@@ -54,13 +54,13 @@ struct Side {
 }
 
 impl Side {
-    fn ours(ground: &Path) -> Result<Self> {
-        let policy = ground.join("policy.json");
-        fs::create_dir_all(ground.join("leases"))?;
+    fn ours(directory: &Path) -> Result<Self> {
+        let policy = directory.join("policy.json");
+        fs::create_dir_all(directory.join("leases"))?;
         let settings = json!({
             "node": "bench",
-            "stateDir": ground.join("state"),
-            "stores": {"default": {"type": "file", "directory": ground.join("leases")}},
+            "stateDir": directory.join("state"),
+            "stores": {"default": {"type": "file", "directory": directory.join("leases")}},
             "ipam": {"cooldown": "0s"},
         });
         fs::write(&policy, settings.to_string())?;
@@ -74,14 +74,14 @@ impl Side {
         })
     }
 
-    fn host_local(ground: &Path) -> Self {
+    fn host_local(directory: &Path) -> Self {
         Self {
             plugin: Path::new(REFERENCE_PLUGINS).join("host-local"),
-            policy: ground.join("policy.json"),
+            policy: directory.join("policy.json"),
             network: json!({
                 "cniVersion": "1.0.0", "name": "peer", "type": "bench",
                 "ipam": {
-                    "type": "host-local", "dataDir": ground.join("host-local"),
+                    "type": "host-local", "dataDir": directory.join("host-local"),
                     "ranges": [[{"subnet": THEIR_RANGE}]],
                 },
             }),
@@ -143,8 +143,8 @@ fn at_once(count: u32, work: impl Fn(u32) -> Result<()> + Sync) -> Result<()> {
 
 /// Writes host-local's leases: a file for each address with container and interface, and the
 /// address given out last.
-fn fill_host_local(ground: &Path, from: u32, target: u32) -> Result<()> {
-    let directory = ground.join("host-local/peer");
+fn fill_host_local(directory: &Path, from: u32, target: u32) -> Result<()> {
+    let directory = directory.join("host-local/peer");
     fs::create_dir_all(&directory)?;
     // The first address of the subnet is host-local's gateway.
     let address = |number: u32| Ipv4Addr::from(u32::from(BASE) + 2 + number).to_string();
@@ -197,19 +197,19 @@ fn rate(side: &Side, processes: u32, calls: u32) -> Result<f64> {
 )]
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let ground = TempDir::new()?;
-    let ours = Side::ours(ground.path())?;
-    let theirs = Side::host_local(ground.path());
-    // What ours is held against itself.
-    let few_ground = TempDir::new()?;
-    let few = Side::ours(few_ground.path())?;
+    let directory = TempDir::new()?;
+    let ours = Side::ours(directory.path())?;
+    let theirs = Side::host_local(directory.path());
+    // Ours with few leases, to compare ours with itself.
+    let few_directory = TempDir::new()?;
+    let few = Side::ours(few_directory.path())?;
     fill(&few, 0, FEW)?;
     let mut rows: Vec<Row> = Vec::new();
     let mut there = 0;
     for leases in arguments.leases {
         fill(&ours, there, leases)?;
         if leases <= THEIR_MOST {
-            fill_host_local(ground.path(), there, leases)?;
+            fill_host_local(directory.path(), there, leases)?;
             let most = leases == THEIR_MOST;
             let rounds = if most { 5 } else { arguments.rounds };
             let [[add, del], [their_add, their_del]] = contest([&ours, &theirs], rounds)?;
@@ -242,9 +242,9 @@ fn main() -> Result<ExitCode> {
 
     println!("| processes | ADDs in a second | host-local | ratio |\n|---|---|---|---|");
     // Each on a store with few leases.
-    let ground = TempDir::new()?;
-    let ours = Side::ours(ground.path())?;
-    let theirs = Side::host_local(ground.path());
+    let directory = TempDir::new()?;
+    let ours = Side::ours(directory.path())?;
+    let theirs = Side::host_local(directory.path());
     for processes in arguments.processes {
         let mut calls = 320;
         // Long enough to mean something, on a slow disk too.

@@ -37,8 +37,8 @@ enum Command {
         #[arg(long, value_name = "RESOURCE=COUNT")]
         wait: Option<String>,
         /// How long to wait.
-        #[arg(long, default_value_t = 30, value_name = "SECONDS")]
-        patience: u64,
+        #[arg(long = "patience", default_value_t = 30, value_name = "SECONDS")]
+        timeout_seconds: u64,
     },
     /// Print the pods.
     Pods {
@@ -112,10 +112,10 @@ fn main() -> Result<ExitCode> {
         Command::Node {
             json,
             wait,
-            patience,
+            timeout_seconds,
         } => {
             if let Some(wait) = wait {
-                wait_allocatable(&control, &wait, Duration::from_secs(patience))?;
+                wait_allocatable(&control, &wait, Duration::from_secs(timeout_seconds))?;
             }
             print_node(&control, json)?;
         }
@@ -181,12 +181,12 @@ fn serve_node(arguments: Serve, control: &Path) -> Result<()> {
     serve(Node::start(settings, &arguments.runtime)?, control)
 }
 
-fn wait_allocatable(control: &Path, wanted: &str, patience: Duration) -> Result<()> {
+fn wait_allocatable(control: &Path, wanted: &str, timeout: Duration) -> Result<()> {
     let (resource, count) = wanted
         .split_once('=')
         .context("--wait takes RESOURCE=COUNT")?;
     let count: usize = count.parse().context("--wait takes RESOURCE=COUNT")?;
-    let end = Instant::now() + patience;
+    let end = Instant::now() + timeout;
     loop {
         let Reply::Node(node) = ask(control, &Request::Node)? else {
             bail!("unexpected reply")
@@ -198,7 +198,7 @@ fn wait_allocatable(control: &Path, wanted: &str, patience: Duration) -> Result<
             return Ok(());
         }
         if Instant::now() > end {
-            bail!("{resource}: {allocatable} allocatable after {patience:?}, not {count}");
+            bail!("{resource}: {allocatable} allocatable after {timeout:?}, not {count}");
         }
         thread::sleep(Duration::from_millis(100));
     }

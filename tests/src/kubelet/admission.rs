@@ -17,7 +17,7 @@ use super::shared::{Plugin, Shared};
 use super::state::{Choice, Open};
 
 /// The only call to a plugin that has a deadline.
-const PRE_START_DEADLINE: Duration = Duration::from_secs(30);
+const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a pod does not run.
 #[derive(Debug, Error)]
@@ -228,7 +228,7 @@ impl Shared {
                 let request = PreStartContainerRequest {
                     devices_ids: held.ids().into_iter().collect(),
                 };
-                timeout(PRE_START_DEADLINE, client.pre_start_container(request))
+                timeout(PRE_START_TIMEOUT, client.pre_start_container(request))
                     .await
                     .map_err(|_| anyhow!("{resource}: PreStartContainer: no answer in 30 s"))?
                     .map_err(|status| {

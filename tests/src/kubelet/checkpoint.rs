@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn has_the_keys_that_readers_of_the_kubelets_file_look_for() {
+    fn has_the_keys_that_readers_of_the_kubelets_file_need() {
         let directory = tempfile::tempdir().unwrap();
         write(directory.path(), &[assignment()], BTreeMap::new()).unwrap();
         let text = fs::read(directory.path().join(FILE)).unwrap();

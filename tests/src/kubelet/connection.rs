@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 /// How long the kubelet tries to reach a plugin that registers.
-const DIAL_DEADLINE: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects to the plugin's socket, and waits until it speaks.
 ///
@@ -37,10 +37,10 @@ pub(super) async fn dial(socket: &Path, client: &str) -> Result<Channel, String>
             sleep(Duration::from_millis(200)).await;
         }
     };
-    let reached = timeout(DIAL_DEADLINE, attempts).await;
+    let reached = timeout(DIAL_TIMEOUT, attempts).await;
     reached.map_err(|_| {
         format!(
-            "failed to dial device plugin on {} in {DIAL_DEADLINE:?}: {last}",
+            "failed to dial device plugin on {} in {DIAL_TIMEOUT:?}: {last}",
             socket.display()
         )
     })
@@ -69,7 +69,7 @@ async fn attempt(socket: &Path, client: &str) -> Result<(Channel, Arc<Notify>), 
         .map_err(|error| error.to_string())
 }
 
-/// A stream that tells when the other side has sent its first byte.
+/// A stream that notifies when the other side has sent its first byte.
 struct Listening {
     inner: UnixStream,
     spoke: Arc<Notify>,

@@ -6,7 +6,7 @@
 //! a plugin's options in the request ignored, an empty topology hiding its
 //! device) so has this one. It is not a container runtime; [`crate::node`] adds that.
 //!
-//! - [`Kubelet`]: start, stop, kill, look at the node, admit and remove pods;
+//! - [`Kubelet`]: start, stop, kill, read the node, admit and remove pods;
 //! - `resource_name`, `state`, `run_options`: the rules, as pure functions;
 //! - `checkpoint`: what survives the kubelet;
 //! - `connection`, `registration`, `podresources`: the gRPC sides;
@@ -154,7 +154,7 @@ impl Kubelet {
         }
     }
 
-    /// Ends as on SIGKILL: connections break, sockets stay behind with nobody listening.
+    /// Ends as on SIGKILL: connections break, sockets stay behind without a listener.
     pub fn kill(self) {
         drop(self);
     }
@@ -221,19 +221,19 @@ impl Kubelet {
         self.shared.lock().pod_lists
     }
 
-    /// Waits until `look` is content with the node and the registrations so far.
+    /// Waits until `condition` holds for the node and the registrations so far.
     ///
     /// # Errors
-    /// It was not within `patience`; the message has what there was instead.
+    /// It did not within `timeout`; the message has what there was instead.
     pub fn wait(
         &self,
         what: &str,
-        patience: Duration,
-        mut look: impl FnMut(&Node, &[Registration]) -> bool,
+        timeout: Duration,
+        mut condition: impl FnMut(&Node, &[Registration]) -> bool,
     ) -> Result<()> {
         let mut changes = self.shared.changes();
         let content = async {
-            while !look(&self.node(), &self.registrations()) {
+            while !condition(&self.node(), &self.registrations()) {
                 if changes.changed().await.is_err() {
                     break;
                 }
@@ -241,10 +241,10 @@ impl Kubelet {
         };
         let waited = self
             .runtime
-            .block_on(async { tokio::time::timeout(patience, content).await });
+            .block_on(async { tokio::time::timeout(timeout, content).await });
         if waited.is_err() {
             bail!(
-                "waited {patience:?} for {what}; node: {:?}; registrations: {:?}",
+                "waited {timeout:?} for {what}; node: {:?}; registrations: {:?}",
                 self.node(),
                 self.registrations()
             );
@@ -255,9 +255,9 @@ impl Kubelet {
     /// Waits until exactly `count` devices of the resource are allocatable.
     ///
     /// # Errors
-    /// They were not within `patience`.
-    pub fn wait_allocatable(&self, resource: &str, count: usize, patience: Duration) -> Result<()> {
-        self.wait(&format!("{count} of {resource}"), patience, |node, _| {
+    /// They were not within `timeout`.
+    pub fn wait_allocatable(&self, resource: &str, count: usize, timeout: Duration) -> Result<()> {
+        self.wait(&format!("{count} of {resource}"), timeout, |node, _| {
             node.get(resource)
                 .is_some_and(|quantity| quantity.allocatable == count)
         })

@@ -82,7 +82,7 @@ pub struct Spec {
     /// Host name inside; the pod's name unless given.
     #[serde(default)]
     pub hostname: Option<String>,
-    /// Honoured only as `Never`: the stand-in restarts a container when told to.
+    /// Honoured only as `Never`: the stand-in restarts a container on request.
     #[serde(default)]
     pub restart_policy: Option<String>,
     /// Seconds between asking and killing.

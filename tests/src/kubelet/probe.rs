@@ -88,9 +88,9 @@ impl Probe {
             }
         };
         let address = self.http_get.host.unwrap_or(address);
-        let patience = Duration::from_secs(self.timeout_seconds);
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), patience)?;
-        stream.set_read_timeout(Some(patience))?;
+        let timeout = Duration::from_secs(self.timeout_seconds);
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), timeout)?;
+        stream.set_read_timeout(Some(timeout))?;
         let path = &self.http_get.path;
         // As the kubelet's: a new connection each time.
         write!(

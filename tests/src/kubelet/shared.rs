@@ -16,7 +16,7 @@ use super::checkpoint;
 use super::pod::Pod;
 use super::state::{Node, State};
 
-/// Where the kubelet keeps its things, and how patient it is.
+/// Where the kubelet keeps its things, and its grace period.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The device-plugins directory. In a real kubelet it stays where it is
@@ -46,7 +46,7 @@ impl Settings {
     }
 }
 
-/// How a kubelet may go wrong, for tests of a plugin's patience.
+/// How a kubelet may go wrong, for tests of a plugin's retries.
 #[derive(Debug, Clone, Default)]
 pub struct Misbehaviour {
     /// So many of the next registrations are refused.
@@ -55,6 +55,9 @@ pub struct Misbehaviour {
     pub delay: Duration,
     /// Registrations are accepted, but no ListAndWatch follows.
     pub never_watch: bool,
+    /// `PodResources` lists no pod, as while the API server has not answered a kubelet that just
+    /// started.
+    pub lists_no_pods: bool,
 }
 
 /// One call of Register, and what became of it.
@@ -131,7 +134,7 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those who wait that they should look again.
+    /// Wakes those who wait, so that they check again.
     pub(super) fn notify(&self) {
         self.changed.send_replace(());
     }

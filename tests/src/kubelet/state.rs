@@ -85,7 +85,7 @@ pub enum Refused {
         resource: String,
         /// Devices asked for.
         wanted: usize,
-        /// Healthy devices nobody holds.
+        /// Healthy devices that no pod holds.
         available: usize,
     },
 }
@@ -115,7 +115,7 @@ pub(super) struct Open {
 impl Open {
     /// The devices to allocate, given the plugin's preference: what of it is
     /// free first, then any free one. "Any" differs from run to run, as in the
-    /// kubelet, so that nobody comes to rely on an order.
+    /// kubelet, so that no test relies on an order.
     pub(super) fn settle(self, preferred: &[String]) -> BTreeSet<String> {
         let free: HashSet<&String> = self.available.difference(&self.must_include).collect();
         let wanted = preferred.iter().filter(|id| free.contains(id));

@@ -26,7 +26,7 @@ pub(super) struct Conf {
     /// The kubelet's `PodResources` socket.
     #[serde(default = "default_pod_resources")]
     pub(super) pod_resources: PathBuf,
-    /// Directory of plugins, looked in before `CNI_PATH`.
+    /// Directory of plugins, searched before `CNI_PATH`.
     #[serde(default)]
     pub(super) bin_dir: Option<PathBuf>,
     /// Directory of scratch files, results and network status.

@@ -14,8 +14,8 @@ use tonic::transport::Endpoint;
 
 use crate::kubelet::Pod;
 
-/// As patient as Multus.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// As in Multus.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const RECEIVE_LIMIT_BYTES: usize = 16 * 1024 * 1024;
 
 /// The pod's device IDs by resource, over all its containers, and how many have been used.
@@ -43,7 +43,7 @@ impl PodDevices {
                     .max_decoding_message_size(RECEIVE_LIMIT_BYTES);
                 anyhow::Ok(client.list(ListPodResourcesRequest {}).await?.into_inner())
             };
-            timeout(DEADLINE, asked).await.context("no answer")?
+            timeout(ANSWER_TIMEOUT, asked).await.context("no answer")?
         });
         let list = list.with_context(|| format!("list pod resources on {}", socket.display()))?;
         let mut devices = Self::default();

@@ -284,7 +284,7 @@ fn validate_ifname(runtime: &Runtime) -> Result<()> {
         .arg(format!("--net={}", runtime.netns))
         .args(["ip", "link", "show", "dev", &runtime.ifname])
         .output()
-        .context("look for the interface's name with nsenter and ip")?;
+        .context("search for the interface's name with nsenter and ip")?;
     if shown.status.success() {
         bail!("interface name {} already exists", runtime.ifname);
     }

@@ -110,7 +110,7 @@ pub(super) fn sandbox_config(pod: &Pod, logs: &Path) -> Result<api::PodSandboxCo
     })
 }
 
-/// In the host's network namespace a pod has the host's name, which nobody may set.
+/// In the host's network namespace a pod has the host's name, which must not be set.
 fn host_name(pod: &Pod) -> String {
     if pod.spec.host_network {
         return String::new();
@@ -136,7 +136,7 @@ pub(super) fn container_config(
         container.name.clone(),
     );
 
-    // The manifest's word counts where both set a variable.
+    // The manifest counts where both set a variable.
     let named = |name: &String| container.env.iter().any(|variable| variable.name == *name);
     let given = options.envs.iter().filter(|(name, _)| !named(name));
     let given = given.map(|(key, value)| (key.clone(), value.clone()));
@@ -223,7 +223,7 @@ pub(super) fn container_config(
                 no_new_privs: security.allow_privilege_escalation == Some(false),
                 masked_paths: paths(&MASKED),
                 readonly_paths: paths(&READ_ONLY),
-                // A kubelet without seccompDefault confines nobody who does not ask for it.
+                // A kubelet without seccompDefault confines only pods that ask for it.
                 seccomp: Some(api::SecurityProfile {
                     profile_type: seccomp(security.seccomp_profile.as_ref().map(|p| p.r#type))
                         .into(),
@@ -331,7 +331,7 @@ spec:
     }
 
     #[test]
-    fn the_runtime_is_told_who_the_pod_is_for_cni() {
+    fn the_runtime_gets_the_pods_identity_for_cni() {
         let (sandbox, _) = configs();
         let metadata = sandbox.metadata.unwrap();
         assert_eq!(

@@ -98,7 +98,7 @@ pub fn serve(node: Node, socket: &Path) -> Result<()> {
 /// Sends one request and waits for its reply.
 ///
 /// # Errors
-/// Nobody serves there, or the request failed.
+/// No server is there, or the request failed.
 pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     let mut stream = UnixStream::connect(socket).with_context(|| {
         format!(
@@ -144,8 +144,8 @@ fn fulfil(node: &Node, request: Request) -> Result<Reply> {
             command,
             seconds,
         } => {
-            let patience = Duration::from_secs(seconds);
-            Reply::Output(node.exec(&pod, container.as_deref(), &command, patience)?)
+            let timeout = Duration::from_secs(seconds);
+            Reply::Output(node.exec(&pod, container.as_deref(), &command, timeout)?)
         }
         Request::DeletePod { pod } => {
             node.delete_pod(&pod)?;

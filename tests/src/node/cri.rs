@@ -33,9 +33,9 @@ pub(super) mod api {
 }
 
 /// A kubelet's deadline for most calls.
-const DEADLINE: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// The kubelet's, for a sandbox: the runtime runs CNI in it.
-const SANDBOX_DEADLINE: Duration = Duration::from_secs(240);
+const SANDBOX_TIMEOUT: Duration = Duration::from_secs(240);
 /// The kubelet's receive limit on this connection.
 const RECEIVE_LIMIT_BYTES: usize = 16 * 1024 * 1024;
 
@@ -105,7 +105,7 @@ impl Runtime {
             version: "0.1.0".to_owned(),
         };
         let mut client = self.runtime.clone();
-        self.call("Version", DEADLINE, client.version(request))
+        self.call("Version", CALL_TIMEOUT, client.version(request))
     }
 
     pub(super) fn has_image(&self, image: &str) -> Result<bool> {
@@ -115,7 +115,7 @@ impl Runtime {
             }),
         };
         let mut client = self.images.clone();
-        let status = self.call("ImageStatus", DEADLINE, client.image_status(request))?;
+        let status = self.call("ImageStatus", CALL_TIMEOUT, client.image_status(request))?;
         Ok(status.image.is_some())
     }
 
@@ -126,7 +126,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         let answer = self.call(
             "RunPodSandbox",
-            SANDBOX_DEADLINE,
+            SANDBOX_TIMEOUT,
             client.run_pod_sandbox(request),
         )?;
         Ok(answer.pod_sandbox_id)
@@ -136,7 +136,11 @@ impl Runtime {
         let request = api::ListPodSandboxRequest {};
         let mut client = self.runtime.clone();
         Ok(self
-            .call("ListPodSandbox", DEADLINE, client.list_pod_sandbox(request))?
+            .call(
+                "ListPodSandbox",
+                CALL_TIMEOUT,
+                client.list_pod_sandbox(request),
+            )?
             .items)
     }
 
@@ -149,7 +153,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         let answer = self.call(
             "PodSandboxStatus",
-            DEADLINE,
+            CALL_TIMEOUT,
             client.pod_sandbox_status(request),
         )?;
         let network = answer.status.and_then(|status| status.network);
@@ -163,7 +167,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         self.call(
             "StopPodSandbox",
-            SANDBOX_DEADLINE,
+            SANDBOX_TIMEOUT,
             client.stop_pod_sandbox(request),
         )
         .map(drop)
@@ -176,7 +180,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         self.call(
             "RemovePodSandbox",
-            DEADLINE,
+            CALL_TIMEOUT,
             client.remove_pod_sandbox(request),
         )
         .map(drop)
@@ -196,7 +200,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         let answer = self.call(
             "CreateContainer",
-            DEADLINE,
+            CALL_TIMEOUT,
             client.create_container(request),
         )?;
         Ok(answer.container_id)
@@ -207,8 +211,12 @@ impl Runtime {
             container_id: id.to_owned(),
         };
         let mut client = self.runtime.clone();
-        self.call("StartContainer", DEADLINE, client.start_container(request))
-            .map(drop)
+        self.call(
+            "StartContainer",
+            CALL_TIMEOUT,
+            client.start_container(request),
+        )
+        .map(drop)
     }
 
     pub(super) fn containers(&self, sandbox: &str) -> Result<Vec<api::Container>> {
@@ -220,7 +228,11 @@ impl Runtime {
         };
         let mut client = self.runtime.clone();
         Ok(self
-            .call("ListContainers", DEADLINE, client.list_containers(request))?
+            .call(
+                "ListContainers",
+                CALL_TIMEOUT,
+                client.list_containers(request),
+            )?
             .containers)
     }
 
@@ -231,7 +243,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         let answer = self.call(
             "ContainerStatus",
-            DEADLINE,
+            CALL_TIMEOUT,
             client.container_status(request),
         )?;
         answer
@@ -248,7 +260,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         self.call(
             "StopContainer",
-            DEADLINE + grace,
+            CALL_TIMEOUT + grace,
             client.stop_container(request),
         )
         .map(drop)
@@ -261,7 +273,7 @@ impl Runtime {
         let mut client = self.runtime.clone();
         self.call(
             "RemoveContainer",
-            DEADLINE,
+            CALL_TIMEOUT,
             client.remove_container(request),
         )
         .map(drop)
@@ -271,18 +283,18 @@ impl Runtime {
         &self,
         id: &str,
         command: &[String],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<api::ExecSyncResponse> {
         let request = api::ExecSyncRequest {
             container_id: id.to_owned(),
             cmd: command.to_vec(),
-            timeout: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            timeout: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         };
         let mut client = self.runtime.clone();
         // The runtime ends the command; its answer then needs a moment more.
         self.call(
             "ExecSync",
-            patience + Duration::from_secs(15),
+            timeout + Duration::from_secs(15),
             client.exec_sync(request),
         )
     }

@@ -6,7 +6,7 @@
 //! Nothing is kept here about running pods: the runtime is asked, so a node
 //! that was killed finds its pods again.
 //!
-//! - [`Node`]: run, look at, enter and delete pods;
+//! - [`Node`]: run, read, enter and delete pods;
 //! - `cri`: the runtime's gRPC side;
 //! - `container_config`: from pod to the runtime's messages, pure; `volume`: the pod's volumes;
 //! - [`control`]: the socket by which the demo and scenarios drive a node.
@@ -31,13 +31,13 @@ use container_config::{Instance, Surroundings, container_config, sandbox_config}
 use cri::{Runtime, api};
 
 /// How long a container is watched after its start for an early end.
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a container may take to become ready.
-const READY: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an init container may take.
-const INIT_LIMIT: Duration = Duration::from_secs(120);
+const INIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a stopped sandbox may resist its removal.
-const COLLECT_LIMIT: Duration = Duration::from_secs(20);
+const COLLECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between asking a container to end and killing it, unless the pod says otherwise. A kubelet
 /// waits 30 s; `sleep infinity` as process 1 never listens, and a demo's spectator does wait.
 const GRACE_SECONDS: i64 = 2;
@@ -92,7 +92,7 @@ fn expect_ready(container: &Container, at: IpAddr) -> Result<()> {
     let Some(probe) = &container.readiness_probe else {
         return Ok(());
     };
-    let end = Instant::now() + READY;
+    let end = Instant::now() + READY_TIMEOUT;
     while let Err(error) = probe.ask(container, at) {
         if Instant::now() > end {
             return Err(error.context(format!("{} does not become ready", container.name)));
@@ -182,13 +182,13 @@ impl Node {
     /// Runs a command in a container (the first, unless named) to its end.
     ///
     /// # Errors
-    /// No such pod or container, the runtime fails, or `patience` is over.
+    /// No such pod or container, the runtime fails, or `timeout` is over.
     pub fn exec(
         &self,
         pod: &str,
         container: Option<&str>,
         command: &[String],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Output> {
         let pod = self.pod(pod)?;
         let container = match container {
@@ -206,7 +206,7 @@ impl Node {
                 pod.full_name()
             )
         })?;
-        let output = self.runtime.exec(&running.id, command, patience)?;
+        let output = self.runtime.exec(&running.id, command, timeout)?;
         Ok(Output {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -262,7 +262,7 @@ impl Node {
     /// that was killed for running a moment longer; a kubelet's garbage
     /// collection comes back, too.
     fn collect(&self, sandbox: &str) -> Result<()> {
-        let end = Instant::now() + COLLECT_LIMIT;
+        let end = Instant::now() + COLLECT_TIMEOUT;
         loop {
             let containers = self.runtime.containers(sandbox)?;
             let removed = containers
@@ -358,7 +358,7 @@ impl Node {
         })
     }
 
-    /// One that has ended well within [`SETTLE`] is content too.
+    /// One that has ended well within [`SETTLE_INTERVAL`] is content too.
     fn expect_running(
         &self,
         pod: &Pod,
@@ -366,7 +366,7 @@ impl Node {
         id: &str,
         attempt: u32,
     ) -> Result<()> {
-        let end = Instant::now() + SETTLE;
+        let end = Instant::now() + SETTLE_INTERVAL;
         while Instant::now() < end {
             thread::sleep(Duration::from_millis(50));
             let status = self.runtime.container_status(id)?;
@@ -383,7 +383,7 @@ impl Node {
     }
 
     fn expect_success(&self, pod: &Pod, container: &Container, id: &str) -> Result<()> {
-        let end = Instant::now() + INIT_LIMIT;
+        let end = Instant::now() + INIT_TIMEOUT;
         while Instant::now() < end {
             let status = self.runtime.container_status(id)?;
             if status.state() == api::ContainerState::ContainerExited {
@@ -400,7 +400,7 @@ impl Node {
             thread::sleep(Duration::from_millis(50));
         }
         bail!(
-            "init container {} has not ended in {INIT_LIMIT:?}",
+            "init container {} has not ended in {INIT_TIMEOUT:?}",
             container.name
         )
     }

@@ -114,7 +114,7 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
         "0 undone, 0 failed, 3 kept"
     );
 
-    // Two namespaces go; of the younger attachment the ADD might still be on its way.
+    // Two namespaces go; of the younger attachment the ADD might still be running.
     pods[0].delete()?;
     pods[1].delete()?;
     let table = tool(&host, &host.netns, &["list"])?;
@@ -162,7 +162,7 @@ fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
         "0 undone, 0 failed, 0 kept"
     );
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
-    // With a policy that is wrong, too: it is told, with what to do.
+    // With a policy that is wrong, too: the error is printed, with what to do.
     host.policy(&json!({"alow": {}}))?;
     let mut list = command(&host, &host.netns, &["list"])?;
     let output = list.output()?;
@@ -177,7 +177,7 @@ fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
 
 fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
     let host = CniHost::new()?;
-    // `ip netns exec` shows the namespace's own /sys; a look at the host's is what a container has.
+    // `ip netns exec` shows the namespace's own /sys; the host's is what a container has.
     let elsewhere = host.pod()?;
     let mut command = std::process::Command::new("nsenter");
     command

@@ -42,7 +42,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(del_finds_a_child_that_the_pod_renamed, Root, Netns, Macvlan),
     case!(
-        del_leaves_what_somebody_else_put_under_the_name,
+        del_leaves_an_interface_that_another_program_made,
         Root,
         Netns,
         Macvlan
@@ -391,7 +391,7 @@ fn del_finds_a_child_that_the_pod_renamed() -> Result<()> {
     Ok(())
 }
 
-fn del_leaves_what_somebody_else_put_under_the_name() -> Result<()> {
+fn del_leaves_an_interface_that_another_program_made() -> Result<()> {
     let host = CniHost::new()?;
     let pod = host.pod()?;
     let config = macvlan(&host, json!({}));

@@ -71,7 +71,7 @@ struct Point {
     number: usize,
 }
 
-/// The command of `call` under strace, which writes to nowhere and injects as told.
+/// The command of `call` under strace, which writes to nowhere and injects as `options` say.
 fn traced(call: &Call, command: &str, options: &[&str]) -> std::process::Command {
     let mut strace = Call {
         plugin: "strace".into(),
@@ -171,14 +171,14 @@ fn at_least_ten_killed(mut round: impl FnMut() -> Result<usize>) -> Result<()> {
     bail!("only {killed} kills took effect")
 }
 
-struct Ground {
+struct Fixture {
     host: CniHost,
     pod: Netns,
     config: String,
     before: BTreeMap<String, String>,
 }
 
-impl Ground {
+impl Fixture {
     fn new(keys: impl Fn(&CniHost) -> Value) -> Result<Self> {
         let host = CniHost::new()?;
         for command in [
@@ -191,7 +191,7 @@ impl Ground {
             host.netns.ip(command)?;
         }
         let config = host.config(&keys(&host)).to_string();
-        let ground = Ground {
+        let fixture = Fixture {
             pod: host.pod()?,
             before: host.picture()?,
             host,
@@ -199,24 +199,24 @@ impl Ground {
         };
         // The first ADD on a node sets up directories and tries the store; later ones, which
         // are disturbed here, have fewer system calls.
-        ground
+        fixture
             .call()
-            .run("ADD", ground.config.as_bytes())?
+            .run("ADD", fixture.config.as_bytes())?
             .success()?;
-        ground.del()?;
-        ground.clean("after the first round")?;
-        Ok(ground)
+        fixture.del()?;
+        fixture.clean("after the first round")?;
+        Ok(fixture)
     }
 
     fn macvlan() -> Result<Self> {
-        Ground::new(|host| {
+        Fixture::new(|host| {
             let ipam = host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
             json!({"attach": "macvlan", "master": "nic0", "ipam": ipam})
         })
     }
 
     fn moving() -> Result<Self> {
-        Ground::new(|_| json!({"attach": "move", "device": "nic0"}))
+        Fixture::new(|_| json!({"attach": "move", "device": "nic0"}))
     }
 
     fn call(&self) -> Call {
@@ -229,7 +229,7 @@ impl Ground {
     }
 
     fn clean(&self, when: &str) -> Result<()> {
-        // The kernel tells the far end of a link a little later that it has a carrier again.
+        // The kernel reports the carrier to the far end of a link a little later.
         let started = Instant::now();
         while let Err(differs) = same(&self.before, &self.host.picture()?, when) {
             if started.elapsed() > Duration::from_secs(3) {
@@ -298,7 +298,7 @@ impl Ground {
         for point in requests {
             let answer = inject(&self.call(), "ADD", &self.config, &point, "error=EPERM")?;
             if answer.status.success() {
-                // Looking whether there is an IPv6 way out may fail, for instance.
+                // The read of the IPv6 default route may fail, for instance.
                 self.del()?;
             } else {
                 failed += 1;
@@ -346,47 +346,53 @@ fn answer_of_add(ground: &Ground) -> Result<()> {
 }
 
 fn a_killed_add_of_a_macvlan_leaves_nothing() -> Result<()> {
-    Ground::macvlan()?.killed_adds()
+    Fixture::macvlan()?.killed_adds()
 }
 
 fn a_killed_add_of_a_move_leaves_nothing() -> Result<()> {
-    Ground::moving()?.killed_adds()
+    Fixture::moving()?.killed_adds()
 }
 
 fn a_killed_del_of_a_macvlan_is_finished_by_the_next() -> Result<()> {
-    Ground::macvlan()?.killed_dels()
+    Fixture::macvlan()?.killed_dels()
 }
 
 fn a_killed_del_of_a_move_is_finished_by_the_next() -> Result<()> {
-    Ground::moving()?.killed_dels()
+    Fixture::moving()?.killed_dels()
 }
 
 fn a_refused_add_of_a_macvlan_undoes_itself() -> Result<()> {
-    Ground::macvlan()?.refused_adds()
+    Fixture::macvlan()?.refused_adds()
 }
 
 fn a_refused_add_of_a_move_undoes_itself() -> Result<()> {
-    Ground::moving()?.refused_adds()
+    Fixture::moving()?.refused_adds()
 }
 
 /// A runtime that tries again without a DEL in between.
 fn an_add_after_a_killed_one_succeeds() -> Result<()> {
-    for ground in [
-        Ground::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?,
-        Ground::moving()?,
+    for fixture in [
+        Fixture::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?,
+        Fixture::moving()?,
     ] {
-        let points = trace(&ground.host, &ground.call(), "ADD", &ground.config)?;
-        ground.del()?;
+        let points = trace(&fixture.host, &fixture.call(), "ADD", &fixture.config)?;
+        fixture.del()?;
         for point in spread(&points, 12) {
-            inject(&ground.call(), "ADD", &ground.config, &point, "signal=KILL")?;
-            let again = ground.call().run("ADD", ground.config.as_bytes())?;
+            inject(
+                &fixture.call(),
+                "ADD",
+                &fixture.config,
+                &point,
+                "signal=KILL",
+            )?;
+            let again = fixture.call().run("ADD", fixture.config.as_bytes())?;
             if !again.status.success() {
                 // Refused only because the interface is there: the runtime's DEL is due first.
                 let (code, message) = again.refusal()?;
                 ensure!(code == 103, "after a kill at {point:?}: {message}");
             }
-            ground.del()?;
-            ground.clean(&format!("after a kill at {point:?}, ADD and DEL"))?;
+            fixture.del()?;
+            fixture.clean(&format!("after a kill at {point:?}, ADD and DEL"))?;
         }
     }
     Ok(())

@@ -55,7 +55,7 @@ fn one_unreadable_record_stops_no_other_attachment() -> Result<()> {
             .success()
             .with_context(|| keys.to_string())?;
     }
-    // Looked for in the whole journal, since the host does not have it.
+    // Searched in the whole journal, since the host does not have it.
     let config = host
         .config(&json!({"attach": "move", "device": "nic9"}))
         .to_string();

@@ -12,7 +12,12 @@ use super::cni_delegate::install;
 
 pub(crate) const CASES: &[Case] = &[
     case!(a_log_file_that_is_none_stops_no_call, Root, Netns, Macvlan),
-    case!(debug_tells_of_the_kernel_and_the_ipam, Root, Netns, Macvlan),
+    case!(
+        debug_logs_requests_to_the_kernel_and_the_ipam,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(what_others_write_forges_no_line, Root, Netns, Macvlan),
 ];
 
@@ -38,7 +43,7 @@ fn a_log_file_that_is_none_stops_no_call() -> Result<()> {
     Ok(())
 }
 
-fn debug_tells_of_the_kernel_and_the_ipam() -> Result<()> {
+fn debug_logs_requests_to_the_kernel_and_the_ipam() -> Result<()> {
     let host = CniHost::new()?;
     let pod = host.pod()?;
     let log = host.directory().join("log");

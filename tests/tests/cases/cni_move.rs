@@ -24,7 +24,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(whatever_the_pod_does_to_it_is_undone, Root, Netns),
     case!(
-        it_comes_home_when_the_namespace_is_gone_first,
+        it_returns_when_the_namespace_is_gone_first,
         Root,
         Netns,
         ReferencePlugins
@@ -128,14 +128,14 @@ fn its_addresses_and_routes_go_along() -> Result<()> {
     let pod = host.pod()?;
     let call = host.call(&pod, "c1", "net1");
     let result = run(&call, "ADD", &moved(&host))?;
-    let told: Vec<_> = result["ips"]
+    let reported: Vec<_> = result["ips"]
         .as_array()
         .context("ips")?
         .iter()
         .map(|ip| ip["address"].clone())
         .collect();
     // Not the leased one, which nothing renews in the pod.
-    assert_eq!(told, ["10.9.0.1/24", "10.9.2.1/32", "fd09::1/64"]);
+    assert_eq!(reported, ["10.9.0.1/24", "10.9.2.1/32", "fd09::1/64"]);
     let addresses = pod.ip("addr show net1")?;
     for address in ["10.9.0.1/24", "10.9.2.1/32", "fd09::1/64"] {
         assert!(addresses.contains(address), "no {address} in:\n{addresses}");
@@ -219,7 +219,7 @@ fn whatever_the_pod_does_to_it_is_undone() -> Result<()> {
     same(&before, &picture(&host)?, "after DEL")
 }
 
-fn it_comes_home_when_the_namespace_is_gone_first() -> Result<()> {
+fn it_returns_when_the_namespace_is_gone_first() -> Result<()> {
     let host = furnished()?;
     let before = picture(&host)?;
     let mut config = moved(&host);
@@ -265,7 +265,7 @@ fn a_late_del_leaves_the_next_pod_alone() -> Result<()> {
     ];
     run(&calls[0], "ADD", &moved(&host))?;
     namespace_dies(&host, &first, "net1")?;
-    // The second ADD brings it home for the first, then takes it, addresses and all.
+    // The second ADD returns it for the first, then takes it with its addresses.
     run(&calls[1], "ADD", &moved(&host))?;
     let held = second.ip("addr show net1")?;
     assert!(held.contains("10.9.0.1/24"), "{held}");
@@ -314,7 +314,7 @@ fn a_name_clash_is_repaired_later() -> Result<()> {
     let links = host.netns.ip("addr")?;
     assert!(
         links.contains("10.9.0.1/24"),
-        "home under another name, with its addresses:\n{links}"
+        "on the host under another name, with its addresses:\n{links}"
     );
     // The next pod gets it all the same, and its name comes back once it is free.
     let next = host.pod()?;
@@ -449,7 +449,7 @@ fn nothing_to_move_is_refused() -> Result<()> {
 fn the_allocation_decides() -> Result<()> {
     let host = furnished()?;
     let _tree = with_hardware(&host)?;
-    // With an RDMA device behind it the default policy gives it away.
+    // With an RDMA device behind it the default policy allows the move.
     host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     for (keys, kind) in [
         (json!({"deviceID": "0000:3b:00.0"}), "veth"),

@@ -60,7 +60,7 @@ fn version_is_answered_whatever_stdin_does() -> Result<()> {
     ];
     assert_eq!(versions, all.map(Value::from));
 
-    // A pipe that nobody writes to or closes.
+    // A pipe that is neither written to nor closed.
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

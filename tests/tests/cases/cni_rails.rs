@@ -110,7 +110,7 @@ fn resolved(switch: &Netns, address: &str) -> Result<String> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-    bail!("nobody answers for {address}")
+    bail!("no host answers for {address}")
 }
 
 fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {

@@ -14,7 +14,7 @@ use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(function_device_and_gid_are_told, Root, Netns),
+    case!(function_device_and_gid_are_written_for_multus, Root, Netns),
     case!(no_other_file_is_written, Root, Netns),
     case!(
         behind_another_plugin_its_result_is_passed_on,
@@ -94,7 +94,7 @@ fn moving(host: &CniHost, info: &str) -> Value {
     )
 }
 
-fn function_device_and_gid_are_told() -> Result<()> {
+fn function_device_and_gid_are_written_for_multus() -> Result<()> {
     let host = with_hardware()?;
     let pod = host.pod()?;
     let call = call(&host, &pod);
@@ -105,9 +105,9 @@ fn function_device_and_gid_are_told() -> Result<()> {
     fs::write(&own, given.to_string())?;
     let config = moving(&host, &format!("/var/{FILES}/ns-rail0-c1_net1"));
     run(&call, "ADD", &config)?;
-    let told: Value = serde_json::from_str(&fs::read_to_string(&own)?)?;
+    let written: Value = serde_json::from_str(&fs::read_to_string(&own)?)?;
     assert_eq!(
-        told,
+        written,
         json!({"type": "pci", "version": "1.1.0",
             "pci": {"pci-address": "0000:3b:00.0", "pf-pci-address": "0000:3b:00.7", "rdma-device": "mlx5_0"},
             "rdma-gids": [{"device": "mlx5_0", "port": 1, "address": "10.9.0.1", "gidIndex": 5}]})

@@ -59,8 +59,8 @@ fn with_record(scene: &Scene, change: impl FnOnce(&mut Value)) -> Result<()> {
     Ok(())
 }
 
-/// Two links that only their kind's own numbers tell apart, in one pod, which exchanges whatever it
-/// can: names, addresses, and the order in which they return.
+/// Two links that only their kind's own numbers distinguish, in one pod, which exchanges whatever
+/// it can: names, addresses, and the order in which they return.
 fn twins(kind: &str) -> Result<()> {
     let scene = Scene::new()?;
     for (number, name) in [(1, "a0"), (2, "b0")] {

@@ -66,7 +66,7 @@ fn daemon(arguments: &[&str]) -> Result<std::result::Result<(), String>> {
     Ok(output.status.success().then_some(()).ok_or(said))
 }
 
-/// A node of its own, as far as STATUS looks.
+/// A node of its own, as far as STATUS reads.
 fn status(network: &Value, at: &TempDir) -> Result<std::result::Result<(), String>> {
     let policy = at.path().join("policy.json");
     fs::create_dir_all(at.path().join("leases"))?;
@@ -208,7 +208,7 @@ fn literals() -> Result<String> {
     Ok(joined.replace("\\\"", "\""))
 }
 
-/// Whoever looks for a message by its words must find it as the program has it.
+/// A reader who searches for a message must find it as the program prints it.
 fn every_message_is_one_that_a_program_prints() -> Result<()> {
     let page = fs::read_to_string(top().join("docs/troubleshooting.md"))?;
     let sources = literals()?;

@@ -28,7 +28,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-const SOON: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 const RESOURCE: &str = "rdma/nic";
 const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 /// gRPC clients of kubelets 1.34 and 1.30.
@@ -49,7 +49,7 @@ impl Scene {
         let file = machine.directory().join("config.yaml");
         fs::write(&file, config)?;
         let cdi = tempfile::tempdir_in("/dev/shm")?;
-        // Free a moment ago; nobody else here asks for one.
+        // Free a moment ago; no other process here asks for one.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         Ok(Self {
             machine,
@@ -87,7 +87,7 @@ impl Scene {
             information.as_ref(),
         ];
         let daemon = self.machine.daemon_on(&self.file, &flags)?;
-        let waited = kubelet.wait_allocatable(RESOURCE, 2, SOON);
+        let waited = kubelet.wait_allocatable(RESOURCE, 2, WAIT_TIMEOUT);
         waited.with_context(|| format!("the daemon said: {}", daemon.log()))?;
         Ok(daemon)
     }
@@ -113,7 +113,7 @@ impl Scene {
                     .context("no reason")?
                     .to_owned());
             }
-            if started.elapsed() > SOON {
+            if started.elapsed() > WAIT_TIMEOUT {
                 bail!(
                     "not by {delivery}: {pool}\nthe daemon said: {}",
                     daemon.log()
@@ -159,7 +159,7 @@ fn cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it() -> Result<()> 
         client: OLD_CLIENT.to_owned(),
         ..settings
     })?;
-    kubelet.wait_allocatable(RESOURCE, 2, SOON)?;
+    kubelet.wait_allocatable(RESOURCE, 2, WAIT_TIMEOUT)?;
     let reason = scene.delivered_by("deviceSpecs", &daemon)?;
     ensure!(reason.contains(OLD_CLIENT), "{reason}");
     let second = run(&kubelet, "second")?;

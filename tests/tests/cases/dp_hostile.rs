@@ -1,4 +1,4 @@
-//! The daemon among odd hosts, kubelets and strangers: what it says is so, and nobody stops it.
+//! The daemon among odd hosts, kubelets and untrusted clients: it reports the truth and goes on.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -22,8 +22,11 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(half_open_requests_harm_nobody, Root),
-    case!(a_hundred_restarts_of_the_kubelet_beside_strangers, Root),
+    case!(half_open_requests_harm_no_other_client, Root),
+    case!(
+        a_hundred_restarts_of_the_kubelet_beside_half_open_requests,
+        Root
+    ),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
     case!(
@@ -42,7 +45,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(
-        an_hca_stays_a_pods_own_while_the_kubelet_does_not_tell_who_holds_what,
+        an_hca_stays_a_pods_own_while_the_kubelet_does_not_answer,
         Root
     ),
     case!(
@@ -54,9 +57,14 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_pool_waits_for_the_marker_of_a_driver_container, Root),
+    case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
+    case!(
+        what_the_cni_plugin_reads_is_written_again_when_it_is_lost,
+        Root
+    ),
 ];
 
-const SOON: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 
 /// A daemon that serves what it says of itself.
@@ -73,7 +81,7 @@ impl Scene {
         fs::create_dir(&directory)?;
         let file = directory.join("config.yaml");
         fs::write(&file, config)?;
-        // Free a moment ago; nobody else here asks for one.
+        // Free a moment ago; no other process here asks for one.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         Ok(Self {
             machine,
@@ -101,13 +109,13 @@ impl Scene {
     }
 
     fn wait(&self, kubelet: &Kubelet, daemon: &Daemon, resource: &str, units: usize) -> Result<()> {
-        let waited = kubelet.wait_allocatable(resource, units, SOON);
+        let waited = kubelet.wait_allocatable(resource, units, WAIT_TIMEOUT);
         waited.with_context(|| format!("the daemon said: {}", daemon.log()))
     }
 
     fn get(&self, path: &str) -> Result<(u16, String)> {
-        let mut stream = TcpStream::connect_timeout(&self.address, SOON)?;
-        stream.set_read_timeout(Some(SOON))?;
+        let mut stream = TcpStream::connect_timeout(&self.address, WAIT_TIMEOUT)?;
+        stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -128,7 +136,7 @@ impl Scene {
                 Ok((status, body)) if wanted(status, &body) => return Ok(body),
                 said => said,
             };
-            if started.elapsed() > SOON {
+            if started.elapsed() > WAIT_TIMEOUT {
                 bail!(
                     "{path} never said so: {said:?}\nthe daemon said: {}",
                     daemon.log()
@@ -158,9 +166,9 @@ fn memory(daemon: &Daemon) -> Result<u64> {
     Ok(kib.context("no RssAnon")?.parse()?)
 }
 
-/// Strangers open a request each and never end it, more of them than the daemon has descriptors.
-fn half_open_requests_harm_nobody() -> Result<()> {
-    const STRANGERS: usize = 2000;
+/// Clients open a request each and never end it, more of them than the daemon has descriptors.
+fn half_open_requests_harm_no_other_client() -> Result<()> {
+    const CLIENTS: usize = 2000;
     let scene = Scene::new(EXCLUSIVE)?;
     let mut kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
@@ -172,18 +180,18 @@ fn half_open_requests_harm_nobody() -> Result<()> {
     ensure!(limited.success(), "prlimit: {limited}");
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(1 << 16), hard)?;
-    let mut strangers = Vec::new();
-    for _ in 0..STRANGERS {
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
         // A full backlog is the kernel's to answer; what matters is who else is served.
         if let Ok(mut stream) = TcpStream::connect_timeout(&scene.address, Duration::from_secs(1)) {
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:");
-            strangers.push(stream);
+            clients.push(stream);
         }
     }
     ensure!(
-        strangers.len() > STRANGERS / 2,
-        "only {} strangers came",
-        strangers.len()
+        clients.len() > CLIENTS / 2,
+        "only {} clients came",
+        clients.len()
     );
     let mut quickest = Duration::MAX;
     for _ in 0..3 {
@@ -214,8 +222,8 @@ fn half_open_requests_harm_nobody() -> Result<()> {
     Ok(())
 }
 
-/// Strangers come all the time, each with half a request.
-fn a_hundred_restarts_of_the_kubelet_beside_strangers() -> Result<()> {
+/// Clients connect all the time, each with half a request.
+fn a_hundred_restarts_of_the_kubelet_beside_half_open_requests() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let mut kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
@@ -223,17 +231,17 @@ fn a_hundred_restarts_of_the_kubelet_beside_strangers() -> Result<()> {
     let over = Arc::new(AtomicBool::new(false));
     let (ended, address) = (over.clone(), scene.address);
     let hostile = std::thread::spawn(move || {
-        let mut strangers = VecDeque::new();
+        let mut clients = VecDeque::new();
         let mut came = 0_u32;
         while !ended.load(Ordering::Relaxed) {
             if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200))
             {
                 let _ = stream.write_all(b"GET /status HTTP/1.1\r\nX:");
-                strangers.push_back(stream);
+                clients.push_back(stream);
                 came += 1;
             }
-            if strangers.len() > 500 {
-                strangers.pop_front();
+            if clients.len() > 500 {
+                clients.pop_front();
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -258,8 +266,8 @@ fn a_hundred_restarts_of_the_kubelet_beside_strangers() -> Result<()> {
     over.store(true, Ordering::Relaxed);
     let came = hostile
         .join()
-        .map_err(|_| anyhow::anyhow!("the strangers failed"))?;
-    ensure!(came > 500, "only {came} strangers came");
+        .map_err(|_| anyhow::anyhow!("the clients failed"))?;
+    ensure!(came > 500, "only {came} clients came");
     ensure!(
         slowest < Duration::from_secs(10),
         "the slowest took {slowest:?}"
@@ -308,7 +316,7 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
         .lines()
         .find(|line| line.starts_with("rdma_device_plugin_scan_late_seconds"));
     ensure!(late.is_some_and(|line| !line.ends_with(" 0.0")), "{late:?}");
-    // Allocation goes on; a container that would have to wait for the scan is told at once.
+    // Allocation goes on; a container that would have to wait for the scan is refused at once.
     admit(&kubelet, "pod", "rdma/nic", 1)?;
     let started = Instant::now();
     let refused = kubelet
@@ -414,7 +422,7 @@ fn ready_means_that_the_kubelet_has_the_list() -> Result<()> {
         ..Misbehaviour::default()
     });
     let daemon = scene.daemon()?;
-    kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
+    kubelet.wait("a registration", WAIT_TIMEOUT, |_, calls| calls.len() == 1)?;
     scene.until("/readyz", &daemon, |status, body| {
         status == 503 && body.contains("has not opened its stream")
     })?;
@@ -432,7 +440,7 @@ fn a_wrong_file_at_the_start_is_replaced_by_the_last_good_one() -> Result<()> {
     let mut daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(SOON)?;
+    daemon.ended(WAIT_TIMEOUT)?;
     fs::write(&scene.file, "version: 1\npols: []\n")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
@@ -472,8 +480,8 @@ fn a_replaced_configuration_directory_is_noticed() -> Result<()> {
     Ok(())
 }
 
-/// Whatever is put in the place of the file: what is in force stays, somebody is told, and a file that
-/// comes after it is read. A FIFO blocks who opens it for reading.
+/// Whatever is put in the place of the file: what is in force stays, /readyz reports it, and a
+/// file that comes after it is read. A FIFO blocks who opens it for reading.
 fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result<()> {
     type Put = fn(&Path) -> Result<()>;
     let puts: [(&str, Put); 7] = [
@@ -505,8 +513,8 @@ fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result
     for (what, put) in puts {
         remove()?;
         put(&scene.file).context(what)?;
-        let told = |status: u16, body: &str| status == 200 && body.contains("file is refused");
-        scene.until("/readyz", &daemon, told).context(what)?;
+        let reported = |status: u16, body: &str| status == 200 && body.contains("file is refused");
+        scene.until("/readyz", &daemon, reported).context(what)?;
         scene.wait(&kubelet, &daemon, "rdma/nic", 2).context(what)?;
         remove()?;
         fs::write(&scene.file, EXCLUSIVE)?;
@@ -515,7 +523,7 @@ fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result
     }
     // A daemon that starts then has what is kept.
     daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(SOON)?;
+    daemon.ended(WAIT_TIMEOUT)?;
     remove()?;
     mkfifo(&scene.file, Mode::S_IRUSR)?;
     let daemon = scene.daemon()?;
@@ -524,7 +532,7 @@ fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result
 
 /// The pod was admitted after the kubelet was asked last, and the kubelet does not answer when the
 /// pools change.
-fn an_hca_stays_a_pods_own_while_the_kubelet_does_not_tell_who_holds_what() -> Result<()> {
+fn an_hca_stays_a_pods_own_while_the_kubelet_does_not_answer() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
@@ -590,6 +598,80 @@ fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
 }
 
+/// A kubelet that just started has not heard from the API server.
+fn a_kubelet_that_lists_no_pods_yet_frees_nothing() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    kubelet.misbehave(Misbehaviour {
+        lists_no_pods: true,
+        ..Misbehaviour::default()
+    });
+    let shared = EXCLUSIVE
+        .replace("rdma/nic", "rdma/shared")
+        .replace("mode: exclusive", "mode: shared\n  slots: 1");
+    fs::write(&scene.file, shared)?;
+    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
+    let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
+    ensure!(
+        !offered.iter().any(|id| id.starts_with(&held[0])),
+        "{offered:?}, and {held:?} is held"
+    );
+    // A daemon that starts now knows it, too.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
+    kubelet.misbehave(Misbehaviour::default());
+    kubelet.remove("default/pod")?;
+    let waited = kubelet.wait_allocatable("rdma/shared", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+fn what_the_cni_plugin_reads_is_written_again_when_it_is_lost() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let file = scene.machine.state().join("exclusive-hcas");
+    let written = || fs::read_to_string(&file).unwrap_or_default();
+    // It is there before the kubelet hears of the units.
+    let whole = written();
+    ensure!(HCAS.iter().all(|hca| whole.contains(hca)), "{whole:?}");
+    let kept = scene
+        .machine
+        .directory()
+        .join("state/device-plugin-config.last-good");
+    let wait = |what: &str| -> Result<()> {
+        let started = Instant::now();
+        while written() != whole || !kept.exists() {
+            ensure!(started.elapsed() < WAIT_TIMEOUT, "{what}: {}", daemon.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    };
+    wait("written at the start")?;
+    fs::remove_file(&file)?;
+    fs::remove_file(&kept)?;
+    wait("removed")?;
+    fs::write(&file, "0000:00:00.0\n")?;
+    wait("replaced")?;
+    // What cannot be written is said, and written once it can be.
+    fs::remove_file(&file)?;
+    fs::create_dir_all(file.join("full"))?;
+    scene.until("/readyz", &daemon, |status, body| {
+        status == 200 && body.contains("exclusive-hcas") && body.contains("exclusive pools")
+    })?;
+    fs::remove_dir_all(&file)?;
+    wait("mended")?;
+    scene
+        .until("/readyz", &daemon, |_, body| {
+            !body.contains("exclusive-hcas")
+        })
+        .map(drop)
+}
+
 /// The kubelet uses its old answer for the pod, and the kernel has numbered the nodes anew.
 fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
@@ -599,7 +681,7 @@ fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()>
     admit(&kubelet, "pod", "rdma/nic", 2)?;
     kubelet.run_options("default/pod", "main")?;
     daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(SOON)?;
+    daemon.ended(WAIT_TIMEOUT)?;
     let settings = kubelet.settings().clone();
     kubelet.stop();
     let kubelet = Kubelet::start(settings.clone())?;
@@ -608,7 +690,7 @@ fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()>
     // The same numbers: the container starts.
     kubelet.run_options("default/pod", "main")?;
     daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(SOON)?;
+    daemon.ended(WAIT_TIMEOUT)?;
     scene.machine.renumber("uverbs0", "uverbs9")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
@@ -636,7 +718,7 @@ fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {
     let daemon = scene.daemon()?;
     let unready =
         |text: &'static str| scene.until("/readyz", &daemon, move |_, body| body.contains(text));
-    kubelet.wait("the list", SOON, |node, _| {
+    kubelet.wait("the list", WAIT_TIMEOUT, |node, _| {
         node.get("rdma/nic").is_some_and(|one| one.capacity == 2)
     })?;
     unready("no healthy unit")?;

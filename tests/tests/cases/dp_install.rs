@@ -164,11 +164,11 @@ fn refused(output: &Output, words: &[&str]) -> Result<()> {
 fn a_node_gets_both_programs_and_the_policy() -> Result<()> {
     let node = Node::new()?;
     let output = node.install(&[])?;
-    let told = said(&output);
-    ensure!(output.status.success(), "{told}");
+    let text = said(&output);
+    ensure!(output.status.success(), "{text}");
     ensure!(
-        told.contains("rdma-netdev: replaced version 0.0.7, now version"),
-        "{told}"
+        text.contains("rdma-netdev: replaced version 0.0.7, now version"),
+        "{text}"
     );
     node.is_done()?;
     let policy: serde_json::Value = serde_json::from_slice(&fs::read(node.policy())?)?;
@@ -190,7 +190,7 @@ fn a_program_that_does_not_run_here_replaces_nothing() -> Result<()> {
     for name in PROGRAMS {
         let mut elf = fs::read(product(name)?)?;
         let machine = elf.get_mut(18..20).context("no ELF header")?;
-        // e_machine of ELF(5): s390, which nobody runs this test on.
+        // e_machine of ELF(5): s390, on which this test does not run.
         machine.copy_from_slice(&22u16.to_le_bytes());
         fs::write(image.path().join(name), elf)?;
     }

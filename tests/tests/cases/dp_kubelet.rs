@@ -1,6 +1,6 @@
 //! The daemon and a kubelet: it is registered whenever there is a kubelet to
 //! register with, whatever happens to either, and a container gets the devices
-//! that it was told to get.
+//! that it was allocated.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,7 +46,7 @@ const SHARED_RESOURCE: &str = "rdma/hca";
 const EXCLUSIVE: &str =
     "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 const EXCLUSIVE_RESOURCE: &str = "rdma/nic";
-const SOON: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A machine whose daemon is registered and has listed `count` units.
 fn registered(config: &str, resource: &str, count: usize) -> Result<(Machine, Kubelet, Daemon)> {
@@ -58,7 +58,7 @@ fn registered(config: &str, resource: &str, count: usize) -> Result<(Machine, Ku
 }
 
 fn wait(kubelet: &Kubelet, daemon: &Daemon, resource: &str, count: usize) -> Result<()> {
-    let waited = kubelet.wait_allocatable(resource, count, SOON);
+    let waited = kubelet.wait_allocatable(resource, count, WAIT_TIMEOUT);
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
 }
 
@@ -155,7 +155,7 @@ fn ten_thousand_units_are_listed() -> Result<()> {
     registered(config, SHARED_RESOURCE, 10_000).map(drop)
 }
 
-/// At moments nobody chose, with pods that come and go between: what a pod had it has, and the
+/// At arbitrary moments, while pods start and end: a pod keeps what it had, and the
 /// daemon is no larger at the end than after the first ten.
 fn a_hundred_restarts_of_the_kubelet() -> Result<()> {
     let (_machine, mut kubelet, daemon) = registered(SHARED, SHARED_RESOURCE, 4)?;
@@ -267,7 +267,7 @@ fn a_kubelet_that_never_watches_is_asked_again() -> Result<()> {
         ..Misbehaviour::default()
     });
     let daemon = machine.daemon(SHARED)?;
-    kubelet.wait("a registration", SOON, |_, calls| calls.len() == 1)?;
+    kubelet.wait("a registration", WAIT_TIMEOUT, |_, calls| calls.len() == 1)?;
     kubelet.misbehave(Misbehaviour::default());
     wait(&kubelet, &daemon, SHARED_RESOURCE, 4)
 }
@@ -312,14 +312,16 @@ fn a_deleted_socket_is_served_anew() -> Result<()> {
     let names = sockets(directory)?;
     assert_eq!(names.len(), 1);
     fs::remove_file(directory.join(&names[0]))?;
-    kubelet.wait("another registration", SOON, |_, calls| calls.len() >= 2)?;
+    kubelet.wait("another registration", WAIT_TIMEOUT, |_, calls| {
+        calls.len() >= 2
+    })?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 4)?;
     admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
     assert_eq!(sockets(directory)?.len(), 1);
     Ok(())
 }
 
-/// A dropped ID looks healthy in a pod's status, so none is ever dropped.
+/// A dropped ID is shown as healthy in a pod's status, so none is ever dropped.
 fn a_port_that_goes_down_makes_its_units_unhealthy_and_drops_none() -> Result<()> {
     let config = format!("{EXCLUSIVE}rescanInterval: 1s\n");
     let (machine, kubelet, daemon) = registered(&config, EXCLUSIVE_RESOURCE, 2)?;
@@ -370,9 +372,9 @@ fn a_killed_daemon_is_followed_by_one_with_the_same_units() -> Result<()> {
 fn a_rolling_update_ends_registered() -> Result<()> {
     let (machine, kubelet, mut old) = registered(SHARED, SHARED_RESOURCE, 4)?;
     let new = machine.daemon(SHARED)?;
-    kubelet.wait("the new daemon", SOON, |_, calls| calls.len() >= 2)?;
+    kubelet.wait("the new daemon", WAIT_TIMEOUT, |_, calls| calls.len() >= 2)?;
     old.signal(Signal::SIGTERM)?;
-    assert!(old.ended(SOON)?.success(), "{}", old.log());
+    assert!(old.ended(WAIT_TIMEOUT)?.success(), "{}", old.log());
     std::thread::sleep(Duration::from_secs(1));
     wait(&kubelet, &new, SHARED_RESOURCE, 4)?;
     admit(&kubelet, "pod", SHARED_RESOURCE, 1)?;
@@ -395,7 +397,7 @@ fn asked_to_stop_it_leaves_no_socket() -> Result<()> {
 fn a_missing_kubelet_directory_is_said() -> Result<()> {
     let machine = Machine::new()?;
     let mut daemon = machine.daemon(SHARED)?;
-    let status = daemon.ended(SOON)?;
+    let status = daemon.ended(WAIT_TIMEOUT)?;
     let log = daemon.log();
     assert_eq!(status.code(), Some(1), "{log}");
     let directory = machine.settings().device_plugins;
@@ -431,7 +433,7 @@ fn a_wrong_configuration_is_said() -> Result<()> {
         ),
     ] {
         let mut daemon = machine.daemon(config)?;
-        assert_eq!(daemon.ended(SOON)?.code(), Some(1), "{config}");
+        assert_eq!(daemon.ended(WAIT_TIMEOUT)?.code(), Some(1), "{config}");
         assert!(daemon.log().contains(words), "{config}: {}", daemon.log());
     }
     assert!(kubelet.registrations().is_empty());
@@ -447,7 +449,7 @@ fn the_plugin_watcher_is_refused_with_the_reason() -> Result<()> {
         &file,
         &["--registration".as_ref(), "plugin-watcher".as_ref()],
     )?;
-    assert!(!daemon.ended(SOON)?.success());
+    assert!(!daemon.ended(WAIT_TIMEOUT)?.success());
     let said = daemon.log();
     assert!(
         said.contains("authority") && said.contains("kubelet.sock"),

@@ -1,5 +1,4 @@
-//! What programs of the node are answered on the daemon's socket, and by whom nobody is kept from
-//! an answer.
+//! What the daemon answers programs of the node on its socket, whatever other clients do.
 
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
@@ -30,7 +29,7 @@ pub(crate) const CASES: &[Case] = &[
         units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for,
         Root
     ),
-    case!(pod_without_units_and_unknown_pod_are_told_apart, Root),
+    case!(pod_without_units_and_unknown_pod_are_distinguished, Root),
     case!(pod_admitted_a_moment_ago_is_known, Root),
     case!(namesake_with_another_uid_is_refused, Root),
     case!(
@@ -44,7 +43,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(what_was_said_before_an_allocation_is_not_said_again, Root),
-    case!(half_open_clients_keep_nobody_from_an_answer, Root),
+    case!(half_open_clients_delay_no_answer, Root),
     case!(malformed_questions_are_answered_by_name, Root),
     case!(peer_that_is_not_root_is_refused, Root),
     case!(restarted_daemon_answers_the_same, Root),
@@ -60,9 +59,9 @@ const NIC: &str = "rdma/nic";
 const POOLED: &str = r#"{"configList": [
     {"resourceName": "hca", "rdmaHcaMax": 300, "devices": ["rdma0", "rdma1"]}]}"#;
 const POOLED_RESOURCE: &str = "rdma/hca";
-const SOON: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// What the CNI plugin allows.
-const LIMIT: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct Node {
     machine: Machine,
@@ -112,7 +111,7 @@ impl Node {
     }
 
     fn registered(&self, resource: &str, units: usize) -> Result<()> {
-        let waited = self.kubelet.wait_allocatable(resource, units, SOON);
+        let waited = self.kubelet.wait_allocatable(resource, units, WAIT_TIMEOUT);
         waited.with_context(|| self.daemon.log())
     }
 
@@ -126,8 +125,8 @@ impl Node {
         let started = Instant::now();
         while !done()? {
             ensure!(
-                started.elapsed() < SOON,
-                "no {what} in {SOON:?}: {}",
+                started.elapsed() < WAIT_TIMEOUT,
+                "no {what} in {WAIT_TIMEOUT:?}: {}",
                 self.daemon.log()
             );
             thread::sleep(Duration::from_millis(20));
@@ -144,7 +143,7 @@ impl Node {
     }
 
     fn ask(&self, pod: &node_wire::Pod) -> Result<PodUnits, ClientError> {
-        pod_units(&self.machine.node_socket(), pod, LIMIT)
+        pod_units(&self.machine.node_socket(), pod, CALL_TIMEOUT)
     }
 
     fn answer(&self, pod: &node_wire::Pod) -> Result<PodUnits> {
@@ -246,7 +245,7 @@ fn units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for() -> Result<
     Ok(())
 }
 
-fn pod_without_units_and_unknown_pod_are_told_apart() -> Result<()> {
+fn pod_without_units_and_unknown_pod_are_distinguished() -> Result<()> {
     let node = Node::exclusive()?;
     let pod = node.admit("plain", &[])?;
     assert_eq!(node.answer(&pod)?.allocations, []);
@@ -334,9 +333,9 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
         node.kubelet.settings().clone(),
         node.kubelet.pod_resources_socket(),
     );
-    // Killed: the socket stays, nobody listens.
+    // Killed: the socket stays without a listener.
     node.kubelet.kill();
-    let error = pod_units(&node.machine.node_socket(), &uid_free, LIMIT).unwrap_err();
+    let error = pod_units(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
     assert_eq!(
         error.failure().map(|f| f.kind),
         Some(FailureKind::KubeletUnavailable),
@@ -348,7 +347,7 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     );
     // Stopped: no socket.
     fs::remove_file(&socket)?;
-    let error = pod_units(&node.machine.node_socket(), &uid_free, LIMIT).unwrap_err();
+    let error = pod_units(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
     assert_eq!(
         error.failure().map(|f| f.kind),
         Some(FailureKind::KubeletUnavailable),
@@ -358,14 +357,14 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     let silent = UnixListener::bind(&socket)?;
     for _ in 0..2 {
         let started = Instant::now();
-        let error = pod_units(&node.machine.node_socket(), &uid_free, LIMIT).unwrap_err();
+        let error = pod_units(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
         assert_eq!(
             error.failure().map(|f| f.kind),
             Some(FailureKind::KubeletUnavailable),
             "{error}"
         );
         assert!(error.to_string().contains("no answer within"), "{error}");
-        assert!(started.elapsed() < LIMIT);
+        assert!(started.elapsed() < CALL_TIMEOUT);
     }
     drop(silent);
     node.kubelet = Kubelet::start(settings)?;
@@ -386,7 +385,7 @@ fn two_hundred_clients_share_the_kubelets_lists() -> Result<()> {
             .iter()
             .map(|pod| {
                 // Longer than the plugin's own limit: two hundred threads start slowly here.
-                scope.spawn(move || pod_units(socket, pod, 5 * LIMIT))
+                scope.spawn(move || pod_units(socket, pod, 5 * CALL_TIMEOUT))
             })
             .collect();
         let answers = asking.into_iter().zip(&pods).map(|(asking, pod)| {
@@ -448,7 +447,7 @@ fn what_was_said_before_an_allocation_is_not_said_again() -> Result<()> {
     assert!(units.uid_checked, "{units:?}");
     assert_eq!(units.allocations[0].units.len(), 1);
     assert_eq!(node.failure(&first)?, FailureKind::AnotherPod);
-    // Nobody asks about a pod without a UID from memory: it may be any of its name.
+    // A pod without a UID is never answered from memory: it may be any of its name.
     let before = node.kubelet.pod_lists();
     let unnamed = node_wire::Pod {
         uid: None,
@@ -459,7 +458,7 @@ fn what_was_said_before_an_allocation_is_not_said_again() -> Result<()> {
     Ok(())
 }
 
-fn half_open_clients_keep_nobody_from_an_answer() -> Result<()> {
+fn half_open_clients_delay_no_answer() -> Result<()> {
     let node = Node::exclusive()?;
     let pod = node.admit("pod", &[(NIC, 1)])?;
     let socket = node.machine.node_socket();
@@ -483,7 +482,7 @@ fn half_open_clients_keep_nobody_from_an_answer() -> Result<()> {
     }
     // Those that go on saying nothing are closed; one that asks at last, while there is room, is not.
     for stream in &mut silent {
-        stream.set_read_timeout(Some(SOON))?;
+        stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok();
         ensure!(
@@ -504,7 +503,7 @@ fn half_open_clients_keep_nobody_from_an_answer() -> Result<()> {
 
 fn exchange(socket: &Path, question: &[u8]) -> Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(SOON))?;
+    stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
     // The daemon may close before it has read all of it.
     let _ = stream.write_all(question);
     let _ = stream.shutdown(Shutdown::Write);
@@ -616,7 +615,7 @@ fn restarted_daemon_answers_the_same() -> Result<()> {
     let socket = node.machine.node_socket();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         node.daemon.signal(signal)?;
-        node.daemon.ended(SOON)?;
+        node.daemon.ended(WAIT_TIMEOUT)?;
         let error = node.ask(&pod).unwrap_err();
         match signal {
             Signal::SIGTERM => assert!(matches!(error, ClientError::NoSocket { .. }), "{error}"),
@@ -645,7 +644,7 @@ fn rollout_leaves_no_moment_without_an_answer() -> Result<()> {
     let new = thread::scope(|scope| -> Result<Daemon> {
         let asking = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                let answer = pod_units(&socket, &pod, 5 * LIMIT);
+                let answer = pod_units(&socket, &pod, 5 * CALL_TIMEOUT);
                 answer.map_err(|error| format!("after {asked:?} answers: {error}"))?;
                 asked.fetch_add(1, Ordering::Relaxed);
             }
@@ -661,7 +660,7 @@ fn rollout_leaves_no_moment_without_an_answer() -> Result<()> {
             thread::sleep(Duration::from_millis(2500));
             assert_eq!(inode(&socket), new_inode);
             node.daemon.signal(Signal::SIGTERM)?;
-            node.daemon.ended(SOON)?;
+            node.daemon.ended(WAIT_TIMEOUT)?;
             assert_eq!(
                 inode(&socket),
                 new_inode,
@@ -689,7 +688,7 @@ fn rollout_leaves_no_moment_without_an_answer() -> Result<()> {
             Ok(inode(&socket) != before)
         })?;
         newest.signal(signal)?;
-        newest.ended(SOON)?;
+        newest.ended(WAIT_TIMEOUT)?;
         node.until("answer of the older daemon", || Ok(node.ask(&pod).is_ok()))?;
     }
     Ok(())

@@ -28,13 +28,13 @@ pub(crate) const CASES: &[Case] = &[
         every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other,
         Root
     ),
-    case!(a_device_of_two_pools_is_told, Root),
-    case!(the_nodes_addresses_are_told_to_the_cni_plugin, Root),
+    case!(a_device_of_two_pools_is_reported, Root),
+    case!(the_nodes_addresses_are_written_for_the_cni_plugin, Root),
     case!(node_features_are_written_where_somebody_reads_them, Root),
 ];
 
 const RESOURCE: &str = "rdma/hca";
-const SOON: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn shared(slots: u32) -> String {
     format!(
@@ -90,9 +90,9 @@ fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
     let machine = Machine::new()?;
     let kubelet = machine.kubelet()?;
     let map = ConfigMap::new(&machine, config)?;
-    // Free a moment ago; nobody else here asks for one.
+    // Free a moment ago; no other process here asks for one.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let (cdi, root, told) = (
+    let (cdi, root, listen) = (
         machine.directory().join("cdi"),
         machine.settings().root,
         address.to_string(),
@@ -101,7 +101,7 @@ fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
     let information = machine.directory().join("devinfo");
     let flags = [
         OsStr::new("--metrics-addr"),
-        told.as_ref(),
+        listen.as_ref(),
         "--cdi-dir".as_ref(),
         cdi.as_ref(),
         "--kubelet-root-dir".as_ref(),
@@ -123,7 +123,7 @@ fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
 
 impl Running {
     fn wait(&self, resource: &str, units: usize) -> Result<()> {
-        let waited = self.kubelet.wait_allocatable(resource, units, SOON);
+        let waited = self.kubelet.wait_allocatable(resource, units, WAIT_TIMEOUT);
         waited.with_context(|| format!("the daemon said: {}", self.daemon.log()))
     }
 
@@ -149,7 +149,7 @@ impl Running {
             if wanted(&body) {
                 return Ok(body);
             }
-            if started.elapsed() > SOON {
+            if started.elapsed() > WAIT_TIMEOUT {
                 bail!(
                     "{path} never said {what}: {body}\nthe daemon said: {}",
                     self.daemon.log()
@@ -180,7 +180,7 @@ fn a_changed_config_map_is_in_force_at_once_and_a_bad_one_never() -> Result<()> 
     running.wait(RESOURCE, 6)?;
     running.metric("config_generation", "2")?;
 
-    // A mistake changes nothing and is told where people look.
+    // A mistake changes nothing and is reported in every place.
     running
         .map
         .change("version: 1\npools:\n- resource: rdma/hca\n  mode: shraed\n")?;
@@ -266,7 +266,7 @@ fn cdi_devices_are_written_before_they_are_named() -> Result<()> {
     running.map.change(&shared(3))?;
     running.wait(RESOURCE, 6)?;
     let started = Instant::now();
-    while !specifications(&directory)?.is_empty() && started.elapsed() < 4 * SOON {
+    while !specifications(&directory)?.is_empty() && started.elapsed() < 4 * WAIT_TIMEOUT {
         std::thread::sleep(Duration::from_millis(200));
     }
     assert_eq!(specifications(&directory)?, Vec::<Value>::new());
@@ -332,7 +332,7 @@ fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Res
     )?;
     running.map.change("nonsense")?;
     running.metric("config_refusals_total", "1")?;
-    let looks = |text: &str| -> f64 {
+    let scans = |text: &str| -> f64 {
         let values = text
             .lines()
             .filter(|l| l.starts_with("rdma_device_plugin_scans_total"));
@@ -340,12 +340,12 @@ fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Res
             .filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
     };
-    let then = looks(&down);
-    running.until("/metrics", "more looks", |body| looks(body) > then)?;
+    let then = scans(&down);
+    running.until("/metrics", "more scans", |body| scans(body) > then)?;
     assert_eq!(running.get("/healthz")?.0, 200);
 
     // Whoever draws this draws what there is.
-    let told = metrics(&down);
+    let served = metrics(&down);
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .with_file_name("manifests")
         .join("grafana/dashboard.json");
@@ -358,10 +358,10 @@ fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Res
         }
     }
     assert!(asked.len() > 10, "{asked:?}");
-    let unknown: Vec<_> = asked.difference(&told).collect();
+    let unknown: Vec<_> = asked.difference(&served).collect();
     assert!(
         unknown.is_empty(),
-        "the dashboard asks for {unknown:?}; there are {told:?}"
+        "the dashboard asks for {unknown:?}; there are {served:?}"
     );
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs/METRICS.md");
     let documented = metrics(&fs::read_to_string(page)?);
@@ -375,9 +375,9 @@ fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Res
     Ok(())
 }
 
-/// Two pools that choose one HCA, of which one gives it away whole: it is in the first alone, and
-/// everybody who looks is told.
-fn a_device_of_two_pools_is_told() -> Result<()> {
+/// Two pools that choose one HCA, of which one is exclusive: it is in the first alone,
+/// and metrics and /readyz report that.
+fn a_device_of_two_pools_is_reported() -> Result<()> {
     let config = format!(
         "{}- resource: rdma/nic\n  mode: exclusive\n  select: {{rdmaDevices: [mlx5_0]}}\n",
         shared(2)
@@ -399,19 +399,13 @@ fn a_device_of_two_pools_is_told() -> Result<()> {
     Ok(())
 }
 
-fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
+fn the_nodes_addresses_are_written_for_the_cni_plugin() -> Result<()> {
     let machine = Machine::new()?;
     let kubelet = machine.kubelet()?;
-    let state = machine.directory().join("state");
-    fs::create_dir(&state)?;
-    let policy = machine.directory().join("policy.json");
-    fs::write(&policy, serde_json::json!({"stateDir": state}).to_string())?;
     let config = machine.directory().join("config.yaml");
     fs::write(&config, shared(2))?;
     // As $(HOST_IP):9834 comes out of a manifest, on a cluster of IPv6.
     let flags = [
-        "--policy",
-        policy.to_str().context("path")?,
         "--node-addresses",
         "10.0.0.7,fd00::7",
         "--metrics-addr",
@@ -419,10 +413,10 @@ fn the_nodes_addresses_are_told_to_the_cni_plugin() -> Result<()> {
     ];
     let daemon = machine.daemon_on(&config, &flags.map(OsStr::new))?;
     kubelet
-        .wait_allocatable(RESOURCE, 4, SOON)
+        .wait_allocatable(RESOURCE, 4, WAIT_TIMEOUT)
         .with_context(|| daemon.log())?;
     assert_eq!(
-        fs::read_to_string(state.join("node-addresses"))?,
+        fs::read_to_string(machine.state().join("node-addresses"))?,
         "10.0.0.7\nfd00::7\n"
     );
     Ok(())
@@ -437,7 +431,7 @@ fn node_features_are_written_where_somebody_reads_them() -> Result<()> {
     let started = || -> Result<Daemon> {
         let daemon = machine.daemon_on(&config, &["--features-dir".as_ref(), features.as_ref()])?;
         kubelet
-            .wait_allocatable(RESOURCE, 4, SOON)
+            .wait_allocatable(RESOURCE, 4, WAIT_TIMEOUT)
             .with_context(|| daemon.log())?;
         Ok(daemon)
     };
@@ -458,7 +452,10 @@ fn node_features_are_written_where_somebody_reads_them() -> Result<()> {
         "rdma-hca.count=2",
         "rdma-hca.ethernet=true",
     ] {
-        assert!(text.lines().any(|told| told == line), "no {line} in {text}");
+        assert!(
+            text.lines().any(|entry| entry == line),
+            "no {line} in {text}"
+        );
     }
     assert_eq!(fs::read_dir(&features)?.count(), 1, "one file, whole");
     Ok(())

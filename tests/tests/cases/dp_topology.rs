@@ -55,23 +55,23 @@ impl Host {
 fn rendered(svg: &str, at: &Path) -> Result<Vec<u8>> {
     let (from, to) = (at.join("one.svg"), at.join("one.png"));
     fs::write(&from, svg)?;
-    let told = Command::new("rsvg-convert")
+    let output = Command::new("rsvg-convert")
         .arg("--output")
         .arg(&to)
         .arg(&from)
         .stdin(Stdio::null())
         .output()?;
     ensure!(
-        told.status.success(),
+        output.status.success(),
         "{}",
-        String::from_utf8_lossy(&told.stderr)
+        String::from_utf8_lossy(&output.stderr)
     );
     let png = fs::read(to)?;
     ensure!(png.starts_with(b"\x89PNG"), "no PNG");
     Ok(png)
 }
 
-/// A label that nobody could see would not be missed: without each of them the picture is another.
+/// Each label is visible: without any one of them the picture is another.
 fn every_device_can_be_seen_in_the_picture() -> Result<()> {
     for (name, lay, devices) in [
         ("a4", machine::a4 as fn(&Tree), 16),
@@ -82,10 +82,13 @@ fn every_device_can_be_seen_in_the_picture() -> Result<()> {
         ("egx", machine::egx, 6),
     ] {
         let host = Host::new(lay)?;
-        let told: Value = serde_json::from_str(&host.topology(&["--json"])?)?;
+        let printed: Value = serde_json::from_str(&host.topology(&["--json"])?)?;
         let mut labels = Vec::new();
         for list in ["gpus", "nics"] {
-            for device in told[list].as_array().with_context(|| told.to_string())? {
+            for device in printed[list]
+                .as_array()
+                .with_context(|| printed.to_string())?
+            {
                 let words = [&device["hca"], &device["place"]["address"]];
                 let label = words.into_iter().find_map(Value::as_str);
                 labels.push(label.with_context(|| device.to_string())?.to_owned());

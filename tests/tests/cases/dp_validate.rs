@@ -1,4 +1,4 @@
-//! `rdma-device-plugin validate`: a configuration's mistakes are told before a roll-out.
+//! `rdma-device-plugin validate`: a configuration's mistakes are reported before a roll-out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use e2e::harness::Case;
 pub(crate) const CASES: &[Case] = &[
     case!(every_configuration_in_manifests_is_accepted),
     case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
-    case!(each_mistake_is_told_with_its_place),
+    case!(each_mistake_is_reported_with_its_place),
     case!(an_hca_of_two_pools_is_a_mistake_where_it_is, Root),
 ];
 
@@ -59,7 +59,7 @@ fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
     Ok(())
 }
 
-fn each_mistake_is_told_with_its_place() -> Result<()> {
+fn each_mistake_is_reported_with_its_place() -> Result<()> {
     let resource = |text: &str| format!("{{\"configList\": [{{{text}}}]}}");
     let mistakes = [
         (

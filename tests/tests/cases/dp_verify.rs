@@ -22,7 +22,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(verify_says_how_a_place_would_be_reached),
     case!(each_rail_is_tried_by_its_own_gids_once_the_server_listens),
     case!(a_rail_that_fails_a_rung_is_left_out_of_the_next),
-    case!(the_connection_manager_is_told_of_and_carries_nothing),
+    case!(the_connection_manager_is_reported_and_carries_nothing),
     case!(a_path_that_drops_large_packets_is_a_warning),
     case!(a_rung_that_is_not_there_is_wrong_usage),
 ];
@@ -111,8 +111,8 @@ impl Pods {
             .args(arguments)
             .env("FAULTS", faults)
             .output()?;
-        let told = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
-        Ok((output.status.code(), told))
+        let report = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
+        Ok((output.status.code(), report))
     }
 
     /// The command lines that pods were given, `POD TOOL …`.
@@ -140,8 +140,8 @@ fn said(output: &Output) -> String {
 }
 
 /// `RUNG OBJECT VERDICT` of each finding, without the ends'.
-fn verdicts(told: &Value) -> Vec<String> {
-    let checks = told["checks"].as_array().into_iter().flatten();
+fn verdicts(report: &Value) -> Vec<String> {
+    let checks = report["checks"].as_array().into_iter().flatten();
     let findings = checks.flat_map(|check| {
         let findings = check["findings"].as_array().into_iter().flatten();
         findings.map(move |finding| {
@@ -161,8 +161,8 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn finding<'a>(told: &'a Value, rung: &str, rail: &str) -> Result<&'a Value> {
-    let checks = told["checks"].as_array().context("checks")?;
+fn finding<'a>(report: &'a Value, rung: &str, rail: &str) -> Result<&'a Value> {
+    let checks = report["checks"].as_array().context("checks")?;
     let check = checks
         .iter()
         .find(|check| check["id"] == rung)
@@ -172,7 +172,7 @@ fn finding<'a>(told: &'a Value, rung: &str, rail: &str) -> Result<&'a Value> {
     findings
         .iter()
         .find(of_rail)
-        .with_context(|| format!("{rung} {rail}: {told}"))
+        .with_context(|| format!("{rung} {rail}: {report}"))
 }
 
 fn verify_judges_a_table_that_was_copied() -> Result<()> {
@@ -216,11 +216,11 @@ fn verify_finds_an_end_without_a_device() -> Result<()> {
     let output =
         plugin(&["verify", "local", "local", "--device", "nowhere", "--json"])?.output()?;
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let told: Value = serde_json::from_slice(&output.stdout)?;
-    assert_eq!(told["checks"][0]["verdict"], "fail", "{told}");
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(report["checks"][0]["verdict"], "fail", "{report}");
     assert_eq!(
-        told["checks"][1]["verdict"], "notApplicable",
-        "nothing is tried: {told}"
+        report["checks"][1]["verdict"], "notApplicable",
+        "nothing is tried: {report}"
     );
     Ok(())
 }
@@ -246,10 +246,10 @@ fn verify_says_how_a_place_would_be_reached() -> Result<()> {
 
 fn each_rail_is_tried_by_its_own_gids_once_the_server_listens() -> Result<()> {
     let pods = Pods::new()?;
-    let (code, told) = pods.verify("", &["--only", "ping,rping,write-bw"])?;
-    assert_eq!(code, Some(0), "{told}");
+    let (code, report) = pods.verify("", &["--only", "ping,rping,write-bw"])?;
+    assert_eq!(code, Some(0), "{report}");
     assert_eq!(
-        verdicts(&told),
+        verdicts(&report),
         [
             "ping net1 pass",
             "ping net2 pass",
@@ -284,17 +284,18 @@ fn each_rail_is_tried_by_its_own_gids_once_the_server_listens() -> Result<()> {
         .filter_map(|line| line.split(" -p ").nth(1)?.split(' ').next())
         .collect();
     assert_eq!(ports.len(), 4, "each run has a port of its own: {log:#?}");
-    let measured = told["measurements"].as_array().context("measurements")?;
-    assert_eq!(measured.len(), 2, "{told}");
+    let measured = report["measurements"].as_array().context("measurements")?;
+    assert_eq!(measured.len(), 2, "{report}");
     Ok(())
 }
 
 fn a_rail_that_fails_a_rung_is_left_out_of_the_next() -> Result<()> {
     let pods = Pods::new()?;
-    let (code, told) = pods.verify("ping:net1 mr:net2-gpu", &["--gpu", "0", "--skip", "rping"])?;
-    assert_eq!(code, Some(1), "{told}");
+    let (code, report) =
+        pods.verify("ping:net1 mr:net2-gpu", &["--gpu", "0", "--skip", "rping"])?;
+    assert_eq!(code, Some(1), "{report}");
     assert_eq!(
-        verdicts(&told),
+        verdicts(&report),
         [
             "ping net1 fail",
             "ping net2 pass",
@@ -312,7 +313,7 @@ fn a_rail_that_fails_a_rung_is_left_out_of_the_next() -> Result<()> {
             .iter()
             .any(|line| line.contains("ib_write_bw -d mlx5_0"))
     );
-    let registration = finding(&told, "gpu", "net2")?;
+    let registration = finding(&report, "gpu", "net2")?;
     assert!(
         word(&registration["why"]).contains("memlock"),
         "{registration}"
@@ -328,12 +329,12 @@ fn a_rail_that_fails_a_rung_is_left_out_of_the_next() -> Result<()> {
     Ok(())
 }
 
-fn the_connection_manager_is_told_of_and_carries_nothing() -> Result<()> {
+fn the_connection_manager_is_reported_and_carries_nothing() -> Result<()> {
     let pods = Pods::new()?;
-    let (code, told) = pods.verify("rping:net1", &["--only", "rping,write-bw"])?;
-    assert_eq!(code, Some(1), "{told}");
+    let (code, report) = pods.verify("rping:net1", &["--only", "rping,write-bw"])?;
+    assert_eq!(code, Some(1), "{report}");
     assert_eq!(
-        verdicts(&told),
+        verdicts(&report),
         [
             "rping net1 fail",
             "rping net2 pass",
@@ -341,7 +342,7 @@ fn the_connection_manager_is_told_of_and_carries_nothing() -> Result<()> {
             "write-bw net2 pass"
         ]
     );
-    let refused = finding(&told, "rping", "net1")?;
+    let refused = finding(&report, "rping", "net1")?;
     assert!(
         word(&refused["remedy"]).contains("UDP port 4791"),
         "{refused}"
@@ -352,20 +353,20 @@ fn the_connection_manager_is_told_of_and_carries_nothing() -> Result<()> {
 fn a_path_that_drops_large_packets_is_a_warning() -> Result<()> {
     let pods = Pods::new()?;
     let only = ["--only", "ping,write-bw", "--interface", "net2"];
-    let (code, told) = pods.verify("large:net2", &only)?;
-    assert_eq!(code, Some(0), "{told}");
-    assert_eq!(verdicts(&told), ["ping net2 warn", "write-bw net2 pass"]);
+    let (code, report) = pods.verify("large:net2", &only)?;
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(verdicts(&report), ["ping net2 warn", "write-bw net2 pass"]);
     assert!(
-        word(&finding(&told, "ping", "net2")?["why"]).contains("9000 bytes"),
-        "{told}"
+        word(&finding(&report, "ping", "net2")?["why"]).contains("9000 bytes"),
+        "{report}"
     );
     assert!(
         pods.log()?
             .iter()
             .any(|line| line.contains("-M do -s 8972 10.0.2.1"))
     );
-    let (code, told) = pods.verify("large:net2", &[&only[..], &["--strict"]].concat())?;
-    assert_eq!(code, Some(1), "{told}");
+    let (code, report) = pods.verify("large:net2", &[&only[..], &["--strict"]].concat())?;
+    assert_eq!(code, Some(1), "{report}");
     Ok(())
 }
 

@@ -15,7 +15,7 @@ cases! {
     a_lifetime_stays_with_the_host_and_comes_back_shorter => there_and_back();
     a_lifetime_of_ipv6_stays_with_the_host_and_comes_back_shorter => there_and_back_ipv6();
     an_address_that_ended_in_the_pod_does_not_come_back => ended();
-    an_address_that_ended_while_nobody_looked_does_not_come_back_from_a_dead_namespace => ended_dead();
+    an_address_that_ended_unseen_does_not_return_from_a_dead_namespace => ended_dead();
     an_address_about_to_end_does_not_fail_the_add => about_to_end();
     a_deprecated_address_stays_deprecated => deprecated();
     a_pod_cannot_prolong_an_address_of_the_host => prolonged();

@@ -1,4 +1,5 @@
-//! What takes a netdev from the host needs the kubelet's word, and `passthru` the policy's.
+//! A netdev leaves the host only for a pod to which the kubelet allocated it; `passthru` needs the
+//! policy's permission.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,7 +22,7 @@ cases! {
     without_the_daemon_passthru_is_for_later: Macvlan =>
         no_daemon(&json!({"attach": "macvlan", "master": "nic0", "mode": "passthru"}));
     without_the_daemon_a_bridged_child_works: Macvlan => child_without_daemon();
-    with_allow_unallocated_nobody_is_asked => nobody_asked();
+    with_allow_unallocated_no_daemon_is_asked => no_daemon_asked();
     the_holder_of_the_unit_has_the_nic => holds(&[PCI], &json!({"deviceID": PCI}), None);
     the_holder_of_the_unit_has_the_nic_by_its_name =>
         holds(&[PCI], &json!({"attach": "move", "device": "nic0"}), None);
@@ -33,14 +34,14 @@ cases! {
         holds(&["0000:3b:00.0_3e71787e_1"], &json!({"attach": "move", "deviceID": PCI}), Some(PCI));
     a_share_of_a_pool_does_not_serve_for_a_move =>
         holds(&["pool_3e71787e_1"], &json!({"attach": "move", "device": "nic0"}), Some(PCI));
-    a_unit_that_only_looks_alike_does_not_serve =>
+    a_unit_of_a_similar_name_does_not_serve =>
         holds(&["0000:3b:00.00", "0000:3b:00.0 ", "0000:3B:00.1", ""], &json!({"deviceID": PCI}), Some(PCI));
     a_share_does_not_serve_for_passthru: Macvlan => holds(
         &["0000:3b:00.0_3e71787e_1"],
         &json!({"attach": "macvlan", "master": "nic0", "mode": "passthru"}),
         Some(PCI),
     );
-    a_virtual_netdev_is_nobodys_unit => virtual_netdev();
+    a_virtual_netdev_is_no_unit => virtual_netdev();
     another_pods_unit_does_not_serve => another_pod();
     a_namesake_with_another_uid_is_denied => namesake(Some("other"));
     the_pod_itself_is_served_by_its_uid => namesake(Some("u1"));
@@ -61,7 +62,7 @@ cases! {
     a_socket_that_is_a_file_is_for_later => broken(Broken::File);
     a_socket_that_is_a_link_is_for_later => broken(Broken::Link);
     a_socket_in_a_directory_for_everybody_is_not_asked => broken(Broken::WritableDirectory);
-    del_asks_nobody => del_without_daemon();
+    del_asks_no_daemon => del_without_daemon();
     an_exclusive_nic_is_no_master_for_another_pod: Macvlan => exclusive_master();
     exclusive_nics_that_cannot_be_read_are_no_masters: Macvlan => exclusive_unknown();
     passthru_is_refused_without_its_key: Macvlan => passthru_refused(&json!({"mode": "passthru"}), DENIED, "allow.passthru");
@@ -136,7 +137,7 @@ fn child_without_daemon() -> Result<()> {
     scene.del_returns(&scene.child(), &before)
 }
 
-fn nobody_asked() -> Result<()> {
+fn no_daemon_asked() -> Result<()> {
     let (scene, socket) = asked()?;
     scene.allow(&json!({}))?;
     scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])?;
@@ -269,10 +270,10 @@ fn unknown_pod() -> Result<()> {
     let (scene, _socket) = asked()?;
     let network = scene.network(&json!({"deviceID": PCI}));
     scene.refuses_call(
-        &call_of(&scene, "nobody", "u9"),
+        &call_of(&scene, "unknown", "u9"),
         &network,
         &[TRY_AGAIN, DENIED],
-        &["ml/nobody"],
+        &["ml/unknown"],
     )
 }
 

@@ -216,7 +216,7 @@ pub(crate) fn well_formed(log: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the log at level `debug` has after ADD and DEL of both kinds; stderr is looked at, too.
+/// What the log at level `debug` has after ADD and DEL of both kinds; stderr is included.
 fn log_of(scene: &Scene, calls: impl Fn(&Scene) -> Result<Vec<String>>) -> Result<String> {
     let log = scene.host.directory().join("cni.log");
     scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;

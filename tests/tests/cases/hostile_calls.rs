@@ -290,7 +290,7 @@ fn huge_previous() -> Result<()> {
     unharmed(&scene, &before, "after DEL")
 }
 
-/// A chained call that is told to work on an interface of the host.
+/// A chained call whose prevResult names an interface of the host.
 fn names_host_link() -> Result<()> {
     let scene = Scene::with_hardware()?;
     let before = scene.host_state()?;

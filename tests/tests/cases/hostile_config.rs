@@ -1,5 +1,5 @@
 //! Networks with keys that are nearly right, of other plugins, or of the wrong type; arguments
-//! that nobody knows; a state directory that others can change.
+//! that are unknown; a state directory that others can change.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};

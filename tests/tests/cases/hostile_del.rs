@@ -268,7 +268,7 @@ fn at_once() -> Result<()> {
         ];
         for running in both {
             let answer = running.answer()?;
-            // One may be told to come again while the other works.
+            // One may get "try again" while the other works.
             if !answer.status.success() {
                 refusal(&answer, &[e2e::scene::TRY_AGAIN], &[])?;
             }

@@ -128,16 +128,17 @@ fn own() -> Result<()> {
         &json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": format!("/{FILES}/{NAME}")}}),
     );
     answer_of(&scene.call(), "ADD", &network)?.success()?;
-    let told: Value = serde_json::from_slice(&fs::read(file(&scene, NAME)).context("the file")?)?;
-    ensure!(told["pci"]["pci-address"] == PCI, "{told}");
+    let written: Value =
+        serde_json::from_slice(&fs::read(file(&scene, NAME)).context("the file")?)?;
+    ensure!(written["pci"]["pci-address"] == PCI, "{written}");
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     Ok(())
 }
 
 fn not_written(make: impl Fn(&Scene) -> Result<(String, PathBuf)>) -> Result<()> {
     let scene = hardware()?;
-    let (told, path) = make(&scene)?;
-    round(&scene, &told.into())?;
+    let (network, path) = make(&scene)?;
+    round(&scene, &network.into())?;
     ensure!(
         fs::read_to_string(&path).ok().as_deref() == Some(THEIRS),
         "{} was written",

@@ -1,5 +1,5 @@
-//! Netdevs that look alike: DEL returns the one that the host had, or says that it cannot, and
-//! leaves every other one where it is.
+//! Netdevs that resemble each other: DEL returns the one that the host had, or says that it cannot,
+//! and leaves every other one where it is.
 
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
@@ -207,7 +207,7 @@ fn decoy(pod: &[&str]) -> Result<()> {
 }
 
 /// Success means that the NIC is back; else the answer says which NIC is missing.
-fn back_or_told(scene: &Scene, before: &State, answer: &Answer) -> Result<bool> {
+fn back_or_reported(scene: &Scene, before: &State, answer: &Answer) -> Result<bool> {
     if answer.status.success() {
         unchanged(before, || scene.host_state(), "after a DEL that succeeded")?;
         return Ok(true);
@@ -230,12 +230,12 @@ fn nested(left_behind: &[&str]) -> Result<()> {
     scene.perform(&inner, &["link set net1 name deep", "link set deep up"])?;
     perform(&scene, &scene.pod, &with_mac(left_behind, &mac))?;
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
-    if back_or_told(&scene, &before, &answer)? {
+    if back_or_reported(&scene, &before, &answer)? {
         return Ok(());
     }
     ensure!(
         !scene.listed("rdma-netdev")?.is_empty(),
-        "nobody remembers that the NIC is away"
+        "no record says that the NIC is away"
     );
     // It is wherever the pod's process put it; the next DEL finds it once it is back in the pod.
     if scene.pod.ip("link show net1").is_ok() {
@@ -328,10 +328,10 @@ fn replaced(same: Same) -> Result<()> {
     let network_state = || state(&scene.host.netns);
     let before = network_state()?;
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
-    let told = answer.stdout.clone() + &answer.stderr;
+    let text = answer.stdout.clone() + &answer.stderr;
     ensure!(
-        told.contains("nic0"),
-        "it does not say that nic0 is lost: {told:?}"
+        text.contains("nic0"),
+        "it does not say that nic0 is lost: {text:?}"
     );
     unchanged(&before, network_state, "the new netdev, after DEL")?;
     // Reclaim must not take it for the lost one later, either.
@@ -358,10 +358,10 @@ fn recreated_in_the_pod() -> Result<()> {
     };
     let before = links()?;
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
-    let told = answer.stdout.clone() + &answer.stderr;
+    let text = answer.stdout.clone() + &answer.stderr;
     ensure!(
-        told.contains("nic0"),
-        "it does not say that nic0 is lost: {told:?}"
+        text.contains("nic0"),
+        "it does not say that nic0 is lost: {text:?}"
     );
     unchanged(&before, links, "after DEL")?;
     ensure!(

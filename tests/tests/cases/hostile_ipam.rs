@@ -185,7 +185,7 @@ fn long() -> Result<()> {
     Ok(())
 }
 
-/// What a parser that takes the first and one that takes the last would tell apart.
+/// What a parser that takes the first and one that takes the last would read differently.
 fn two_types() -> Result<()> {
     let (scene, call) = with_program("helper", ANSWER)?;
     install(&scene, "static", ANSWER)?;
@@ -438,7 +438,7 @@ fn answered(body: &str) -> Result<(e2e::cni::Answer, String)> {
     ))
 }
 
-const BOUND: usize = 64 * 1024;
+const BOUND_BYTES: usize = 64 * 1024;
 
 fn huge_message() -> Result<()> {
     let body = r#"[ $CNI_COMMAND = ADD ] || exit 0
@@ -446,16 +446,16 @@ fn huge_message() -> Result<()> {
     let (answer, log) = answered(body)?;
     refusal(&answer, &[], &["helper"])?;
     ensure!(
-        answer.stdout.len() < BOUND,
+        answer.stdout.len() < BOUND_BYTES,
         "{} bytes on stdout",
         answer.stdout.len()
     );
     ensure!(
-        answer.stderr.len() < BOUND,
+        answer.stderr.len() < BOUND_BYTES,
         "{} bytes on stderr",
         answer.stderr.len()
     );
-    ensure!(log.len() < 4 * BOUND, "{} bytes of log", log.len());
+    ensure!(log.len() < 4 * BOUND_BYTES, "{} bytes of log", log.len());
     Ok(())
 }
 
@@ -465,11 +465,11 @@ fn huge_stderr() -> Result<()> {
     let (answer, log) = answered(body)?;
     ensure!(answer.refusal()?.0 == 11, "{}", answer.stdout);
     ensure!(
-        answer.stderr.len() < BOUND,
+        answer.stderr.len() < BOUND_BYTES,
         "{} bytes on stderr",
         answer.stderr.len()
     );
-    ensure!(log.len() < 4 * BOUND, "{} bytes of log", log.len());
+    ensure!(log.len() < 4 * BOUND_BYTES, "{} bytes of log", log.len());
     Ok(())
 }
 
@@ -504,8 +504,8 @@ fn code(code: &str) -> Result<()> {
         echo '{{"cniVersion":"1.0.0","code":{code},"msg":"odd"}}'; exit 1"#
     );
     let (answer, _) = answered(&body)?;
-    let (told, message) = answer.refusal()?;
-    ensure!((1..1000).contains(&told), "code {told}: {message}");
+    let (number, message) = answer.refusal()?;
+    ensure!((1..1000).contains(&number), "code {number}: {message}");
     Ok(())
 }
 
@@ -520,11 +520,11 @@ fn huge_answer() -> Result<()> {
         printf '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.7/24"}],"pad":"'; head -c 16777216 /dev/zero | tr '\0' x; echo '"}'"#;
     let (answer, log) = answered(body)?;
     ensure!(
-        answer.stdout.len() < BOUND,
+        answer.stdout.len() < BOUND_BYTES,
         "{} bytes on stdout",
         answer.stdout.len()
     );
-    ensure!(log.len() < 4 * BOUND, "{} bytes of log", log.len());
+    ensure!(log.len() < 4 * BOUND_BYTES, "{} bytes of log", log.len());
     Ok(())
 }
 

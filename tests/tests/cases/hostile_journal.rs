@@ -170,7 +170,7 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
     let died = listed.iter().any(|entry| entry["container"] == "c2");
     ensure!(
         !died,
-        "reclaim did not undo the dead pod's: {} {}",
+        "reclaim did not undo the dead pod's attachment: {} {}",
         reclaimed.stdout,
         reclaimed.stderr
     );

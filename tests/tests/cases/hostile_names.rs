@@ -246,8 +246,8 @@ fn taken(take: &str, free: &str, repair: Repair) -> Result<()> {
     answer_of(&scene.call(), "DEL", &scene.moving())?
         .success()
         .context("DEL with the name taken")?;
-    let at_home = by_mac(&scene.host.netns, &mac)?;
-    ensure!(!at_home.is_empty(), "the NIC is lost");
+    let on_host = by_mac(&scene.host.netns, &mac)?;
+    ensure!(!on_host.is_empty(), "the NIC is lost");
     ensure!(
         scene.host.netns.ip("addr")?.contains("10.9.0.1/24"),
         "its address did not come back"

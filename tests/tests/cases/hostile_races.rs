@@ -289,7 +289,7 @@ fn eight_pods() -> Result<()> {
     unchanged(&before, || scene.host_state(), "after all")
 }
 
-/// A sequence of numbers that looks random; the seed is in the message of a failure.
+/// A pseudo-random sequence of numbers; the seed is in the message of a failure.
 struct Dice(u64);
 
 impl Dice {
@@ -358,7 +358,7 @@ fn storm(attach: &str) -> Result<()> {
     )
 }
 
-/// A runtime sends DEL again when it is told to come later.
+/// A runtime sends DEL again after "try again".
 fn del_until_done(call: &Call, network: &Value) -> Result<()> {
     for _ in 0..20 {
         let answer = answer_of(call, "DEL", network)?;

@@ -60,7 +60,7 @@ cases! {
         in_a_process("ipvlan mode l2");
     a_vlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Vlan =>
         in_a_process("vlan id 66");
-    a_child_in_a_namespace_that_nobody_sees_holds_its_nic: Macvlan => unseen_child();
+    a_child_in_a_namespace_without_a_path_holds_its_nic: Macvlan => unseen_child();
     a_firewall_on_a_nic_holds_it => firewall();
     an_address_that_a_nic_receives_for_holds_it => received_address();
     a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan =>
@@ -448,7 +448,7 @@ fn pf_without_vfs() -> Result<()> {
     scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])
 }
 
-/// What the host set up is there again after DEL, or its owner was told beforehand.
+/// What the host set up is there again after DEL, or ADD was refused beforehand.
 fn had(host: &[&str], words: &[&str]) -> Result<()> {
     let scene = Scene::furnished()?;
     scene.on_host(host)?;

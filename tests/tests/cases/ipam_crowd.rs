@@ -1,6 +1,6 @@
-//! Sixteen nodes on one store: what each was told is written down and judged
-//! afterwards. No address is with two at one time, none is lost, and nobody is
-//! told "exhausted" while an address is free.
+//! Sixteen nodes on one store: the answers of each are recorded and judged
+//! afterwards. No address has two holders at one time, none is lost, and no ADD
+//! gets "exhausted" while an address is free.
 
 use std::collections::BTreeMap;
 use std::sync::{Barrier, Mutex};
@@ -14,8 +14,8 @@ use e2e::lease_store::{Caller, LeaseStore, addresses, network};
 use serde_json::Value;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(nobody_shares_an_address_on_a_large_range),
-    case!(nobody_is_sent_away_from_a_small_range_that_has_room),
+    case!(no_two_pods_share_an_address_on_a_large_range),
+    case!(no_add_is_refused_by_a_small_range_that_has_room),
     case!(a_range_that_is_nearly_full_is_used_to_the_last_address),
 ];
 
@@ -35,7 +35,7 @@ struct Stay {
     container: String,
     asked: Duration,
     answered: Duration,
-    /// `None`: told that the range is exhausted.
+    /// `None`: the ADD failed because the range is exhausted.
     address: Option<String>,
     leaving: Duration,
     left: Duration,
@@ -128,7 +128,7 @@ fn node_life(
 
 /// Between its ADD's answer and its DEL's beginning an address is certainly one
 /// container's: no two such times may meet.
-fn nobody_shared(stays: &[Stay]) -> Result<usize> {
+fn no_address_is_shared(stays: &[Stay]) -> Result<usize> {
     let mut by_address: BTreeMap<&str, Vec<&Stay>> = BTreeMap::new();
     for stay in stays {
         if let Some(address) = &stay.address {
@@ -150,9 +150,9 @@ fn nobody_shared(stays: &[Stay]) -> Result<usize> {
     Ok(by_address.len())
 }
 
-/// Who was told that all `size` addresses are held: each must have been, or may
-/// have been (an ADD or DEL was under way), at some time while he waited.
-fn nobody_was_sent_away(stays: &[Stay], size: usize) -> Result<usize> {
+/// The ADDs that failed because all `size` addresses are held: each must have been, or
+/// may have been (an ADD or DEL was under way), at some time during the ADD.
+fn no_add_was_refused_wrongly(stays: &[Stay], size: usize) -> Result<usize> {
     let mut sent_away = 0;
     for refused in stays.iter().filter(|stay| stay.address.is_none()) {
         sent_away += 1;
@@ -168,7 +168,7 @@ fn nobody_was_sent_away(stays: &[Stay], size: usize) -> Result<usize> {
             .collect();
         possibly.sort_unstable();
         possibly.dedup();
-        // Others that were refused as well may have been on a seat for a moment.
+        // Others that were refused as well may have had a lease entry for a moment.
         let passing = stays
             .iter()
             .filter(during)
@@ -197,13 +197,13 @@ fn nothing_is_left(store: &LeaseStore) -> Result<()> {
     Ok(())
 }
 
-fn nobody_shares_an_address_on_a_large_range() -> Result<()> {
+fn no_two_pods_share_an_address_on_a_large_range() -> Result<()> {
     let store = LeaseStore::new("30s")?;
     let stays = crowd(&store, &network(&["10.0.0.0/16"]), rounds(60), 4)?;
-    let distinct = nobody_shared(&stays)?;
+    let distinct = no_address_is_shared(&stays)?;
     ensure!(
         stays.iter().all(|stay| stay.address.is_some()),
-        "somebody was sent away from a /16"
+        "an ADD was refused on a /16"
     );
     nothing_is_left(&store)?;
     println!(
@@ -213,11 +213,11 @@ fn nobody_shares_an_address_on_a_large_range() -> Result<()> {
     Ok(())
 }
 
-fn nobody_is_sent_away_from_a_small_range_that_has_room() -> Result<()> {
+fn no_add_is_refused_by_a_small_range_that_has_room() -> Result<()> {
     let store = LeaseStore::new("30s")?;
     let stays = crowd(&store, &network(&["10.0.0.0/28"]), rounds(60), 0)?;
-    nobody_shared(&stays)?;
-    let sent_away = nobody_was_sent_away(&stays, 14)?;
+    no_address_is_shared(&stays)?;
+    let sent_away = no_add_was_refused_wrongly(&stays, 14)?;
     nothing_is_left(&store)?;
     println!(
         "{} stays of {NODES} nodes on 14 addresses, {sent_away} sent away rightly",
@@ -235,8 +235,8 @@ fn a_range_that_is_nearly_full_is_used_to_the_last_address() -> Result<()> {
         store.add(&Caller::new("n0", &format!("fill{number}")), &config)?;
     }
     let stays = crowd(&store, &config, rounds(30), 0)?;
-    nobody_shared(&stays)?;
-    let sent_away = nobody_was_sent_away(&stays, 5)?;
+    no_address_is_shared(&stays)?;
+    let sent_away = no_add_was_refused_wrongly(&stays, 5)?;
     ensure!(
         store.held("n0")?.len() == 505,
         "a lease of the fill was lost"

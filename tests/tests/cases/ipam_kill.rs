@@ -90,7 +90,7 @@ fn only(store: &LeaseStore, bystanders: &[(String, String)]) -> Result<()> {
     Ok(())
 }
 
-fn tell(what: &str, points: &[Point], dead: usize) {
+fn print(what: &str, points: &[Point], dead: usize) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for point in points {
         *counts.entry(&point.call).or_default() += 1;
@@ -131,7 +131,7 @@ fn everywhere(
         "died at {dead} of {} points only",
         points.len()
     );
-    tell(what, &points, dead);
+    print(what, &points, dead);
     Ok(())
 }
 
@@ -192,13 +192,13 @@ fn an_add_after_a_del_killed_anywhere_starts_afresh() -> Result<()> {
 }
 
 fn a_take_over_killed_anywhere_loses_nothing() -> Result<()> {
-    let former = Caller::new("n1", "former").of_pod("default/victim");
-    let prepare = |store: &LeaseStore| store.add(&former, &ranges()).map(drop);
+    let previous = Caller::new("n1", "previous").of_pod("default/victim");
+    let prepare = |store: &LeaseStore| store.add(&previous, &ranges()).map(drop);
     let (store, bystanders) = store_with_bystanders()?;
     prepare(&store)?;
     let points = enumerate(&store, "ADD", &victim(), &ranges())?;
     store.del(&victim(), &ranges())?;
-    store.del(&former, &ranges())?;
+    store.del(&previous, &ranges())?;
     let mut dead = 0;
     for point in &points {
         let at = || {
@@ -215,13 +215,13 @@ fn a_take_over_killed_anywhere_loses_nothing() -> Result<()> {
             .iter()
             .filter(|(address, of)| of == "victim" && given.contains(address));
         ensure!(mine.count() == 2, "{}: {held:?}, answered {given:?}", at());
-        // The late DEL of the former sandbox frees nothing of the new one.
-        store.del(&former, &ranges()).with_context(at)?;
+        // The late DEL of the previous sandbox frees nothing of the new one.
+        store.del(&previous, &ranges()).with_context(at)?;
         ensure!(store.add(&victim(), &ranges())? == given, "{}", at());
         store.del(&victim(), &ranges()).with_context(at)?;
         only(&store, &bystanders).with_context(at)?;
     }
-    tell("ADD of a pod's next sandbox, then ADD", &points, dead);
+    print("ADD of a pod's next sandbox, then ADD", &points, dead);
     Ok(())
 }
 
@@ -259,6 +259,6 @@ fn a_first_add_killed_anywhere_leaves_a_store_that_works() -> Result<()> {
         store.del(&victim(), &ranges()).with_context(at)?;
         ensure!(store.held("n1")?.len() == 2, "{}", at());
     }
-    tell("first ADD in an empty directory, then ADD", &points, dead);
+    print("first ADD in an empty directory, then ADD", &points, dead);
     Ok(())
 }

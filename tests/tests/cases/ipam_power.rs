@@ -241,7 +241,7 @@ fn a_del_on_a_share_syncs_the_release_of_the_address_before_it_removes_the_recor
         rename < remove && steps[rename..remove].contains(&sync),
         "{steps:#?}"
     );
-    // The record of a DEL that was done must not come back: nobody would call DEL again.
+    // The record of a DEL that was done must not come back: no runtime would call DEL again.
     let Step::Unlink {
         directory: owner, ..
     } = &steps[remove]

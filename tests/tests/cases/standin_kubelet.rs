@@ -40,11 +40,11 @@ pub(crate) const CASES: &[Case] = &[
     case!(after_a_reboot_a_pod_fails_until_its_plugin_is_back),
     case!(pre_start_is_called_each_time_if_asked_for),
     case!(pod_resources_has_an_entry_for_each_device),
-    case!(misbehaves_when_told_to),
+    case!(misbehaves_on_request),
 ];
 
 const HCA: &str = "rdma/hca";
-const SOON: Duration = Duration::from_secs(10);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct World {
     kubelet: Kubelet,
@@ -74,7 +74,9 @@ impl World {
         let plugin = world.plugin(script)?;
         plugin.list_healthy(ids);
         plugin.register(HCA)?;
-        world.kubelet.wait_allocatable(HCA, ids.len(), SOON)?;
+        world
+            .kubelet
+            .wait_allocatable(HCA, ids.len(), WAIT_TIMEOUT)?;
         Ok((world, plugin))
     }
 
@@ -135,7 +137,7 @@ fn refuses_a_plugin_that_does_not_serve_yet() -> Result<()> {
     let refused = register(world.plugins(), &request(HCA, "hca.sock")).unwrap_err();
     assert!(
         before.elapsed() >= Duration::from_secs(9),
-        "the kubelet is patient for 10 s"
+        "the kubelet waits for 10 s"
     );
     assert!(
         refused.message().contains("failed to dial"),
@@ -155,7 +157,7 @@ fn asks_the_plugin_for_its_options_and_ignores_those_of_the_request() -> Result<
     };
     with_options.options = Some(all);
     register(world.plugins(), &with_options)?;
-    world.kubelet.wait_allocatable(HCA, 2, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 2, WAIT_TIMEOUT)?;
 
     world.kubelet.admit(Pod::with_limits("one", &[(HCA, 1)])?)?;
     world.kubelet.run_options("default/one", "main")?;
@@ -193,7 +195,7 @@ fn a_registration_does_not_wait_for_devices() -> Result<()> {
         "{refused:?}"
     );
     plugin.list_healthy(&["a"]);
-    world.kubelet.wait_allocatable(HCA, 1, SOON)
+    world.kubelet.wait_allocatable(HCA, 1, WAIT_TIMEOUT)
 }
 
 fn a_start_deletes_sockets_and_nothing_else() -> Result<()> {
@@ -223,13 +225,13 @@ fn a_start_deletes_sockets_and_nothing_else() -> Result<()> {
     let again = world.plugin(Script::default())?;
     again.list_healthy(&["a", "b"]);
     again.register(HCA)?;
-    world.kubelet.wait_allocatable(HCA, 2, SOON)
+    world.kubelet.wait_allocatable(HCA, 2, WAIT_TIMEOUT)
 }
 
 fn a_stream_that_ends_takes_all_devices_at_once() -> Result<()> {
     let (world, plugin) = World::with_devices(Script::default(), &["a", "b"])?;
     plugin.end_streams();
-    world.kubelet.wait_allocatable(HCA, 0, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 0, WAIT_TIMEOUT)?;
     assert_eq!(world.kubelet.node()[HCA].capacity, 2, "for the grace");
 
     drop(plugin);
@@ -243,7 +245,7 @@ fn a_stream_that_ends_takes_all_devices_at_once() -> Result<()> {
         "the kubelet never redials"
     );
     again.register(HCA)?;
-    world.kubelet.wait_allocatable(HCA, 1, SOON)
+    world.kubelet.wait_allocatable(HCA, 1, WAIT_TIMEOUT)
 }
 
 /// Connections are keyed by resource name: a rolling upgrade is not seamless.
@@ -252,10 +254,10 @@ fn the_end_of_an_older_plugin_hits_the_newer() -> Result<()> {
     let newer = Plugin::serve(world.plugins(), "newer.sock", Script::default())?;
     newer.list_healthy(&["a", "b"]);
     newer.register(HCA)?;
-    world.kubelet.wait_allocatable(HCA, 2, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 2, WAIT_TIMEOUT)?;
 
     drop(older);
-    world.kubelet.wait_allocatable(HCA, 0, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 0, WAIT_TIMEOUT)?;
     newer.list_healthy(&["a", "b", "c"]);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(
@@ -264,16 +266,16 @@ fn the_end_of_an_older_plugin_hits_the_newer() -> Result<()> {
         "its stream is closed too"
     );
     newer.register(HCA)?;
-    world.kubelet.wait_allocatable(HCA, 3, SOON)
+    world.kubelet.wait_allocatable(HCA, 3, WAIT_TIMEOUT)
 }
 
 fn a_list_beyond_the_receive_limit_ends_the_stream() -> Result<()> {
     let (world, plugin) = World::with_devices(Script::default(), &["a"])?;
     let many = |count: usize| (0..count).map(|n| healthy(&format!("{n:0>63}"))).collect();
     plugin.list(many(40_000));
-    world.kubelet.wait_allocatable(HCA, 40_000, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 40_000, WAIT_TIMEOUT)?;
     plugin.list(many(60_000));
-    world.kubelet.wait_allocatable(HCA, 0, SOON)
+    world.kubelet.wait_allocatable(HCA, 0, WAIT_TIMEOUT)
 }
 
 fn each_container_has_one_allocate_of_one_request() -> Result<()> {
@@ -472,7 +474,7 @@ fn pod_resources_has_an_entry_for_each_device() -> Result<()> {
         on("empty", &[]),
     ]);
     plugin.register(HCA)?;
-    world.kubelet.wait_allocatable(HCA, 4, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 4, WAIT_TIMEOUT)?;
     world.kubelet.admit(Pod::with_limits("pod", &[(HCA, 4)])?)?;
 
     let client = Client::connect(&world.kubelet.pod_resources_socket())?;
@@ -537,7 +539,7 @@ fn pod_resources_has_an_entry_for_each_device() -> Result<()> {
     Ok(())
 }
 
-fn misbehaves_when_told_to() -> Result<()> {
+fn misbehaves_on_request() -> Result<()> {
     let world = World::new()?;
     let plugin = world.plugin(Script::default())?;
     plugin.list_healthy(&["a"]);
@@ -556,8 +558,8 @@ fn misbehaves_when_told_to() -> Result<()> {
     assert!(world.kubelet.node().is_empty());
     world.kubelet.misbehave(Misbehaviour::default());
     plugin.register(HCA)?;
-    world.kubelet.wait_allocatable(HCA, 1, SOON)?;
+    world.kubelet.wait_allocatable(HCA, 1, WAIT_TIMEOUT)?;
     assert_eq!(world.kubelet.registrations().len(), 4);
     world.kubelet.disconnect(HCA);
-    world.kubelet.wait_allocatable(HCA, 0, SOON)
+    world.kubelet.wait_allocatable(HCA, 0, WAIT_TIMEOUT)
 }

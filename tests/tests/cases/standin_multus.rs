@@ -121,7 +121,7 @@ env=$(env | grep ^CNI_ | tr '\n' ' ')
 printf '{"stdin": %s, "env": "%s"}' "$stdin" "$env" > CALLS/../part
 mv CALLS/../part CALLS/$n
 if [ "$CNI_COMMAND $CNI_IFNAME" = "$(cat CALLS/../fail 2>/dev/null)" ]; then
-    echo '{"cniVersion": "1.0.0", "code": 11, "msg": "told to fail"}'
+    echo '{"cniVersion": "1.0.0", "code": 11, "msg": "made to fail"}'
     exit 1
 fi
 [ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0",
@@ -319,7 +319,7 @@ fn a_network_that_fails_takes_the_others_back() -> Result<()> {
     let (code, message) = world.call("ADD", &pod)?.refusal()?;
     assert_eq!(code, 999);
     assert!(
-        message.contains("told to fail (code 11)") && message.contains("default/b"),
+        message.contains("made to fail (code 11)") && message.contains("default/b"),
         "{message}"
     );
     let expected = [
@@ -329,7 +329,7 @@ fn a_network_that_fails_takes_the_others_back() -> Result<()> {
 
     fs::write(world.path("fail"), "DEL net1")?;
     let (_, message) = world.call("DEL", &pod)?.refusal()?;
-    assert!(message.contains("told to fail"), "{message}");
+    assert!(message.contains("made to fail"), "{message}");
     assert_eq!(
         world.names()?[6..],
         ["DEL net2", "DEL net1", "DEL eth0"],

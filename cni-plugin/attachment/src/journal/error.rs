@@ -58,7 +58,7 @@ pub enum Error {
     /// The attachment has a record already.
     #[error("{owner} is attached to network {network} already")]
     Exists {
-        /// Whose attachment it is, in words.
+        /// Whose attachment it is, as text.
         owner: String,
         /// The network.
         network: String,
@@ -107,13 +107,13 @@ impl Error {
             },
             Error::Incomplete { .. } => None,
             Error::NotRegular { .. } => {
-                Some("look what put it there, then remove it; nothing can be restored from it")
+                Some("find out what put it there, then remove it; nothing can be restored from it")
             }
             Error::Newer { .. } => {
                 Some("upgrade rdma-netdev on this node again; it was newer before")
             }
             Error::Damaged { .. } => {
-                Some("nothing can be restored from it; look at the netdev, then remove the file")
+                Some("nothing can be restored from it; check the netdev, then remove the file")
             }
             Error::TooLarge { .. } => {
                 Some("make the network configuration and CNI_ARGS smaller; both are kept in it")

@@ -13,9 +13,9 @@ use std::{
 use super::Error;
 
 /// The first pause between two attempts at a lock; each next one is longer.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts at a lock.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What is called for each lock that had to be waited for.
 type Observer = Box<dyn Fn(&Path, Duration) + Send + Sync>;
@@ -138,18 +138,18 @@ pub(super) fn lock(
     started: Instant,
     timeout: Duration,
 ) -> Result<(), Error> {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = FIRST_RETRY_INTERVAL;
     loop {
         match file.try_lock() {
             Ok(()) => {
-                if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_PAUSE) {
+                if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL) {
                     observer(path, started.elapsed());
                 }
                 return Ok(());
             }
             Err(TryLockError::WouldBlock) if started.elapsed() < timeout => {
                 thread::sleep(pause);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_RETRY_INTERVAL);
             }
             Err(TryLockError::WouldBlock) => {
                 return Err(Error::Locked {
@@ -189,7 +189,7 @@ impl Passing {
 
     /// Whether its path still names it.
     fn is_named(&self) -> Result<bool, Error> {
-        let failed = |e| Error::file("look at", &self.path, e);
+        let failed = |e| Error::file("read the status of", &self.path, e);
         let own = self.file.metadata().map_err(failed)?;
         match fs::symlink_metadata(&self.path) {
             Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),

@@ -20,7 +20,7 @@ pub struct Record {
     pub container_id: String,
     /// Its interface.
     pub ifname: String,
-    /// `namespace/name` of the pod, where the runtime told.
+    /// `namespace/name` of the pod, where the runtime passes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// Seconds since 1970 when it was written.
@@ -52,7 +52,7 @@ pub struct Record {
     pub ipam: Option<Ipam>,
 }
 
-/// A namespace as the runtime named it, and what told it from others.
+/// A namespace as the runtime named it, and what identified it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netns {
     /// The path.
@@ -160,7 +160,7 @@ impl Record {
             && self.ifname == id.ifname.as_str()
     }
 
-    /// In words, for messages.
+    /// As text, for messages.
     pub fn owner(&self) -> String {
         match &self.pod {
             Some(pod) => format!(

@@ -36,15 +36,15 @@ use super::{
 };
 use crate::netdev::snapshot::Identity;
 
-/// How long another attachment of the same netdev may take before the runtime is told to try
-/// again: a move and a restoration, several times over.
+/// How long another attachment of the same netdev may take before the call fails with "try
+/// again": a move and a restoration, several times over.
 const NETDEV_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an ADD of the same container and interface may take before another call of them gives
 /// up: a DHCP client takes a minute, and the kubelet waits for two.
 pub const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 /// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
 /// changed.
-const LONGEST: usize = 255 - NEW.len();
+const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
 /// Stands before the name of a record while it is written.
 const NEW: &str = ".new-";
 /// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
@@ -63,7 +63,7 @@ impl Key {
     /// The name for an attachment; none when a file cannot be named so.
     pub fn of(network: &str, id: &AttachmentId) -> Option<Key> {
         let name = format!("{network}@{}@{}", id.container_id, id.ifname);
-        (name.len() <= LONGEST).then_some(Key(name))
+        (name.len() <= MAX_RECORD_NAME_BYTES).then_some(Key(name))
     }
 
     /// Network and attachment of a record's name.
@@ -159,6 +159,11 @@ impl Store {
         }
     }
 
+    /// Whether the journal is there: the first record makes it.
+    pub fn exists(&self) -> bool {
+        self.attachments().is_dir()
+    }
+
     fn attachments(&self) -> PathBuf {
         self.directory.join("attachments")
     }
@@ -176,7 +181,7 @@ impl Store {
     /// by the first record.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] naming the directory; [`Error::File`] for one that cannot be looked at.
+    /// [`Error::Unsafe`] naming the directory; [`Error::File`] for one whose status cannot be read.
     pub fn check_owner(&self) -> Result<(), Error> {
         // As it is written, and where links on the way lead.
         let above = self.directory.parent().unwrap_or(Path::new("/"));
@@ -374,7 +379,7 @@ impl Store {
         Passing::lock(&path, timeout).map(|file| AttachmentLock { _file: file })
     }
 
-    /// Holds the lock of a netdev: while it changes hands nobody else may give or take it.
+    /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
     ///
     /// # Errors
     /// [`Error::Locked`] when another holds it for too long; the file system's.
@@ -439,7 +444,7 @@ impl Store {
             .map_err(failed)
     }
 
-    /// Makes a netdev nobody's. Call with its lock held.
+    /// Removes the claim of a netdev. Call with its lock held.
     ///
     /// # Errors
     /// The file system's.
@@ -465,13 +470,13 @@ fn check_directory(
     let found = match found {
         Ok(found) => found,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(Error::file("look at", path, e)),
+        Err(e) => return Err(Error::file("read the status of", path, e)),
     };
     // What cannot be a directory's place is refused when the directory is made.
     if place == Place::Above && !found.is_dir() {
         return Ok(());
     }
-    // In a sticky directory nobody removes or renames what is root's.
+    // In a sticky directory no other user removes or renames what is root's.
     let sticky = place == Place::Above && found.mode() & libc::S_ISVTX != 0;
     let why = if found.is_symlink() {
         "is a link"
@@ -675,7 +680,7 @@ mod tests {
         .unwrap();
         let (records, unreadable) = store.records().unwrap();
         assert_eq!(records, [(key, record())]);
-        let told: Vec<String> = unreadable
+        let errors: Vec<String> = unreadable
             .iter()
             .map(|one| {
                 let error = format!("{:?}", one.error);
@@ -684,7 +689,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            told,
+            errors,
             [
                 "directory NotRegular",
                 "fifo NotRegular",
@@ -784,7 +789,7 @@ mod tests {
             }
             fs::set_permissions(&path, before).unwrap();
         }
-        // Nobody can put another directory in the place of one in a sticky directory.
+        // No other user can replace a directory in a sticky directory.
         chmod(&dir.path().join("above"), 0o1777);
         store.check_owner().unwrap();
         chmod(&own, 0o1777);

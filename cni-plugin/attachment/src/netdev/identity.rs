@@ -1,11 +1,11 @@
-//! What tells a netdev from all others, whatever it is named and wherever it is.
+//! What identifies a netdev, whatever it is named and wherever it is.
 //!
-//! Hardware is told by its device on the bus and, where that has several netdevs, by the burnt-in
-//! address. A virtual link has no such thing: it is told by its kind, by what the kind says of
-//! itself and cannot change (VLAN ID and protocol, VNI, pkey), and by the link below or the peer,
-//! which only the host can give. Where these do not make it the only one possible, the index says
-//! which one it is: the pod's, recorded after the move, or the host's together with name or
-//! address. A match is certain or it is none.
+//! Hardware is identified by its device on the bus and, where that has several netdevs, by the
+//! burnt-in address. A virtual link has no such thing: it is identified by its kind, by what the
+//! kind says of itself and cannot change (VLAN ID and protocol, VNI, pkey), and by the link below
+//! or the peer, which only the host can give. Where these do not make it the only one possible, the
+//! index says which one it is: the pod's, recorded after the move, or the host's together with name
+//! or address. A match is certain or it is none.
 
 use hca::{Host, MacAddress};
 use netlink::{Name, link::Link};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::vf;
 
-/// What tells a netdev from others, whatever it is named and wherever it is.
+/// What identifies a netdev, whatever it is named and wherever it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Identity {
@@ -23,7 +23,7 @@ pub struct Identity {
     /// Burnt-in hardware address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permanent_mac: Option<String>,
-    /// The driver's name of the port; tells netdevs of one function apart that have no burnt-in
+    /// The driver's name of the port; distinguishes netdevs of one function that have no burnt-in
     /// address (representors).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
@@ -73,7 +73,7 @@ pub enum Place<'a> {
     },
 }
 
-/// Several links could be the netdev that is looked for.
+/// Several links could be the netdev that is searched for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} could each be it", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "))]
 pub struct Ambiguous(pub Vec<Name>);
@@ -96,8 +96,8 @@ impl Identity {
         }
     }
 
-    /// Of a link of the host. A VF with one netdev is told by its PCI address alone: drivers of
-    /// VFs take whatever address the VF has at a reset for the burnt-in one (`igbvf_reset`,
+    /// Of a link of the host. A VF with one netdev is identified by its PCI address alone: drivers
+    /// of VFs take whatever address the VF has at a reset for the burnt-in one (`igbvf_reset`,
     /// `ixgbevf_reset`), so that it is another once a pod has set its own.
     pub fn on(host: &Host, link: &Link) -> Self {
         let mut identity = Identity::of(link);
@@ -117,18 +117,18 @@ impl Identity {
         self.bus_device.is_none() && self.kind.is_some()
     }
 
-    /// Whether it takes its index in the pod to tell it from others there.
+    /// Whether only its index in the pod distinguishes it from others there.
     pub(super) fn needs_index(&self) -> bool {
         self.bus_device.is_none() && (self.kind.is_some() || self.permanent_mac.is_none())
     }
 
     /// A file name that stands for this netdev and no other.
     pub fn key(&self) -> String {
-        let words = match (&self.bus_device, &self.permanent_mac, &self.fixed) {
+        let key = match (&self.bus_device, &self.permanent_mac, &self.fixed) {
             (Some(bus), mac, fixed) => {
-                let mut words = bus.clone();
+                let mut key = bus.clone();
                 if let Some(mac) = mac {
-                    words = format!("{words}-{}", port_part(mac));
+                    key = format!("{key}-{}", port_part(mac));
                 }
                 // A partition of an InfiniBand port has the port's device and address.
                 if let Some(Fixed {
@@ -137,12 +137,12 @@ impl Identity {
                     ..
                 }) = fixed
                 {
-                    words = format!("{words}-{detail}-on-{parent}");
+                    key = format!("{key}-{detail}-on-{parent}");
                 }
                 // A representor has its function's device and no burnt-in address.
                 match (&self.port, mac) {
-                    (Some(port), None) => format!("{words}-{port}"),
-                    _ => words,
+                    (Some(port), None) => format!("{key}-{port}"),
+                    _ => key,
                 }
             }
             (None, _, Some(fixed)) => {
@@ -157,7 +157,7 @@ impl Identity {
                 format!("{kind}-{}", port_part(mac))
             }
         };
-        words.trim_end_matches('-').replace(['/', ':', ' '], "-")
+        key.trim_end_matches('-').replace(['/', ':', ' '], "-")
     }
 
     /// The link of a namespace that is this netdev; none when none is for certain.
@@ -204,7 +204,7 @@ impl Identity {
             return same_port && self.same_fixed(&seen, link, place);
         }
         if self.kind.is_none() {
-            // Hardware of which the kernel does not tell the device (before 5.14) nor, before 5.6,
+            // Hardware whose device the kernel does not report (before 5.14) nor, before 5.6,
             // the burnt-in address. A pod makes no links without a kind.
             return self.permanent_mac == seen.permanent_mac
                 && (self.permanent_mac.is_some() || self.is_at(link, &seen, place));
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn netdevs_of_one_function_without_a_burnt_in_address_are_told_by_their_port() {
+    fn netdevs_of_one_function_without_burnt_in_address_are_identified_by_port() {
         let port = |name: &str| Link {
             permanent_mac: vec![],
             port: Some(name.into()),
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn vlans_of_one_nic_are_told_by_their_id() {
+    fn vlans_of_one_nic_are_identified_by_vlan_id() {
         let (a, b) = (vlan("nic0.100", 7, 100), vlan("nic0.200", 8, 200));
         let taken = Identity::of(&a);
         assert!(taken.is_virtual());
@@ -505,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn vxlans_are_told_by_their_vni_and_the_hosts_socket() {
+    fn vxlans_are_identified_by_vni_and_the_hosts_socket() {
         let vxlan = |index, vni: u32| Link {
             parent: None,
             info: [(1, vni.to_ne_bytes().to_vec())].into(),
             ..child(InfoKind::Vxlan, "v", index, 1)
         };
         let taken = Identity::of(&vxlan(5, 100));
-        // As the kernel tells of one whose socket is in another namespace.
+        // As the kernel reports one whose socket is in another namespace.
         let moved = |index, vni| Link {
             parent: Some(index),
             ..in_pod(vxlan(index, vni))
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn veths_of_one_address_are_told_by_their_peer() {
+    fn veths_of_one_address_are_identified_by_their_peer() {
         let veth = |name: &str, index, peer| Link {
             parent: Some(peer),
             ..child(InfoKind::Veth, name, index, 1)
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn macvlans_are_told_by_the_index_in_the_pod_and_never_by_half_of_what_is_known() {
+    fn macvlans_are_identified_by_the_index_in_the_pod_and_no_less() {
         let macvlan = |name: &str, index, mac| child(InfoKind::MacVlan, name, index, mac);
         let taken = Identity::of(&macvlan("m", 5, 1));
         // The pod gave its own the address of the host's, and that another.
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn ipoib_is_told_by_its_ports_guid_and_its_partitions_by_their_keys() {
+    fn ipoib_is_identified_by_port_guid_and_partitions_by_pkey() {
         let ib = |queue: u8, pkey: u16, parent| Link {
             permanent_mac: vec![
                 queue, 0, 1, 0x4b, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8,
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_that_an_old_kernel_says_little_of_is_told_by_its_index_in_the_pod() {
+    fn hardware_on_an_old_kernel_is_identified_by_its_index_in_the_pod() {
         let old = |name: &str, index, mac| Link {
             bus_device: None,
             permanent_mac: vec![],

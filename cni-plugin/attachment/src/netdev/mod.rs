@@ -1,14 +1,14 @@
 //! A netdev of the host that is given to a pod: everything the kernel forgets when a netdev
 //! changes namespaces, everything the pod may change, and how the netdev returns.
 //!
-//! - [`identity`]: what tells a netdev from all others;
+//! - [`identity`]: what identifies a netdev;
 //! - [`snapshot`]: the state of a netdev, as the journal keeps it;
 //! - [`tuning`]: the part of it that ethtool sets;
 //! - [`obstacle`]: what of the host's would be lost, so that a netdev is not moved;
 //! - [`restore`]: returning a netdev to the host and restoring its state;
 //! - [`vf`]: what a PF holds of a VF;
 //! - [`replay`]: a kernel message of the snapshot, made fit to be sent again;
-//! - [`words`]: addresses, routes and rules as text.
+//! - [`display`]: addresses, routes and rules as text.
 
 pub mod display;
 pub mod identity;

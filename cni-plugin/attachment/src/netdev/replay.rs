@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_made_routes_are_told_from_administrators() {
+    fn kernel_made_routes_are_distinguished_from_administrators() {
         let mut route = plain_route(vec![]);
         assert!(!is_kernel_made(&route));
         route.header.protocol = RouteProtocol::Kernel;

@@ -36,8 +36,8 @@ use super::{
     },
 };
 
-/// How long a netdev may be on its way out of a namespace that is being torn down. The kernel
-/// does that after two grace periods, with many namespaces one after the other.
+/// How long a netdev may take to return from a namespace that is being torn down. The kernel
+/// returns it after two grace periods, with many namespaces one after the other.
 pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
@@ -58,7 +58,7 @@ const IFLA_VXLAN_LINK: u16 = 3;
 #[derive(Debug)]
 pub struct HostContext<'a> {
     /// The host's namespace, in which the thread is.
-    pub home: &'a Namespace,
+    pub namespace: &'a Namespace,
     /// A socket of it.
     pub socket: &'a mut Socket,
     /// The proc file system.
@@ -83,7 +83,7 @@ pub struct Returned {
 /// Why a netdev did not return.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is in no namespace that can be looked into.
+    /// It is in no namespace that can be read.
     #[error("{name} is neither on the host nor in the pod's namespace after {waited:?}")]
     Nowhere {
         /// Its name on the host.
@@ -91,7 +91,7 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// It cannot be told from other links.
+    /// Other links cannot be distinguished from it.
     #[error("{name} is not returned: {place} {cause}")]
     Ambiguous {
         /// Its name on the host.
@@ -122,12 +122,12 @@ pub fn return_netdev(
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
         if let Some(pod) = pod {
-            let mut inside = pod.socket(host_context.home)?;
+            let mut inside = pod.socket(host_context.namespace)?;
             let links = link::list(&mut inside)?;
             let place = Place::Pod {
                 index: taken.pod_index,
                 mac: taken.pod_mac.as_deref(),
-                host: link::known_number(&mut inside, host_context.home)?,
+                host: link::known_number(&mut inside, host_context.namespace)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
@@ -167,12 +167,12 @@ fn find<'a>(
     taken: &Snapshot,
     links: &'a [Link],
     place: Place<'_>,
-    words: &'static str,
+    location: &'static str,
 ) -> Result<Option<&'a Link>, Error> {
     let found = taken.identity.find(links, place);
     found.map_err(|cause| Error::Ambiguous {
         name: taken.name.clone(),
-        place: words,
+        place: location,
         cause,
     })
 }
@@ -224,11 +224,11 @@ fn remove_children_elsewhere(
 ) -> netlink::Result<Vec<String>> {
     let mut warnings = Vec::new();
     for other in Namespace::of_processes(host_context.proc) {
-        if [pod.id(), host_context.home.id()].contains(&other.id()) {
+        if [pod.id(), host_context.namespace.id()].contains(&other.id()) {
             continue;
         }
         // It may have ended meanwhile.
-        let Ok(mut socket) = other.socket(host_context.home) else {
+        let Ok(mut socket) = other.socket(host_context.namespace) else {
             continue;
         };
         // One that has no number for the pod's has no link that stands on one of it.
@@ -291,7 +291,7 @@ fn move_to_host(
             false => temporary_name(host_context, &link, attempt)?,
         };
         let change = Change {
-            netns: Some(host_context.home),
+            netns: Some(host_context.namespace),
             name: Some(name.as_bytes()),
             ..Change::default()
         };
@@ -326,8 +326,8 @@ fn temporary_name(
     }
 }
 
-/// Restores the address of a virtual link while it is in the pod, so that it can be told on the host
-/// should this process end before the rest is restored.
+/// Restores the address of a virtual link while it is in the pod, so that it can be identified on
+/// the host should this process end before the rest is restored.
 fn restore_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
     if taken.identity.is_virtual() {
         set_mac(socket, taken, link, report);
@@ -383,7 +383,7 @@ fn restore(
         attempt(link::add_altname(host_context.socket, &link, altname));
     }
     if let Some(vf) = &taken.vf {
-        // What is refused is tried again, and told, at the end.
+        // What is refused is tried again, and reported, at the end.
         let _ = vf.restore_rights(host_context.sys, host_context.socket)?;
     }
     set_mac(host_context.socket, taken, &link, report);
@@ -635,13 +635,13 @@ fn restore_network(
     report: &mut Returned,
 ) -> netlink::Result<()> {
     let (known, index) = (taken.identity.index, link.index);
-    let home = String::from_utf8_lossy(taken.name.as_bytes()).into_owned();
+    let host_name = String::from_utf8_lossy(taken.name.as_bytes()).into_owned();
     let socket = &mut *host_context.socket;
     let passed = passed_since(taken)?;
     let over: Vec<&Message> = over(taken, passed).collect();
     for message in &over {
         report.notes.push(format!(
-            "address {} of {home} is not restored: its lifetime is over",
+            "address {} of {host_name} is not restored: its lifetime is over",
             message.text
         ));
     }
@@ -687,7 +687,7 @@ fn restore_network(
         }
     });
     replayed(&taken.rules, warnings, display::rule, |m, what| {
-        rule::add(socket, what, &replay::rule(&m, &home, &home))
+        rule::add(socket, what, &replay::rule(&m, &host_name, &host_name))
     });
     Ok(())
 }
@@ -777,7 +777,7 @@ fn attributes<'a>(taken: &'a Snapshot, link: &Link) -> Vec<Change<'a>> {
 fn replayed<T>(
     messages: &[Message],
     warnings: &mut Vec<String>,
-    words: impl Fn(&T) -> String,
+    display: impl Fn(&T) -> String,
     mut send: impl FnMut(T, &str) -> netlink::Result<()>,
 ) where
     T: Emitable + netlink_packet_core::Parseable<[u8]>,
@@ -785,7 +785,7 @@ fn replayed<T>(
     for message in messages {
         match message.parse::<T>() {
             Ok(parsed) => {
-                let what = format!("restore {}", words(&parsed));
+                let what = format!("restore {}", display(&parsed));
                 if let Err(e) = send(parsed, &what) {
                     warnings.push(e.to_string());
                 }

@@ -4,8 +4,8 @@
 //! settings, ethtool settings and BPF programs, all of which the pod may change. It loses being up,
 //! addresses, routes, nexthop objects, neighbours, static multicast addresses and the interface's
 //! sysctls. All of it is recorded. Addresses, routes, rules and neighbours are kept as the kernel's
-//! own messages in hexadecimal, so that nothing is lost in translation, each beside the same in
-//! words for the person who reads the journal.
+//! own messages in hexadecimal, so that nothing is lost in translation, each beside the same as
+//! text for the person who reads the journal.
 //!
 //! What a change of namespaces destroys and this program does not restore (queueing disciplines
 //! with their filters) and what would act in the pod (BPF programs of the host) keeps a netdev from
@@ -50,7 +50,7 @@ pub(super) fn of_hexadecimal(text: &str) -> Option<Vec<u8>> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
-    /// In words.
+    /// As text.
     pub text: String,
     /// The message's bytes in hexadecimal.
     pub message: String,
@@ -276,9 +276,9 @@ impl Snapshot {
         })
     }
 
-    /// Notes the netdev's index in the pod, by which a link without a bus device is told from those
-    /// that the pod makes. To be written to the journal after the move and before the pod runs. False when
-    /// there is nothing to note.
+    /// Notes the netdev's index in the pod, which distinguishes a link without a bus device from
+    /// those that the pod makes. To be written to the journal after the move and before the pod
+    /// runs. False when there is nothing to note.
     pub fn moved_as(&mut self, in_pod: &Link) -> bool {
         let noted = self.identity.needs_index();
         if noted {

@@ -54,10 +54,10 @@ impl Vf {
 
     /// Gives back what differs of what the VF may do: all but its address, which it may then
     /// set itself. One that the PF sets for it it could not change again before its driver is
-    /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, in words.
+    /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, as text.
     ///
     /// # Errors
-    /// The PF cannot be looked at.
+    /// The PF cannot be read.
     pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let rights = Vf {
             properties: self
@@ -71,10 +71,10 @@ impl Vf {
         rights.restore(sys, socket)
     }
 
-    /// Gives back what differs. Returns what could not be, in words.
+    /// Gives back what differs. Returns what could not be, as text.
     ///
     /// # Errors
-    /// The PF cannot be looked at.
+    /// The PF cannot be read.
     pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let host = Host {
             sys: sys.to_owned(),
@@ -89,7 +89,7 @@ impl Vf {
         };
         let Some(link) = link else {
             return Ok(vec![format!(
-                "PF {} has no netdev on the host; the properties of its VF {} were not looked at",
+                "PF {} has no netdev on the host; the properties of its VF {} were not read",
                 self.pf, self.number
             )]);
         };
@@ -116,7 +116,7 @@ impl Vf {
 }
 
 /// Whether a PCI address is that of a VF with one netdev. In a virtual machine that was given one
-/// only its driver's name tells (`igbvf`, `ixgbevf`, `iavf`). mlx4 has the netdevs of both its
+/// only its driver's name shows it (`igbvf`, `ixgbevf`, `iavf`). mlx4 has the netdevs of both its
 /// ports on one function, and keeps their burnt-in addresses.
 pub fn is_single_port_vf(host: &Host, address: &str) -> bool {
     let function = address

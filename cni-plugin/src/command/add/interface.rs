@@ -340,7 +340,7 @@ impl Attachment<'_> {
         for ip in &mut made.ips {
             ip.interface = Some(0);
         }
-        interface_config.tell_defaults(&mut made, self.request.config.version);
+        interface_config.report_defaults(&mut made, self.request.config.version);
         self.report(plan, &made)?;
         made.interfaces = vec![self.interface(&link, plan)];
         Ok(made)
@@ -389,7 +389,7 @@ impl Attachment<'_> {
                 .collect(),
             pci: function.as_deref(),
         };
-        report::tell(self.node, self.pod, self.id, self.config, &report)
+        report::write(self.node, self.pod, self.id, self.config, &report)
     }
 
     fn interface(&self, link: &Link, plan: &Plan) -> Interface {
@@ -459,7 +459,7 @@ fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
     })
 }
 
-/// A locally administered address nobody else has.
+/// A random, locally administered address.
 fn random_mac() -> Result<MacAddress, Error> {
     let mut bytes = [0; 6];
     File::open("/dev/urandom")

@@ -82,7 +82,7 @@ impl Attachment<'_> {
             pci: function.as_deref(),
         };
         let id = self.request.attachment()?;
-        report::tell(self.node, self.pod, id, self.config, &reported)?;
+        report::write(self.node, self.pod, id, self.config, &reported)?;
         Ok(before.to_json(self.request.config.version)?)
     }
 }

@@ -152,8 +152,8 @@ pub(super) fn prove<F: std::fmt::Debug>(checks: &[Check<F>], cases: &[Case<F>]) 
         let worst = findings.iter().max_by_key(|finding| finding.verdict);
         let said = worst.map_or(Verdict::NotApplicable, |finding| finding.verdict);
         assert_eq!(said, *verdict, "{id} of {facts:?}: {findings:?}");
-        let told = worst.is_none_or(|finding| finding.why.contains(words));
-        assert!(told, "{id}: {findings:?} does not say {words:?}");
+        let named = worst.is_none_or(|finding| finding.why.contains(words));
+        assert!(named, "{id}: {findings:?} does not say {words:?}");
         let helpless = findings
             .iter()
             .find(|f| f.verdict >= Verdict::Warn && f.remedy.is_none());

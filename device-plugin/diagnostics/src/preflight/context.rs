@@ -59,7 +59,7 @@ pub struct Settings {
     pub networks: Option<serde_json::Value>,
 }
 
-/// Everything that subjects look from.
+/// Everything that subjects read from.
 #[derive(Debug)]
 pub struct Context {
     /// Roots and requirements.
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mounted_root_is_told_from_a_copied_tree() {
+    fn a_mounted_root_is_distinguished_from_a_copied_tree() {
         let tree = tempfile::tempdir().unwrap();
         let root = tree.path();
         assert!(is_running_kernel(Path::new("/")));
@@ -242,7 +242,7 @@ mod tests {
         fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
         fs::write(root.join(file), "0e2bd5b7-8d5f-4d2c-9d0b-1c7f5c1f3a77\n").unwrap();
         assert!(!is_running_kernel(root));
-        // What the DaemonSet mounts is looked for at its own place only where that is this host's.
+        // What the DaemonSet mounts is read at its own place only where that is this host's.
         assert_eq!(
             mounted(root, Path::new("/proc/self")),
             root.join("proc/self")

@@ -14,7 +14,7 @@ use super::qos::dcb;
 use crate::files;
 use crate::verdict::{Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// Counters of ports.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_is_told_and_what_merely_is_there_is_not() {
+    fn only_counters_that_grow_are_reported() {
         let mut cases: Vec<Case<Facts>> = Vec::new();
         for id in ["L12", "P07", "Q06"] {
             cases.push((id, facts(7, 7), Pass, "no growth in 2 s"));

@@ -12,7 +12,7 @@ use super::check::Check;
 use super::context::Context;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// RoCE ports.
@@ -37,7 +37,7 @@ pub(super) struct PortFacts {
 }
 
 /// How long the kernel may take to fill the table after a netdev came up.
-const PATIENCE: Duration = Duration::from_secs(2);
+const FILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Entries that a child netdev takes: one address and the IPv6 link-local one, each for RoCE v1
 /// and v2.
@@ -80,22 +80,22 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
 /// Reads the host. In a container it waits a little for the kernel to fill the tables.
 #[must_use]
 pub(super) fn read(context: &Context) -> Facts {
-    let mut facts = look_once(context, &context.snapshot.inventory);
-    let deadline = Instant::now() + PATIENCE;
+    let mut facts = read_once(context, &context.snapshot.inventory);
+    let deadline = Instant::now() + FILL_TIMEOUT;
     while facts.in_pod && facts.ports.iter().any(|port| !port.lacking().is_empty()) {
         if Instant::now() >= deadline {
             break;
         }
         thread::sleep(Duration::from_millis(100));
         match hca::inventory(&context.host) {
-            Ok(inventory) => facts = look_once(context, &inventory),
+            Ok(inventory) => facts = read_once(context, &inventory),
             Err(_) => break,
         }
     }
     facts
 }
 
-fn look_once(context: &Context, inventory: &hca::Inventory) -> Facts {
+fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
     let network = context.network();
     // iWARP runs over Ethernet as well, but has no GIDs to speak of.
     let roce = |device: &&hca::RdmaDevice| device.node_type == NodeType::ChannelAdapter;
@@ -280,7 +280,7 @@ fn g04_ready(facts: &Facts) -> Vec<Finding> {
                 format!(
                     "{} still has no GID after {} s",
                     late.join(", "),
-                    PATIENCE.as_secs()
+                    FILL_TIMEOUT.as_secs()
                 ),
                 "the table may be full (G06); the network plugin should have waited for it",
             )

@@ -10,7 +10,7 @@ use super::modules::version;
 use crate::files;
 use crate::verdict::{Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// GPUs of NVIDIA.
@@ -19,7 +19,7 @@ pub(super) struct Facts {
     pub other_gpus: usize,
     /// RDMA devices that are hardware.
     pub nics: usize,
-    /// The driver by its own word (`/proc/driver/nvidia/version`).
+    /// The driver's version by itself (`/proc/driver/nvidia/version`).
     pub nvidia_version: Option<String>,
     /// Release of the kernel.
     pub release: Option<String>,
@@ -205,7 +205,7 @@ fn exports_dmabuf(facts: &Facts) -> bool {
     facts.nvidia_gpus == 0 || matches!(nvidia_driver(facts), Some((major, true)) if major >= 515)
 }
 
-/// Whether NICs can register dma-bufs; `None` if that cannot be told.
+/// Whether NICs can register dma-bufs; `None` if that is not known.
 fn registers_dmabuf(facts: &Facts) -> Option<bool> {
     let symbols = facts.symbols.as_ref().filter(|symbols| !symbols.is_empty());
     let kernel = facts.release.as_deref().and_then(version);

@@ -9,7 +9,7 @@ use crate::verdict::Finding;
 
 pub(super) use read::read;
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     /// There is a kubelet's directory on this host.
@@ -28,7 +28,8 @@ pub(super) struct Facts {
     pub multus: bool,
     /// Resources that networks refer to, by network; `None` if networks were not given.
     pub networks: Option<BTreeMap<String, String>>,
-    /// Resources that this node has, by the kubelet's word or by ours; `None` if neither is known.
+    /// Resources that this node has, by the kubelet or by our configuration; `None` if neither is
+    /// known.
     pub resources: Option<BTreeSet<String>>,
     /// Device IDs of NVIDIA GPUs as their plugin names them.
     pub gpu_ids: Vec<String>,
@@ -89,7 +90,7 @@ pub(super) struct Policies {
     pub most_numa_nodes: Option<usize>,
 }
 
-/// The most NUMA nodes with which the Topology Manager starts unless told otherwise.
+/// The most NUMA nodes with which the Topology Manager starts by default.
 const TOPOLOGY_NODES: usize = 8;
 
 /// The checks.
@@ -101,7 +102,7 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
     },
     Check {
         id: "K02",
-        title: "the kubelet tells which pod has what",
+        title: "the kubelet reports which pod has what",
         judge: k02_pod_resources,
     },
     Check {
@@ -121,7 +122,7 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
     },
     Check {
         id: "K06",
-        title: "GPUs can be told by their IDs",
+        title: "GPUs are identified by their IDs",
         judge: k06_gpu_ids,
     },
     Check {
@@ -184,11 +185,11 @@ fn k02_pod_resources(facts: &Facts) -> Vec<Finding> {
     vec![match &facts.pod_resources {
         Asked::Answered => Finding::pass("it answers"),
         Asked::NoSocket => Finding::fail(
-            "pod-resources/kubelet.sock is not there: Multus cannot tell devices to networks",
+            "pod-resources/kubelet.sock is not there: Multus cannot assign devices to networks",
             "mount the kubelet's pod-resources directory; kubelets before 1.20 need \
              KubeletPodResources",
         ),
-        Asked::Failed(error) => Finding::fail(error, "run as root; look at the kubelet's log"),
+        Asked::Failed(error) => Finding::fail(error, "run as root; check the kubelet's log"),
     }]
 }
 
@@ -273,7 +274,7 @@ fn k05_networks(facts: &Facts) -> Vec<Finding> {
     if facts.kubelet && facts.cni && !facts.multus {
         return vec![Finding::fail(
             "networks refer to resources, but Multus is not on this node",
-            "install Multus; look into the CNI directories (--cni-conf-dir, --cni-bin-dir)",
+            "install Multus; check the CNI directories (--cni-conf-dir, --cni-bin-dir)",
         )];
     }
     let Some(resources) = &facts.resources else {
@@ -300,7 +301,7 @@ fn k05_networks(facts: &Facts) -> Vec<Finding> {
 fn k06_gpu_ids(facts: &Facts) -> Vec<Finding> {
     if facts.gpu_ids.is_empty() {
         return vec![Finding::not_applicable(
-            "no GPU plugin has registered, or the kubelet does not tell",
+            "no GPU plugin has registered, or the kubelet does not report it",
         )];
     }
     let named = |id: &String| id.starts_with("GPU-") || id.starts_with("MIG-");
@@ -348,7 +349,7 @@ fn k07_twice(facts: &Facts) -> Vec<Finding> {
             });
             let finding = if by.len() > 1 && whole {
                 Finding::fail(
-                    "two resources give it away, and at least one of them whole: two pods would have it",
+                    "two resources offer it, and at least one of them whole: two pods would have it",
                     "take it out of one of the configurations (selectors), and restart that plugin",
                 )
             } else {
@@ -366,7 +367,7 @@ fn k08_programs(facts: &Facts) -> Vec<Finding> {
     }
     if !facts.cni {
         return vec![Finding::unknown(
-            "the CNI directories are not in sight: look on the node, or name where they are mounted \
+            "the CNI directories are not in sight: check on the node, or name where they are mounted \
              with --cni-bin-dir and --cni-conf-dir",
         )];
     }

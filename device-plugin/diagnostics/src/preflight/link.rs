@@ -12,14 +12,14 @@ use crate::files;
 use crate::verdict::{Finding, NO_NIC};
 use hca::network::Uplinks;
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// All ports of RDMA devices.
     pub ports: Vec<PortFacts>,
     /// Rate that each port should have, in Gb/s.
     pub wanted_rate: Option<u32>,
-    /// Why the node's uplinks cannot be told, if they cannot.
+    /// Why the node's uplinks are not known, if they are not.
     pub uplinks_unknown: Option<String>,
 }
 
@@ -132,7 +132,7 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
     },
     Check {
         id: "L10",
-        title: "functions with VFs are not given away",
+        title: "functions with VFs are not offered",
         judge: l10_sriov,
     },
     Check {
@@ -236,8 +236,8 @@ fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Vec<Fin
         .collect()
 }
 
-/// Whether a port that does not work is a lesser fault: nobody said that it should, and another
-/// one of this node does.
+/// Whether a port that does not work is a lesser fault: no pool has it, and another one of this
+/// node works.
 fn may_rest(facts: &Facts, port: &PortFacts) -> bool {
     port.pools.is_empty() && facts.ports.iter().any(|other| other.port.is_active())
 }
@@ -341,7 +341,7 @@ fn l05_rate(facts: &Facts) -> Vec<Finding> {
             return Some(Finding::not_applicable("a soft device, or not active"));
         }
         let Some(rate) = &port.port.rate else {
-            return Some(Finding::unknown("the driver does not tell the rate"));
+            return Some(Finding::unknown("the driver does not report the rate"));
         };
         let speed = port.netdev.as_ref().and_then(|netdev| netdev.speed_mbps);
         let remedy =
@@ -351,7 +351,7 @@ fn l05_rate(facts: &Facts) -> Vec<Finding> {
                 Finding::warn(format!("{wanted} Gb/s is wanted"), remedy)
             }
             (_, Some(speed), _) if speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10 => {
-                Finding::warn("netdev and port tell different speeds", remedy)
+                Finding::warn("netdev and port report different speeds", remedy)
             }
             (None, _, Some(fastest)) if port.board.is_some() && rate.mbps < fastest => {
                 Finding::warn(
@@ -432,7 +432,7 @@ fn l08_uplink(facts: &Facts) -> Vec<Finding> {
         if let Some(reason) = &facts.uplinks_unknown {
             let name = &netdev.name;
             return Some(Finding::unknown(format!(
-                "whether the node itself needs {name} cannot be told: {reason}"
+                "whether the node itself needs {name} is not known: {reason}"
             )));
         }
         let bound = match (&netdev.master, &netdev.uplink) {
@@ -446,7 +446,7 @@ fn l08_uplink(facts: &Facts) -> Vec<Finding> {
         let finding = match (whole, port.pools.first()) {
             (Some(pool), _) => Finding::fail(
                 format!(
-                    "{bound}, and {} gives it away: the node would lose its network",
+                    "{bound}, and {} offers it: the node would lose its network",
                     pool.resource
                 ),
                 format!(
@@ -513,7 +513,7 @@ fn l10_sriov(facts: &Facts) -> Vec<Finding> {
             (Sriov::Physical { functions, .. }, Some(pool)) if !functions.is_empty() => {
                 Finding::warn(
                     format!(
-                        "it has {} VFs, which lose their uplink settings when {} gives it away",
+                        "it has {} VFs, which lose their uplink settings when a pod gets it by {}",
                         functions.len(),
                         pool.resource
                     ),
@@ -541,7 +541,7 @@ fn l11_names(facts: &Facts) -> Vec<Finding> {
                     "{} is what the kernel calls a netdev whose own name was taken when it came back from a pod",
                     netdev.name
                 ),
-                "ip link set it to the name that the node's configuration expects, and look for the other bearer",
+                "ip link set it to the name that the node's configuration expects, and find the netdev that has that name now",
             )
         } else if netdev.counted_name && !port.soft {
             Finding::warn(

@@ -11,7 +11,7 @@ use super::context::Context;
 use crate::files;
 use crate::verdict::{Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// Release of the kernel, such as `6.1.0-23-amd64`.
@@ -297,7 +297,7 @@ fn m02_drivers(facts: &Facts) -> Vec<Finding> {
         let finding = match function.driver.as_deref() {
             None => Finding::fail(
                 "no driver is bound",
-                "load the NIC's driver (modprobe mlx5_core), and look at dmesg for why it let go",
+                "load the NIC's driver (modprobe mlx5_core), and check dmesg for why it was unbound",
             ),
             Some(driver) if GIVEN_AWAY.contains(&driver) => Finding::not_applicable(format!(
                 "{driver} holds it for a virtual machine or user space"
@@ -377,7 +377,7 @@ fn m04_marker(facts: &Facts) -> Vec<Finding> {
         Some(true) => Finding::pass("the driver container is done").read(path, "exists"),
         Some(false) => Finding::fail(
             "the driver container is not done: drivers may be reloaded at any moment",
-            "wait for it (--wait); look at the logs of the OFED or DOCA driver pod of this node",
+            "wait for it (--wait); check the logs of the OFED or DOCA driver pod of this node",
         )
         .read(path, "missing"),
     }]
@@ -535,7 +535,9 @@ fn m10_users(facts: &Facts) -> Vec<Finding> {
         .collect();
     let finding = match (users.is_empty(), facts.driver_container) {
         (true, _) => Finding::pass("no storage or socket module stands on RDMA"),
-        (false, None) => Finding::pass("nobody reloads drivers here, so these may stand on RDMA"),
+        (false, None) => {
+            Finding::pass("no driver container reloads drivers here, so these may stand on RDMA")
+        }
         (false, Some(_)) => Finding::warn(
             "a driver container reloads drivers on this node, and cannot while these are in use",
             "unmount and unload them first, or let the container unload them \

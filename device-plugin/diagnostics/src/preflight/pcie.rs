@@ -14,7 +14,7 @@ use super::context::Context;
 use crate::files;
 use crate::verdict::{Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// NICs.
@@ -58,7 +58,7 @@ pub(super) struct Function {
     pub may_sleep: bool,
     /// Size of the memory window that peers see, in bytes, of a GPU.
     pub window: Option<u64>,
-    /// Memory it has, in bytes, where the driver tells sysfs.
+    /// Memory it has, in bytes, where the driver shows it in sysfs.
     pub memory: Option<u64>,
     /// The nearest NIC, of a GPU.
     pub nearest: Option<Distance>,
@@ -80,7 +80,7 @@ const RELAXED_ORDERING: u16 = 0x10;
 /// `PCI_ATS_CTRL_ENABLE`.
 const ATS_ENABLE: u16 = 0x8000;
 /// The smallest window in which a data-centre GPU shows its whole memory.
-const SMALL_WINDOW: u64 = 1 << 30;
+const SMALL_WINDOW_BYTES: u64 = 1 << 30;
 
 /// The checks.
 pub(super) const CHECKS: &[Check<Facts>] = &[
@@ -252,7 +252,7 @@ fn window(resource: &str) -> Option<u64> {
     (end > start).then(|| end - start + 1)
 }
 
-/// `hypervisor` among the CPU's flags (x86), or the device tree's or DMI's word for it.
+/// `hypervisor` among the CPU's flags (x86), or its name in the device tree or DMI.
 fn in_virtual_machine(context: &Context) -> bool {
     let cpuinfo = files::text(&context.host.proc.join("cpuinfo")).unwrap_or_default();
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
@@ -277,7 +277,7 @@ fn p01_link(facts: &Facts) -> Vec<Finding> {
             let Some(current) = nic.link.current else {
                 return on(
                     nic,
-                    Finding::unknown("sysfs does not tell the link (a VF or a virtual machine)"),
+                    Finding::unknown("sysfs does not show the link (a VF or a virtual machine)"),
                 );
             };
             let possible = [nic.link.most, nic.port_above]
@@ -325,7 +325,7 @@ fn p02_numa(facts: &Facts) -> Vec<Finding> {
                 Some(node) => Finding::pass(format!("NUMA node {node}")),
                 None if facts.numa_nodes <= 1 => Finding::pass("there is but one node"),
                 None => Finding::warn(
-                    "the firmware does not tell: the kubelet cannot align it",
+                    "the firmware does not state it: the kubelet cannot align the device",
                     "update the firmware, or enable NUMA (ACPI SLIT/PXM) in its set-up",
                 ),
             };
@@ -493,7 +493,7 @@ fn p09_window(facts: &Facts) -> Vec<Finding> {
                     format!("peers see {} of {}: larger buffers cannot be registered", mib(window), mib(memory)),
                     remedy,
                 ),
-                (Some(window), None) if window < SMALL_WINDOW => Finding::warn(
+                (Some(window), None) if window < SMALL_WINDOW_BYTES => Finding::warn(
                     format!("peers see only {}: larger buffers cannot be registered", mib(window)),
                     remedy,
                 ),
@@ -514,7 +514,7 @@ fn p10_power(facts: &Facts) -> Vec<Finding> {
             let status = function.runtime_status.as_deref();
             let remedy = "echo on > power/control of the function, by a udev rule";
             let finding = match status {
-                None => Finding::unknown("sysfs does not tell"),
+                None => Finding::unknown("sysfs does not show it"),
                 Some("suspended" | "suspending") => Finding::warn("it sleeps", remedy),
                 Some(_) if function.may_sleep => Finding::warn(
                     "it may be put into D3cold when idle, and wakes slowly or not",

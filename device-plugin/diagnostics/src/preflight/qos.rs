@@ -14,7 +14,7 @@ use super::context::Context;
 use crate::files;
 use crate::verdict::Finding;
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// RoCE ports of NICs.
@@ -28,7 +28,7 @@ pub(super) struct PortFacts {
     pub id: String,
     /// `qos/trust` of NVIDIA's driver stack.
     pub trust: Option<String>,
-    /// What the kernel says; `None` if the driver does not do it, or another kernel is looked at.
+    /// What the kernel says; `None` if the driver does not do it, or another kernel is read.
     pub dcb: Option<Dcb>,
     /// Explicit congestion notification on priority 3: reaction and notification point.
     pub ecn: Option<(bool, bool)>,
@@ -84,14 +84,14 @@ pub(super) fn read(context: &Context) -> Facts {
             .ports
             .iter()
             .filter(|port| port.link_layer == LinkLayer::Ethernet);
-        ethernet.map(|port| look_at(context, &device.name, port.number, port.netdev.as_deref()))
+        ethernet.map(|port| read_port(context, &device.name, port.number, port.netdev.as_deref()))
     });
     Facts {
         ports: ports.collect(),
     }
 }
 
-fn look_at(context: &Context, device: &str, port: u32, netdev: Option<&str>) -> PortFacts {
+fn read_port(context: &Context, device: &str, port: u32, netdev: Option<&str>) -> PortFacts {
     let sys = &context.host.sys;
     let netdev_file = |file: &str| -> Option<String> {
         files::text(&sys.join("class/net").join(netdev?).join(file))
@@ -136,7 +136,7 @@ fn q01_trust(facts: &Facts) -> Vec<Finding> {
         match (port.trust.as_deref(), &port.dcb) {
             (Some("dscp"), _) => Finding::pass("trust is dscp").read("qos/trust", "dscp"),
             (Some(other), _) => Finding::warn(
-                "DSCP is not looked at: RoCE packets share the class of all others",
+                "DSCP is not used: RoCE packets share the class of all others",
                 remedy,
             )
             .read("qos/trust", other),
@@ -151,7 +151,7 @@ fn q01_trust(facts: &Facts) -> Vec<Finding> {
                 }
                 None => Finding::warn("DSCP 26 has no priority", remedy),
             },
-            (None, None) => Finding::unknown("neither the driver nor the kernel tells"),
+            (None, None) => Finding::unknown("neither the driver nor the kernel reports it"),
         }
     })
 }
@@ -159,7 +159,7 @@ fn q01_trust(facts: &Facts) -> Vec<Finding> {
 fn q02_pfc(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| {
         let Some(enabled) = port.dcb.as_ref().and_then(|dcb| dcb.pfc) else {
-            return Finding::unknown("neither the driver nor the kernel tells");
+            return Finding::unknown("neither the driver nor the kernel reports it");
         };
         let priorities: Vec<String> = (0..8)
             .filter(|bit| enabled & 1 << bit != 0)
@@ -182,7 +182,7 @@ fn q02_pfc(facts: &Facts) -> Vec<Finding> {
 
 fn q03_ecn(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| match port.ecn {
-        None => Finding::unknown("only NVIDIA's driver stack tells (ecn/roce_rp/enable/3)"),
+        None => Finding::unknown("only NVIDIA's driver stack reports it (ecn/roce_rp/enable/3)"),
         Some((true, true)) => Finding::pass("on both sides"),
         Some((reaction, _)) => Finding::warn(
             if reaction {
@@ -216,7 +216,7 @@ fn q04_tos(facts: &Facts) -> Vec<Finding> {
 
 fn q05_cnp(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| match port.cnp {
-        None => Finding::unknown("only NVIDIA's driver stack tells (ecn/roce_np/cnp_dscp)"),
+        None => Finding::unknown("only NVIDIA's driver stack reports it (ecn/roce_np/cnp_dscp)"),
         Some((48, 6)) => Finding::pass("DSCP 48, priority 6"),
         Some((dscp, priority)) => Finding::warn(
             format!("DSCP {dscp}, priority {priority}: they may wait behind what they warn of"),

@@ -16,7 +16,7 @@ use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding};
 use hca::network::{Network, Route, Uplinks};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// The container's checks are made.
@@ -49,7 +49,7 @@ pub(super) struct Rail {
 }
 
 impl Rail {
-    /// An address, or at least a subnet: with rails in one subnet it cannot always be told which
+    /// An address, or at least a subnet: with rails in one subnet it is not always known which
     /// address is whose.
     fn has_ipv4(&self) -> bool {
         !self.subnets.is_empty() || self.addresses.iter().any(|(ip, _)| ip.is_ipv4())
@@ -469,7 +469,7 @@ fn a07_tables(facts: &Facts) -> Vec<Finding> {
             let finding = if RESERVED.contains(&rule.table) {
                 Finding::fail(
                     format!("table {} has a meaning of its own", rule.table),
-                    "use a table number that nobody else uses, such as 1000 and above",
+                    "use an unused table number, such as 1000 and above",
                 )
             } else {
                 Finding::pass(format!("table {}", rule.table))
@@ -492,14 +492,12 @@ fn a08_unique(facts: &Facts) -> Vec<Finding> {
             let finding = if !twice.is_empty() {
                 Finding::fail(
                     format!("another host has {} as well", twice.join(", ")),
-                    "look for the lease (rdma-ipam list), and for hosts with addresses set by hand",
+                    "find the lease (rdma-ipam list), and hosts with addresses set by hand",
                 )
             } else if has_ipv6 {
-                Finding::pass(
-                    "IPv6 found no other; IPv4 cannot be told without a probe (arping -D)",
-                )
+                Finding::pass("IPv6 found no other; IPv4 is not known without a probe (arping -D)")
             } else {
-                Finding::unknown("IPv4 cannot be told without a probe: arping -D -I NETDEV ADDRESS")
+                Finding::unknown("IPv4 is not known without a probe: arping -D -I NETDEV ADDRESS")
             };
             finding.on(&rail.netdev)
         })

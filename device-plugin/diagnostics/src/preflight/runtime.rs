@@ -11,7 +11,7 @@ use crate::container_runtime::{self, Cdi};
 use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 
-/// What is looked at.
+/// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// The container's checks are made.
@@ -29,7 +29,7 @@ pub(super) struct Facts {
     pub nodes: Vec<NodeFacts>,
     /// RDMA devices that the plugin said this container got (`RDMA_DEVICES_…`); `None` if it
     /// said nothing.
-    pub granted: Option<Vec<String>>,
+    pub allocated: Option<Vec<String>>,
     /// What the runtime's configuration says about CDI.
     pub cdi: Cdi,
     /// Huge pages by size in KiB: all and free.
@@ -66,7 +66,7 @@ pub(super) struct NodeFacts {
 
 const CAP_IPC_LOCK: u64 = 1 << 14;
 /// Enough for a small job of NCCL.
-const ENOUGH_SHARED_MEMORY: u64 = 8 << 30;
+const ENOUGH_SHARED_MEMORY_BYTES: u64 = 8 << 30;
 /// Runtimes by the first fifteen bytes of their names.
 const RUNTIMES: [&str; 4] = ["containerd", "crio", "dockerd", "k3s-server"];
 
@@ -130,7 +130,7 @@ pub(super) fn read(context: &Context) -> Facts {
         capabilities: capabilities(&own("status")),
         shared_memory: size(&context.host.dev.join("shm")),
         nodes: nodes(context),
-        granted: granted(std::env::vars()),
+        allocated: allocated(std::env::vars()),
         cdi: cdi(context),
         huge_pages: huge_pages(&context.host.sys.join("kernel/mm/hugepages")),
         cgroup: cgroup(context),
@@ -204,7 +204,7 @@ fn nodes(context: &Context) -> Vec<NodeFacts> {
 }
 
 /// RDMA devices in the variables that the plugin sets.
-fn granted(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<String>> {
+fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<String>> {
     let own = variables.filter(|(name, _)| name.starts_with("RDMA_DEVICES_"));
     let devices: Vec<String> = own
         .flat_map(|(_, value)| value.split(',').map(str::to_owned).collect::<Vec<_>>())
@@ -321,7 +321,7 @@ fn r03_shared_memory(facts: &Facts) -> Vec<Finding> {
     }
     vec![match facts.shared_memory {
         None => Finding::unknown("/dev/shm is not there"),
-        Some(bytes) if bytes >= ENOUGH_SHARED_MEMORY => {
+        Some(bytes) if bytes >= ENOUGH_SHARED_MEMORY_BYTES => {
             Finding::pass(format!("{} MiB", bytes >> 20))
         }
         Some(bytes) => Finding::warn(
@@ -351,7 +351,7 @@ fn r04_nodes(facts: &Facts) -> Vec<Finding> {
             Node::Missing if facts.in_pod => missing_in_pod(facts, node)?,
             Node::Missing => Finding::fail(
                 "neither devtmpfs nor udev made it",
-                "udevadm trigger --subsystem-match=infiniband_verbs; look at /dev's mount",
+                "udevadm trigger --subsystem-match=infiniband_verbs; check /dev's mount",
             ),
             Node::Ready if facts.in_pod && surplus(facts, node) => Finding::warn(
                 "it belongs to a NIC that this container did not get",
@@ -373,10 +373,12 @@ fn r04_nodes(facts: &Facts) -> Vec<Finding> {
 
 /// Of a container's absent nodes only those of its own NICs are missed.
 fn missing_in_pod(facts: &Facts, node: &NodeFacts) -> Option<Finding> {
-    let own = match (&node.device, &facts.granted) {
-        (Some(device), Some(granted)) => granted.contains(device),
+    let own = match (&node.device, &facts.allocated) {
+        (Some(device), Some(allocated)) => allocated.contains(device),
         (Some(_), None) => node.netdev_here,
-        (None, granted) => granted.is_some() || facts.nodes.iter().any(|n| n.state == Node::Ready),
+        (None, allocated) => {
+            allocated.is_some() || facts.nodes.iter().any(|n| n.state == Node::Ready)
+        }
     };
     own.then(|| {
         Finding::fail(
@@ -387,8 +389,8 @@ fn missing_in_pod(facts: &Facts, node: &NodeFacts) -> Option<Finding> {
 }
 
 fn surplus(facts: &Facts, node: &NodeFacts) -> bool {
-    match (&node.device, &facts.granted) {
-        (Some(device), Some(granted)) => !granted.contains(device),
+    match (&node.device, &facts.allocated) {
+        (Some(device), Some(allocated)) => !allocated.contains(device),
         _ => false,
     }
 }

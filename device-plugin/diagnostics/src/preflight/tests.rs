@@ -1,4 +1,4 @@
-//! The whole of it on hosts made of files: what is looked at, and not only how it is judged.
+//! All of preflight on hosts made of files: what is read, and not only how it is judged.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -326,7 +326,7 @@ impl Node {
 }
 
 #[test]
-fn a_fit_node_passes_what_a_tree_of_files_can_tell() {
+fn a_fit_node_passes_what_a_tree_of_files_can_show() {
     let node = Node::fit();
     let verdicts = node.verdicts();
     let of = |wanted: Verdict| {

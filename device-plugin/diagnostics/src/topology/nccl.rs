@@ -1,4 +1,4 @@
-//! NCCL topology files (`NCCL_TOPO_FILE`): what a cloud says its machine looks like.
+//! NCCL topology files (`NCCL_TOPO_FILE`): a cloud's description of its machine.
 //!
 //! Vendors ship them for virtual machines, whose own PCI tree says nothing. The nesting of
 //! `system`, `cpu` and `pci` elements is the tree; each `pci` element with children is one
@@ -77,7 +77,7 @@ pub fn places(text: &str) -> Result<BTreeMap<PciAddress, Place>, Error> {
 
 /// Adds a device, or a switch with what is below it. `above` are the bridges so far: the upstream
 /// port of each switch and the downstream port that leads on. The file has one element for a
-/// switch; its downstream ports are told apart by what hangs below them, which gives them their
+/// switch; its downstream ports are distinguished by what hangs below them, which gives them their
 /// names.
 fn descend(
     pci: roxmltree::Node<'_, '_>,

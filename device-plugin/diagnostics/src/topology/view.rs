@@ -18,7 +18,7 @@ pub struct View {
     /// NICs chosen for GPUs, if that was asked.
     pub choice: Option<Choice>,
     /// Where places come from, if not from sysfs.
-    pub told_by: Option<String>,
+    pub override_source: Option<String>,
     /// Further remarks, such as why the kubelet did not answer.
     pub remarks: Vec<String>,
 }
@@ -29,13 +29,13 @@ impl View {
     pub(super) fn notes(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut notes = Vec::new();
-        if let Some(source) = &self.told_by {
-            notes.push(format!("places are told by {source}, not by the PCI tree"));
+        if let Some(source) = &self.override_source {
+            notes.push(format!("places are from {source}, not from the PCI tree"));
         }
         if machine.hides_switches() {
             notes.push(
                 "each device has a root complex of its own: the hypervisor hides the switches; \
-                 --nccl-topology FILE or --pair order tells what it hides"
+                 --nccl-topology FILE or --pair order supplies what it hides"
                     .to_owned(),
             );
         }
@@ -67,7 +67,7 @@ impl View {
             .collect();
         if !unknown.is_empty() {
             notes.push(format!(
-                "the firmware does not tell the NUMA node of {}: cells with a question mark are \
+                "the firmware does not state the NUMA node of {}: cells with a question mark are \
                  cautious guesses",
                 unknown.join(", ")
             ));

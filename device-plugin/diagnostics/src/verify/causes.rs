@@ -17,7 +17,7 @@ const COLLECTIVE: &[Cause] = &[
         message: "Got completion from peer",
         why: "NCCL lost its connection: packets are sent, but not acknowledged (error 12), or the \
               other rank ended",
-        remedy: "look at the first rank that complains; for error 12 see the link counters \
+        remedy: "check the first rank that complains; for error 12 see the link counters \
                  (preflight L12), PFC and the rails",
     },
     Cause {
@@ -30,7 +30,7 @@ const COLLECTIVE: &[Cause] = &[
         message: "nvls.cc",
         why: "NVLink multicast could not be set up: the fabric manager or the NVSwitches are not \
               in order",
-        remedy: "this is no fault of the network: look at nvidia-fabricmanager, restart the node, \
+        remedy: "this is no fault of the network: check nvidia-fabricmanager, restart the node, \
                  or go on with NCCL_NVLS_ENABLE=0",
     },
     Cause {
@@ -46,7 +46,7 @@ const COLLECTIVE: &[Cause] = &[
     },
 ];
 
-/// Of perftest, rping and the shells they run in. More telling ones first: a tool prints several
+/// Of perftest, rping and the shells they run in. More specific ones first: a tool prints several
 /// when it fails.
 const TOOLS: &[Cause] = &[
     Cause {
@@ -59,21 +59,21 @@ const TOOLS: &[Cause] = &[
     Cause {
         message: "Unable to find GID",
         why: "the port's table has no such GID in this network namespace",
-        remedy: "look at the table with \"rdma-device-plugin discover --gids\"; the interface needs its \
+        remedy: "show the table with \"rdma-device-plugin discover --gids\"; the interface needs its \
                  address before the device is opened",
     },
     Cause {
         message: "Failed to modify QP",
         why: "the queue pair found no way to the other end: a wrong GID, or an address without a \
               neighbour or route",
-        remedy: "use a RoCE v2 GID of the interface's own address at both ends, and look at \
+        remedy: "use a RoCE v2 GID of the interface's own address at both ends, and check \
                  \"ip neigh\" and \"ip route get\" in the container",
     },
     Cause {
         message: "Completion with error",
         why: "packets are sent, but not acknowledged (status 12), or the other end refused the \
               memory (status 10)",
-        remedy: "status 12: look for a filter on UDP port 4791, a wrong rail, flow control (PFC) \
+        remedy: "status 12: search for a filter on UDP port 4791, a wrong rail, flow control (PFC) \
                  that drops; status 10: the two ends were started with different sizes",
     },
     Cause {
@@ -106,12 +106,12 @@ const TOOLS: &[Cause] = &[
     Cause {
         message: "RDMA_CM_EVENT_UNREACHABLE",
         why: "the other end does not answer the connection manager",
-        remedy: "look for a filter on UDP port 4791 (RoCE v2), and that both ends are on one rail",
+        remedy: "search for a filter on UDP port 4791 (RoCE v2), and check that both ends are on one rail",
     },
     Cause {
         message: "Couldn't connect to",
         why: "the other end's TCP port could not be reached over this network",
-        remedy: "look for a network policy or filter between the two addresses",
+        remedy: "search for a network policy or filter between the two addresses",
     },
 ];
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_telling_message_wins() {
+    fn the_most_specific_message_wins() {
         let text = "Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\n";
         assert!(of(text).unwrap().remedy.contains("4791"));
         let both = "Couldn't allocate MR\n Couldn't create IB resources\n";

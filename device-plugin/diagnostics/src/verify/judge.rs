@@ -14,7 +14,7 @@ use super::nccl;
 use super::perftest::{Row, Run};
 
 /// From here on messages are large enough for the bandwidth to be the path's.
-const LARGE: u64 = 64 << 10;
+const LARGE_BYTES: u64 = 64 << 10;
 /// Share of the line rate that a sound path gives.
 const SOUND: f64 = 0.95;
 /// Below this share something is wrong, not only worse.
@@ -36,7 +36,11 @@ pub(super) fn bandwidth(run: &Run, line: Option<f64>, soft: bool, memory: Memory
     let Some(last) = run.rows.last() else {
         return Finding::unknown("there is no line of results: the output was cut off");
     };
-    let large: Vec<&Row> = run.rows.iter().filter(|row| row.bytes >= LARGE).collect();
+    let large: Vec<&Row> = run
+        .rows
+        .iter()
+        .filter(|row| row.bytes >= LARGE_BYTES)
+        .collect();
     let large = if large.is_empty() { vec![last] } else { large };
     let best = large.iter().map(|row| row.average).fold(0.0, f64::max);
     let finding = judge(run, &large, best, line, soft, memory);
@@ -97,7 +101,7 @@ fn judge(
     } else if sawtooth(large) {
         (
             "it goes up and down from size to size: packets are dropped or held back",
-            "look at PFC and ECN on the NICs and the switch (preflight Q01 to Q06, L12)",
+            "check PFC and ECN on the NICs and the switch (preflight Q01 to Q06, L12)",
         )
     } else if flat(run) && memory == Memory::Gpu {
         (
@@ -157,9 +161,9 @@ pub(super) struct Fabric {
 }
 
 /// Sizes from which on a collective's bandwidth is judged.
-const COLLECTIVE: u64 = 1 << 30;
+const COLLECTIVE_BYTES: u64 = 1 << 30;
 /// And if there are none of these.
-const COLLECTIVE_LEAST: u64 = 64 << 20;
+const COLLECTIVE_MIN_BYTES: u64 = 64 << 20;
 
 /// Judges the output of nccl-tests; `text` is the output as a whole.
 #[must_use]
@@ -189,17 +193,17 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
     if wrong > 0 || log.out_of_bounds.is_some_and(|count| count > 0) {
         return Finding::fail(
             format!("{wrong} values came out wrong: data is damaged on its way"),
-            "take the node out of use; look at ECC errors of GPUs and memory, at the NIC's \
-             firmware, and try NCCL_NET_GDR_LEVEL=LOC to tell the GPU's path from the network's",
+            "take the node out of use; check ECC errors of GPUs and memory and the NIC's \
+             firmware, and try NCCL_NET_GDR_LEVEL=LOC to separate the GPU's path from the network's",
         );
     }
     let large = |least: u64| -> Vec<f64> {
         let rows = log.rows.iter().filter(|row| row.bytes >= least);
         rows.map(|row| row.bus).collect()
     };
-    let mut judged = large(COLLECTIVE);
+    let mut judged = large(COLLECTIVE_BYTES);
     if judged.is_empty() {
-        judged = large(COLLECTIVE_LEAST);
+        judged = large(COLLECTIVE_MIN_BYTES);
     }
     let best = judged.iter().copied().fold(0.0, f64::max);
     if let Some(cause) = causes::of_collective(text)
@@ -254,7 +258,7 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
     if share < 0.1 {
         return Finding::fail(
             format!("{percent}: as slow as TCP"),
-            "set NCCL_DEBUG=INFO and look for \"NET/IB : Using\"; without it NCCL found no RDMA \
+            "set NCCL_DEBUG=INFO and find \"NET/IB : Using\" in the log; without it NCCL found no RDMA \
              device in the container",
         );
     }
@@ -424,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_gids_are_told_of() {
+    fn link_local_gids_are_reported() {
         let mut run = table(&[(65_536, 98.0)], 4096);
         run.gids = vec!["fe80::1".parse().unwrap()];
         let finding = bandwidth(&run, Some(100.0), false, Memory::Host);

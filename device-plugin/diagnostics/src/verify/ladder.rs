@@ -85,7 +85,7 @@ pub struct Plan {
     /// NICs of each pod, for NCCL's limit.
     pub nics: Option<u32>,
     /// How long one tool may take.
-    pub patience: Duration,
+    pub command_timeout: Duration,
     /// First TCP port of the tools; each run takes the next.
     pub port: u16,
 }
@@ -117,9 +117,9 @@ const NOT_TRIED: &str = "not tried: a rung below it failed, which --skip would l
 const NO_PAIR: &str = "not tried: there is no pair of ports, see the ends";
 /// How long a server may take to listen, at least; half of what it may take at all, where that is
 /// more: a busy API server starts a command in a pod in its own time.
-const STARTING: Duration = Duration::from_secs(15);
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Between two tries of a client.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// What clients say while the server does not listen yet.
 const REFUSED: [&str; 5] = [
     "Couldn't connect",
@@ -142,7 +142,7 @@ pub async fn climb(plan: &Plan) -> Climbed {
         next_port: plan.port,
         climbed: Climbed::default(),
     };
-    let (server, client) = tokio::join!(look(plan, &plan.server), look(plan, &plan.client));
+    let (server, client) = tokio::join!(probe(plan, &plan.server), probe(plan, &plan.client));
     let mut findings = vec![end(&plan.server, &server), end(&plan.client, &client)];
     let (server, client) = (server.unwrap_or_default(), client.unwrap_or_default());
     let pairs = ends::pairs(&server, &client);
@@ -206,9 +206,13 @@ fn object(server: &Port, client: &Port) -> String {
     }
 }
 
-async fn look(plan: &Plan, place: &Place) -> Result<End, String> {
+async fn probe(plan: &Plan, place: &Place) -> Result<End, String> {
     let ended = place
-        .run(&plan.kubectl, &["sh", "-c", ends::PROBE], plan.patience)
+        .run(
+            &plan.kubectl,
+            &["sh", "-c", ends::PROBE],
+            plan.command_timeout,
+        )
         .await?;
     if !ended.fine {
         return Err(ended.last().to_owned());
@@ -222,10 +226,7 @@ async fn look(plan: &Plan, place: &Place) -> Result<End, String> {
 
 fn end(place: &Place, end: &Result<End, String>) -> Finding {
     let finding = match end {
-        Err(error) => Finding::fail(
-            format!("it could not be looked at: {error}"),
-            place.remedy(),
-        ),
+        Err(error) => Finding::fail(format!("it could not be probed: {error}"), place.remedy()),
         Ok(end) if end.ports.is_empty() => {
             let mut why = "no port can be tested".to_owned();
             for left in &end.left {
@@ -311,7 +312,7 @@ impl Climb<'_> {
         if echoes.received < echoes.sent {
             return Finding::warn(
                 "packets are lost",
-                "look at the link's error counters (preflight L12)",
+                "check the link's error counters (preflight L12)",
             )
             .read("ping", read);
         }
@@ -449,7 +450,7 @@ impl Climb<'_> {
     async fn run(&self, place: &Place, argv: &[String]) -> Ended {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let plan = self.plan;
-        let ended = place.run(&plan.kubectl, &argv, plan.patience).await;
+        let ended = place.run(&plan.kubectl, &argv, plan.command_timeout).await;
         ended.unwrap_or_else(|text| Ended { fine: false, text })
     }
 
@@ -458,30 +459,30 @@ impl Climb<'_> {
         let listening = self.run(&self.plan.server, server);
         let calling = async {
             let started = Instant::now();
-            let starting = STARTING.max(self.plan.patience / 2);
+            let listen_timeout = LISTEN_TIMEOUT.max(self.plan.command_timeout / 2);
             loop {
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
                 let ended = self.run(&self.plan.client, client).await;
                 let refused = REFUSED.iter().any(|word| ended.text.contains(word));
-                if ended.fine || !refused || started.elapsed() > starting {
+                if ended.fine || !refused || started.elapsed() > listen_timeout {
                     return ended;
                 }
             }
         };
         tokio::pin!(listening, calling);
         // What the other one may still have to say once the first has ended.
-        const REST: Duration = Duration::from_secs(5);
+        const OTHER_END_TIMEOUT: Duration = Duration::from_secs(5);
         let late = |what: &str| Ended {
             fine: false,
             text: format!("the {what} was still running"),
         };
         tokio::select! {
             server = &mut listening => {
-                let client = tokio::time::timeout(REST, calling).await;
+                let client = tokio::time::timeout(OTHER_END_TIMEOUT, calling).await;
                 (server, client.unwrap_or_else(|_| late("client")))
             }
             client = &mut calling => {
-                let server = tokio::time::timeout(REST, listening).await;
+                let server = tokio::time::timeout(OTHER_END_TIMEOUT, listening).await;
                 (server.unwrap_or_else(|_| late("server")), client)
             }
         }

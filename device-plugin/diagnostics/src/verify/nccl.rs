@@ -22,7 +22,7 @@ pub(super) struct Row {
     pub bytes: u64,
     /// The better bus bandwidth of out-of-place and in-place, in GB/s.
     pub bus: f64,
-    /// Elements that came out wrong; 0 where the tool did not look.
+    /// Elements that came out wrong; 0 where the tool did not check.
     pub wrong: u64,
 }
 

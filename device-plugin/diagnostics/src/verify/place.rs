@@ -124,7 +124,7 @@ impl Ended {
 }
 
 impl Place {
-    /// What to look at when nothing can be run there.
+    /// What to check when nothing can be run there.
     #[must_use]
     pub(super) fn remedy(&self) -> String {
         let way = match self {
@@ -215,12 +215,16 @@ impl Place {
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| format!("run {program}: {error}"))?;
-        const GRACE: Duration = Duration::from_secs(5);
-        let Ok(output) = tokio::time::timeout(most + GRACE, running.wait_with_output()).await
+        const KILL_GRACE_PERIOD: Duration = Duration::from_secs(5);
+        let Ok(output) =
+            tokio::time::timeout(most + KILL_GRACE_PERIOD, running.wait_with_output()).await
         else {
             return Ok(Ended {
                 fine: false,
-                text: format!("{program} did not end in {} s", (most + GRACE).as_secs()),
+                text: format!(
+                    "{program} did not end in {} s",
+                    (most + KILL_GRACE_PERIOD).as_secs()
+                ),
             });
         };
         let output = output.map_err(|error| format!("wait for {program}: {error}"))?;

@@ -198,7 +198,7 @@ fn health_has_defaults_and_times() {
 }
 
 #[test]
-fn mistakes_are_told_with_line_and_remedy() {
+fn mistakes_are_reported_with_line_and_remedy() {
     let select = "select: { functions: [pf] }";
     let cases = [
         ("pools: []".into(), "version is missing"),
@@ -267,7 +267,7 @@ fn mistakes_are_told_with_line_and_remedy() {
 }
 
 #[test]
-fn every_error_of_a_file_is_told_at_once() {
+fn every_error_of_a_file_is_reported_at_once() {
     let text = "version: 1
 rescanInterval: 1ms
 pools:
@@ -293,10 +293,10 @@ pools:
         "line 12, column 45: a selector without criteria",
         "rdma/e is configured twice",
     ];
-    let told: Vec<&str> = problems.iter().collect();
-    assert_eq!(told.len(), expected.len(), "{told:#?}");
-    for (problem, expected) in told.iter().zip(expected) {
-        assert!(problem.contains(expected), "{expected}: {told:#?}");
+    let errors: Vec<&str> = problems.iter().collect();
+    assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+    for (problem, expected) in errors.iter().zip(expected) {
+        assert!(problem.contains(expected), "{expected}: {errors:#?}");
     }
 }
 

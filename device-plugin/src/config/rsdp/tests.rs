@@ -364,7 +364,7 @@ fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
 }
 
 #[test]
-fn every_problem_of_a_file_is_told_at_once() {
+fn every_problem_of_a_file_is_reported_at_once() {
     let problems = refused(
         r#"{"periodicUpdateInterval": -1, "configList": [
             {"resourceName": "a b", "rdmaHcaMax": -1}, {"resourceName": "c", "rdmaHcaMax": 1}]}"#,
@@ -459,13 +459,13 @@ fn a_wrong_resource_does_not_stop_the_others() {
 }
 
 #[test]
-fn every_error_of_a_resource_and_every_warning_is_told_at_once() {
+fn every_error_of_a_resource_and_every_warning_is_reported_at_once() {
     let problems = refused(&one(
         r#"{"resourceName": 3, "rdmaHcaMax": "x", "selectors": {"vendors": "15b3", "drivers": 1}},
            {"resourceName": "b", "rdmaHcaMax": -1, "selectors": {"linkTypes": ["IB"], "vendor": []}}"#,
     ));
-    let told: Vec<&str> = problems.iter().collect();
-    assert_eq!(told.len(), 5, "{told:#?}");
+    let errors: Vec<&str> = problems.iter().collect();
+    assert_eq!(errors.len(), 5, "{errors:#?}");
     let warnings: Vec<&str> = problems.warnings().collect();
     assert_eq!(warnings.len(), 2, "{warnings:#?}");
 }

@@ -110,7 +110,7 @@ fn the_peers_compare_pf_names_without_case_and_nothing_else() {
 }
 
 #[test]
-fn a_mismatch_names_criterion_wish_and_fact() {
+fn a_mismatch_names_criterion_wanted_and_found() {
     let cases = [
         (
             "vendors: [8086, 1077]",
@@ -133,11 +133,11 @@ fn a_mismatch_names_criterion_wish_and_fact() {
         ),
     ];
     for (words, expected) in cases {
-        let told = selector(words)
+        let mismatch = selector(words)
             .check(&virtual_function())
             .unwrap_err()
             .to_string();
-        assert_eq!(told, expected);
+        assert_eq!(mismatch, expected);
     }
     let none = selector("ifNames: [ib0]").check(&infiniband()).unwrap_err();
     assert_eq!(none.found, "none");

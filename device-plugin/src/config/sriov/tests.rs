@@ -361,7 +361,7 @@ fn a_wrong_resource_does_not_stop_the_others() {
 }
 
 #[test]
-fn every_error_of_a_resource_and_every_warning_is_told_at_once() {
+fn every_error_of_a_resource_and_every_warning_is_reported_at_once() {
     let problems = parse(&one(
         r#"{"resourceName": 1, "additionalInfo": 2, "selectors":
         [{"isRdma": true, "vendors": "15b3", "drivers": 1, "linkTypes": ["IB"]}, {}]}"#,

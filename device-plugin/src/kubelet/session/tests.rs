@@ -21,18 +21,18 @@ const FAST: Timing = Timing {
     register: Duration::from_secs(5),
     back_off: Duration::from_millis(10),
     back_off_max: Duration::from_millis(50),
-    // Far longer than a test takes to open its stream on a busy machine: a registration that
-    // nobody counts on leaves the next reader dialling a socket on its way out.
+    // Far longer than a test takes to open its stream on a busy machine: an unexpected
+    // registration leaves the next reader dialling a socket on its way out.
     stream: Duration::from_secs(60),
     spacing: Duration::ZERO,
     settle: Duration::from_millis(30),
     drain: Duration::from_secs(1),
 };
 
-/// A registration server that passes on what it is told, after it dialled back as kubelets do.
+/// A registration server that passes on each registration, after it dialled back as kubelets do.
 struct FakeKubelet {
     directory: PathBuf,
-    told: mpsc::UnboundedSender<RegisterRequest>,
+    sender: mpsc::UnboundedSender<RegisterRequest>,
     /// How many registrations it still refuses, shared by all kubelets of a scene.
     refuses: Arc<AtomicU32>,
 }
@@ -53,7 +53,7 @@ impl Registration for FakeKubelet {
             .await
             .map_err(|error| Status::unavailable(error.to_string()))?;
         plugin.get_device_plugin_options(Empty {}).await?;
-        self.told
+        self.sender
             .send(request)
             .map_err(|_| Status::aborted("the test is over"))?;
         Ok(Response::new(Empty {}))
@@ -66,8 +66,8 @@ async fn dial(socket: &Path) -> Result<DevicePluginClient<Channel>, tonic::trans
 
 struct Scene {
     directory: tempfile::TempDir,
-    told: mpsc::UnboundedReceiver<RegisterRequest>,
-    teller: mpsc::UnboundedSender<RegisterRequest>,
+    received: mpsc::UnboundedReceiver<RegisterRequest>,
+    sender: mpsc::UnboundedSender<RegisterRequest>,
     refuses: Arc<AtomicU32>,
     kubelet: Option<JoinHandle<()>>,
     feed: watch::Sender<Option<Arc<Snapshot>>>,
@@ -86,7 +86,7 @@ impl Scene {
     /// The same with waits of the test's own.
     fn with(timing: Timing) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (teller, told) = mpsc::unbounded_channel();
+        let (sender, received) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
         let contents = watch::Sender::new(Contents::default());
         let feed = watch::Sender::new(Some(Arc::new(snapshot(Health::Healthy))));
@@ -115,8 +115,8 @@ impl Scene {
         let tasks = vec![tokio::spawn(watching), tokio::spawn(session.run())];
         Self {
             directory,
-            told,
-            teller,
+            received,
+            sender,
             refuses: Arc::default(),
             kubelet: None,
             feed,
@@ -137,7 +137,7 @@ impl Scene {
         let listener = UnixListener::bind(self.directory.path().join(KUBELET_SOCKET)).unwrap();
         let service = FakeKubelet {
             directory: self.directory.path().into(),
-            told: self.teller.clone(),
+            sender: self.sender.clone(),
             refuses: self.refuses.clone(),
         };
         let server = Server::builder()
@@ -151,8 +151,8 @@ impl Scene {
     }
 
     async fn registered(&mut self) -> DevicePluginClient<Channel> {
-        let told = tokio::time::timeout(Duration::from_secs(30), self.told.recv());
-        let request = told.await.expect("a registration").unwrap();
+        let received = tokio::time::timeout(Duration::from_secs(30), self.received.recv());
+        let request = received.await.expect("a registration").unwrap();
         assert_eq!(
             (request.version.as_str(), request.resource_name.as_str()),
             ("v1beta1", "rdma/a")
@@ -263,18 +263,18 @@ async fn registers_again_when_the_stream_ends_or_never_comes() {
     let mut plugin = scene.registered().await;
     let stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
     drop((stream, plugin));
-    // The second is not streamed from at all, which is told until somebody does.
+    // The second is not streamed from at all, which is reported until a kubelet streams.
     let _silent = scene.registered().await;
     let mut third = scene.registered().await;
     scene
         .state
-        .wait_for(|state| state.unheard == 1)
+        .wait_for(|state| state.registrations_without_stream == 1)
         .await
         .unwrap();
     let _stream = third.list_and_watch(Empty {}).await.unwrap().into_inner();
     scene
         .state
-        .wait_for(|state| state.unheard == 0)
+        .wait_for(|state| state.registrations_without_stream == 0)
         .await
         .unwrap();
     scene
@@ -338,7 +338,7 @@ async fn a_new_kubelet_that_refuses_once_is_asked_again_after_the_first_wait() {
 }
 
 #[tokio::test]
-async fn what_the_kubelet_was_sent_is_told() {
+async fn what_the_kubelet_was_sent_is_reported() {
     let mut scene = Scene::set();
     scene.start_kubelet();
     let mut plugin = scene.registered().await;

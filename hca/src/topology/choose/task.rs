@@ -18,13 +18,13 @@ struct Cost {
     order: Vec<usize>,
 }
 
-/// A request with everything that its evaluation needs looked up once.
+/// A request with everything that its evaluation needs, read once.
 pub(super) struct Task<'a> {
     machine: &'a Machine,
     request: &'a Request,
     /// NICs that may be given, by rail.
     usable: Vec<usize>,
-    /// The wish's GPUs (rows) to the machine's NICs (columns).
+    /// The request's GPUs (rows) to the machine's NICs (columns).
     distances: Vec<Vec<Distance>>,
     /// What becomes less useful when a part of it is used: NICs of it, and what that costs.
     wholes: Vec<Whole>,
@@ -266,7 +266,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// NUMA nodes, switches and cards with several NICs of the pool, none of them given away.
+/// NUMA nodes, switches and cards with several NICs of the pool, none of them allocated.
 fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Key {
@@ -302,7 +302,7 @@ mod tests {
     use crate::topology::choose::{choose, usable};
     use crate::tree::{PciSpec, Tree, machine};
 
-    fn look(lay: impl Fn(&Tree)) -> Machine {
+    fn scan(lay: impl Fn(&Tree)) -> Machine {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         lay(&tree);
@@ -327,7 +327,7 @@ mod tests {
             machine::p4d,
             machine::one_gpu_in_four_near_a_nic,
         ] {
-            let machine = look(lay);
+            let machine = scan(lay);
             for mask in (0_u32..1 << machine.gpus.len()).step_by(5) {
                 let mut gpus = (0..machine.gpus.len())
                     .filter(|gpu| mask & 1 << gpu != 0)
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn virtual_functions_of_one_card_are_tried_once() {
-        let machine = look(|tree| {
+        let machine = scan(|tree| {
             machine::a4(tree);
             for (number, bus) in ["91", "98", "c6", "cd"].into_iter().enumerate() {
                 let pf = format!("0000:{bus}:00.0");

@@ -200,7 +200,7 @@ fn a_claim_by_an_old_listing_is_withdrawn() {
             .allocate_this(&want, "10.0.0.9".parse().unwrap())
             .unwrap()
     };
-    // Somebody looked when the address had never been used, and sleeps.
+    // One ADD listed the shard when the address had never been used, and sleeps.
     let sleeper = holder("sleeper");
     let want = want(&range, &sleeper);
     let candidate = Candidate {
@@ -237,7 +237,7 @@ fn a_claim_by_an_old_listing_is_withdrawn() {
 }
 
 /// What a claim leaves whose listing was made while another's names changed,
-/// and showed neither: a held name of a low number beside freed ones of higher.
+/// and showed neither: a held entry of a low number beside freed ones of higher.
 #[test]
 fn a_holder_by_a_low_number_keeps_the_address() {
     let place = tempfile::tempdir().unwrap();
@@ -257,7 +257,7 @@ fn a_holder_by_a_low_number_keeps_the_address() {
         matches!(refused, Err(StoreError::Held { .. })),
         "{refused:?}"
     );
-    // Also to somebody who looked before it was taken.
+    // Also to an ADD that listed the shard before the address was leased.
     let second = want(&holders[1]);
     let mut search = search(&store, &second);
     let candidate = Candidate {
@@ -301,8 +301,8 @@ fn contested(place: &Path) -> (Store, [Lease; 2]) {
         store.intend(&lease, 0).unwrap();
         let (bucket, record) = name::owner(container, "net1", 0);
         let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
-        let seat = name::LeaseName::of(&lease).name();
-        assert!(owners.link(&record, &shard, &seat).unwrap());
+        let entry = name::LeaseName::of(&lease).name();
+        assert!(owners.link(&record, &shard, &entry).unwrap());
         lease
     });
     (store, leases)
@@ -402,7 +402,7 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
 }
 
 #[test]
-fn fsck_tells_of_claims_that_met_and_takes_none_away() {
+fn fsck_reports_claims_that_met_and_removes_none() {
     let place = tempfile::tempdir().unwrap();
     let (store, [first, _]) = contested(place.path());
     let notes = |min_age| {
@@ -412,13 +412,18 @@ fn fsck_tells_of_claims_that_met_and_takes_none_away() {
             .map(|problem| problem.finding.what)
             .collect::<Vec<_>>()
     };
-    assert_eq!(notes(60), [""; 0], "young ones may be on their way");
-    let told = notes(0);
-    assert_eq!(told.len(), 2, "{told:?}");
-    for (told, container) in told.iter().zip(["first", "second"]) {
+    assert_eq!(
+        notes(60),
+        [""; 0],
+        "young ones may be of a call that still runs"
+    );
+    let findings = notes(0);
+    assert_eq!(findings.len(), 2, "{findings:?}");
+    for (finding, container) in findings.iter().zip(["first", "second"]) {
         assert!(
-            told.starts_with("one of several claims of 10.0.0.9: ") && told.contains(container),
-            "{told}"
+            finding.starts_with("one of several claims of 10.0.0.9: ")
+                && finding.contains(container),
+            "{finding}"
         );
     }
     let shard = store.shard_of(&first).unwrap().unwrap();
@@ -440,22 +445,22 @@ fn fsck_removes_no_record_whose_add_went_on() {
     };
     let lease = want.lease(candidate, false);
     let intent = store.intend(&lease, 0).unwrap();
-    let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-    assert_eq!(told.findings, [], "it may be on its way");
+    let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(checkup.findings, [], "it may be of a call that still runs");
     let shard = store
         .make_below(&["leases", "default", "10.0.0.0-24"])
         .unwrap();
     assert!(store.claim(&intent, &lease, &shard).unwrap());
-    let told = store.fsck(true, Duration::ZERO).unwrap();
-    assert_eq!((told.sound, told.findings.len()), (1, 0));
+    let checkup = store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((checkup.sound, checkup.findings.len()), (1, 0));
     // Without its place in the shard for longer, the record goes and nothing else.
-    let (seat, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
-    assert!(shard.rename(&seat, aside).unwrap());
-    let told = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-    assert_eq!(told.repaired(), 0, "{told:?}");
+    let (entry, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
+    assert!(shard.rename(&entry, aside).unwrap());
+    let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(checkup.repaired(), 0, "{checkup:?}");
     assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
-    let told = store.fsck(true, Duration::ZERO).unwrap();
-    assert!(told.repaired() > 0, "{told:?}");
+    let checkup = store.fsck(true, Duration::ZERO).unwrap();
+    assert!(checkup.repaired() > 0, "{checkup:?}");
     assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
     assert_eq!(shard.names().unwrap(), [aside]);
 }
@@ -504,8 +509,8 @@ fn a_del_that_overtakes_an_add_wins_where_the_removed_record_keeps_a_name() {
     let shard = store
         .make_below(&["leases", "default", "10.0.0.0-24"])
         .unwrap();
-    assert!(store.link_seat(&intent, &lease, &shard).unwrap());
-    // DEL read the seat before it was there, and removes the record now.
+    assert!(store.link_entry(&intent, &lease, &shard).unwrap());
+    // DEL read the lease entry before it was there, and removes the record now.
     let (bucket, record) = name::owner("c1", "net1", 0);
     let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
     assert!(owners.rename(&record, ".nfs0001").unwrap());

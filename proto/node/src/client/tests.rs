@@ -8,9 +8,9 @@ use tempfile::TempDir;
 use super::*;
 use crate::document::{FailureKind, encode_answer};
 
-const LIMIT: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// For what is expected to use all of it.
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn pod() -> Pod {
     Pod {
@@ -55,13 +55,17 @@ impl Place {
     /// Asks with a short limit, which must be kept.
     fn ask_in_time(&self) -> ClientError {
         let started = Instant::now();
-        let error = self.ask(SHORT).unwrap_err();
-        assert!(started.elapsed() < SHORT * 5, "{:?}", started.elapsed());
+        let error = self.ask(SHORT_TIMEOUT).unwrap_err();
+        assert!(
+            started.elapsed() < SHORT_TIMEOUT * 5,
+            "{:?}",
+            started.elapsed()
+        );
         error
     }
 
     fn not_trusted(&self) -> String {
-        match self.ask(LIMIT).unwrap_err() {
+        match self.ask(CALL_TIMEOUT).unwrap_err() {
             ClientError::NotTrusted { why, .. } => why,
             error => panic!("{error}"),
         }
@@ -81,9 +85,9 @@ fn question(stream: &mut UnixStream) -> Question {
 #[test]
 fn answer_to_the_question_comes_back() {
     let place = Place::new();
-    let (told, asked) = mpsc::channel();
+    let (sender, asked) = mpsc::channel();
     place.serve(move |mut stream| {
-        told.send(question(&mut stream)).unwrap();
+        sender.send(question(&mut stream)).unwrap();
         let units = PodUnits {
             uid_checked: true,
             ..PodUnits::default()
@@ -92,7 +96,7 @@ fn answer_to_the_question_comes_back() {
             .write_all(&encode_answer(&Ok(Answer::PodUnits(units))))
             .unwrap();
     });
-    assert!(place.ask(LIMIT).unwrap().uid_checked);
+    assert!(place.ask(CALL_TIMEOUT).unwrap().uid_checked);
     assert_eq!(asked.recv().unwrap(), Question::PodUnits(pod()));
 }
 
@@ -104,7 +108,7 @@ fn failure_of_the_daemon_keeps_its_kind() {
         let failure = Failure::new(FailureKind::UnknownPod, "no pod ml/train-0");
         stream.write_all(&encode_answer(&Err(failure))).unwrap();
     });
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert_eq!(error.failure().unwrap().kind, FailureKind::UnknownPod);
     assert!(error.to_string().ends_with("no pod ml/train-0"), "{error}");
 }
@@ -117,7 +121,7 @@ fn failure_is_read_although_the_question_was_not() {
             let failure = Failure::new(FailureKind::NotAllowed, "uid 7");
             stream.write_all(&encode_answer(&Err(failure))).unwrap();
         });
-        let error = place.ask(LIMIT).unwrap_err();
+        let error = place.ask(CALL_TIMEOUT).unwrap_err();
         assert!(error.failure().is_some(), "{error}");
     }
 }
@@ -126,7 +130,7 @@ fn failure_is_read_although_the_question_was_not() {
 fn server_that_never_answers_costs_no_more_than_the_limit() {
     let place = Place::new();
     place.serve(|stream| {
-        thread::sleep(LIMIT);
+        thread::sleep(CALL_TIMEOUT);
         drop(stream);
     });
     let error = place.ask_in_time();
@@ -135,7 +139,7 @@ fn server_that_never_answers_costs_no_more_than_the_limit() {
             error,
             ClientError::TimedOut {
                 step: Step::Read,
-                limit: SHORT,
+                limit: SHORT_TIMEOUT,
                 ..
             }
         ),
@@ -165,7 +169,7 @@ fn server_that_answers_byte_by_byte_costs_no_more_than_the_limit() {
 }
 
 #[test]
-fn server_that_accepts_nobody_costs_no_more_than_the_limit() {
+fn server_that_accepts_no_connection_costs_no_more_than_the_limit() {
     let place = Place::new();
     let _listener = place.bind();
     // As long as the backlog has room, a connect succeeds without anybody accepting.
@@ -207,7 +211,7 @@ fn server_that_accepts_nobody_costs_no_more_than_the_limit() {
 fn answer_without_end_is_cut_off() {
     let place = Place::new();
     place.serve(|mut stream| while stream.write_all(&[b' '; 4096]).is_ok() {});
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(
         matches!(error, ClientError::AnswerTooLarge { .. }),
         "{error}"
@@ -221,7 +225,7 @@ fn answer_of_another_version_is_refused() {
         question(&mut stream);
         stream.write_all(br#"{"version":2,"units":7}"#).unwrap();
     });
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(
         matches!(error, ClientError::Version { version: 2, .. }),
         "{error}"
@@ -229,10 +233,10 @@ fn answer_of_another_version_is_refused() {
 }
 
 #[test]
-fn closed_connection_and_cut_answer_are_told_apart() {
+fn closed_connection_and_cut_answer_are_distinguished() {
     let place = Place::new();
     place.serve(drop);
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Closed { .. }), "{error}");
 
     let place = Place::new();
@@ -241,14 +245,14 @@ fn closed_connection_and_cut_answer_are_told_apart() {
         let whole = encode_answer(&Ok(Answer::PodUnits(PodUnits::default())));
         stream.write_all(&whole[..whole.len() - 1]).unwrap();
     });
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Malformed { .. }), "{error}");
 }
 
 #[test]
-fn missing_daemon_is_told_with_what_to_do() {
+fn missing_daemon_is_reported_with_what_to_do() {
     let place = Place::new();
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::NoSocket { .. }), "{error}");
     let text = error.to_string();
     assert!(
@@ -257,11 +261,11 @@ fn missing_daemon_is_told_with_what_to_do() {
     );
     assert!(text.contains(place.socket().to_str().unwrap()), "{text}");
     let nowhere = place.directory.path().join("none/node.sock");
-    let error = pod_units(&nowhere, &pod(), LIMIT).unwrap_err();
+    let error = pod_units(&nowhere, &pod(), CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::NoSocket { .. }), "{error}");
 
     drop(place.bind());
-    let error = place.ask(LIMIT).unwrap_err();
+    let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Refused { .. }), "{error}");
     assert!(
         error.to_string().contains("DaemonSet rdma-device-plugin"),
@@ -293,14 +297,14 @@ fn link_in_place_of_the_directory_or_the_socket_is_not_followed() {
     let beside = tempfile::tempdir().unwrap();
     let link = beside.path().join("link");
     symlink(place.directory.path(), &link).unwrap();
-    let error = pod_units(&link.join("node.sock"), &pod(), LIMIT).unwrap_err();
+    let error = pod_units(&link.join("node.sock"), &pod(), CALL_TIMEOUT).unwrap_err();
     assert!(
         error.to_string().contains("link is not a directory"),
         "{error}"
     );
     let link = place.directory.path().join("other.sock");
     symlink(place.socket(), &link).unwrap();
-    let error = pod_units(&link, &pod(), LIMIT).unwrap_err();
+    let error = pod_units(&link, &pod(), CALL_TIMEOUT).unwrap_err();
     assert!(
         error.to_string().contains("other.sock is not a socket"),
         "{error}"
@@ -332,7 +336,7 @@ fn question_that_is_too_long_is_not_sent() {
         name: "n".repeat(QUESTION_MAX_BYTES),
         ..pod()
     };
-    let error = pod_units(Path::new("nowhere"), &long, LIMIT).unwrap_err();
+    let error = pod_units(Path::new("nowhere"), &long, CALL_TIMEOUT).unwrap_err();
     assert!(
         matches!(error, ClientError::QuestionTooLarge { .. }),
         "{error}"

@@ -256,7 +256,7 @@ fn networks(document: &Value) -> BTreeMap<String, String> {
     items.iter().filter_map(entry).collect()
 }
 
-/// What this node has: by the cluster's word, the kubelet's, and our configuration's.
+/// What this node has: by the cluster, the kubelet, and our configuration.
 fn resources(
     context: &Context,
     registered: &BTreeMap<String, Vec<String>>,
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelets_checkpoint_tells_what_is_registered() {
+    fn the_kubelets_checkpoint_lists_what_is_registered() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kubelet_internal_checkpoint");
         let text = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":

@@ -85,7 +85,7 @@ fn each_check_says_what_is_wrong() {
             "K02",
             with(|facts| facts.pod_resources = Asked::NoSocket),
             Fail,
-            "Multus cannot tell",
+            "Multus cannot assign",
         ),
         (
             "K02",

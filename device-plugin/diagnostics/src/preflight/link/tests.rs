@@ -318,7 +318,7 @@ fn each_check_says_what_is_wrong() {
 }
 
 #[test]
-fn a_port_of_no_pool_is_nobodys_concern() {
+fn a_port_of_no_pool_is_no_fault() {
     let facts = with(|port| {
         port.offered = false;
         port.port.state = PortState::Down;

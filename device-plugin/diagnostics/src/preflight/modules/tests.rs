@@ -220,7 +220,7 @@ fn each_check_says_what_is_wrong() {
                 facts.modules.insert("nvme_rdma".to_owned());
             }),
             Pass,
-            "nobody reloads",
+            "no driver container reloads",
         ),
         (
             "M10",
@@ -236,7 +236,7 @@ fn each_check_says_what_is_wrong() {
 }
 
 #[test]
-fn what_the_exclusive_mode_needs_is_told_exactly() {
+fn what_the_exclusive_mode_needs_is_named() {
     let facts = with(|facts| facts.wanted_mode = Some(NetnsMode::Exclusive));
     let remedy = m07_mode(&facts).remove(0).remedy.unwrap();
     assert!(

@@ -118,7 +118,7 @@ fn each_check_says_what_is_wrong() {
             "",
         ),
         ("P02", good(), Pass, ""),
-        ("P02", nic(|nic| nic.numa = None), Warn, "does not tell"),
+        ("P02", nic(|nic| nic.numa = None), Warn, "does not state it"),
         (
             "P02",
             Facts {

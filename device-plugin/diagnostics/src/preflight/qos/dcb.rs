@@ -27,7 +27,7 @@ pub(crate) struct Dcb {
     pub pfc: Option<u8>,
     /// Pause frames sent and received, all priorities together.
     pub pauses: Option<(u64, u64)>,
-    /// DSCP values with their priorities, if the netdev looks at DSCP.
+    /// DSCP values with their priorities, if the netdev uses DSCP.
     pub by_dscp: Vec<(u16, u8)>,
 }
 

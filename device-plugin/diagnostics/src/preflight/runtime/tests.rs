@@ -36,7 +36,7 @@ fn good() -> Facts {
             },
             node(None, Node::Ready),
         ],
-        granted: Some(vec!["mlx5_0".to_owned()]),
+        allocated: Some(vec!["mlx5_0".to_owned()]),
         cdi: Cdi::On("config.toml".to_owned()),
         huge_pages: vec![(2048, 100, 50)],
         cgroup: Some("mlx5_0 hca_handle=max hca_object=max".to_owned()),
@@ -218,13 +218,13 @@ fn kernel_files_are_read_as_they_are_printed() {
 }
 
 #[test]
-fn what_the_plugin_granted_is_in_its_variables() {
+fn what_the_plugin_allocated_is_in_its_variables() {
     let variables = |pairs: &[(&str, &str)]| {
         let owned: Vec<(String, String)> = pairs
             .iter()
             .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
             .collect();
-        granted(owned.into_iter())
+        allocated(owned.into_iter())
     };
     assert_eq!(
         variables(&[("RDMA_DEVICES_RDMA_A", "mlx5_0,mlx5_1"), ("PATH", "/bin")]),

@@ -296,8 +296,8 @@ fn escaped(words: &str) -> String {
     safe
 }
 
-/// The words, shortened in the middle to at most `most` characters: the end of a pod's name tells
-/// it from its siblings.
+/// The words, shortened in the middle to at most `most` characters: the end of a pod's name
+/// distinguishes it from its siblings.
 fn cut(words: &str, most: usize) -> String {
     let count = words.chars().count();
     if count <= most {

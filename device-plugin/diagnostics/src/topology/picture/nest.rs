@@ -1,6 +1,6 @@
 //! The nesting of boxes: NUMA nodes hold host bridges, those hold switches, those hold devices.
 //!
-//! Only boxes that tell something are kept: a bridge with a single thing below it is no box.
+//! Only boxes that show something are kept: a bridge with a single thing below it is no box.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -112,7 +112,7 @@ fn packages(nodes: Vec<(Option<u32>, Item)>) -> Vec<Item> {
 fn numa_box(id: Option<u32>, node: Option<&NumaNode>, devices: Vec<(&Place, Item)>) -> Item {
     let mut label = match id {
         Some(id) => format!("NUMA node {id}"),
-        None => "NUMA node not told by the firmware".to_owned(),
+        None => "NUMA node not stated by the firmware".to_owned(),
     };
     if let Some(node) = node.filter(|node| !node.cpus.is_empty()) {
         label.push_str(&format!(" · CPUs {}", node.cpus));
@@ -211,7 +211,7 @@ impl Bridge {
 }
 
 fn switch_label(address: PciAddress) -> String {
-    // The domain that told pairs are given.
+    // The domain of pairs that an override gives.
     if address.domain == u32::MAX {
         "pair".to_owned()
     } else {
@@ -226,7 +226,7 @@ mod tests {
     use hca::topology::pairing::Pairing;
     use hca::tree::{Tree, machine};
 
-    fn look(lay: impl Fn(&Tree)) -> Machine {
+    fn scan(lay: impl Fn(&Tree)) -> Machine {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         lay(&tree);
@@ -265,7 +265,7 @@ mod tests {
                 "Machine[Numa[Switch[Switch[g1 n1] g0 n0]] Numa[Switch[Switch[g3 n3] g2 n2]]]",
             ),
         ] {
-            let nested = words(&nest(&look(lay), "node"));
+            let nested = words(&nest(&scan(lay), "node"));
             let sorted = |text: &str| {
                 let mut words: Vec<&str> = text.split(['[', ']', ' ']).collect();
                 words.sort_unstable();
@@ -279,8 +279,8 @@ mod tests {
     }
 
     #[test]
-    fn told_pairs_are_boxes_of_their_own() {
-        let mut nd = look(machine::nd_h100);
+    fn pairs_of_an_override_are_boxes_of_their_own() {
+        let mut nd = scan(machine::nd_h100);
         assert!(words(&nest(&nd, "node")).starts_with("Machine[Numa[g0 g1 g2 g3 n0"));
         nd.pair(&Pairing::ByOrder).unwrap();
         assert!(words(&nest(&nd, "node")).starts_with("Machine[Numa[Switch[g0 n0] Switch[g1 n1]"));
@@ -300,7 +300,7 @@ mod tests {
                 tree.file(format!("{topology}/physical_package_id"), package);
             }
         };
-        let nested = words(&nest(&look(lay), "node"));
+        let nested = words(&nest(&scan(lay), "node"));
         assert!(nested.starts_with("Machine[Package[Numa["), "{nested}");
         assert!(nested.ends_with("Package[Numa[] Numa[]]]"), "{nested}");
     }

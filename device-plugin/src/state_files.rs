@@ -1,0 +1,257 @@
+//! Small files that programs of the node read, or the next daemon: kept as they should be.
+//!
+//! A disk can be full, read-only or slow for a while, and a file can be removed or replaced. So one
+//! task compares each file with its content at each scan and every [`COMPARE_INTERVAL`], and writes
+//! those that differ. What it cannot write is at `/readyz` for as long as that lasts. Nobody waits
+//! for a file longer than [`SETTLE_TIMEOUT`]. Killed anywhere, a file is the old one or the new one
+//! (`node::file`).
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use node::file;
+use node::policy::Policy;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Time between two comparisons that no scan asked for.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a scan waits for its files.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Where a file is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the state directory that the node's policy names.
+    Node(&'static str),
+    /// At this path; its directory is made.
+    Own(PathBuf),
+    /// At this path, in a directory that another program makes.
+    Foreign(PathBuf),
+}
+
+/// A file as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct File {
+    pub place: Place,
+    pub content: String,
+    /// What is missing as long as it cannot be written.
+    pub consequence: &'static str,
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    generation: u64,
+    files: Vec<File>,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    generation: u64,
+    faults: Vec<String>,
+}
+
+/// The file at work, and since when.
+type Current = Arc<Mutex<Option<(PathBuf, Instant)>>>;
+
+/// Which files there should be.
+#[derive(Debug)]
+pub(crate) struct StateFiles {
+    wanted: watch::Sender<Wanted>,
+    outcome: watch::Receiver<Outcome>,
+    current: Current,
+}
+
+/// The task that writes them.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    policy: PathBuf,
+    wanted: watch::Receiver<Wanted>,
+    outcome: watch::Sender<Outcome>,
+    current: Current,
+}
+
+/// No file yet. `policy` is the node's.
+pub(crate) fn state_files(policy: PathBuf) -> (StateFiles, Writer) {
+    let wanted = watch::Sender::new(Wanted::default());
+    let outcome = watch::Sender::new(Outcome::default());
+    let current = Current::default();
+    let files = StateFiles {
+        outcome: outcome.subscribe(),
+        current: current.clone(),
+        wanted,
+    };
+    let writer = Writer {
+        policy,
+        wanted: files.wanted.subscribe(),
+        outcome,
+        current,
+    };
+    (files, writer)
+}
+
+impl StateFiles {
+    /// From now on there should be these files. What was wanted before and is not any more stays as
+    /// it is.
+    pub(crate) fn want(&self, files: Vec<File>) {
+        self.wanted.send_modify(|wanted| {
+            wanted.generation += 1;
+            wanted.files = files;
+        });
+    }
+
+    /// Waits until the files are as they were wanted last, or cannot be. One that takes longer is
+    /// called late in the faults.
+    pub(crate) async fn settled(&mut self) {
+        let generation = self.wanted.borrow().generation;
+        let settled = self
+            .outcome
+            .wait_for(|outcome| outcome.generation >= generation);
+        let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
+    }
+
+    /// Returns when there is another outcome.
+    pub(crate) async fn changed(&mut self) {
+        if self.outcome.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// What cannot be written.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = current
+            .as_ref()
+            .filter(|(_, since)| since.elapsed() >= SETTLE_TIMEOUT)
+            .map(|(path, since)| {
+                format!(
+                    "writing {} has not ended for {} s; its file system does not answer",
+                    path.display(),
+                    since.elapsed().as_secs()
+                )
+            });
+        let faults = self.outcome.borrow().faults.clone();
+        late.into_iter().chain(faults).collect()
+    }
+}
+
+impl Writer {
+    /// Writes what is wanted until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = self.wanted.changed() => if changed.is_err() {
+                    return stop.cancelled().await;
+                },
+                () = tokio::time::sleep(COMPARE_INTERVAL) => {}
+            }
+            let (generation, files) = {
+                let wanted = self.wanted.borrow_and_update();
+                (wanted.generation, wanted.files.clone())
+            };
+            let (policy, current) = (self.policy.clone(), self.current.clone());
+            let written = tokio::task::spawn_blocking(move || write_all(&policy, &files, &current));
+            let faults = tokio::select! {
+                () = stop.cancelled() => return,
+                faults = written => faults.unwrap_or_else(|error| vec![error.to_string()]),
+            };
+            self.outcome.send_if_modified(|outcome| {
+                for fault in faults
+                    .iter()
+                    .filter(|fault| !outcome.faults.contains(fault))
+                {
+                    tracing::warn!("{fault}");
+                }
+                let news = outcome.faults != faults || outcome.generation != generation;
+                *outcome = Outcome { generation, faults };
+                news
+            });
+        }
+    }
+}
+
+fn write_all(policy: &std::path::Path, files: &[File], current: &Current) -> Vec<String> {
+    let at = |path: Option<PathBuf>| {
+        *current.lock().unwrap_or_else(PoisonError::into_inner) =
+            path.map(|path| (path, Instant::now()));
+    };
+    let mut faults = Vec::new();
+    at(Some(policy.to_owned()));
+    let state_dir = Policy::load_for_release(policy).0.state_dir;
+    for file in files {
+        let path = match &file.place {
+            Place::Node(name) => state_dir.join(name),
+            Place::Own(path) | Place::Foreign(path) => path.clone(),
+        };
+        at(Some(path.clone()));
+        if let Err(error) = write(&path, file) {
+            let (path, consequence) = (path.display(), file.consequence);
+            faults.push(format!("write {path}: {error}; {consequence}"));
+        }
+    }
+    at(None);
+    faults
+}
+
+fn write(path: &std::path::Path, file: &File) -> io::Result<()> {
+    if std::fs::read_to_string(path).is_ok_and(|known| known == file.content) {
+        return Ok(());
+    }
+    if let (Place::Own(_), Some(directory)) = (&file.place, path.parent()) {
+        std::fs::create_dir_all(directory)?;
+    }
+    file::replace(path, &file.content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: PathBuf) -> File {
+        File {
+            place: Place::Own(path),
+            content: "1\n".into(),
+            consequence: "no program can read it",
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_was_removed_or_could_not_be_written_is_written_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state/a");
+        // In the place of its directory there is a file.
+        std::fs::write(dir.path().join("state"), "").unwrap();
+        let (mut files, writer) = state_files(dir.path().join("policy.json"));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(writer.run(stop.clone()));
+        files.want(vec![file(path.clone())]);
+        files.settled().await;
+        let faults = files.faults();
+        assert!(
+            faults.len() == 1 && faults[0].contains("state/a") && faults[0].contains("no program"),
+            "{faults:?}"
+        );
+        std::fs::remove_file(dir.path().join("state")).unwrap();
+        for _ in 0..2 {
+            files.want(vec![file(path.clone())]);
+            files.settled().await;
+            assert_eq!(files.faults(), [""; 0]);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
+            std::fs::remove_file(&path).unwrap();
+        }
+        // Nobody would read it in a directory that its reader did not make.
+        let foreign = dir.path().join("none/a");
+        files.want(vec![File {
+            place: Place::Foreign(foreign.clone()),
+            ..file(path)
+        }]);
+        files.settled().await;
+        assert_eq!(files.faults().len(), 1);
+        assert!(!foreign.parent().unwrap().exists());
+        stop.cancel();
+        task.await.unwrap();
+    }
+}
