@@ -315,33 +315,33 @@ impl Fixture {
 
 /// Each netlink request of DEL is refused once for want of memory: nothing is lost.
 fn a_passing_want_of_memory_costs_a_move_nothing() -> Result<()> {
-    let ground = Ground::moving()?;
-    answer_of_add(&ground)?;
-    let points = trace(&ground.host, &ground.call(), "DEL", &ground.config)?;
-    ground.clean("after a DEL that was watched")?;
+    let fixture = Fixture::moving()?;
+    answer_of_add(&fixture)?;
+    let points = trace(&fixture.host, &fixture.call(), "DEL", &fixture.config)?;
+    fixture.clean("after a DEL that was watched")?;
     let sent: Vec<Point> = points
         .into_iter()
         .filter(|point| point.syscall == "sendto")
         .collect();
     ensure!(sent.len() > 10, "{sent:?}");
     for point in sent {
-        answer_of_add(&ground)?;
+        answer_of_add(&fixture)?;
         inject(
-            &ground.call(),
+            &fixture.call(),
             "DEL",
-            &ground.config,
+            &fixture.config,
             &point,
             "error=ENOBUFS",
         )?
         .success()
         .with_context(|| format!("DEL with an error at {point:?}"))?;
-        ground.clean(&format!("after an error at {point:?}"))?;
+        fixture.clean(&format!("after an error at {point:?}"))?;
     }
     Ok(())
 }
 
-fn answer_of_add(ground: &Ground) -> Result<()> {
-    let answer = ground.call().run("ADD", ground.config.as_bytes())?;
+fn answer_of_add(fixture: &Fixture) -> Result<()> {
+    let answer = fixture.call().run("ADD", fixture.config.as_bytes())?;
     answer.success().map(drop).context("ADD")
 }
 
