@@ -4,7 +4,11 @@
 mod list;
 mod reclaim;
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, anyhow};
 use attachment::{
@@ -72,6 +76,13 @@ pub fn run(places: &Places) -> ExitCode {
 }
 
 fn open(places: &Places) -> Result<Node> {
+    // Without a policy the defaults count; one that was named is meant to be there.
+    if places.policy != Path::new(node::policy::DEFAULT_PATH) && !places.policy.exists() {
+        return Err(anyhow!(
+            "the policy {} is not there",
+            places.policy.display()
+        ));
+    }
     let node = Node::open_for_release(places, "administrator".into())
         .map_err(|error| anyhow!(error.with_remedy()))
         .context("read the state of this node")?;

@@ -12,6 +12,7 @@ use attachment::{
         display,
         identity::{Identity, Place},
         replay, restore,
+        snapshot::Snapshot,
     },
     node::HostNetns,
 };
@@ -51,8 +52,14 @@ pub fn make(
         Source::Netdev { nic, snapshot, .. } if nic.is_infiniband() && !plan.rdma.is_empty() => {
             take_anew(host, pod, inside, plan, &snapshot.identity)
         }
-        Source::Netdev { nic, mtu, mac, .. } => {
+        Source::Netdev {
+            nic,
+            snapshot,
+            mtu,
+            mac,
+        } => {
             let moved = move_in(host, pod, inside, nic, name)?;
+            keep_next_hops(host, snapshot, nic.index)?;
             if mtu.is_some() || mac.is_some() {
                 let change = Change {
                     mtu: *mtu,
@@ -80,12 +87,36 @@ pub fn make(
                 target: None,
             };
             let made = make_child(host, pod, inside, &new, parent);
-            made.map_err(|refused| match refused {
+            let made = made.map_err(|refused| match refused {
                 Refused::Kernel(e) => explain(&e, &new, parent.link()),
                 Refused::Explained(error) => error,
-            })
+            })?;
+            stands_on(inside, &made, parent.link())?;
+            Ok(made)
         }
     }
+}
+
+/// Removes a child that the kernel did not put on the link that was judged and recorded: a process
+/// of the pod can put another link in the place of one of the pod's between reading and making.
+///
+/// # Errors
+/// Code 11 where it stands on another link.
+fn stands_on(inside: &mut Socket, made: &Link, parent: &Link) -> Result<(), Error> {
+    // The kernel names the link below where its index is not the child's own (`nla_put_iflink()`).
+    let below = made.parent.unwrap_or(made.index);
+    if below == parent.index {
+        return Ok(());
+    }
+    link::delete(inside, made)?;
+    Err(Error::new(
+        Code::TryAgain,
+        format!(
+            "the kernel put {} on the link with index {below}, not on {}, which has index {}",
+            made.name, parent.name, parent.index
+        ),
+    )
+    .with_details("the links of the pod changed in between; try again"))
 }
 
 /// Why a child was not made.
@@ -237,6 +268,31 @@ fn move_in(
     let what = format!("move {} into {} as {name}", nic.name, pod.path().display());
     link::change(&mut host.socket, what, nic.index, &change)?;
     link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name))
+}
+
+/// Puts the host's routes over several netdevs back without the one that left.
+///
+/// # Errors
+/// The kernel's refusal, with the route: the move is undone then.
+fn keep_next_hops(host: &mut HostNetns, snapshot: &Snapshot, index: u32) -> Result<(), Error> {
+    let routes = snapshot.parsed_routes().map_err(|e| {
+        Error::new(
+            Code::Internal,
+            format!("read back routes of {}: {e}", snapshot.name),
+        )
+    })?;
+    for left in routes.iter().filter_map(|m| replay::left_by(m, index)) {
+        let what = format!(
+            "keep the next hops of route {} over other netdevs than {}",
+            display::route(&left),
+            snapshot.name
+        );
+        match route::append(&mut host.socket, &what, &left) {
+            Err(e) if e.is(libc::EEXIST) => {}
+            done => done?,
+        }
+    }
+    Ok(())
 }
 
 /// A netdev of IP over InfiniBand ends when its RDMA device leaves a namespace, and is made anew

@@ -80,7 +80,11 @@ fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool
         }
 }
 
-fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<(), Denied> {
+/// Allows or denies by the policy alone, whichever pod asks.
+///
+/// # Errors
+/// The first rule that denies it.
+pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<(), Denied> {
     match resolved {
         Resolved::Move(nic) => {
             let subject = Subject::of(Attach::Move, nic);

@@ -171,12 +171,15 @@ impl Config {
         let bus = root.text("pciBusID")?;
         // What the runtime says of this pod's allocation, before anything static. Multus writes
         // an allocation's ID into pciBusID as well, whether or not it is one.
-        let allocation = [runtime.text("deviceID")?, root.text("deviceID")?, bus]
-            .into_iter()
-            .flatten()
-            .next()
-            .map(|text| allocation(&root, text))
-            .transpose()?;
+        let allocation = [
+            ("deviceID", runtime.text("deviceID")?),
+            ("deviceID", root.text("deviceID")?),
+            ("pciBusID", bus),
+        ]
+        .into_iter()
+        .find_map(|(key, text)| Some((key, text?)))
+        .map(|(key, text)| allocation(&root, key, text))
+        .transpose()?;
         let bus = bus.filter(|text| allocation.as_ref().is_none_or(|a| a.text != *text));
         let config = Config {
             attach,
@@ -318,11 +321,11 @@ fn wrong_mode(kind: &str, mode: &str, expected: &str) -> Error {
     .with_details(format!("expected {expected}"))
 }
 
-fn allocation(root: &Section<'_>, text: &str) -> Result<Allocation, Error> {
+fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, Error> {
     // People write PCI addresses in capitals, too.
     let unit = match text.parse::<PciAddress>() {
         Ok(address) => UnitId::Exclusive(HcaId::Pci(address)),
-        Err(_) => text.parse().map_err(|e| root.wrong("deviceID", e))?,
+        Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
     };
     Ok(Allocation {
         unit,
@@ -522,6 +525,10 @@ mod tests {
             let config = read(json!({"deviceID": id, "pciBusID": id})).unwrap();
             assert_eq!(config.device, None, "{id}");
             assert_eq!(config.allocation.unwrap().text, id);
+        }
+        for key in ["deviceID", "pciBusID"] {
+            let error = read(json!({ key: "zz" })).unwrap_err();
+            assert!(error.msg.starts_with(key), "{error}");
         }
         let shared = read(json!({"deviceID": "0000:3b:00.0_3e71787e_17"})).unwrap();
         assert!(matches!(

@@ -94,6 +94,8 @@ impl Source {
                 kind: child.word().to_owned(),
                 master: parent.link().name.to_string(),
                 index: parent.link().index,
+                in_pod: parent.of_host().is_none(),
+                pod_index: None,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
         }

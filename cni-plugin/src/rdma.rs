@@ -65,6 +65,19 @@ pub(crate) fn moves(
         return Ok(false);
     }
     if requirement == RdmaRequirement::Required {
+        if !matches!(attach, Attach::Move | Attach::RdmaOnly) {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "rdma: required is refused for a child of {name}: its RDMA device stays with \
+                     {name} on the host"
+                ),
+            )
+            .with_details(
+                "set attach to move, or rdma to auto, which gives the pod the device files of its \
+                 allocation",
+            ));
+        }
         isolation(mode)?;
         if !has_rdma {
             return Err(Error::new(
@@ -100,20 +113,25 @@ pub(crate) fn moves(
 /// # Errors
 /// Code 50.
 pub(crate) fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
-    let found = match mode {
+    let (found, remedy) = match mode {
         Some(NetnsMode::Exclusive) => return Ok(()),
-        Some(NetnsMode::Shared) => "the node's RDMA subsystem is in shared mode",
-        None => "the node has no RDMA subsystem loaded",
+        Some(NetnsMode::Shared) => (
+            "the node's RDMA subsystem is in shared mode",
+            "set it to exclusive while the node has no other network namespace: rdma system set \
+             netns exclusive, and for the next boot netns_mode=0 for ib_core in /etc/modprobe.d; or \
+             set rdma to auto",
+        ),
+        None => (
+            "the node has no RDMA subsystem loaded",
+            "load it with the driver of the HCA (modprobe ib_core netns_mode=0; mlx5_ib for a \
+             ConnectX), or set rdma to auto",
+        ),
     };
     Err(Error::new(
         Code::Unavailable,
         format!("RDMA devices of the pod's own are required, but {found}"),
     )
-    .with_details(
-        "set it to exclusive while the node has no other network namespace: rdma system set \
-         netns exclusive, and for the next boot netns_mode=0 for ib_core in /etc/modprobe.d; or \
-         set rdma to auto",
-    ))
+    .with_details(remedy))
 }
 
 /// The RDMA devices that go with a netdev: those of its ports, and all others of its function.
@@ -368,6 +386,14 @@ mod tests {
                 false,
                 Code::InvalidConfig,
                 "eth1",
+            ),
+            (
+                RdmaRequirement::Required,
+                Attach::Macvlan,
+                None,
+                false,
+                Code::InvalidConfig,
+                "stays with eth1",
             ),
             (
                 RdmaRequirement::Auto,

@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use crate::error::Error;
 use cni_wire::{CniResult, Code, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, lookup};
-use netlink_packet_route::address::AddressAttribute;
+use netlink_packet_route::{address::AddressAttribute, link::InfoKind};
 
 pub use dependents::{Dependent, rivals};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
@@ -213,9 +213,32 @@ pub fn resolve(
                 false => Parent::OfHost(parent_on_host(node, config)?),
             };
             let kind = kind.unwrap_or_else(|| ChildKind::on(parent.link()));
+            let socket = match &parent {
+                Parent::OfHost(_) => &mut node.netns.socket,
+                Parent::OfPod(_) => inside,
+            };
+            carries_children(socket, kind, &parent)?;
             Ok(Resolved::Child { kind, parent })
         }
     }
+}
+
+/// What a network that names a master on the host resolves to, for whichever pod; none where the
+/// allocation or the pod decides.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>, Error> {
+    let (Some(name), Requested::Child(kind)) = (&config.master, requested(config)?) else {
+        return Ok(None);
+    };
+    if config.link_in_container {
+        return Ok(None);
+    }
+    let parent = Parent::OfHost(read(node, name)?);
+    let kind = kind.unwrap_or_else(|| ChildKind::on(parent.link()));
+    carries_children(&mut node.netns.socket, kind, &parent)?;
+    Ok(Some(Resolved::Child { kind, parent }))
 }
 
 /// Which netdev of the host a request to move means. Pure.
@@ -333,6 +356,62 @@ fn pod_link(inside: &mut Socket, master: Option<&str>) -> Result<PodLink, Error>
         .with_details(format!("name {} itself", controller.name)));
     }
     Ok(PodLink(link))
+}
+
+/// Refuses a macvlan, ipvlan, macvtap or ipvtap as master. `socket` is of the master's namespace.
+///
+/// The kernel makes a macvlan that is asked for on a macvlan on the link below that
+/// (`macvlan_common_newlink()`), and an ipvlan on an ipvlan likewise (`ipvlan_link_new()`), in
+/// whichever namespace that link is. What is judged, recorded and printed must be the link that is
+/// used. One kind upon the other is a stack indeed, but its frames are on the wire of the link below
+/// all the same; of these only an ipvlan on a macvlan of the pod adds nothing that the pod has not.
+///
+/// # Errors
+/// Code 7 with the name of the link below, where that is in the same namespace.
+fn carries_children(socket: &mut Socket, kind: ChildKind, parent: &Parent) -> Result<(), Error> {
+    let link = parent.link();
+    let Some(master) = &link.kind else {
+        return Ok(());
+    };
+    let is_macvlan = matches!(master, InfoKind::MacVlan | InfoKind::MacVtap);
+    let is_ipvlan = matches!(master, InfoKind::IpVlan | InfoKind::IpVtap);
+    let within_the_pod = is_macvlan && kind == ChildKind::Ipvlan && parent.of_host().is_none();
+    if !(is_macvlan || is_ipvlan) || within_the_pod {
+        return Ok(());
+    }
+    let below = match (link.parent, link.parent_netns) {
+        (Some(index), None) => link::get(socket, By::Index(index))?,
+        _ => None,
+    };
+    let (through, remedy) = match (&below, parent) {
+        (Some(below), _) => (
+            below.name.to_string(),
+            format!("name {} as master instead", below.name),
+        ),
+        (None, Parent::OfHost(_)) => (
+            "a link in another network namespace".to_owned(),
+            "name a netdev of the host as master that is no macvlan or ipvlan".to_owned(),
+        ),
+        (None, Parent::OfPod(_)) => (
+            "a link outside of the pod".to_owned(),
+            "leave linkInContainer out and name a netdev of the host as master; an ipvlan may have \
+             a macvlan of the pod as master"
+                .to_owned(),
+        ),
+    };
+    Err(Error::new(
+        Code::InvalidConfig,
+        format!(
+            "master: {} is a {master}; {} {} on it would send and receive through {through}",
+            link.name,
+            match kind {
+                ChildKind::Ipvlan | ChildKind::Ipoib => "an",
+                ChildKind::Macvlan => "a",
+            },
+            kind.attach().as_str(),
+        ),
+    )
+    .with_details(remedy))
 }
 
 /// The link of the default route with the lowest metric, in the socket's namespace.

@@ -29,7 +29,7 @@ impl Route {
     /// True for a default route.
     #[must_use]
     pub fn is_default(&self) -> bool {
-        self.prefix == 0
+        uplink::is_default(self.prefix)
     }
 }
 

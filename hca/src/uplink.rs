@@ -3,8 +3,9 @@
 //! One definition for pools, preflight checks and network plugins, pure over what each of them finds
 //! out in its own way. A netdev is an uplink when
 //!
-//! 1. the node is left through it: it carries a default route of the main table, or the kernel's own
-//!    answer to "which way out?" names it; a route that exists to refuse is none, and neither are
+//! 1. the node is left through it: it carries a [default route](is_default) of the main table, or
+//!    the kernel's own answer to "which way out?" names it, or a default route of a table that rules
+//!    look up whatever the source of a packet; a route that exists to refuse is none, and neither are
 //!    default routes of other tables, which are source routing of rails;
 //! 2. it has an address that the node is known by; an address of its own subnet alone does not make
 //!    an uplink of a rail;
@@ -13,6 +14,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+
+/// Whether a route with this prefix length is a default route, alone or with a few others: halves of
+/// the address space are a VPN's way to be preferred, and `2000::/3` is all of the Internet.
+#[must_use]
+pub const fn is_default(prefix: u8) -> bool {
+    prefix <= 3
+}
 
 /// Why a netdev is an uplink.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -83,11 +83,12 @@ impl CniHost {
             self.netns.ip(&format!("link set {link} up"))?;
         }
         let started = Instant::now();
-        while !self
-            .netns
-            .ip(&format!("-6 addr show dev {name}"))?
-            .contains("fe80")
-        {
+        // The kernel makes the local route of an address a moment after it.
+        let has_route = |link: &str| -> Result<bool> {
+            let routes = format!("-6 route show table local dev {link}");
+            Ok(self.netns.ip(&routes)?.contains("local fe80"))
+        };
+        while !(has_route(name)? && has_route(peer)?) {
             if started.elapsed() > Duration::from_secs(10) {
                 bail!("{name} gets no link-local address");
             }

@@ -43,6 +43,8 @@ pub const INVALID_NETWORK: u64 = 7;
 pub const INVALID_ENVIRONMENT: u64 = 4;
 /// CNI's code for "later".
 pub const TRY_AGAIN: u64 = 11;
+/// CNI's code for what ADD would refuse, in an answer to STATUS.
+pub const UNAVAILABLE: u64 = 50;
 /// Our code for what the node's policy denies.
 pub const DENIED: u64 = 101;
 /// What the node keeps cannot be used.

@@ -7,15 +7,11 @@
 
 use std::{path::Path, time::Duration};
 
-use netlink::{
-    Namespace, Socket,
-    link::{self, Link},
-    rule,
-};
+use netlink::{Namespace, rule};
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
-    addresses,
+    addresses, child,
     error::Error,
     journal::{Key, Record},
     netdev::{
@@ -164,42 +160,5 @@ fn clear_pod(node: &Node, record: &Record, pod: &Namespace) -> Result<(), Error>
             )?;
         }
     }
-    if let Some(link) = find_child(&mut socket, record)? {
-        link::delete(&mut socket, &link)?;
-    }
-    Ok(())
-}
-
-/// The child of an attachment in its pod, also when the pod renamed it: by kind and the link
-/// below, then by MAC address where it has its own, else by name. Never a netdev that somebody
-/// else put under the name.
-fn find_child(socket: &mut Socket, record: &Record) -> Result<Option<Link>, Error> {
-    let Some(child) = &record.child else {
-        return Ok(None);
-    };
-    let mut found: Vec<Link> = link::list(socket)?
-        .into_iter()
-        .filter(|link| {
-            link.kind
-                .as_ref()
-                .is_some_and(|kind| kind.to_string() == child.kind)
-                && link.parent == Some(child.index)
-        })
-        .collect();
-    let own_mac = |link: &Link| {
-        child
-            .mac
-            .as_ref()
-            .is_some_and(|mac| hca::MacAddress::new(link.mac.as_slice()).to_string() == *mac)
-    };
-    let position = found
-        .iter()
-        .position(own_mac)
-        .or_else(|| found.iter().position(|link| link.name == record.ifname))
-        // Killed before it was named; one with a MAC address of its own is known by that.
-        .or_else(|| {
-            let unnamed = |link: &Link| link.name.as_bytes().starts_with(UNNAMED.as_bytes());
-            found.iter().position(|l| child.mac.is_none() && unnamed(l))
-        });
-    Ok(position.map(|position| found.swap_remove(position)))
+    child::remove(node, record, pod, &mut socket)
 }

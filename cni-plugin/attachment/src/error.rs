@@ -93,7 +93,9 @@ impl Error {
             Error::Ipam(e) => return Some(e.details.clone()).filter(|text| !text.is_empty()),
             Error::Several { first, .. } => return first.remedy(),
             Error::State { .. } => {
-                "the daemon of this node writes it; restart rdma-device-plugin, or remove the file"
+                "the daemon of this node writes it; restart rdma-device-plugin (nothing is \
+                 attached without it, because it protects the node's own netdevs and HCAs of \
+                 exclusive pools)"
             }
             Error::Netdev(restore::Error::Nowhere { .. }) | Error::RdmaNowhere { .. } => {
                 "a namespace that is being torn down still has it; try again"

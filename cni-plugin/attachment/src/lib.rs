@@ -6,6 +6,7 @@
 //! - [`netdev`]: a netdev's whole state, and restoring it;
 //! - [`rdma`]: RDMA devices that went with it, and returning them;
 //! - [`addresses`]: IPAM, in this process or by exec;
+//! - [`namespaces`]: network namespaces of this node;
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
@@ -13,11 +14,13 @@
 //! - [`error`]: why an attachment cannot be undone. It carries no code of CNI but an IPAM's.
 
 pub mod addresses;
+mod child;
 pub mod detach;
 pub mod error;
 pub mod journal;
 pub mod listing;
 pub mod log;
+pub mod namespaces;
 pub mod netdev;
 pub mod node;
 pub mod rdma;

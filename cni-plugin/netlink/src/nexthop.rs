@@ -149,6 +149,28 @@ pub fn list(socket: &mut Socket, link: u32) -> Result<Vec<Nexthop>> {
     Ok(objects)
 }
 
+/// The links that the object or group with this number leaves through.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn links(socket: &mut Socket, id: u32) -> Result<Vec<u32>> {
+    let all = dump(socket, &Raw::new(&[0; HEADER_BYTES]))?;
+    Ok(links_of(&all, id))
+}
+
+/// A group has objects as members, never groups (`nh_check_attr_group()`). Pure.
+fn links_of(all: &[Nexthop], id: u32) -> Vec<u32> {
+    let members: Vec<u32> = all
+        .iter()
+        .filter(|object| object.id() == id)
+        .flat_map(Nexthop::members)
+        .collect();
+    all.iter()
+        .filter(|object| object.id() == id || members.contains(&object.id()))
+        .filter_map(|object| object.number(NHA_OIF))
+        .collect()
+}
+
 fn dump(socket: &mut Socket, filter: &Raw) -> Result<Vec<Nexthop>> {
     let parse = |payload: &[u8]| Nexthop::parse(payload).map(Some);
     match socket.dump("list nexthops", RTM_GETNEXTHOP, filter, parse) {
@@ -202,6 +224,16 @@ mod tests {
             .with(NHA_GROUP, &members);
         let group = Nexthop::parse(group.as_bytes()).unwrap();
         assert_eq!(group.members(), [7, 8]);
+        let object = |id: u32, link: u32| {
+            let raw = Raw::new(&[0; 8])
+                .with(NHA_ID, &id.to_ne_bytes())
+                .with(NHA_OIF, &link.to_ne_bytes());
+            Nexthop::parse(raw.as_bytes()).unwrap()
+        };
+        let all = [object(7, 2), object(8, 3), object(9, 4), group];
+        assert_eq!(links_of(&all, 20), [2, 3]);
+        assert_eq!(links_of(&all, 9), [4]);
+        assert!(links_of(&all, 6).is_empty());
         assert!(Nexthop::parse(&[0; 4]).is_err());
     }
 }

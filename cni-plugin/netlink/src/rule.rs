@@ -14,16 +14,19 @@ const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
 
-/// All rules of a family.
+/// All rules of a family; none where the kernel has no such family, or no rules.
 ///
 /// # Errors
 /// The kernel's refusal.
 pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessage>> {
     let mut filter = RuleMessage::default();
     filter.header.family = family;
-    socket.dump("list routing rules", RTM_GETRULE, &filter, |payload| {
-        socket::parse_leniently::<RuleMessage>(payload, HEADER_BYTES).map(Some)
-    })
+    let parse =
+        |payload: &[u8]| socket::parse_leniently::<RuleMessage>(payload, HEADER_BYTES).map(Some);
+    match socket.dump("list routing rules", RTM_GETRULE, &filter, parse) {
+        Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
+        done => done,
+    }
 }
 
 /// Adds a rule; one that is there is added.

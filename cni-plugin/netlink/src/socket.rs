@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     sync::OnceLock,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -23,6 +24,10 @@ const HEADER: usize = 16;
 /// The kernel fills at most 32 KiB of a dump at once (`netlink_dump()`); a single answer about
 /// a link may be longer.
 const BUFFER_BYTES: usize = 128 << 10;
+/// What the kernel says when it lacks memory for a moment; the request is then not done.
+const PASSING: [i32; 3] = [libc::ENOBUFS, libc::ENOMEM, libc::EAGAIN];
+/// How long it is given before it is asked once more.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a dump that a concurrent change made inconsistent is asked for again.
 const DUMP_ATTEMPTS: u32 = 8;
 
@@ -172,12 +177,25 @@ struct Refusal {
 
 enum Failure {
     Refused(Refusal),
+    /// The request did not reach the kernel.
+    Unsent(io::Error),
     Call(io::Error),
     Answer(String),
     Interrupted,
 }
 
 impl Failure {
+    /// Whether nothing was done, for a reason that passes. An answer that was lost is no such case:
+    /// the request may have been done.
+    fn passes(&self) -> bool {
+        let errno = match self {
+            Failure::Refused(refusal) => Some(refusal.errno),
+            Failure::Unsent(cause) => cause.raw_os_error(),
+            Failure::Call(_) | Failure::Answer(_) | Failure::Interrupted => None,
+        };
+        errno.is_some_and(|errno| PASSING.contains(&errno))
+    }
+
     fn of(self, what: &dyn fmt::Display) -> Error {
         let what = what.to_string();
         match self {
@@ -186,7 +204,7 @@ impl Failure {
                 cause: io::Error::from_raw_os_error(errno),
                 message,
             },
-            Failure::Call(cause) => Error::Call { what, cause },
+            Failure::Unsent(cause) | Failure::Call(cause) => Error::Call { what, cause },
             Failure::Answer(cause) => Error::Answer { what, cause },
             Failure::Interrupted => Error::Answer {
                 what,
@@ -251,7 +269,8 @@ impl Socket {
 
     /// Sends a request and waits until it is acknowledged.
     ///
-    /// `what` names the attempt and its object, for the error.
+    /// `what` names the attempt and its object, for the error. A refusal for want of memory is
+    /// answered with the same request, once.
     ///
     /// # Errors
     /// The kernel's refusal, or the system call that failed.
@@ -281,8 +300,16 @@ impl Socket {
             &what,
             |()| None,
             || {
-                self.exchange(kind, flags | NLM_F_ACK, body, &mut each)
-                    .map_err(|f| f.of(&what))
+                let flags = flags | NLM_F_ACK;
+                let first = self.exchange(kind, flags, body, &mut each);
+                let answer = match first {
+                    Err(failure) if failure.passes() => {
+                        thread::sleep(RETRY_INTERVAL);
+                        self.exchange(kind, flags, body, &mut each)
+                    }
+                    done => done,
+                };
+                answer.map_err(|f| f.of(&what))
             },
         )
     }
@@ -299,6 +326,7 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> std::result::Result<Option<T>, DecodeError>,
     ) -> Result<Vec<T>> {
+        let mut again = false;
         let attempt = || {
             for _ in 0..DUMP_ATTEMPTS {
                 let mut list = Vec::new();
@@ -309,6 +337,10 @@ impl Socket {
                 match self.exchange(kind, NLM_F_DUMP, body, &mut each) {
                     Ok(()) => return Ok(list),
                     Err(Failure::Interrupted) => {}
+                    Err(failure) if failure.passes() && !again => {
+                        again = true;
+                        thread::sleep(RETRY_INTERVAL);
+                    }
                     Err(failure) => return Err(failure.of(&what)),
                 }
             }
@@ -325,7 +357,7 @@ impl Socket {
         each: &mut dyn FnMut(&[u8]) -> std::result::Result<(), DecodeError>,
     ) -> std::result::Result<(), Failure> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.send(kind, flags, body).map_err(Failure::Call)?;
+        self.send(kind, flags, body).map_err(Failure::Unsent)?;
         let mut interrupted = false;
         loop {
             self.receive().map_err(Failure::Call)?;

@@ -46,8 +46,9 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     let Some((index, expected)) = position.and_then(|i| Some((i, before.interfaces.get(i)?)))
     else {
         return Err(differs(format!(
-            "prevResult has no interface {} in {sandbox:?}",
-            id.ifname
+            "prevResult has no interface {} in {}",
+            id.ifname,
+            sandbox.unwrap_or("the pod")
         )));
     };
     let link = link::get(&mut inside, By::Name(expected.name.as_bytes()))?

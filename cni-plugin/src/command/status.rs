@@ -13,9 +13,11 @@ use netlink::{
 };
 
 use crate::{
+    authorize::{Asked, Rules, by_policy},
     config::Config,
     error::Error,
     rdma::{self, RdmaRequirement},
+    resolve,
 };
 
 /// Serves STATUS.
@@ -40,6 +42,20 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
             format!("master: netdev {master} does not exist on this host"),
         )
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
+    }
+    let master = resolve::named_master(&mut node, &config).map_err(Error::unavailable)?;
+    if let Some(master) = master {
+        let asked = Asked {
+            passthru: config.mode.as_deref() == Some("passthru"),
+            moves_rdma: false,
+        };
+        let rules = Rules {
+            allow: &node.policy.values.allow,
+            path: &node.policy.path,
+            // Which pod may have these, STATUS does not ask.
+            exclusive: &[],
+        };
+        by_policy(&master, asked, rules).map_err(|denied| Error::from(denied).unavailable())?;
     }
     node.journal
         .check_owner()

@@ -7,12 +7,11 @@
 //! of processes.
 
 use std::{
-    collections::BTreeSet,
-    fmt, fs, iter,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
-use attachment::{detach::living, node::Node};
+use attachment::{detach::living, journal::record::Child, namespaces, node::Node};
 use hca::{HcaId, Host, PciAddress};
 use netlink::{
     Namespace,
@@ -141,7 +140,8 @@ fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
 /// A child that this plugin made on the netdev, in a namespace that is still there.
 fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
     for (_, record) in node.records()? {
-        let Some(child) = record.child.as_ref().filter(|child| child.index == index) else {
+        let on_it = |child: &&Child| !child.in_pod && child.index == index;
+        let Some(child) = record.child.as_ref().filter(on_it) else {
             continue;
         };
         if record.boot == node.boot && living(&record)?.is_some() {
@@ -154,33 +154,12 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
     Ok(None)
 }
 
-/// Where runtimes keep network namespaces, beside the directory of the pod's own.
-const NETNS_DIRECTORY: &str = "/run/netns";
-
-/// A link on the netdev in one of the namespaces that lie where the pod's does, or in which there are
-/// processes.
+/// A link on the netdev in another namespace of the node.
 fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Dependent> {
-    let host = node.netns.namespace.id();
-    let mut read = BTreeSet::from([(host.device, host.inode)]);
-    let beside = pod
-        .path()
-        .parent()
-        .filter(|directory| !directory.starts_with("/proc"));
-    let directories = beside.into_iter().chain([Path::new(NETNS_DIRECTORY)]);
-    let named = directories
-        .flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten())
-        .filter_map(|entry| Namespace::open(&entry.path()).ok().flatten());
-    let of_processes = iter::once(()).flat_map(|()| Namespace::of_processes(&node.roots.proc));
-    for other in named.chain(of_processes) {
-        let id = other.id();
-        if !read.insert((id.device, id.inode)) {
-            continue;
-        }
-        if let Some(link) = link_in(node, &other, index) {
-            return Some(described(&link, Some(other.path())));
-        }
-    }
-    None
+    namespaces::all(node, pod).find_map(|other| {
+        let link = link_in(node, &other, index)?;
+        Some(described(&link, Some(other.path())))
+    })
 }
 
 fn link_in(node: &Node, other: &Namespace, index: u32) -> Option<Link> {

@@ -1,21 +1,22 @@
 //! Which netdevs of the host the node itself needs, by the one definition of [`hca::uplink`] and
 //! netlink's facts. Only reads.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use attachment::netdev::replay;
 use hca::uplink::{self, Network, Why};
 use netlink::{
-    Socket, address,
+    Socket, address, attribute,
     link::{self, By, Link},
-    route,
+    nexthop, route, rule,
 };
 use netlink_packet_route::{
     AddressFamily,
     address::AddressAttribute,
     link::InfoKind,
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
+    rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
 use crate::error::Error;
@@ -37,14 +38,19 @@ pub(super) fn of(
     let mut names = Names::default();
     for family in route::FAMILIES {
         let mut indexes = Vec::new();
-        for default in route::list_table(socket, family, replay::MAIN)? {
-            if replay::is_default(&default) && default.header.kind == RouteType::Unicast {
-                indexes.extend(interfaces_of(&default));
+        for table in tables(socket, family)? {
+            for route in route::list_table(socket, family, table)? {
+                let is_default = uplink::is_default(route.header.destination_prefix_length);
+                if is_default && route.header.kind == RouteType::Unicast {
+                    indexes.extend(interfaces_of(socket, &route)?);
+                }
             }
         }
-        let way = way_out(socket, family)?;
-        indexes.extend(way.index);
-        facts.node_addresses.extend(way.source);
+        for outside in OUTSIDE.iter().filter(|ip| is_of(**ip, family)) {
+            let way = way_out(socket, *outside)?;
+            indexes.extend(way.index);
+            facts.node_addresses.extend(way.source);
+        }
         for index in indexes {
             facts.ways_out.extend(names.of(socket, index)?);
         }
@@ -99,7 +105,51 @@ impl Names {
     }
 }
 
-/// The links directly below one: its parent in this namespace, and its ports.
+/// Addresses of documentation: RFC 5737, RFC 3849, RFC 9637. Several, because one alone may have a
+/// route of its own.
+const OUTSIDE: [IpAddr; 5] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 1)),
+];
+
+fn is_of(ip: IpAddr, family: AddressFamily) -> bool {
+    ip.is_ipv4() == (family == AddressFamily::Inet)
+}
+
+/// `RT_TABLE_UNSPEC`, of rules that look up none or that of a VRF, and `RT_TABLE_LOCAL`.
+const NO_WAY_OUT: [u32; 2] = [0, 255];
+
+/// The tables in which the node's own packets are looked up whatever their source: the main one, and
+/// those of rules that select by nothing, or by mark, user or protocol. Rules with a source, a
+/// destination or an interface are source routing of rails and of pods.
+fn tables(socket: &mut Socket, family: AddressFamily) -> Result<BTreeSet<u32>, Error> {
+    let rules = rule::list(socket, family)?;
+    let all = rules.iter().filter(|rule| is_for_the_node(rule));
+    let mut tables: BTreeSet<u32> = all.map(rule::table_of).collect();
+    tables.retain(|table| !NO_WAY_OUT.contains(table));
+    tables.insert(replay::MAIN);
+    Ok(tables)
+}
+
+fn is_for_the_node(rule: &RuleMessage) -> bool {
+    let by_interface = |attribute: &RuleAttribute| {
+        matches!(
+            attribute,
+            RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_)
+        )
+    };
+    let selects = rule.header.src_len > 0
+        || !uplink::is_default(rule.header.dst_len)
+        || rule.attributes.iter().any(by_interface);
+    // One that is inverted is for all but those.
+    !selects || rule.header.flags.contains(RuleFlags::Invert)
+}
+
+/// The links directly below one: its parent in this namespace, its ports, and for a tunnel the link
+/// that its packets leave through.
 fn lowers(socket: &mut Socket, names: &mut Names, index: u32) -> Result<Vec<String>, Error> {
     let Some(upper) = link::get(socket, By::Index(index))? else {
         return Ok(Vec::new());
@@ -110,6 +160,9 @@ fn lowers(socket: &mut Socket, names: &mut Names, index: u32) -> Result<Vec<Stri
     {
         found.extend(names.of(socket, parent)?);
     }
+    for below in below_tunnel(socket, &upper)? {
+        found.extend(names.of(socket, below)?);
+    }
     if has_ports(&upper) {
         for port in link::list(socket)? {
             if port.controller == Some(index) {
@@ -118,6 +171,51 @@ fn lowers(socket: &mut Socket, names: &mut Names, index: u32) -> Result<Vec<Stri
         }
     }
     Ok(found)
+}
+
+/// `IFLA_VXLAN_LINK` (`include/uapi/linux/if_link.h`)
+const IFLA_VXLAN_LINK: u16 = 3;
+
+/// The attributes of a tunnel that have the address of its other end: `IFLA_VXLAN_GROUP` and
+/// `_GROUP6`, `IFLA_GENEVE_REMOTE` and `_REMOTE6`, `IFLA_GRE_REMOTE`, `IFLA_IPTUN_REMOTE`. The link
+/// of the last two is their parent.
+fn remote_attributes(kind: &str) -> &'static [u16] {
+    match kind {
+        "vxlan" => &[2, 16],
+        "geneve" => &[2, 7],
+        "gre" | "gretap" | "erspan" | "ip6gre" | "ip6gretap" => &[7],
+        "ipip" | "sit" | "ip6tnl" => &[3],
+        _ => &[],
+    }
+}
+
+/// The links that a tunnel sends through: the one it is bound to, and the one that its other end is
+/// reached by.
+fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>, Error> {
+    let kind = tunnel.kind.as_ref().map(ToString::to_string);
+    let kind = kind.as_deref().unwrap_or_default();
+    let mut found = Vec::new();
+    if kind == "vxlan" {
+        let bound = tunnel.info.get(&IFLA_VXLAN_LINK);
+        let bound = bound.and_then(|value| attribute::number(value));
+        found.extend(bound.filter(|index| *index != 0));
+    }
+    for remote in remotes(kind, &tunnel.info) {
+        found.extend(way_out(socket, remote)?.index);
+    }
+    found.retain(|index| *index != tunnel.index);
+    Ok(found)
+}
+
+/// Pure.
+fn remotes(kind: &str, info: &BTreeMap<u16, Vec<u8>>) -> Vec<IpAddr> {
+    let values = remote_attributes(kind).iter().filter_map(|a| info.get(a));
+    let address = |value: &Vec<u8>| {
+        let four = <[u8; 4]>::try_from(value.as_slice()).map(IpAddr::from);
+        let sixteen = <[u8; 16]>::try_from(value.as_slice()).map(IpAddr::from);
+        four.or(sixteen).ok().filter(|ip| !ip.is_unspecified())
+    };
+    values.filter_map(address).collect()
 }
 
 /// Whether links of this kind have others as ports. Hardware, VLANs and their like have none.
@@ -135,16 +233,21 @@ fn has_ports(link: &Link) -> bool {
     )
 }
 
-/// Indexes of the links that a route leaves through.
-fn interfaces_of(message: &RouteMessage) -> Vec<u32> {
-    let attributes = message.attributes.iter();
-    attributes
-        .flat_map(|attribute| match attribute {
-            RouteAttribute::Oif(index) => vec![*index],
-            RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
-            _ => Vec::new(),
-        })
-        .collect()
+/// Indexes of the links that a route leaves through. Of one with a nexthop object the kernel tells
+/// them only where `nexthop_compat_mode` is set (`fib_dump_info()`).
+fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>, Error> {
+    let mut indexes = Vec::new();
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => indexes.push(*index),
+            RouteAttribute::MultiPath(hops) => {
+                indexes.extend(hops.iter().map(|hop| hop.interface_index));
+            }
+            RouteAttribute::NhId(id) => indexes.extend(nexthop::links(socket, *id)?),
+            _ => {}
+        }
+    }
+    Ok(indexes)
 }
 
 /// How the kernel would leave the node.
@@ -154,11 +257,11 @@ struct WayOut {
     source: Option<IpAddr>,
 }
 
-/// The kernel's answer for addresses of documentation (RFC 5737, RFC 3849).
-fn way_out(socket: &mut Socket, family: AddressFamily) -> Result<WayOut, Error> {
-    let (outside, bits): (IpAddr, u8) = match family {
-        AddressFamily::Inet => ([192, 0, 2, 1].into(), 32),
-        _ => ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(), 128),
+/// The kernel's answer for an address.
+fn way_out(socket: &mut Socket, outside: IpAddr) -> Result<WayOut, Error> {
+    let (family, bits) = match outside {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
     };
     let mut query = RouteMessage::default();
     query.header.address_family = family;
@@ -187,4 +290,49 @@ fn way_out(socket: &mut Socket, family: AddressFamily) -> Result<WayOut, Error> 
         way.source = None;
     }
     Ok(way)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_of_rails_and_pods_are_not_the_nodes_way_out() {
+        let rule = |change: &dyn Fn(&mut RuleMessage)| {
+            let mut rule = RuleMessage::default();
+            change(&mut rule);
+            is_for_the_node(&rule)
+        };
+        assert!(rule(&|_| {}));
+        assert!(rule(&|r| r.attributes.push(RuleAttribute::FwMark(7))));
+        assert!(!rule(&|r| r.header.src_len = 32));
+        assert!(rule(&|r| {
+            r.header.src_len = 32;
+            r.header.flags = RuleFlags::Invert;
+        }));
+        assert!(!rule(&|r| r.header.dst_len = 16));
+        assert!(!rule(&|r| r
+            .attributes
+            .push(RuleAttribute::Iifname("a".into()))));
+        assert!(!rule(&|r| r
+            .attributes
+            .push(RuleAttribute::Oifname("a".into()))));
+    }
+
+    #[test]
+    fn the_other_end_of_a_tunnel_is_read_from_what_its_kind_says() {
+        let six: Ipv6Addr = "fd00::1".parse().unwrap();
+        let info = BTreeMap::from([
+            (2, vec![10, 0, 0, 1]),
+            (3, vec![0; 4]),
+            (7, six.octets().to_vec()),
+            (16, vec![0; 16]),
+        ]);
+        let four = IpAddr::from([10, 0, 0, 1]);
+        assert_eq!(remotes("vxlan", &info), [four]);
+        assert_eq!(remotes("geneve", &info), [four, IpAddr::V6(six)]);
+        assert_eq!(remotes("ip6gre", &info), [IpAddr::V6(six)]);
+        assert!(remotes("ipip", &info).is_empty(), "any other end");
+        assert!(remotes("vlan", &info).is_empty());
+    }
 }

@@ -55,6 +55,29 @@ impl NetworkConfig {
                 "network configuration on stdin is not a JSON object",
             ));
         };
+        Self::of(object, raw)
+    }
+
+    /// Reads a configuration for DEL and GC, without the keys whose values cannot be read. ADD
+    /// refuses such a configuration, and what was attached before it was written must come down.
+    ///
+    /// # Errors
+    /// As [`NetworkConfig::parse`], of what is left.
+    pub fn parse_for_release(raw: &[u8]) -> Result<Self, Error> {
+        Self::parse(raw).or_else(|error| {
+            // serde_json reads no value that is nested deeper than 128, but passes over any.
+            let Ok(Keys(members)) = serde_json::from_slice(raw) else {
+                return Err(error);
+            };
+            let readable = members.into_iter().filter_map(|(key, value)| {
+                let value = serde_json::from_str(value.get()).ok()?;
+                Some((key, value))
+            });
+            Self::of(readable.collect(), raw)
+        })
+    }
+
+    fn of(object: Map<String, Value>, raw: &[u8]) -> Result<Self, Error> {
         let root = Section::root(&object);
         let version = Version::parse(root.text("cniVersion")?.unwrap_or_default())?;
         let name = match root.text("name")? {
@@ -88,14 +111,15 @@ impl NetworkConfig {
     /// The version of a configuration that may be wrong in every other way, for the error
     /// about it; the newest where there is none to be read.
     pub fn version_of(raw: &[u8]) -> Version {
-        serde_json::from_slice::<Map<String, Value>>(raw)
+        serde_json::from_slice::<Keys<'_>>(raw)
             .ok()
-            .and_then(|object| {
-                let text = Section::root(&object)
-                    .text("cniVersion")
-                    .ok()?
-                    .unwrap_or_default();
-                Version::parse(text).ok()
+            .and_then(|Keys(members)| {
+                let mut versions = members.iter().rev();
+                let text: Option<String> = match versions.find(|(key, _)| key == "cniVersion") {
+                    Some((_, value)) => serde_json::from_str(value.get()).ok()?,
+                    None => None,
+                };
+                Version::parse(&text.unwrap_or_default()).ok()
             })
             .unwrap_or(Version::NEWEST)
     }
@@ -395,6 +419,33 @@ mod tests {
             ),
         ] {
             assert_eq!(parse(text).unwrap_err().code, code, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_nested_too_deep_stops_add_and_never_del() {
+        let deep = |levels: usize| {
+            let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+            format!(r#"{{"x":{open}{close},"cniVersion":"0.4.0","name":"a","prevResult":{{}}}}"#)
+        };
+        for levels in [200, 100_000] {
+            let text = deep(levels);
+            assert_eq!(parse(&text).unwrap_err().code, Code::Decode);
+            let config = NetworkConfig::parse_for_release(text.as_bytes()).unwrap();
+            assert_eq!((config.version, &*config.name), (Version::V0_4_0, "a"));
+            assert_eq!(config.root().value("x"), None);
+            assert!(config.root().value("prevResult").is_some());
+            assert_eq!(NetworkConfig::version_of(text.as_bytes()), Version::V0_4_0);
+        }
+        // What is missing or no JSON at all stays wrong.
+        for (text, code) in [
+            ("{", Code::Decode),
+            ("[]", Code::Decode),
+            (r#"{"cniVersion":"1.0.0"}"#, Code::InvalidConfig),
+            (&deep(200).replace("\"a\"", "\"-\""), Code::InvalidConfig),
+        ] {
+            let read = NetworkConfig::parse_for_release(text.as_bytes());
+            assert_eq!(read.unwrap_err().code, code, "{text}");
         }
     }
 

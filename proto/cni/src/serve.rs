@@ -89,8 +89,11 @@ fn call(
             format!("network configuration on stdin is longer than {MAX_BYTES} bytes"),
         ));
     }
-    let config =
-        NetworkConfig::parse(&raw).inspect_err(|_| *version = NetworkConfig::version_of(&raw))?;
+    let parsed = match command {
+        Command::Del | Command::Gc => NetworkConfig::parse_for_release(&raw),
+        _ => NetworkConfig::parse(&raw),
+    };
+    let config = parsed.inspect_err(|_| *version = NetworkConfig::version_of(&raw))?;
     *version = config.version;
     let request = Request { env, config };
     request.command_exists_in_version()?;

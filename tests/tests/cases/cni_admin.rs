@@ -19,6 +19,7 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan
     ),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
+    case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
     case!(
         reclaim_is_refused_outside_of_the_hosts_namespace,
         Root,
@@ -189,5 +190,22 @@ fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
         format!("{refused:#}").contains("run this on the host"),
         "{refused:#}"
     );
+    Ok(())
+}
+
+/// Else the journal of the default state directory would be reclaimed.
+fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
+    let host = CniHost::new()?;
+    for arguments in [["list"].as_slice(), &["list", "--json"], &["reclaim"]] {
+        let mut command = command(&host, &host.netns, arguments)?;
+        command.args(["--policy", "/none/policy.json"]);
+        let output = command.output()?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(!output.status.success(), "{arguments:?} succeeded");
+        ensure!(
+            output.stdout.is_empty() && told.contains("/none/policy.json is not there"),
+            "{arguments:?}: {told}"
+        );
+    }
     Ok(())
 }

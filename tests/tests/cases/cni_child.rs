@@ -461,6 +461,13 @@ fn check_sees_what_changed() -> Result<()> {
         let result = run(&call, "ADD", &config)?;
         let (code, _) = refused(&call, "CHECK", &config)?;
         assert_eq!(code, 7, "CHECK needs a prevResult");
+        let other = json!({"cniVersion": "1.0.0", "interfaces": [], "ips": []});
+        let (code, message) = refused(&call, "CHECK", &with_result(&other))?;
+        let netns = pod.path().display().to_string();
+        assert!(
+            code == 104 && message.ends_with(&format!("no interface net1 in {netns}")),
+            "{message}"
+        );
         // What others add is no difference.
         pod.ip("addr add 10.200.0.1/32 dev net1")?;
         if change.is_empty() {

@@ -50,6 +50,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(a_refused_add_of_a_move_undoes_itself, Root, Netns, Strace),
     case!(
+        a_passing_want_of_memory_costs_a_move_nothing,
+        Root,
+        Netns,
+        Strace
+    ),
+    case!(
         an_add_after_a_killed_one_succeeds,
         Root,
         Netns,
@@ -290,7 +296,7 @@ impl Fixture {
         ensure!(requests.len() > 10, "{requests:?}");
         let mut failed = 0;
         for point in requests {
-            let answer = inject(&self.call(), "ADD", &self.config, &point, "error=ENOBUFS")?;
+            let answer = inject(&self.call(), "ADD", &self.config, &point, "error=EPERM")?;
             if answer.status.success() {
                 // The read of the IPv6 default route may fail, for instance.
                 self.del()?;
@@ -305,6 +311,38 @@ impl Fixture {
         ensure!(failed > 10, "only {failed} errors took effect");
         Ok(())
     }
+}
+
+/// Each netlink request of DEL is refused once for want of memory: nothing is lost.
+fn a_passing_want_of_memory_costs_a_move_nothing() -> Result<()> {
+    let fixture = Fixture::moving()?;
+    answer_of_add(&fixture)?;
+    let points = trace(&fixture.host, &fixture.call(), "DEL", &fixture.config)?;
+    fixture.clean("after a DEL that was watched")?;
+    let sent: Vec<Point> = points
+        .into_iter()
+        .filter(|point| point.syscall == "sendto")
+        .collect();
+    ensure!(sent.len() > 10, "{sent:?}");
+    for point in sent {
+        answer_of_add(&fixture)?;
+        inject(
+            &fixture.call(),
+            "DEL",
+            &fixture.config,
+            &point,
+            "error=ENOBUFS",
+        )?
+        .success()
+        .with_context(|| format!("DEL with an error at {point:?}"))?;
+        fixture.clean(&format!("after an error at {point:?}"))?;
+    }
+    Ok(())
+}
+
+fn answer_of_add(fixture: &Fixture) -> Result<()> {
+    let answer = fixture.call().run("ADD", fixture.config.as_bytes())?;
+    answer.success().map(drop).context("ADD")
 }
 
 fn a_killed_add_of_a_macvlan_leaves_nothing() -> Result<()> {

@@ -214,6 +214,11 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
             50,
             "shared mode",
         ),
+        (
+            json!({"attach": "macvlan", "master": "nic0", "rdma": "required"}),
+            7,
+            "stays with nic0",
+        ),
     ] {
         let (found, message) = refused(&call, "ADD", &host.config(&keys))?;
         assert_eq!(found, code, "{keys}: {message}");

@@ -5,8 +5,11 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
-use e2e::scene::{Running, Scene, answer_of, refusal};
+use e2e::netns::Netns;
+use e2e::scene::{Running, Scene, answer_of, index_of, refusal};
 use serde_json::{Value, json};
+
+use super::hostile_stacked::Nameless;
 
 cases! {
     a_del_after_a_refused_add_leaves_another_networks_child: Macvlan => after_refused(Kind::Child, Kind::Child);
@@ -31,10 +34,29 @@ cases! {
     a_del_with_another_pods_namespace_ends_its_own_alone: Macvlan => other_namespace();
     a_del_by_a_network_that_was_rewritten_returns_what_was_taken => rewritten();
     a_del_with_every_wrong_key_returns_what_was_taken => wrong_keys();
+    a_del_with_a_value_nested_too_deep_returns_what_was_taken => nested_too_deep();
     two_dels_at_once_both_succeed => at_once();
     a_gc_of_another_network_leaves_it: Macvlan => gc_elsewhere();
     a_gc_leaves_links_that_it_did_not_make => gc_foreign();
     a_del_without_the_journal_leaves_the_pods_links: Macvlan => journal_lost();
+    a_child_that_its_pod_renamed_ends: Macvlan => changed("macvlan", &["link set net1 name evil"]);
+    a_child_that_got_another_mac_and_name_in_its_pod_ends: Macvlan => changed(
+        "macvlan",
+        &["link set net1 down", "link set net1 name evil address 02:aa:aa:aa:aa:aa"],
+    );
+    an_ipvlan_that_its_pod_renamed_ends: Ipvlan => changed("ipvlan", &["link set net1 name evil"]);
+    a_child_that_changed_places_with_one_of_the_pod_ends: Macvlan => swapped();
+    a_child_that_its_pod_moved_to_a_namespace_of_its_own_ends: Macvlan => moved("macvlan", &[]);
+    a_child_that_was_changed_and_moved_to_a_namespace_of_the_pod_ends: Macvlan =>
+        moved("macvlan", &["link set net1 address 02:aa:aa:aa:aa:aa", "link set net1 name evil"]);
+    an_ipvlan_that_its_pod_moved_to_a_namespace_of_its_own_ends: Ipvlan =>
+        moved("ipvlan", &["link set net1 name evil"]);
+    a_child_that_was_moved_over_two_namespaces_ends: Macvlan => moved_twice();
+    a_child_that_was_moved_to_a_named_namespace_ends: Macvlan => moved_to_named();
+    a_child_of_another_pod_with_the_same_index_stays: Macvlan => namesake();
+    a_link_that_got_the_index_of_a_child_stays: Macvlan => index_reused();
+    a_child_that_is_not_found_is_a_warning: Macvlan => not_found();
+    a_record_without_an_index_ends_its_child: Macvlan => old_record();
 }
 
 #[derive(Clone, Copy)]
@@ -217,6 +239,23 @@ fn wrong_keys() -> Result<()> {
     Ok(())
 }
 
+/// Go reads 10,000 levels.
+fn nested_too_deep() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let (open, close) = ("[".repeat(5000), "]".repeat(5000));
+    let text = scene.moving().to_string();
+    let deep = text.replacen('{', &format!(r#"{{"args":{open}{close},"#), 1);
+    for _ in 0..2 {
+        e2e::scene::answer_to(&scene.call(), "DEL", deep.as_bytes())?.success()?;
+        unchanged(&before, || scene.host_state(), "after DEL")?;
+    }
+    let answer = e2e::scene::answer_to(&scene.call(), "ADD", deep.as_bytes())?;
+    refusal(&answer, &[6], &["recursion"])?;
+    unchanged(&before, || scene.host_state(), "after the refused ADD")
+}
+
 fn at_once() -> Result<()> {
     let scene = Scene::furnished()?;
     for _ in 0..5 {
@@ -293,4 +332,189 @@ fn journal_lost() -> Result<()> {
         unchanged(&pod, || links(&scene.pod), "in the pod, after DEL")?;
     }
     Ok(())
+}
+
+/// That network puts a child of this kind with a lease of our own IPAM upon `nic0`.
+fn child_of(scene: &Scene, attach: &str) -> Value {
+    let mut network = scene.child();
+    network["attach"] = attach.into();
+    network
+}
+
+/// No child is left in a namespace.
+fn no_child(netns: &Netns, when: &str) -> Result<()> {
+    let links = netns.ip("-d -o link show")?;
+    ensure!(
+        !links.contains("macvlan") && !links.contains("ipvlan"),
+        "{when}, a child is left:\n{links}"
+    );
+    Ok(())
+}
+
+fn changed(attach: &str, pod: &[&str]) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let network = child_of(&scene, attach);
+    scene.returns(&network, pod)?;
+    no_child(&scene.pod, "after DEL")
+}
+
+/// The pod's own macvlan, made by another plugin, takes over name and MAC address of ours.
+fn swapped() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&[
+        "link add theirs link nic0 type macvlan mode bridge",
+        &format!("link set theirs netns {}", scene.pod.name()),
+    ])?;
+    scene.in_pod(&["link set theirs name eth0", "link set eth0 up"])?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let ours = index_of(&scene.pod, "net1")?;
+    let mac = e2e::scene::mac_of(&scene.pod, "net1")?;
+    scene.in_pod(&[
+        "link set net1 down",
+        "link set net1 address 02:aa:aa:aa:aa:aa",
+        "link set net1 name evil",
+        "link set evil up",
+        "link set eth0 down",
+        &format!("link set eth0 address {mac}"),
+        "link set eth0 name net1",
+        "link set net1 up",
+    ])?;
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")?;
+    ensure!(index_of(&scene.pod, "net1")? != ours);
+    ensure!(scene.pod.ip("link show evil").is_err(), "evil is left");
+    Ok(())
+}
+
+fn moved(attach: &str, pod: &[&str]) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let network = child_of(&scene, attach);
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    scene.in_pod(&["link set net1 down"])?;
+    scene.in_pod(pod)?;
+    let name = match pod.is_empty() {
+        true => "net1",
+        false => "evil",
+    };
+    let nameless = Nameless::start(scene.pod.name())?;
+    scene.in_pod(&[&format!("link set {name} netns {}", nameless.pid())])?;
+    nameless.ip(&format!("link set {name} up"))?;
+    scene.del_returns(&network, &before)?;
+    ensure!(
+        !nameless.links()?.contains(name),
+        "the pod is still on the host's wire"
+    );
+    Ok(())
+}
+
+fn moved_twice() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let (first, second) = (
+        Nameless::start(scene.pod.name())?,
+        Nameless::start(scene.pod.name())?,
+    );
+    scene.in_pod(&[&format!("link set net1 netns {}", first.pid())])?;
+    first.ip(&format!("link set net1 netns {}", second.pid()))?;
+    second.ip("link set net1 up")?;
+    scene.del_returns(&scene.child(), &before)?;
+    ensure!(
+        !second.links()?.contains("net1"),
+        "the pod is still on the host's wire"
+    );
+    Ok(())
+}
+
+fn moved_to_named() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let other = scene.another_pod()?;
+    scene.in_pod(&[&format!("link set net1 netns {}", other.name())])?;
+    scene.perform(&other, &["link set net1 up"])?;
+    scene.del_returns(&scene.child(), &before)?;
+    no_child(&other, "after DEL")
+}
+
+/// It has the kind, the master and the index of the one that is not found.
+fn namesake() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    let theirs = scene.call_of(&other, "c2", "net1");
+    answer_of(&theirs, "ADD", &scene.child())?.success()?;
+    let before = scene.host_state()?;
+    let inside = state(&other)?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    ensure!(index_of(&other, "net1")? == index_of(&scene.pod, "net1")?);
+    scene.in_pod(&["link del net1"])?;
+    scene.del_returns(&scene.child(), &before)?;
+    unchanged(&inside, || state(&other), "in the other pod")?;
+    answer_of(&theirs, "DEL", &scene.child())?.success()?;
+    no_child(&other, "after its own DEL")
+}
+
+fn index_reused() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let nic = index_of(&scene.host.netns, "nic0")?;
+    scene.in_pod(&[&format!("link add below index {nic} type bridge")])?;
+    let before = scene.host_state()?;
+    for made in [
+        "link add net9 index {index} type bridge",
+        // On a link of the pod that has the index of the master.
+        "link add net9 index {index} link below type macvlan mode bridge",
+    ] {
+        answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+        let index = index_of(&scene.pod, "net1")?;
+        scene.in_pod(&["link del net1"])?;
+        scene.in_pod(&[&made.replace("{index}", &index.to_string())])?;
+        scene.del_returns(&scene.child(), &before)?;
+        ensure!(scene.pod.ip("link show net9").is_ok(), "{made} is gone");
+        scene.in_pod(&["link del net9"])?;
+    }
+    Ok(())
+}
+
+fn not_found() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let log = scene.host.directory().join("cni.log");
+    scene.policy(&json!({}), &json!({"log": {"file": log, "level": "warn"}}))?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    scene.in_pod(&["link del net1"])?;
+    scene.del_returns(&scene.child(), &before)?;
+    let text = fs::read_to_string(&log).context("the log")?;
+    ensure!(
+        text.contains("macvlan net1") && text.contains("nic0"),
+        "no warning names net1:\n{text}"
+    );
+    // What ended is no fault, and neither is what was never made.
+    fs::write(&log, "")?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    scene.del_returns(&scene.child(), &before)?;
+    let text = fs::read_to_string(&log)?;
+    ensure!(text.is_empty(), "{text}");
+    Ok(())
+}
+
+/// As an earlier version wrote it.
+fn old_record() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let records = fs::read_dir(scene.host.state().join("attachments"))?;
+    let mut changed = 0;
+    for entry in records {
+        let path = entry?.path();
+        let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
+        let child = record["child"].as_object_mut().context("a child")?;
+        changed += usize::from(child.remove("podIndex").is_some());
+        fs::write(&path, record.to_string())?;
+    }
+    ensure!(changed == 1, "{changed} records have an index");
+    scene.in_pod(&["link set net1 name evil"])?;
+    scene.del_returns(&scene.child(), &before)?;
+    no_child(&scene.pod, "after DEL")
 }

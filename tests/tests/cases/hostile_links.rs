@@ -4,7 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::host_state::{State, state, unchanged};
-use e2e::scene::{DENIED, INVALID_NETWORK, Scene, TRY_AGAIN, answer_of, index_of, mac_of, refusal};
+use e2e::scene::{
+    DENIED, INVALID_NETWORK, Scene, TRY_AGAIN, UNAVAILABLE, answer_of, index_of, mac_of, refusal,
+};
 use serde_json::{Value, json};
 
 cases! {
@@ -26,6 +28,25 @@ cases! {
     a_device_beside_a_master_is_refused => both();
     a_virtual_link_is_not_moved_unless_the_policy_says_so => virtual_link();
     a_macvlan_of_the_host_is_not_moved_unless_the_policy_says_so: Macvlan => virtual_child();
+    a_macvlan_of_the_host_is_no_master_of_a_macvlan: Macvlan =>
+        above_the_uplink("macvlan mode bridge", "macvlan");
+    a_macvlan_of_the_host_is_no_master_of_an_ipvlan: Macvlan =>
+        above_the_uplink("macvlan mode bridge", "ipvlan");
+    a_macvtap_of_the_host_is_no_master_of_a_macvlan: Macvlan =>
+        above_the_uplink("macvtap mode bridge", "macvlan");
+    an_ipvlan_of_the_host_is_no_master_of_an_ipvlan: Ipvlan =>
+        above_the_uplink("ipvlan mode l2", "ipvlan");
+    an_ipvlan_of_the_host_is_no_master_of_a_macvlan: Ipvlan =>
+        above_the_uplink("ipvlan mode l2", "macvlan");
+    a_macvlan_that_is_the_way_out_is_no_master_where_uplinks_are_allowed: Macvlan => shim_is_the_way_out();
+    a_macvlan_of_the_pod_on_the_hosts_uplink_is_no_master_of_a_macvlan: Macvlan =>
+        pods_own_on_the_uplink("macvlan mode bridge", "macvlan");
+    a_macvtap_of_the_pod_on_the_hosts_uplink_is_no_master_of_a_macvlan: Macvlan =>
+        pods_own_on_the_uplink("macvtap mode bridge", "macvlan");
+    an_ipvlan_of_the_pod_on_the_hosts_uplink_is_no_master_of_an_ipvlan: Ipvlan =>
+        pods_own_on_the_uplink("ipvlan mode l2", "ipvlan");
+    a_macvlan_of_the_pod_on_the_pods_link_is_no_master_of_a_macvlan: Macvlan => pods_own_on_its_own();
+    a_child_of_the_pods_link_does_not_hold_the_host_link_of_the_same_index: Macvlan => same_index();
     a_master_that_a_pod_has_is_for_later: Macvlan => taken(&json!({"attach": "macvlan", "master": "nic0"}));
     a_device_that_a_pod_has_is_for_later => taken(&json!({"attach": "move", "device": "nic0"}));
     a_unit_that_a_pod_has_is_for_later =>
@@ -270,5 +291,94 @@ fn index_for_name() -> Result<()> {
         let keys = json!({"attach": "move", "device": name});
         scene.refuses(&scene.network(&keys), &[INVALID_NETWORK], &[&name])?;
     }
+    Ok(())
+}
+
+/// The kernel puts a macvlan that is made on a macvlan on the link below that, and so with ipvlan.
+fn above_the_uplink(shim: &str, attach: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&[
+        "route add default via 10.9.0.254 dev nic0",
+        &format!("link add shim0 link nic0 type {shim}"),
+        "link set shim0 up",
+    ])?;
+    let network = scene.network(&json!({"attach": attach, "master": "shim0"}));
+    scene.refuses(&network, &[INVALID_NETWORK, DENIED], &["shim0", "nic0"])?;
+    unavailable(&scene, &network, "shim0")?;
+    let network = scene.network(&json!({"attach": attach, "master": "nic0"}));
+    scene.refuses(&network, &[DENIED], &["nic0"])?;
+    unavailable(&scene, &network, "default route")?;
+    scene.host.add_nic("nic1", "peer1")?;
+    let network = scene.network(&json!({"attach": attach, "master": "nic1"}));
+    answer_of(&scene.call(), "STATUS", &network)?.success()?;
+    Ok(())
+}
+
+/// STATUS says what ADD would.
+fn unavailable(scene: &Scene, network: &Value, word: &str) -> Result<()> {
+    let answer = answer_of(&scene.call(), "STATUS", network)?;
+    refusal(&answer, &[UNAVAILABLE], &[word]).map(drop)
+}
+
+fn shim_is_the_way_out() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.allow(&json!({"uplinks": true}))?;
+    scene.on_host(&[
+        "link add shim0 link nic0 type macvlan mode bridge",
+        "link set shim0 up",
+        "addr add 10.7.0.1/24 dev shim0",
+        "route add default via 10.7.0.254",
+    ])?;
+    let network = scene.network(&json!({"attach": "macvlan"}));
+    scene.refuses(&network, &[INVALID_NETWORK], &["shim0", "nic0"])
+}
+
+/// The pod's first interface, made by another plugin, is a child of the host's uplink.
+fn pods_own_on_the_uplink(kind: &str, attach: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.on_host(&[
+        "route add default via 10.9.0.254 dev nic0",
+        &format!("link add theirs link nic0 type {kind}"),
+        &format!("link set theirs netns {}", scene.pod.name()),
+    ])?;
+    scene.in_pod(&[
+        "link set theirs name eth0",
+        "link set eth0 up",
+        "addr add 10.9.0.7/24 dev eth0",
+        "route add default via 10.9.0.254",
+    ])?;
+    for keys in [
+        json!({"attach": attach, "master": "eth0", "linkInContainer": true}),
+        json!({"attach": attach, "linkInContainer": true}),
+    ] {
+        scene.refuses(
+            &scene.network(&keys),
+            &[INVALID_NETWORK, DENIED],
+            &["eth0", attach],
+        )?;
+    }
+    Ok(())
+}
+
+fn pods_own_on_its_own() -> Result<()> {
+    let scene = pod_with_way_out()?;
+    scene.in_pod(&["link add own link eth0 type macvlan mode bridge"])?;
+    let network =
+        scene.network(&json!({"attach": "macvlan", "master": "own", "linkInContainer": true}));
+    scene.refuses(&network, &[INVALID_NETWORK], &["own", "eth0"])
+}
+
+fn same_index() -> Result<()> {
+    let scene = pod_with_way_out()?;
+    let within =
+        scene.network(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
+    answer_of(&scene.call(), "ADD", &within)?.success()?;
+    let other = scene.another_pod()?;
+    let call = scene.call_of(&other, "c2", "net1");
+    let before = scene.host_state()?;
+    answer_of(&call, "ADD", &scene.moving())?.success()?;
+    answer_of(&call, "DEL", &scene.moving())?.success()?;
+    unchanged(&before, || scene.host_state(), "after the move")?;
+    answer_of(&scene.call(), "DEL", &within)?.success()?;
     Ok(())
 }

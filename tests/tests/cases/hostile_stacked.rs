@@ -127,6 +127,7 @@ cases! {
     multicast_memberships_of_the_host_come_back =>
         had(&["maddr add 33:33:00:00:77:77 dev nic0"], &["multicast"]);
     routes_of_several_nics_come_back => multipath();
+    routes_over_a_nic_that_stays_stay => other_next_hops();
     routes_of_several_gateways_come_back => had(
         &["route add 10.88.0.0/16 nexthop via 10.9.0.254 weight 3 nexthop via 10.9.0.253"],
         &["route"],
@@ -217,11 +218,11 @@ fn in_another_pod(make: &str, name: &str) -> Result<()> {
 }
 
 /// A process in a network namespace that has no name, until it is dropped.
-struct Nameless(std::process::Child);
+pub(super) struct Nameless(std::process::Child);
 
 impl Nameless {
     /// In a namespace of its own; the process is a child of one in `netns`.
-    fn start(netns: &str) -> Result<Self> {
+    pub(super) fn start(netns: &str) -> Result<Self> {
         let mut command = std::process::Command::new("ip");
         command.args(["netns", "exec", netns, "unshare", "-n", "sleep", "60"]);
         let nameless = Self(command.spawn()?);
@@ -245,18 +246,18 @@ impl Nameless {
         }
     }
 
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    fn links(&self) -> Result<String> {
+    pub(super) fn links(&self) -> Result<String> {
         let pid = self.pid().to_string();
         e2e::netns::run(
             std::process::Command::new("nsenter").args(["-t", &pid, "-n", "ip", "-o", "link"]),
         )
     }
 
-    fn ip(&self, arguments: &str) -> Result<()> {
+    pub(super) fn ip(&self, arguments: &str) -> Result<()> {
         let pid = self.pid().to_string();
         let mut command = std::process::Command::new("nsenter");
         command
@@ -478,6 +479,29 @@ fn multipath() -> Result<()> {
         "-6 route add fd88::/32 nexthop via fd09::fe nexthop via fd08::fe",
     ])?;
     scene.returns_or_refuses(&scene.moving(), &["route", "nexthop", "multipath"])
+}
+
+/// The kernel removes the route with any one of its netdevs.
+fn other_next_hops() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    scene.on_host(&[
+        "addr add 10.8.0.1/24 dev nic1",
+        "addr add fd08::1/64 dev nic1 nodad",
+        "route add 10.88.0.0/16 metric 7 nexthop via 10.9.0.254 weight 2 nexthop via 10.8.0.254",
+        "-6 route add fd88::/32 nexthop via fd09::fe nexthop via fd08::fe",
+        "nexthop add id 7 via 10.9.0.254 dev nic0",
+        "nexthop add id 8 via 10.8.0.254 dev nic1",
+        "nexthop add id 9 group 7/8",
+        "route add 10.89.0.0/16 nhid 9",
+    ])?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    for destination in ["10.88.0.1", "fd88::1", "10.89.0.1"] {
+        let way = scene.host.netns.ip(&format!("route get {destination}"))?;
+        ensure!(way.contains("dev nic1"), "{destination}: {way}");
+    }
+    scene.del_returns(&scene.moving(), &before)
 }
 
 fn order_of_ipv6() -> Result<()> {

@@ -47,6 +47,7 @@ mod hostile_pods;
 mod hostile_races;
 mod hostile_random;
 mod hostile_stacked;
+mod hostile_uplinks;
 mod ipam_calls;
 mod ipam_crowd;
 mod ipam_faults;
@@ -105,6 +106,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         hostile_races::CASES,
         hostile_random::CASES,
         hostile_stacked::CASES,
+        hostile_uplinks::CASES,
         ipam_calls::CASES,
         ipam_crowd::CASES,
         ipam_faults::CASES,

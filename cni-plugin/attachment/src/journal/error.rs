@@ -94,7 +94,18 @@ impl Error {
     /// What the person on call does about it; none where the message says it all.
     pub fn remedy(&self) -> Option<&'static str> {
         match self {
-            Error::File { .. } | Error::Incomplete { .. } => None,
+            Error::File { cause, .. } => match cause.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(
+                    "no attachment can be recorded: make room, and free inodes, on the file system \
+                     of stateDir of the node's policy",
+                ),
+                io::ErrorKind::ReadOnlyFilesystem => Some(
+                    "no attachment can be recorded: mount the file system of stateDir of the \
+                     node's policy writable",
+                ),
+                _ => None,
+            },
+            Error::Incomplete { .. } => None,
             Error::NotRegular { .. } => {
                 Some("find out what put it there, then remove it; nothing can be restored from it")
             }
@@ -116,5 +127,25 @@ impl Error {
                  0755 or stricter",
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_or_read_only_disk_is_said_with_what_to_do() {
+        for (number, word) in [
+            (libc::ENOSPC, "make room"),
+            (libc::EDQUOT, "make room"),
+            (libc::EROFS, "writable"),
+        ] {
+            let cause = io::Error::from_raw_os_error(number);
+            let remedy = Error::file("write", "/x", cause).remedy().unwrap();
+            assert!(remedy.contains(word) && remedy.contains("stateDir"));
+        }
+        let other = io::Error::from_raw_os_error(libc::EIO);
+        assert_eq!(Error::file("write", "/x", other).remedy(), None);
     }
 }

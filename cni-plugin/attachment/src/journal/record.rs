@@ -65,6 +65,7 @@ pub struct Netns {
 
 /// A child in the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Child {
     /// `macvlan`, `ipvlan`, `ipoib`.
     pub kind: String,
@@ -72,6 +73,13 @@ pub struct Child {
     pub master: String,
     /// Index of the netdev below it, in its namespace.
     pub index: u32,
+    /// That namespace is the pod's, not the host's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_pod: bool,
+    /// Its own index in the pod's namespace, which the pod cannot change there; none until it is
+    /// made, and in records of versions that did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_index: Option<u32>,
     /// The MAC address it was given; none for kinds that have their master's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,

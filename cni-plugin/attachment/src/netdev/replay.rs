@@ -314,6 +314,27 @@ pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
     copy
 }
 
+/// What the host keeps of a route when a netdev leaves: its next hops over others. The kernel removes
+/// an IPv4 route whole with any one of its netdevs (`fib_sync_down_dev()`); of an IPv6 route, and of
+/// one by a group of nexthop objects, it leaves the rest itself. None where nothing has to be put
+/// back.
+pub fn left_by(message: &RouteMessage, index: u32) -> Option<RouteMessage> {
+    let by_object = |a: &RouteAttribute| matches!(a, RouteAttribute::NhId(_));
+    if message.header.address_family != netlink_packet_route::AddressFamily::Inet
+        || !leaves_elsewhere(message, index)
+        || message.attributes.iter().any(by_object)
+    {
+        return None;
+    }
+    let mut copy = route(message, index, index);
+    for attribute in &mut copy.attributes {
+        if let RouteAttribute::MultiPath(hops) = attribute {
+            hops.retain(|hop| hop.interface_index != index);
+        }
+    }
+    Some(copy)
+}
+
 /// A route of the host again, out of the interface with index `to`, where it was out of `from`. One
 /// that leaves by a nexthop object does so again, and then the kernel wants nothing beside it
 /// (`fib_create_info()`).
@@ -473,6 +494,26 @@ mod tests {
         assert!(is_kernel_made(&plain_route(vec![
             RouteAttribute::Destination(group)
         ])));
+    }
+
+    #[test]
+    fn the_next_hops_over_other_netdevs_stay() {
+        let hop = |index| {
+            let mut hop = RouteNextHop::default();
+            hop.interface_index = index;
+            hop
+        };
+        let over = |hops| plain_route(vec![RouteAttribute::MultiPath(hops)]);
+        let both = over(vec![hop(3), hop(4)]);
+        assert_eq!(left_by(&both, 3), Some(over(vec![hop(4)])));
+        assert_eq!(left_by(&over(vec![hop(3), hop(3)]), 3), None);
+        assert_eq!(left_by(&plain_route(vec![RouteAttribute::Oif(3)]), 3), None);
+        let mut by_object = both.clone();
+        by_object.attributes.push(RouteAttribute::NhId(7));
+        assert_eq!(left_by(&by_object, 3), None, "the group stays");
+        let mut of_ipv6 = both;
+        of_ipv6.header.address_family = AddressFamily::Inet6;
+        assert_eq!(left_by(&of_ipv6, 3), None);
     }
 
     #[test]

@@ -286,7 +286,12 @@ impl Attachment<'_> {
             .map_err(|refused| self.explain(refused))?;
         // Written before the pod runs, which could make links like it.
         let moved = record.moved.as_mut();
-        if moved.is_some_and(|moved| moved.moved_as(&link)) {
+        let mut noted = moved.is_some_and(|moved| moved.moved_as(&link));
+        if let Some(child) = &mut record.child {
+            child.pod_index = Some(link.index);
+            noted = true;
+        }
+        if noted {
             self.node.journal.replace(key, record)?;
         }
         let mut made = leased.unwrap_or_default();

@@ -1,0 +1,261 @@
+//! Removing the child of an attachment, which its pod may have renamed, changed or moved.
+
+use netlink::{
+    Namespace, Socket,
+    link::{self, Link},
+};
+
+use crate::{
+    detach::UNNAMED,
+    error::Error,
+    journal::{Record, record::Child},
+    namespaces,
+    node::Node,
+};
+
+/// Removes the child of an attachment: from its pod, or from the namespace that it was moved to from
+/// there. What is not found is logged, because it may still use its address.
+///
+/// `inside` is a socket of `pod`.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove(
+    node: &Node,
+    record: &Record,
+    pod: &Namespace,
+    inside: &mut Socket,
+) -> Result<(), Error> {
+    let Some(child) = &record.child else {
+        return Ok(());
+    };
+    let links = link::list(inside)?;
+    let home = match child.in_pod {
+        true => pod,
+        false => &node.netns.namespace,
+    };
+    let below = Below::of(inside, pod, home)?;
+    if let Some(link) = find(&links, child, below, &record.ifname) {
+        return Ok(link::delete(inside, link)?);
+    }
+    // Cut off before it was made, or written by a version that did not know where to search.
+    if child.pod_index.is_none() || remove_elsewhere(node, child, home, pod, inside)? {
+        return Ok(());
+    }
+    node.log.warn(format_args!(
+        "{} {} on {} is neither in the network namespace of {} nor in one that it was moved to: if \
+         the pod did not delete it, it has its address until its namespace ends",
+        child.kind,
+        record.ifname,
+        child.master,
+        record.owner()
+    ));
+    Ok(())
+}
+
+/// Where the link below a child is, as the namespace of the child knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Below {
+    /// In the same namespace.
+    Beside,
+    /// In the one with this number; none for one that has no number, and so no link that stands on
+    /// one of it.
+    Elsewhere(Option<i32>),
+}
+
+impl Below {
+    /// For links of the namespace `here`, of which `socket` is, that stand on one of `home`.
+    fn of(socket: &mut Socket, here: &Namespace, home: &Namespace) -> netlink::Result<Self> {
+        Ok(match here.id() == home.id() {
+            true => Below::Beside,
+            false => Below::Elsewhere(link::known_number(socket, home)?),
+        })
+    }
+}
+
+/// Removes the child from a namespace to which it was moved out of the pod's. True when it was
+/// there. `home` is the namespace of the link below it.
+///
+/// A namespace that a link leaves gets a number for the one that it goes to
+/// (`__dev_change_net_namespace()`), so namespaces of other pods, in which children of the same kind,
+/// master and index are usual, are not searched.
+fn remove_elsewhere(
+    node: &Node,
+    child: &Child,
+    home: &Namespace,
+    pod: &Namespace,
+    inside: &mut Socket,
+) -> Result<bool, Error> {
+    let mut rest: Vec<Namespace> = namespaces::all(node, pod)
+        .filter(|other| other.id() != pod.id())
+        .collect();
+    let mut reached = reached_from(inside, &mut rest);
+    while let Some(other) = reached.pop() {
+        // It may have ended meanwhile.
+        let Ok(mut socket) = other.socket(&node.netns.namespace) else {
+            continue;
+        };
+        let below = Below::of(&mut socket, &other, home)?;
+        let links = link::list(&mut socket)?;
+        if let Some(link) = by_identity(&links, child, below) {
+            link::delete(&mut socket, link)?;
+            return Ok(true);
+        }
+        reached.extend(reached_from(&mut socket, &mut rest));
+    }
+    Ok(false)
+}
+
+/// Takes those namespaces out of `rest` for which the socket's has a number.
+fn reached_from(socket: &mut Socket, rest: &mut Vec<Namespace>) -> Vec<Namespace> {
+    rest.extract_if(.., |other| {
+        link::known_number(socket, other).is_ok_and(|number| number.is_some())
+    })
+    .collect()
+}
+
+/// The child among the links of its pod. Pure.
+fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Option<&'a Link> {
+    let found = by_identity(links, child, below);
+    if found.is_some() || child.pod_index.is_some() {
+        return found;
+    }
+    // Killed before the index was written, or by a version that did not write it: by name, and where
+    // it was not named yet by the name that it has until then. One with a MAC address of its own is
+    // known by that.
+    let mut candidates = links.iter().filter(|link| is_like(link, child, below));
+    let named = candidates.clone().find(|link| link.name == *ifname);
+    named.or_else(|| {
+        candidates
+            .find(|l| child.mac.is_none() && l.name.as_bytes().starts_with(UNNAMED.as_bytes()))
+    })
+}
+
+/// By the index that it had in its pod, which a change of namespaces keeps where it is free, else by
+/// the MAC address that it was given, which no two children of a link have. Pure.
+fn by_identity<'a>(links: &'a [Link], child: &Child, below: Below) -> Option<&'a Link> {
+    let mut candidates = links.iter().filter(|link| is_like(link, child, below));
+    let by_index = candidates
+        .clone()
+        .find(|link| child.pod_index == Some(link.index));
+    by_index.or_else(|| {
+        candidates.find(|link| {
+            let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+            child.mac.as_ref() == Some(&mac)
+        })
+    })
+}
+
+/// Whether a link is of the child's kind and stands on the child's master. Pure.
+fn is_like(link: &Link, child: &Child, below: Below) -> bool {
+    let kind = link.kind.as_ref().map(ToString::to_string);
+    // Where both indexes are one number and both links are in one namespace, or of IPoIB, the
+    // kernel leaves it out (`nla_put_iflink()`).
+    let on = link.parent.unwrap_or(link.index);
+    let in_place = match below {
+        Below::Beside => link.parent_netns.is_none(),
+        Below::Elsewhere(number) => number.is_some() && link.parent_netns == number,
+    };
+    // IPoIB does not tell the namespace of the link below (`ipoib_get_link_ops()`).
+    kind.as_deref() == Some(&child.kind)
+        && on == child.index
+        && (in_place || child.kind == "ipoib" && link.parent_netns.is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::InfoKind;
+
+    use super::*;
+
+    const BELOW: Below = Below::Elsewhere(Some(0));
+
+    fn child(pod_index: Option<u32>, mac: Option<&str>) -> Child {
+        Child {
+            kind: "macvlan".into(),
+            master: "ens1f0".into(),
+            index: 3,
+            in_pod: false,
+            pod_index,
+            mac: mac.map(str::to_owned),
+        }
+    }
+
+    fn link(index: u32, name: &str, mac: u8) -> Link {
+        Link {
+            index,
+            name: name.into(),
+            mac: vec![2, 0, 0, 0, 0, mac],
+            kind: Some(InfoKind::MacVlan),
+            parent: Some(3),
+            parent_netns: Some(0),
+            ..Link::default()
+        }
+    }
+
+    fn found(links: &[Link], child: &Child) -> Option<u32> {
+        find(links, child, BELOW, "net1").map(|link| link.index)
+    }
+
+    #[test]
+    fn the_index_counts_before_mac_and_name() {
+        let links = [link(5, "net1", 1), link(6, "evil", 9)];
+        let ours = child(Some(6), Some("02:00:00:00:00:01"));
+        assert_eq!(found(&links, &ours), Some(6));
+        // It was away and came back, and its index was taken.
+        let ours = child(Some(7), Some("02:00:00:00:00:09"));
+        assert_eq!(found(&links, &ours), Some(6));
+        let gone = child(Some(7), Some("02:00:00:00:00:08"));
+        assert_eq!(found(&links, &gone), None, "a name proves nothing");
+    }
+
+    #[test]
+    fn a_record_without_an_index_finds_its_child_by_mac_else_by_name() {
+        let links = [link(5, "net1", 1), link(6, "evil", 9)];
+        assert_eq!(
+            found(&links, &child(None, Some("02:00:00:00:00:09"))),
+            Some(6)
+        );
+        assert_eq!(found(&links, &child(None, None)), Some(5));
+        let unnamed = [link(8, "rdma-tmp77", 1)];
+        assert_eq!(found(&unnamed, &child(None, None)), Some(8));
+        assert_eq!(
+            found(&unnamed, &child(None, Some("02:00:00:00:00:09"))),
+            None
+        );
+    }
+
+    #[test]
+    fn a_link_of_another_kind_or_on_another_link_is_not_the_child() {
+        let ours = child(Some(5), None);
+        let of = |change: &dyn Fn(&mut Link)| {
+            let mut one = link(5, "net1", 1);
+            change(&mut one);
+            found(&[one], &ours)
+        };
+        assert_eq!(of(&|_| {}), Some(5));
+        assert_eq!(of(&|link| link.kind = Some(InfoKind::IpVlan)), None);
+        assert_eq!(of(&|link| link.kind = None), None);
+        assert_eq!(of(&|link| link.parent = Some(4)), None);
+        assert_eq!(of(&|link| link.parent_netns = Some(1)), None);
+        assert_eq!(of(&|link| link.parent_netns = None), None);
+        let unnumbered =
+            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), "net1").is_some();
+        assert!(!unnumbered, "no number, no link on one of the host");
+    }
+
+    #[test]
+    fn a_child_of_ipoib_is_found_though_the_kernel_tells_less_of_it() {
+        let ours = Child {
+            kind: "ipoib".into(),
+            ..child(Some(3), None)
+        };
+        let mut one = link(3, "net1", 1);
+        one.kind = Some(InfoKind::Ipoib);
+        one.parent_netns = None;
+        one.parent = None;
+        assert_eq!(found(&[one.clone()], &ours), Some(3));
+        one.index = 4;
+        assert_eq!(found(&[one], &ours), None);
+    }
+}
