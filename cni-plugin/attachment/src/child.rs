@@ -156,7 +156,7 @@ fn is_like(link: &Link, child: &Child, below: Below) -> bool {
         Below::Beside => link.parent_netns.is_none(),
         Below::Elsewhere(number) => number.is_some() && link.parent_netns == number,
     };
-    // IPoIB does not tell the namespace of the link below (`ipoib_get_link_ops()`).
+    // IPoIB does not report the namespace of the link below (`ipoib_get_link_ops()`).
     kind.as_deref() == Some(&child.kind)
         && on == child.index
         && (in_place || child.kind == "ipoib" && link.parent_netns.is_none())
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_ipoib_is_found_though_the_kernel_tells_less_of_it() {
+    fn a_child_of_ipoib_is_found_though_the_kernel_reports_less_of_it() {
         let ours = Child {
             kind: "ipoib".into(),
             ..child(Some(3), None)

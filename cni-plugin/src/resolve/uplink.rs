@@ -233,8 +233,8 @@ fn has_ports(link: &Link) -> bool {
     )
 }
 
-/// Indexes of the links that a route leaves through. Of one with a nexthop object the kernel tells
-/// them only where `nexthop_compat_mode` is set (`fib_dump_info()`).
+/// Indexes of the links that a route leaves through. Of one with a nexthop object the kernel
+/// reports them only where `nexthop_compat_mode` is set (`fib_dump_info()`).
 fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>, Error> {
     let mut indexes = Vec::new();
     for attribute in &message.attributes {

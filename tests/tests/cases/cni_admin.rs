@@ -200,11 +200,11 @@ fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
         let mut command = command(&host, &host.netns, arguments)?;
         command.args(["--policy", "/none/policy.json"]);
         let output = command.output()?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(!output.status.success(), "{arguments:?} succeeded");
         ensure!(
-            output.stdout.is_empty() && told.contains("/none/policy.json is not there"),
-            "{arguments:?}: {told}"
+            output.stdout.is_empty() && stderr.contains("/none/policy.json is not there"),
+            "{arguments:?}: {stderr}"
         );
     }
     Ok(())
