@@ -365,7 +365,7 @@ fn overlapping(keys: &Merged<'_, '_>, strict: bool) -> Result<bool, Error> {
     const KEY: &str = "enable_overlapping_ranges";
     Ok(match keys.ipam.get(KEY)? {
         Some(inline) => inline,
-        // whereabouts lets the flat file's word fall under the table.
+        // whereabouts ignores the flat file's value
         None if strict => keys.flat.get(KEY)?.unwrap_or(true),
         None => true,
     })

@@ -30,16 +30,16 @@ pub(crate) fn remove(
         return Ok(());
     };
     let links = link::list(inside)?;
-    let home = match child.in_pod {
+    let parent_netns = match child.in_pod {
         true => pod,
         false => &node.netns.namespace,
     };
-    let below = Below::of(inside, pod, home)?;
+    let below = Below::of(inside, pod, parent_netns)?;
     if let Some(link) = find(&links, child, below, &record.ifname) {
         return Ok(link::delete(inside, link)?);
     }
     // Cut off before it was made, or written by a version that did not know where to search.
-    if child.pod_index.is_none() || remove_elsewhere(node, child, home, pod, inside)? {
+    if child.pod_index.is_none() || remove_elsewhere(node, child, parent_netns, pod, inside)? {
         return Ok(());
     }
     node.log.warn(format_args!(
@@ -64,17 +64,22 @@ enum Below {
 }
 
 impl Below {
-    /// For links of the namespace `here`, of which `socket` is, that stand on one of `home`.
-    fn of(socket: &mut Socket, here: &Namespace, home: &Namespace) -> netlink::Result<Self> {
-        Ok(match here.id() == home.id() {
+    /// For links of the namespace `here`, of which `socket` is, that stand on one of
+    /// `parent_netns`.
+    fn of(
+        socket: &mut Socket,
+        here: &Namespace,
+        parent_netns: &Namespace,
+    ) -> netlink::Result<Self> {
+        Ok(match here.id() == parent_netns.id() {
             true => Below::Beside,
-            false => Below::Elsewhere(link::known_number(socket, home)?),
+            false => Below::Elsewhere(link::known_number(socket, parent_netns)?),
         })
     }
 }
 
 /// Removes the child from a namespace to which it was moved out of the pod's. True when it was
-/// there. `home` is the namespace of the link below it.
+/// there. `parent_netns` is the namespace of the link below it.
 ///
 /// A namespace that a link leaves gets a number for the one that it goes to
 /// (`__dev_change_net_namespace()`), so namespaces of other pods, in which children of the same kind,
@@ -82,7 +87,7 @@ impl Below {
 fn remove_elsewhere(
     node: &Node,
     child: &Child,
-    home: &Namespace,
+    parent_netns: &Namespace,
     pod: &Namespace,
     inside: &mut Socket,
 ) -> Result<bool, Error> {
@@ -95,7 +100,7 @@ fn remove_elsewhere(
         let Ok(mut socket) = other.socket(&node.netns.namespace) else {
             continue;
         };
-        let below = Below::of(&mut socket, &other, home)?;
+        let below = Below::of(&mut socket, &other, parent_netns)?;
         let links = link::list(&mut socket)?;
         if let Some(link) = by_identity(&links, child, below) {
             link::delete(&mut socket, link)?;
