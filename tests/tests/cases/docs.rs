@@ -77,13 +77,14 @@ fn status(network: &Value, at: &TempDir) -> Result<std::result::Result<(), Strin
     // The command that reads a configuration and touches nothing is as young as that.
     network["cniVersion"] = json!("1.1.0");
     if let Some(master) = network.get_mut("master") {
-        // The one netdev that every machine has.
+        // The one netdev that every machine has. It is denied once all of the network is read.
         *master = json!("lo");
     }
     let plugin = product(network["type"].as_str().context("no type")?)?;
     let call = Call::new(&plugin, "x", Path::new(""), "x").env("RDMA_NETDEV_POLICY", &policy);
     let answer = call.run("STATUS", network.to_string().as_bytes())?;
-    Ok(answer.status.success().then_some(()).ok_or(answer.stdout))
+    let is_read = answer.status.success() || answer.stdout.contains("it is the loopback device");
+    Ok(is_read.then_some(()).ok_or(answer.stdout))
 }
 
 /// What asks a program about an example, and which kind of example it is.
@@ -179,6 +180,8 @@ fn literals() -> Result<String> {
     let mut text = String::new();
     let mut directories: Vec<PathBuf> = [
         "cni-plugin/src",
+        "cni-plugin/attachment/src",
+        "cni-plugin/netlink/src",
         "ipam/src",
         "node/src",
         "proto/cni/src",
