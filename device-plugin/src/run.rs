@@ -215,7 +215,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ended
 }
 
-/// Removes what killed writers left in the directories that the daemon writes to. Nobody waits.
+/// Removes what killed writers left in the directories that the daemon writes to. No task waits for
+/// it.
 fn remove_leftovers(settings: &Settings) {
     let policy = settings.reclaim.policy.clone();
     let own = [

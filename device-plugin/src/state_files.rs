@@ -2,7 +2,7 @@
 //!
 //! A disk can be full, read-only or slow for a while, and a file can be removed or replaced. So one
 //! task compares each file with its content at each scan and every [`COMPARE_INTERVAL`], and writes
-//! those that differ. What it cannot write is at `/readyz` for as long as that lasts. Nobody waits
+//! those that differ. What it cannot write is at `/readyz` for as long as that lasts. No task waits
 //! for a file longer than [`SETTLE_TIMEOUT`]. Killed anywhere, a file is the old one or the new one
 //! (`node::file`).
 
@@ -242,7 +242,7 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
             std::fs::remove_file(&path).unwrap();
         }
-        // Nobody would read it in a directory that its reader did not make.
+        // A directory that its reader did not make has no reader.
         let foreign = dir.path().join("none/a");
         files.want(vec![File {
             place: Place::Foreign(foreign.clone()),

@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_file_of_another_user_is_refused() {
         let (_dir, path) = place(r#"{"stores": {"default": {"type": "file", "directory": "/"}}}"#);
-        // Needs root; without it the file cannot be given away and nothing is to be shown.
+        // Needs root; without it chown fails and nothing is to be shown.
         if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
             let error = Policy::load(&path).unwrap_err();
             assert!(

@@ -195,15 +195,15 @@ mod tests {
 
     #[test]
     fn only_the_first_unknown_keys_are_compared() {
-        let with_strangers = |count: usize| {
+        let with_unknown_keys = |count: usize| {
             let mut keys: serde_json::Map<String, Value> = (0..count)
                 .map(|n| (format!("AAAAAAAA{n:05}"), json!(1)))
                 .collect();
             keys.insert("atach".into(), json!("move"));
             read(Value::Object(keys))
         };
-        assert!(with_strangers(MAX_COMPARED - 1).is_err());
-        assert!(with_strangers(MAX_COMPARED).is_ok());
+        assert!(with_unknown_keys(MAX_COMPARED - 1).is_err());
+        assert!(with_unknown_keys(MAX_COMPARED).is_ok());
     }
 
     #[test]

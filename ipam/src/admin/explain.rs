@@ -143,12 +143,9 @@ fn one_network(place: &str, documents: Vec<Value>) -> Result<Value> {
     for mut document in documents {
         let is_list = (document.get("kind").and_then(Value::as_str))
             .is_some_and(|kind| kind.ends_with("List"));
-        match document.get_mut("items").map(Value::take) {
-            Some(Value::Array(items)) if is_list => objects.extend(items),
-            Some(items) => {
-                document["items"] = items;
-                objects.push(document);
-            }
+        let items = document.get_mut("items").filter(|_| is_list);
+        match items.and_then(Value::as_array_mut).map(std::mem::take) {
+            Some(items) => objects.extend(items),
             None => objects.push(document),
         }
     }

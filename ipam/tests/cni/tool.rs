@@ -123,7 +123,16 @@ fn explain_names_the_file_and_takes_the_network_of_several_documents() {
     for part in ["rail0", "rail1", "nads.yaml"] {
         assert!(answer.stderr.contains(part), "{part}: {answer:?}");
     }
-    // One of several is no reason to say which.
+    // As kubectl prints several.
+    let list = json!({"kind": "List", "items": [
+        {"kind": "NetworkAttachmentDefinition", "metadata": {"name": "b"},
+            "spec": {"config": range("10.3.0.0/24").to_string()}},
+        {"kind": "NetworkAttachmentDefinition", "metadata": {"name": "a"},
+            "spec": {"config": range("10.2.0.0/24").to_string()}},
+    ]});
+    let answer = explain("list.json", &list.to_string());
+    assert_eq!(answer.document["ranges"][0]["range"], "10.2.0.0/24");
+    // One network is explained without a word of others.
     let answer = explain("nad.yaml", &nad("rail1", "10.1.0.0/24"));
     assert_eq!(answer.document["ranges"][0]["range"], "10.1.0.0/24");
     assert!(!answer.stderr.contains("rail1"), "{answer:?}");

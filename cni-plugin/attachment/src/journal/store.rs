@@ -802,7 +802,7 @@ mod tests {
         fs::remove_file(&own).unwrap();
         fs::write(&own, "").unwrap();
         refused("is no directory");
-        // Needs root; without it nothing can be given away.
+        // Needs root; without it chown fails.
         fs::remove_file(&own).unwrap();
         fs::create_dir(&own).unwrap();
         if std::os::unix::fs::chown(&own, Some(65534), None).is_ok() {
