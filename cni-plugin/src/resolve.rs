@@ -202,8 +202,7 @@ pub fn resolve(
         }
         Requested::Move => {
             let target = move_target(config)?;
-            let name = name_of(&node.roots, &target, config.port)?;
-            let mut nic = read(node, &name)?;
+            let mut nic = on_host(node, &target, config.port)?;
             nic.dependents = dependents::of(node, &nic, pod)?;
             Ok(Resolved::Move(nic))
         }
@@ -295,7 +294,16 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
             }
         },
     };
-    let found = name_of(&node.roots, &target, config.port).and_then(|name| {
+    on_host(node, &target, config.port)
+}
+
+/// The netdev of the host that a target means.
+///
+/// # Errors
+/// Code 11 when a pod has it, also one that was attached since the journal was read last; code 7 when
+/// there is none, or several.
+fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLink, Error> {
+    let found = name_of(&node.roots, target, port).and_then(|name| {
         match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
             Ok(Some(_)) => Ok(name),
             Ok(None) => Err(Missing::Netdev(absent(&name))),
@@ -304,7 +312,7 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
     });
     match found {
         Ok(name) => read(node, &name),
-        Err(Missing::Netdev(error)) => Err(match holder_of(node, &target)? {
+        Err(Missing::Netdev(error)) => Err(match holder_of(node, target)? {
             Some((netdev, owner)) => Error::new(
                 Code::TryAgain,
                 format!("netdev {netdev} is in the network namespace of {owner}"),

@@ -76,15 +76,14 @@ fn status(network: &Value, at: &TempDir) -> Result<std::result::Result<(), Strin
     let mut network = network.clone();
     // The command that reads a configuration and touches nothing is as young as that.
     network["cniVersion"] = json!("1.1.0");
-    if let Some(master) = network.get_mut("master") {
-        // The one netdev that every machine has. It is denied once all of the network is read.
-        *master = json!("lo");
+    // A netdev of the example's node.
+    if let Some(keys) = network.as_object_mut() {
+        keys.remove("master");
     }
     let plugin = product(network["type"].as_str().context("no type")?)?;
     let call = Call::new(&plugin, "x", Path::new(""), "x").env("RDMA_NETDEV_POLICY", &policy);
     let answer = call.run("STATUS", network.to_string().as_bytes())?;
-    let is_read = answer.status.success() || answer.stdout.contains("it is the loopback device");
-    Ok(is_read.then_some(()).ok_or(answer.stdout))
+    Ok(answer.status.success().then_some(()).ok_or(answer.stdout))
 }
 
 /// What asks a program about an example, and which kind of example it is.

@@ -92,7 +92,7 @@ cases! {
     ten_mebibytes_of_text_are_refused => huge_value();
     deep_nesting_is_refused => document("[".repeat(1_000_000).as_bytes());
     deep_nesting_of_objects_is_refused => document("{\"a\":".repeat(200_000).as_bytes());
-    deep_nesting_below_a_key_is_refused => nested_key();
+    deep_nesting_below_a_key_stops_all_but_del => nested_key();
     a_key_twice_is_refused => twice();
     bytes_that_are_no_utf8_are_refused => invalid_utf8();
     half_a_surrogate_is_refused => named(r#""rail\ud800""#);
@@ -104,7 +104,7 @@ cases! {
     a_byte_order_mark_is_refused => document("\u{feff}{}".as_bytes());
     nul_bytes_are_refused => document(&[0; 64]);
     text_behind_the_document_is_refused => behind();
-    a_number_beyond_all_is_refused => document(br#"{"cniVersion":"1.0.0","name":"a","mtu":1e999}"#);
+    a_number_beyond_all_stops_all_but_del => value(br#"{"cniVersion":"1.0.0","name":"a","mtu":1e999}"#);
     a_version_that_is_no_version_is_refused => version();
     a_command_in_lower_case_is_refused => command("add");
     an_empty_command_does_nothing => empty_command();
@@ -328,10 +328,23 @@ fn document(bytes: &[u8]) -> Result<()> {
     unharmed(&scene, &before, "afterwards")
 }
 
+/// A value that cannot be read is no reason to keep what was attached.
+fn value(bytes: &[u8]) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    refused_by(&scene, &["ADD", "CHECK", "GC", "STATUS"], bytes)?;
+    answer_to(&scene.call(), "DEL", bytes)?.success()?;
+    unharmed(&scene, &before, "afterwards")
+}
+
 fn refused_document(scene: &Scene, bytes: &[u8]) -> Result<()> {
-    for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+    refused_by(scene, &["ADD", "DEL", "CHECK", "GC", "STATUS"], bytes)
+}
+
+fn refused_by(scene: &Scene, commands: &[&str], bytes: &[u8]) -> Result<()> {
+    for command in commands {
         let answer = answer_to(&scene.call(), command, bytes)?;
-        refusal(&answer, &[1, 6, 7, 50], &[]).context(command)?;
+        refusal(&answer, &[1, 6, 7, 50], &[]).context((*command).to_owned())?;
         let said = answer.stdout.len() + answer.stderr.len();
         ensure!(
             said < 16 * 1024,
@@ -358,7 +371,7 @@ fn huge_value() -> Result<()> {
 
 fn nested_key() -> Result<()> {
     let nested = "[".repeat(50_000) + &"]".repeat(50_000);
-    document(format!(r#"{{"cniVersion":"1.0.0","name":"rail0","type":"rdma-netdev","attach":"move","device":"nic0","args":{nested}}}"#).as_bytes())
+    value(format!(r#"{{"cniVersion":"1.0.0","name":"rail0","type":"rdma-netdev","attach":"move","device":"nic0","args":{nested}}}"#).as_bytes())
 }
 
 fn twice() -> Result<()> {

@@ -71,7 +71,7 @@ cases! {
     what_is_below_a_tunnel_that_is_the_way_out_is_an_uplink: Macvlan => uplinks(
         &[
             "link add out0 type vxlan id 66 dev nic0 dstport 4789",
-            "link set out0 up",
+            "link set out0 addrgenmode none up",
             "addr add 10.7.0.1/24 dev out0",
             "route add default via 10.7.0.254",
         ],
@@ -81,7 +81,7 @@ cases! {
     what_reaches_the_other_end_of_a_tunnel_is_an_uplink: Macvlan => uplinks(
         &[
             "link add out0 type vxlan id 66 remote 10.8.0.77 dstport 4789",
-            "link set out0 up",
+            "link set out0 addrgenmode none up",
             "addr add 10.7.0.1/24 dev out0",
             "route add default via 10.7.0.254",
         ],
