@@ -229,9 +229,8 @@ def accepted_network(document, scratch):
         plugin = {**plugin, "name": config.get("name"), "cniVersion": "1.1.0"}
         if given:
             plugin |= {"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0"}
-        if "master" in plugin:
-            # STATUS searches for it; this is the one netdev that every machine has.
-            plugin["master"] = "lo"
+        # A netdev of the cluster's nodes: STATUS would search for it here.
+        plugin.pop("master", None)
         env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(PROGRAMS), "RDMA_NETDEV_POLICY": str(policy)}
         yield from refused(what, plugin["type"], env=env, stdin=json.dumps(plugin))
 
