@@ -124,5 +124,6 @@ for version in 4.2 3; do
 	esac
 	back "$round"
 	finish "$round"
-	umount $store
+	# A round of the daemon may be reading it.
+	wait_for 60 umount $store
 done
