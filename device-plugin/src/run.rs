@@ -1,11 +1,12 @@
 //! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
 //! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
-//! HTTP server) either reads what the loop publishes or sends it a trigger. Nothing is kept on disk
-//! but CDI specifications and device information, each replaced whole: a daemon killed at any point
-//! is followed by one that finds the host as it is.
+//! HTTP server) either reads what the loop publishes or sends it a trigger. What is on disk (CDI
+//! specifications, device information, the files of `node_files`) is replaced whole: a daemon killed
+//! at any point is followed by one that finds the host as it is.
 
 mod daemon;
+mod node_files;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -85,7 +86,9 @@ impl Settings {
         allocated::Sources {
             socket: kubelet_api::client::socket(&self.kubelet_root_dir),
             device_plugin_dir: self.device_plugin_dir.clone(),
-            node: self.reclaim.node.clone(),
+            node: Policy::load_for_release(&self.reclaim.policy)
+                .0
+                .node_name(self.reclaim.node.as_deref()),
         }
     }
 }
@@ -98,7 +101,8 @@ impl Settings {
 pub(crate) fn run(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(4)
+        // Reads and writes of a disk that does not answer keep theirs.
+        .max_blocking_threads(8)
         .build()
         .context("start the runtime")?;
     let ended = runtime.block_on(serve(settings));

@@ -6,8 +6,8 @@
 //! for a file longer than [`SETTLE_TIMEOUT`]. Killed anywhere, a file is the old one or the new one
 //! (`node::file`).
 
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -173,7 +173,7 @@ impl Writer {
     }
 }
 
-fn write_all(policy: &std::path::Path, files: &[File], current: &Current) -> Vec<String> {
+fn write_all(policy: &Path, files: &[File], current: &Current) -> Vec<String> {
     let at = |path: Option<PathBuf>| {
         *current.lock().unwrap_or_else(PoisonError::into_inner) =
             path.map(|path| (path, Instant::now()));
@@ -196,14 +196,25 @@ fn write_all(policy: &std::path::Path, files: &[File], current: &Current) -> Vec
     faults
 }
 
-fn write(path: &std::path::Path, file: &File) -> io::Result<()> {
-    if std::fs::read_to_string(path).is_ok_and(|known| known == file.content) {
+fn write(path: &Path, file: &File) -> io::Result<()> {
+    if has(path, &file.content) {
         return Ok(());
     }
     if let (Place::Own(_), Some(directory)) = (&file.place, path.parent()) {
         std::fs::create_dir_all(directory)?;
     }
     file::replace(path, &file.content)
+}
+
+/// Whether a regular file has this content.
+fn has(path: &Path, content: &str) -> bool {
+    let Ok((file, meta)) = file::open_regular(path) else {
+        return false;
+    };
+    let mut known = String::new();
+    meta.len() == content.len() as u64
+        && file.take(meta.len()).read_to_string(&mut known).is_ok()
+        && known == content
 }
 
 #[cfg(test)]

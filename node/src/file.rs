@@ -62,10 +62,14 @@ pub fn remove_leftovers(directory: &Path) -> io::Result<()> {
     for entry in entries {
         let entry = entry?;
         let is_leftover = entry.file_name().to_str().is_some_and(is_leftover_name);
-        let meta = entry.metadata()?;
+        // Another process may be faster.
+        let Ok(meta) = entry.metadata() else { continue };
         let age = meta.modified()?.elapsed().unwrap_or_default();
         if is_leftover && meta.is_file() && age >= LEFTOVER_AGE {
-            fs::remove_file(entry.path())?;
+            match fs::remove_file(entry.path()) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
         }
     }
     Ok(())

@@ -179,7 +179,7 @@ pub(crate) struct Sources {
     /// Its device-plugins directory, which has its checkpoint.
     pub device_plugin_dir: PathBuf,
     /// The node's name, which is in the names of static pods.
-    pub node: Option<String>,
+    pub node: String,
 }
 
 /// Asks once. What the kubelet does not say, or not yet, its checkpoint says: it is as new as the
@@ -194,7 +194,7 @@ pub(crate) async fn ask(sources: &Sources, timeout: Duration) -> Result<Allocate
         Err(_) => Err(format!("no answer within {timeout:?}")),
     };
     let listed = match listed {
-        Ok(pods) if is_complete(&pods, sources.node.as_deref()) => {
+        Ok(pods) if is_complete(&pods, &sources.node) => {
             let held = pods.into_iter().flat_map(|pod| pod.held).collect();
             return Ok(AllocatedUnits::listed(held, asked));
         }
@@ -227,9 +227,9 @@ pub(crate) async fn ask(sources: &Sources, timeout: Duration) -> Result<Allocate
 /// Whether a list is that of a kubelet that has heard from the API server: it names a pod that is
 /// no static one, whose name ends with the node's (`pkg/kubelet/config/common.go`,
 /// `generatePodName`).
-fn is_complete(pods: &[PodDevices], node: Option<&str>) -> bool {
+fn is_complete(pods: &[PodDevices], node: &str) -> bool {
     let is_static = |pod: &PodDevices| {
-        let stem = node.and_then(|node| pod.name.strip_suffix(node));
+        let stem = pod.name.strip_suffix(node);
         stem.is_some_and(|stem| stem.ends_with('-'))
     };
     !pods.iter().all(is_static)
@@ -329,12 +329,10 @@ mod tests {
             };
             names.iter().map(pod).collect()
         };
-        assert!(!is_complete(&[], Some("n1")));
-        assert!(!is_complete(&[], None));
-        assert!(!is_complete(&pods(&["etcd-n1", "proxy-n1"]), Some("n1")));
-        assert!(is_complete(&pods(&["etcd-n1", "train-0"]), Some("n1")));
-        assert!(is_complete(&pods(&["train-xn1"]), Some("n1")));
-        assert!(is_complete(&pods(&["train-0"]), None));
+        assert!(!is_complete(&[], "n1"));
+        assert!(!is_complete(&pods(&["etcd-n1", "proxy-n1"]), "n1"));
+        assert!(is_complete(&pods(&["etcd-n1", "train-0"]), "n1"));
+        assert!(is_complete(&pods(&["train-xn1"]), "n1"));
     }
 
     #[test]
@@ -352,5 +350,31 @@ mod tests {
             holder(vec![held("train-1", &["x"]), held("uid", &["x", "z"])]),
             "train-1"
         );
+    }
+
+    #[tokio::test]
+    async fn the_checkpoint_answers_while_the_kubelet_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = Sources {
+            socket: dir.path().join("kubelet.sock"),
+            device_plugin_dir: dir.path().to_owned(),
+            node: "n1".into(),
+        };
+        let ask = || ask(&sources, Duration::from_secs(1));
+        // Neither answers: what is held is not known, which is not the same as nothing.
+        ask().await.unwrap_err();
+        let text = |uid: &str| {
+            format!(
+                r#"{{"Data": {{"PodDeviceEntries": [{{"PodUID": "{uid}", "ContainerName": "c",
+                    "ResourceName": "rdma/a", "DeviceIDs": ["x"]}}]}}, "Checksum": 1}}"#
+            )
+        };
+        let resource = ResourceName::parse("rdma/a").unwrap();
+        for uid in ["u1", "u2"] {
+            std::fs::write(dir.path().join(checkpoint::FILE), text(uid)).unwrap();
+            let held = ask().await.unwrap();
+            let (unit, holder) = held.of(&resource).next().unwrap();
+            assert_eq!((unit, holder.pod.as_str()), ("x", uid));
+        }
     }
 }

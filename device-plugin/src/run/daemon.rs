@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use diagnostics::container_runtime;
 use hca::HcaId;
 use hca::inventory::Inventory;
@@ -16,11 +15,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
 
-use super::{Settings, Signals};
+use super::{Settings, Signals, node_files};
 use crate::config::last_good::{Kept, Start};
 use crate::config::{self, Config, Delivery, Gate};
 use crate::deliver::choice::{self, Choice};
-use crate::deliver::{cdi, device_info, features};
+use crate::deliver::{cdi, device_info};
 use crate::events::{Trigger, Triggers, Watched};
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{self, AllocatedUnits};
@@ -33,7 +32,7 @@ use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::snapshot::{Shape, Snapshot};
-use crate::state_files::{File, Place, StateFiles};
+use crate::state_files::StateFiles;
 
 /// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
 const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
@@ -567,35 +566,8 @@ impl Daemon {
             .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
             .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
             .collect();
-        let mut files = vec![File {
-            place: Place::Node(EXCLUSIVE_HCAS),
-            content: lines(&exclusive),
-            consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may \
-                          give a pod a child of one that another pod will have",
-        }];
-        // Without them the CNI plugin goes by the routes.
-        if !self.settings.node_addresses.is_empty() {
-            files.push(File {
-                place: Place::Node(NODE_ADDRESSES),
-                content: lines(&self.settings.node_addresses),
-                consequence: "the CNI plugin does not know which addresses are the node's",
-            });
-        }
-        if let Some(directory) = &self.settings.features_dir {
-            files.push(File {
-                place: Place::Foreign(directory.join(features::FILE)),
-                content: features::lines(inventory),
-                consequence: "the node has no labels of its HCAs; see --features-dir",
-            });
-        }
-        if let (Some(path), Some(text)) = (self.kept.path(), &self.keep) {
-            files.push(File {
-                place: Place::Own(path.to_owned()),
-                content: text.clone(),
-                consequence: "should the configuration be wrong at the next start, the daemon has \
-                              none; see --state-dir",
-            });
-        }
+        let good = self.kept.path().zip(self.keep.as_deref());
+        let files = node_files::wanted(&self.settings, &exclusive, inventory, good);
         self.files.want(files);
         if self.exclusive.as_ref() != Some(&exclusive) {
             self.files.settled().await;
@@ -785,14 +757,6 @@ fn log_configuration(file: &Path, config: &Config) {
     for refused in &config.refused {
         tracing::error!("configuration: {refused}; this resource is not served, the others are");
     }
-}
-
-/// One value a line.
-fn lines<T: std::fmt::Display>(values: impl IntoIterator<Item = T>) -> String {
-    values
-        .into_iter()
-        .map(|value| format!("{value}\n"))
-        .collect()
 }
 
 /// A file or directory, distinguished from its successor.

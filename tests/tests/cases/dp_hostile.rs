@@ -67,6 +67,13 @@ pub(crate) const CASES: &[Case] = &[
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 
+/// The same HCAs in a shared pool.
+fn shared() -> String {
+    EXCLUSIVE
+        .replace("rdma/nic", "rdma/shared")
+        .replace("mode: exclusive", "mode: shared\n  slots: 1")
+}
+
 /// A daemon that serves what it says of itself.
 struct Scene {
     machine: Machine,
@@ -567,10 +574,7 @@ fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<
         .into_iter()
         .find(|hca| *hca != held[0])
         .context("both are held")?;
-    let shared = EXCLUSIVE
-        .replace("rdma/nic", "rdma/shared")
-        .replace("mode: exclusive", "mode: shared\n  slots: 1");
-    fs::write(&scene.file, shared)?;
+    fs::write(&scene.file, shared())?;
     scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
     let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
     ensure!(
@@ -609,10 +613,7 @@ fn a_kubelet_that_lists_no_pods_yet_frees_nothing() -> Result<()> {
         lists_no_pods: true,
         ..Misbehaviour::default()
     });
-    let shared = EXCLUSIVE
-        .replace("rdma/nic", "rdma/shared")
-        .replace("mode: exclusive", "mode: shared\n  slots: 1");
-    fs::write(&scene.file, shared)?;
+    fs::write(&scene.file, shared())?;
     scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
     let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
     ensure!(

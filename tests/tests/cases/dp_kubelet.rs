@@ -363,7 +363,12 @@ fn a_killed_daemon_is_followed_by_one_with_the_same_units() -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(kubelet.registrations().len(), 2, "{}", daemon.log());
     let left = sockets(&kubelet.settings().device_plugins)?;
-    assert_eq!(left.len(), 1, "the dead one's is gone: {}", daemon.log());
+    assert_eq!(
+        left.len(),
+        1,
+        "that of the pod that ended is gone: {}",
+        daemon.log()
+    );
     Ok(())
 }
 

@@ -1,0 +1,55 @@
+//! Which files there should be for other programs of the node and for the next daemon. Pure.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::path::Path;
+
+use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
+use hca::HcaId;
+use hca::inventory::Inventory;
+
+use super::Settings;
+use crate::deliver::features;
+use crate::state_files::{File, Place};
+
+/// `exclusive` are the HCAs of exclusive pools, `good` is the configuration to keep as the last good
+/// one, with its place.
+pub(super) fn wanted(
+    settings: &Settings,
+    exclusive: &BTreeSet<HcaId>,
+    inventory: &Inventory,
+    good: Option<(&Path, &str)>,
+) -> Vec<File> {
+    let mut files = vec![File {
+        place: Place::Node(EXCLUSIVE_HCAS),
+        content: lines(exclusive),
+        consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may give a \
+                      pod a child of one that another pod will have",
+    }];
+    // Without them the CNI plugin goes by the routes.
+    if !settings.node_addresses.is_empty() {
+        files.push(File {
+            place: Place::Node(NODE_ADDRESSES),
+            content: lines(&settings.node_addresses),
+            consequence: "the CNI plugin does not know which addresses are the node's",
+        });
+    }
+    files.extend(settings.features_dir.as_ref().map(|directory| File {
+        place: Place::Foreign(directory.join(features::FILE)),
+        content: features::lines(inventory),
+        consequence: "the node has no labels of its HCAs; see --features-dir",
+    }));
+    files.extend(good.map(|(path, text)| File {
+        place: Place::Own(path.to_owned()),
+        content: text.to_owned(),
+        consequence: "should the configuration be wrong at the next start, the daemon has none; see \
+                      --state-dir",
+    }));
+    files
+}
+
+/// One value a line.
+fn lines<T: Display>(values: impl IntoIterator<Item = T>) -> String {
+    let lines = values.into_iter().map(|value| format!("{value}\n"));
+    lines.collect()
+}
