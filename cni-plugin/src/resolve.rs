@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use crate::error::Error;
 use cni_wire::{CniResult, Code, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, lookup};
-use netlink_packet_route::{address::AddressAttribute, link::InfoKind};
+use netlink_packet_route::link::InfoKind;
 
 pub use dependents::{Dependent, rivals};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
@@ -23,7 +23,7 @@ use crate::config::{Attach, Config, Target};
 use attachment::netdev::replay;
 use attachment::node::Node;
 use netlink::{
-    Namespace, Socket, address,
+    Namespace, Socket,
     link::{self, By, Link},
     route,
 };
@@ -234,7 +234,7 @@ pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>
     if config.link_in_container {
         return Ok(None);
     }
-    let parent = Parent::OfHost(read(node, name)?);
+    let parent = Parent::OfHost(read_named(node, name)?);
     let kind = kind.unwrap_or_else(|| ChildKind::on(parent.link()));
     carries_children(&mut node.netns.socket, kind, &parent)?;
     Ok(Some(Resolved::Child { kind, parent }))
@@ -305,13 +305,13 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
 fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLink, Error> {
     let found = name_of(&node.roots, target, port).and_then(|name| {
         match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
-            Ok(Some(_)) => Ok(name),
+            Ok(Some(link)) => Ok(link),
             Ok(None) => Err(Missing::Netdev(absent(&name))),
             Err(e) => Err(Missing::Other(e.into())),
         }
     });
     match found {
-        Ok(name) => read(node, &name),
+        Ok(link) => read(node, link),
         Err(Missing::Netdev(error)) => Err(match holder_of(node, target)? {
             Some((netdev, owner)) => Error::new(
                 Code::TryAgain,
@@ -606,30 +606,35 @@ pub struct HostLink {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Reads a netdev of the host.
-fn read(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+/// Reads what is to be known of the netdev of this name. Code 7 when there is none.
+fn read_named(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+    let link = link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?;
+    read(node, link.ok_or_else(|| absent(name))?)
+}
+
+/// Reads what is to be known of a netdev of the host.
+fn read(node: &mut Node, link: Link) -> Result<HostLink, Error> {
     let node_addresses = node.known_addresses()?;
     let with_selectors = node.policy.values.allow.netdevs.is_some();
     let socket = &mut node.netns.socket;
-    HostLink::read(&node.roots, socket, name, with_selectors, &node_addresses)
+    HostLink::read(&node.roots, socket, link, with_selectors, &node_addresses)
 }
 
 impl HostLink {
-    /// Reads a netdev of the namespace that `socket` is of, the host's.
+    /// Reads what is to be known of a netdev of the namespace that `socket` is of, the host's.
     ///
     /// `with_selectors`: also what selectors of the policy ask for. `node_addresses` are the addresses
     /// the node is known by, beside those found here.
     ///
     /// # Errors
-    /// Code 7 when there is none of that name, code 5 or 100 when reading fails.
+    /// Code 5 or 100 when reading fails.
     pub fn read(
         roots: &Host,
         socket: &mut Socket,
-        name: &str,
+        link: Link,
         with_selectors: bool,
         node_addresses: &[IpAddr],
     ) -> Result<HostLink, Error> {
-        let link = link::get(socket, By::Name(name.as_bytes()))?.ok_or_else(|| absent(name))?;
         let shown = link.name.to_string();
         let rdma = match lookup::ports_of_netdev(roots, &shown) {
             Ok(ports) => ports,
@@ -673,17 +678,11 @@ impl HostLink {
             let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
             found.controller = controller.map(|c| (c.name.to_string(), kind));
         }
-        found.addresses = address::list(socket, link.index)?
-            .iter()
-            .flat_map(|message| &message.attributes)
-            .filter_map(|attribute| match attribute {
-                AddressAttribute::Local(address) | AddressAttribute::Address(address) => {
-                    Some(*address)
-                }
-                _ => None,
-            })
-            .collect();
-        found.uplink = uplink::of(socket, &link, node_addresses)?.map(|why| why.to_string());
+        let addresses = uplink::addresses(socket)?;
+        let own = addresses.iter().filter(|(index, _)| *index == link.index);
+        found.addresses = own.map(|(_, address)| *address).collect();
+        found.uplink =
+            uplink::of(socket, &link, node_addresses, &addresses)?.map(|why| why.to_string());
         found.link = link;
         Ok(found)
     }

@@ -43,6 +43,10 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(what_was_said_before_an_allocation_is_not_said_again, Root),
+    case!(
+        a_pod_that_ended_holds_nothing_though_the_checkpoint_has_it,
+        Root
+    ),
     case!(half_open_clients_delay_no_answer, Root),
     case!(malformed_questions_are_answered_by_name, Root),
     case!(peer_that_is_not_root_is_refused, Root),
@@ -456,6 +460,21 @@ fn what_was_said_before_an_allocation_is_not_said_again() -> Result<()> {
     assert!(!node.answer(&unnamed)?.uid_checked);
     assert!(node.kubelet.pod_lists() > before);
     Ok(())
+}
+
+/// The kubelet drops a pod from its checkpoint at the next allocation only.
+fn a_pod_that_ended_holds_nothing_though_the_checkpoint_has_it() -> Result<()> {
+    let node = Node::exclusive()?;
+    let pod = node.admit("train-0", &[(NIC, 1)])?;
+    assert_eq!(node.answer(&pod)?.allocations.len(), 1);
+    node.kubelet.remove("default/train-0")?;
+    node.until("answer that the pod is unknown", || {
+        // Each question is asked of the kubelet anew once what it said is two seconds old.
+        thread::sleep(Duration::from_millis(500));
+        Ok(node
+            .failure(&pod)
+            .is_ok_and(|kind| kind == FailureKind::UnknownPod))
+    })
 }
 
 fn half_open_clients_delay_no_answer() -> Result<()> {
