@@ -65,7 +65,7 @@ pub(crate) fn moves(
         return Ok(false);
     }
     if requirement == RdmaRequirement::Required {
-        if !matches!(attach, Attach::Move | Attach::RdmaOnly) {
+        if matches!(attach, Attach::Child(_)) {
             return Err(Error::new(
                 Code::InvalidConfig,
                 format!(
@@ -92,7 +92,7 @@ pub(crate) fn moves(
     }
     match attach {
         Attach::Move | Attach::RdmaOnly => Ok(true),
-        Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib => Err(Error::new(
+        Attach::Child(_) => Err(Error::new(
             Code::Unavailable,
             format!(
                 "a child of {name} is refused: the node's RDMA subsystem is in exclusive mode, in \
@@ -320,6 +320,7 @@ pub(crate) fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ChildKind;
 
     const SHARED: Option<NetnsMode> = Some(NetnsMode::Shared);
     const EXCLUSIVE: Option<NetnsMode> = Some(NetnsMode::Exclusive);
@@ -346,10 +347,16 @@ mod tests {
                 true,
                 true,
             ),
-            (RdmaRequirement::Auto, Attach::Macvlan, SHARED, true, false),
+            (
+                RdmaRequirement::Auto,
+                Attach::Child(ChildKind::Macvlan),
+                SHARED,
+                true,
+                false,
+            ),
             (
                 RdmaRequirement::Off,
-                Attach::Macvlan,
+                Attach::Child(ChildKind::Macvlan),
                 EXCLUSIVE,
                 true,
                 false,
@@ -389,7 +396,7 @@ mod tests {
             ),
             (
                 RdmaRequirement::Required,
-                Attach::Macvlan,
+                Attach::Child(ChildKind::Macvlan),
                 None,
                 false,
                 Code::InvalidConfig,
@@ -397,7 +404,7 @@ mod tests {
             ),
             (
                 RdmaRequirement::Auto,
-                Attach::Macvlan,
+                Attach::Child(ChildKind::Macvlan),
                 EXCLUSIVE,
                 true,
                 Code::Unavailable,

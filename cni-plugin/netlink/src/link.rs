@@ -460,8 +460,8 @@ pub enum Child {
 }
 
 impl Child {
-    fn info(&self) -> Vec<LinkInfo> {
-        let (kind, data) = match *self {
+    fn kind_and_data(&self) -> (InfoKind, InfoData) {
+        match *self {
             Child::Macvlan {
                 mode,
                 broadcast_queue,
@@ -486,17 +486,17 @@ impl Child {
                     InfoIpoib::UmCast(user_multicast.into()),
                 ]),
             ),
-        };
+        }
+    }
+
+    fn info(&self) -> Vec<LinkInfo> {
+        let (kind, data) = self.kind_and_data();
         vec![LinkInfo::Kind(kind), LinkInfo::Data(data)]
     }
 
     /// The kernel's name for it.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Child::Macvlan { .. } => "macvlan",
-            Child::Ipvlan { .. } => "ipvlan",
-            Child::Ipoib { .. } => "ipoib",
-        }
+    pub fn word(&self) -> String {
+        self.kind_and_data().0.to_string()
     }
 }
 

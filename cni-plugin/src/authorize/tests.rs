@@ -8,7 +8,8 @@ use node::pattern::Pattern;
 use node::policy::Selector;
 
 use super::*;
-use crate::resolve::{ChildKind, Dependent, RdmaOnly};
+use crate::config::ChildKind;
+use crate::resolve::{Dependent, RdmaOnly};
 
 fn nic() -> HostLink {
     HostLink {
