@@ -1,5 +1,6 @@
 //! Our own format: what it means, and what it says when it is wrong.
 
+use super::form::MAX_MALFORMED_POOLS;
 use super::*;
 use crate::config::parse;
 
