@@ -424,21 +424,75 @@ mod tests {
         }
     }
 
+    const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
+    const IPVLAN: Attach = Attach::Child(ChildKind::Ipvlan);
+    const IPOIB: Attach = Attach::Child(ChildKind::Ipoib);
+    const ETHERNET: u16 = 1;
+    const INFINIBAND: u16 = 32;
+
+    /// It is refused with what to do instead, and the message contains the word.
+    fn refuses(attach: Attach, config: &Config, hardware: u16, ipam: Option<&str>, word: &str) {
+        let error = fits(attach, config, &link(hardware), ipam).unwrap_err();
+        assert_eq!(error.code, Code::InvalidConfig);
+        assert!(
+            error.msg.contains(word) && !error.details.is_empty(),
+            "{word}: {error}"
+        );
+    }
+
+    fn with_mac() -> Config {
+        Config {
+            mac: Some("02:00:00:00:00:01".parse().unwrap()),
+            ..config()
+        }
+    }
+
     #[test]
-    fn impossible_attachments_are_refused_with_what_to_do_instead() {
-        let mac: hca::MacAddress = "02:00:00:00:00:01".parse().unwrap();
+    fn a_child_stands_on_a_link_that_can_carry_it() {
+        refuses(MACVLAN, &config(), INFINIBAND, None, "InfiniBand");
+        refuses(IPOIB, &config(), ETHERNET, None, "InfiniBand");
+        // ARPHRD_LOOPBACK
+        refuses(MACVLAN, &config(), 772, None, "no Ethernet");
+        refuses(IPVLAN, &config(), 772, None, "no Ethernet");
+        fits(IPVLAN, &config(), &link(INFINIBAND), None).unwrap();
+        fits(IPOIB, &config(), &link(INFINIBAND), None).unwrap();
+    }
+
+    #[test]
+    fn children_with_their_masters_address_take_no_other_and_no_dhcp() {
+        refuses(IPVLAN, &config(), ETHERNET, Some("dhcp"), "dhcp");
+        refuses(IPOIB, &config(), INFINIBAND, Some("dhcp"), "dhcp");
+        refuses(IPVLAN, &with_mac(), ETHERNET, None, "mac");
+        fits(MACVLAN, &config(), &link(ETHERNET), Some("dhcp")).unwrap();
+        fits(MACVLAN, &with_mac(), &link(ETHERNET), None).unwrap();
+        let passthru = |config: Config| Config {
+            mode: Some("passthru".into()),
+            ..config
+        };
+        refuses(MACVLAN, &passthru(with_mac()), ETHERNET, None, "passthru");
+        fits(MACVLAN, &passthru(config()), &link(ETHERNET), None).unwrap();
+    }
+
+    #[test]
+    fn a_netdev_that_moves_takes_an_address_on_ethernet_only() {
+        refuses(Attach::Move, &with_mac(), INFINIBAND, None, "mac");
+        fits(Attach::Move, &with_mac(), &link(ETHERNET), None).unwrap();
+    }
+
+    #[test]
+    fn an_mtu_is_at_most_the_masters_or_what_the_netdev_can_have() {
         let mtu = |mtu| Config {
             mtu: Some(mtu),
             ..config()
         };
-        let with_mac = Config {
-            mac: Some(mac),
-            ..config()
-        };
-        let passthru = Config {
-            mode: Some("passthru".into()),
-            ..with_mac.clone()
-        };
+        refuses(MACVLAN, &mtu(1501), ETHERNET, None, "mtu");
+        refuses(Attach::Move, &mtu(9001), ETHERNET, None, "mtu");
+        fits(MACVLAN, &mtu(1500), &link(ETHERNET), None).unwrap();
+        fits(Attach::Move, &mtu(9000), &link(ETHERNET), None).unwrap();
+    }
+
+    #[test]
+    fn a_key_of_one_kind_is_refused_for_another() {
         let pkey = Config {
             pkey: Some(0x8001),
             ..config()
@@ -447,103 +501,11 @@ mod tests {
             broadcast_queue: Some(9),
             ..config()
         };
-        for (attach, config, link, ipam, word) in [
-            (
-                Attach::Child(ChildKind::Macvlan),
-                config(),
-                link(32),
-                None,
-                "InfiniBand",
-            ),
-            (
-                Attach::Child(ChildKind::Ipoib),
-                config(),
-                link(1),
-                None,
-                "InfiniBand",
-            ),
-            (
-                Attach::Child(ChildKind::Macvlan),
-                config(),
-                link(772),
-                None,
-                "no Ethernet",
-            ),
-            (
-                Attach::Child(ChildKind::Ipvlan),
-                config(),
-                link(1),
-                Some("dhcp"),
-                "dhcp",
-            ),
-            (
-                Attach::Child(ChildKind::Ipoib),
-                config(),
-                link(32),
-                Some("dhcp"),
-                "dhcp",
-            ),
-            (
-                Attach::Child(ChildKind::Ipvlan),
-                with_mac.clone(),
-                link(1),
-                None,
-                "mac",
-            ),
-            (Attach::Move, with_mac.clone(), link(32), None, "mac"),
-            (
-                Attach::Child(ChildKind::Macvlan),
-                passthru.clone(),
-                link(1),
-                None,
-                "passthru",
-            ),
-            (
-                Attach::Child(ChildKind::Macvlan),
-                mtu(1501),
-                link(1),
-                None,
-                "mtu",
-            ),
-            (Attach::Move, mtu(9001), link(1), None, "mtu"),
-            (
-                Attach::Child(ChildKind::Macvlan),
-                pkey,
-                link(1),
-                None,
-                "pkey",
-            ),
-            (
-                Attach::Child(ChildKind::Ipvlan),
-                queue,
-                link(1),
-                None,
-                "bcqueuelen",
-            ),
-        ] {
-            let error = fits(attach, &config, &link, ipam).unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(
-                error.msg.contains(word) && !error.details.is_empty(),
-                "{word}: {error}"
-            );
-        }
-        fits(
-            Attach::Child(ChildKind::Macvlan),
-            &mtu(1500),
-            &link(1),
-            Some("dhcp"),
-        )
-        .unwrap();
-        fits(Attach::Move, &mtu(9000), &link(1), None).unwrap();
-        fits(Attach::Child(ChildKind::Macvlan), &with_mac, &link(1), None).unwrap();
-        fits(Attach::Move, &with_mac, &link(1), None).unwrap();
-        fits(Attach::Child(ChildKind::Ipoib), &config(), &link(32), None).unwrap();
-        let passthru = Config {
-            mac: None,
-            ..passthru
-        };
-        fits(Attach::Child(ChildKind::Macvlan), &passthru, &link(1), None).unwrap();
+        refuses(MACVLAN, &pkey, ETHERNET, None, "pkey");
+        refuses(Attach::Move, &pkey, ETHERNET, None, "pkey");
+        refuses(IPVLAN, &queue, ETHERNET, None, "bcqueuelen");
+        fits(IPOIB, &pkey, &link(INFINIBAND), None).unwrap();
+        fits(MACVLAN, &queue, &link(ETHERNET), None).unwrap();
     }
 
     #[test]
@@ -600,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipoib_child_has_its_parents_partition_and_mode_unless_the_network_says() {
+    fn an_ipoib_child_has_its_parents_partition_and_mode() {
         let mut below = link(32);
         below.data = Some(InfoData::Ipoib(vec![
             InfoIpoib::Pkey(0x8002),

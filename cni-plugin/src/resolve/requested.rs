@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_of_the_pod_is_never_meant_beside_a_netdev_of_the_host() {
+    fn link_in_container_excludes_a_netdev_of_the_host() {
         let within = Config {
             link_in_container: true,
             ..Config::default()

@@ -13,10 +13,7 @@ use nix::unistd::mkfifo;
 use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(
-        a_wrong_file_at_the_start_is_replaced_by_the_last_good_one,
-        Root
-    ),
+    case!(at_the_start_the_last_good_file_replaces_a_wrong_one, Root),
     case!(a_replaced_configuration_directory_is_noticed, Root),
     case!(
         what_is_no_configuration_file_changes_nothing_and_freezes_nothing,
@@ -24,7 +21,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-fn a_wrong_file_at_the_start_is_replaced_by_the_last_good_one() -> Result<()> {
+fn at_the_start_the_last_good_file_replaces_a_wrong_one() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;

@@ -17,12 +17,9 @@ pub(crate) const CASES: &[Case] = &[
         an_hca_stays_a_pods_own_while_the_kubelet_does_not_answer,
         Root
     ),
+    case!(an_exclusive_hca_stays_a_pods_own_when_pools_change, Root),
     case!(
-        an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change,
-        Root
-    ),
-    case!(
-        a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca,
+        a_pod_gets_no_device_node_of_another_hca_after_a_reboot,
         Root
     ),
     case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
@@ -55,7 +52,7 @@ fn an_hca_stays_a_pods_own_while_the_kubelet_does_not_answer() -> Result<()> {
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
 }
 
-fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<()> {
+fn an_exclusive_hca_stays_a_pods_own_when_pools_change() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
@@ -94,7 +91,7 @@ fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<
 }
 
 /// The kubelet uses its old answer for the pod, and the kernel has numbered the nodes anew.
-fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()> {
+fn a_pod_gets_no_device_node_of_another_hca_after_a_reboot() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;

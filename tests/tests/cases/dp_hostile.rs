@@ -29,10 +29,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
-    case!(
-        a_container_that_waits_for_a_scan_does_not_hold_up_the_end,
-        Root
-    ),
+    case!(a_waiting_container_does_not_delay_the_daemons_end, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
     case!(ready_means_that_the_kubelet_has_the_list, Root),
     case!(a_pool_waits_for_the_marker_of_a_driver_container, Root),
@@ -338,7 +335,7 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
 }
 
 /// The scan has begun and is not late yet when the daemon is asked to end.
-fn a_container_that_waits_for_a_scan_does_not_hold_up_the_end() -> Result<()> {
+fn a_waiting_container_does_not_delay_the_daemons_end() -> Result<()> {
     let scene = Scene::new(&EXCLUSIVE.replace("rescanInterval: 1s", "rescanInterval: 0"))?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;

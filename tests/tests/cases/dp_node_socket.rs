@@ -18,10 +18,7 @@ use serde_json::json;
 use crate::plugin::{Plugin, Script};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(
-        units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for,
-        Root
-    ),
+    case!(units_of_all_plugins_are_named_with_the_hcas_of_ours, Root),
     case!(pod_without_units_and_unknown_pod_are_distinguished, Root),
     case!(pod_admitted_a_moment_ago_is_known, Root),
     case!(namesake_with_another_uid_is_refused, Root),
@@ -30,10 +27,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(kubelet_that_is_gone_or_silent_is_named_as_the_cause, Root),
-    case!(
-        the_kubelet_is_asked_after_an_allocation_and_before_the_pods_first_question,
-        Root
-    ),
+    case!(the_kubelet_is_asked_ahead_after_an_allocation, Root),
     case!(what_was_said_before_an_allocation_is_not_said_again, Root),
 ];
 
@@ -178,7 +172,7 @@ pub(super) fn of<'a>(units: &'a PodUnits, resource: &str) -> Result<&'a Allocati
         .with_context(|| format!("no {resource} in {units:?}"))
 }
 
-fn units_of_all_plugins_are_named_with_the_hcas_that_ours_stand_for() -> Result<()> {
+fn units_of_all_plugins_are_named_with_the_hcas_of_ours() -> Result<()> {
     let node = Node::exclusive()?;
     let other = Plugin::serve(
         &node.kubelet.settings().device_plugins,
@@ -358,7 +352,7 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     Ok(())
 }
 
-fn the_kubelet_is_asked_after_an_allocation_and_before_the_pods_first_question() -> Result<()> {
+fn the_kubelet_is_asked_ahead_after_an_allocation() -> Result<()> {
     let node = Node::new(POOLED, POOLED_RESOURCE, 300)?;
     let mut number = 0;
     // Not each time: a slow machine may have the question first, and the daemon lists for itself.

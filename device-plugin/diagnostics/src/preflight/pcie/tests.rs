@@ -285,7 +285,7 @@ fn each_check_says_what_is_wrong() {
 }
 
 #[test]
-fn the_ports_between_a_gpu_and_its_nics_are_those_below_the_switch() {
+fn ports_between_gpu_and_nic_are_those_below_the_switch() {
     let directory = tempfile::tempdir().unwrap();
     let tree = hca::tree::Tree::new(directory.path());
     hca::tree::machine::cascaded_switches(&tree);
