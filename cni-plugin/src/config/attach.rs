@@ -116,10 +116,12 @@ mod tests {
 
     #[test]
     fn a_refusal_lists_the_kinds_that_there_are() {
-        let error = Attach::Move.has_no("master");
-        assert_eq!(
-            error.details,
-            "leave it out, or set attach to macvlan, ipvlan or ipoib"
-        );
+        let details = Attach::Move.has_no("master").details;
+        let (_, kinds) = details.split_once("set attach to ").unwrap();
+        let kinds: Vec<&str> = kinds
+            .split(", ")
+            .flat_map(|part| part.split(" or "))
+            .collect();
+        assert_eq!(kinds, ChildKind::ALL.map(ChildKind::as_str));
     }
 }
