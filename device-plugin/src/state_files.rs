@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_was_removed_or_could_not_be_written_is_written_later() {
+    async fn a_removed_or_unwritable_file_is_written_later() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state/a");
         // In the place of its directory there is a file.
