@@ -367,32 +367,17 @@ fn l05_rate(facts: &Facts) -> Vec<Finding> {
 }
 
 fn l06_mtu(facts: &Facts) -> Vec<Finding> {
-    let mut usual: BTreeMap<(Option<&str>, u32), usize> = BTreeMap::new();
-    let netdevs = facts
-        .ports
-        .iter()
-        .filter_map(|port| Some((port, port.netdev.as_ref()?)));
-    for (port, netdev) in netdevs {
-        *usual
-            .entry((port.board.as_deref(), netdev.mtu))
-            .or_default() += 1;
-    }
     each(facts, |port| {
         let netdev = port.netdev.as_ref()?;
-        let others = usual
-            .iter()
-            .filter(|((board, mtu), _)| *board == port.board.as_deref() && *mtu != netdev.mtu);
-        let more_usual = others
-            .max_by_key(|(_, count)| **count)
-            .map(|((_, mtu), _)| *mtu);
-        let finding = match (netdev.physical_mtu, more_usual) {
+        let finding = match (netdev.physical_mtu, more_usual_mtu(facts, port, netdev.mtu)) {
             (Some(physical), _) if netdev.mtu > physical => Finding::warn(
                 format!("larger than the {physical} of its physical function: packets are dropped"),
                 format!("ip link set {} mtu {physical}", netdev.name),
             ),
-            (_, Some(other)) if port.board.is_some() => Finding::warn(
+            (_, Some((other, ports))) => Finding::warn(
                 format!(
-                    "others of its kind have {other}: rails of different MTU hang in large messages"
+                    "{ports} others of its kind have {other}: rails of different MTU hang in large \
+                     messages"
                 ),
                 format!(
                     "ip link set {} mtu {other}, on all nodes alike",
@@ -403,6 +388,33 @@ fn l06_mtu(facts: &Facts) -> Vec<Finding> {
         };
         Some(finding.read(format!("mtu of {}", netdev.name), netdev.mtu))
     })
+}
+
+/// Another MTU that at least as many of the ports have which work together with this one, with their
+/// number.
+fn more_usual_mtu(facts: &Facts, port: &PortFacts, mtu: u32) -> Option<(u32, usize)> {
+    let mut ports_by_mtu: BTreeMap<u32, usize> = BTreeMap::new();
+    let mates = facts.ports.iter().filter(|other| are_mates(port, other));
+    for netdev in mates.filter_map(|mate| mate.netdev.as_ref()) {
+        *ports_by_mtu.entry(netdev.mtu).or_default() += 1;
+    }
+    let own = ports_by_mtu.remove(&mtu).unwrap_or_default();
+    let most = ports_by_mtu.into_iter().max_by_key(|(_, ports)| *ports);
+    most.filter(|(_, ports)| *ports >= own)
+}
+
+/// Whether two ports should be alike, being of one pool. Without pools that say so, those of one board
+/// should.
+fn are_mates(port: &PortFacts, other: &PortFacts) -> bool {
+    let of_one_pool = |membership: &Membership| {
+        let mut others = other.pools.iter();
+        others.any(|o| o.resource == membership.resource)
+    };
+    let alike = match (port.pools.as_slice(), other.pools.as_slice()) {
+        ([], []) => port.board.is_some() && port.board == other.board,
+        (pools, _) => pools.iter().any(of_one_pool),
+    };
+    alike && other.offered && port.port.link_layer == other.port.link_layer
 }
 
 fn l07_roce_mtu(facts: &Facts) -> Vec<Finding> {

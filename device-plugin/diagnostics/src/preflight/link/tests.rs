@@ -220,6 +220,22 @@ fn l05() -> Vec<Case<Facts>> {
 }
 
 fn l06() -> Vec<Case<Facts>> {
+    // Eight compute rails, and beside them four storage ports of the same board with another MTU.
+    let storage = |change: &dyn Fn(&mut PortFacts)| {
+        let mut facts = good();
+        facts.ports = (0..12)
+            .map(|n| {
+                let mut port = port(&format!("mlx5_{n}"), &format!("rail{n}"));
+                port.pools = pool(false);
+                if n >= 8 {
+                    port.netdev.as_mut().unwrap().mtu = 1500;
+                    change(&mut port);
+                }
+                port
+            })
+            .collect();
+        facts
+    };
     vec![
         ("L06", good(), Pass, ""),
         (
@@ -230,11 +246,42 @@ fn l06() -> Vec<Case<Facts>> {
         ),
         (
             "L06",
+            storage(&|_| {}),
+            Warn,
+            "8 others of its kind have 9000",
+        ),
+        (
+            "L06",
+            storage(&|port| {
+                port.pools[0].resource = "rdma/storage".to_owned();
+            }),
+            Pass,
+            "",
+        ),
+        (
+            "L06",
+            storage(&|port| {
+                port.pools.clear();
+                port.offered = false;
+            }),
+            Pass,
+            "",
+        ),
+        (
+            "L06",
             netdev_with(|netdev| netdev.physical_mtu = Some(1500)),
             Warn,
             "larger than the 1500",
         ),
     ]
+}
+
+#[test]
+fn the_few_ports_of_another_mtu_are_told_to_change_it() {
+    let facts = l06().swap_remove(2).1;
+    let warned = l06_mtu(&facts);
+    let warned = warned.iter().filter(|finding| finding.verdict == Warn);
+    assert_eq!(warned.count(), 4);
 }
 
 fn l07() -> Vec<Case<Facts>> {
