@@ -6,7 +6,7 @@
 //! the subjects; a new check is a line in its subject's table.
 //!
 //! - `check`: how checks are listed and chosen; `context`: what all subjects read from
-//! - `modules` (M), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
+//! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
 //!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
 //! - `counters`: error counters of L, G and P, which must not grow while they are watched
 
@@ -15,6 +15,7 @@ mod context;
 mod counters;
 mod gid;
 mod gpudirect;
+mod hcas;
 mod kubernetes;
 mod link;
 mod modules;
@@ -24,7 +25,10 @@ mod rails;
 mod runtime;
 
 pub use check::{NoSuchCheck, Selection};
-pub use context::{Context, Membership, Pools, Requirements, Scope, Settings, Snapshot, mounted};
+pub use context::{
+    Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
+};
+pub use hcas::Expected;
 
 use crate::verdict::Outcome;
 use check::{Checks, Subject};
@@ -35,6 +39,10 @@ const SUBJECTS: &[&dyn Checks] = &[
     &Subject {
         checks: modules::CHECKS,
         read: modules::read,
+    },
+    &Subject {
+        checks: hcas::CHECKS,
+        read: hcas::read,
     },
     &Subject {
         checks: link::CHECKS,

@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail};
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use diagnostics::preflight::{
-    Context, Membership, NoSuchCheck, Pools, Requirements, Scope, Selection, Settings, Snapshot,
-    catalogue, mounted, run,
+    Context, Expected, Membership, NoSuchCheck, PoolHca, Pools, Requirements, Scope, Selection,
+    Settings, Snapshot, catalogue, mounted, run,
 };
 use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
@@ -20,7 +20,7 @@ use crate::candidate::gather;
 use crate::config::{self, Config, Sharing};
 use crate::host_snapshot::HostSnapshot;
 use crate::pool;
-use crate::snapshot::Shape;
+use crate::snapshot::{Health, Member, Shape};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -50,6 +50,10 @@ pub(super) struct Preflight {
     /// container does
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
     wait: Option<u64>,
+    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
+    /// --config-file)
+    #[arg(long, value_name = "[RESOURCE=]NUMBER")]
+    expect: Vec<Expected>,
     /// Check the container this runs in instead of the node
     #[arg(long)]
     pod: bool,
@@ -234,6 +238,7 @@ impl Preflight {
                     Mode::Exclusive => NetnsMode::Exclusive,
                 }),
                 rate: self.rate,
+                expected: self.expect.clone(),
                 pkey: self.pkey,
                 window: Duration::from_secs(self.window),
             },
@@ -255,7 +260,20 @@ fn pools(config: &Config, host: &HostSnapshot) -> Pools {
             Shape::Pooled { units } => units,
             _ => 0,
         };
-        pools.resources.push(pool.resource.as_str().to_owned());
+        let resource = pool.resource.as_str().to_owned();
+        pools.resources.push(resource.clone());
+        let hca = |member: &Member| PoolHca {
+            id: match member.rdma_devices.first() {
+                Some(device) => device.clone(),
+                None => member.id.to_string(),
+            },
+            fault: match &member.health {
+                Health::Healthy => None,
+                Health::Unhealthy(reason) => Some(reason.to_string()),
+            },
+        };
+        let hcas = snapshot.members().iter().map(hca).collect();
+        pools.hcas.insert(resource, hcas);
         for member in snapshot.members() {
             let units = match pool.sharing {
                 Sharing::Pooled { .. } => units,
@@ -318,5 +336,7 @@ mod tests {
             units: 1000,
         };
         assert_eq!(pools.of_device["mlx5_7"], [expected]);
+        let hcas = |resource: &str| pools.hcas[resource].len();
+        assert_eq!((hcas("rdma/rails"), hcas("rdma/none")), (2, 0));
     }
 }

@@ -10,6 +10,8 @@ use hca::network::{self, Address, Network, Uplinks};
 use hca::topology::Machine;
 use hca::{Host, Inventory, NetnsMode};
 
+use super::hcas::Expected;
+
 /// Whose checks are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -28,6 +30,8 @@ pub struct Requirements {
     pub rate: Option<u32>,
     /// A partition key that each InfiniBand port should have.
     pub pkey: Option<u16>,
+    /// How many HCAs there should be.
+    pub expected: Vec<Expected>,
     /// How long error counters are watched.
     pub window: Duration,
 }
@@ -93,6 +97,17 @@ pub struct Pools {
     pub resources: Vec<String>,
     /// The pools of each RDMA device that is in one.
     pub of_device: BTreeMap<String, Vec<Membership>>,
+    /// The HCAs of each pool, by resource.
+    pub hcas: BTreeMap<String, Vec<PoolHca>>,
+}
+
+/// An HCA of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolHca {
+    /// The name it has on the node.
+    pub id: String,
+    /// Why it cannot be used, if it cannot.
+    pub fault: Option<String>,
 }
 
 /// A pool that has an RDMA device.

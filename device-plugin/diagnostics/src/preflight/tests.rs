@@ -31,7 +31,7 @@ fn a_fit_node_passes_what_a_tree_of_files_can_show() {
     );
     assert_eq!(
         of(Verdict::NotApplicable),
-        "A01 A02 A05 A06 D04 D05 D08 G04 G05 K06 K10 L04 L09 M04 P04 R02 R03 R05 R07 R08"
+        "A01 A02 A05 A06 D04 D05 D08 G04 G05 H02 H03 K06 K10 L04 L09 M04 P04 R02 R03 R05 R07 R08"
     );
 }
 
@@ -296,6 +296,7 @@ fn a_configuration_says_which_nics_have_to_be_in_order() {
         let pools = Pools {
             resources: vec![membership.resource.clone()],
             of_device: of_device.collect(),
+            ..Pools::default()
         };
         node.verdicts_with(node.settings(), Some(pools))
     };
@@ -307,6 +308,26 @@ fn a_configuration_says_which_nics_have_to_be_in_order() {
     );
     assert_eq!(without["G06"], Verdict::Warn, "1000 units do not fit");
     assert_eq!(with_pool(&["mlx5_0", "mlx5_7"])["L02"], Verdict::Fail);
+}
+
+#[test]
+fn a_node_that_lost_a_nic_or_all_of_them_is_not_fit() {
+    let node = Node::fit();
+    let expecting = |number: &str| {
+        let mut settings = node.settings();
+        settings.requirements.expected = vec![number.parse().unwrap()];
+        let verdicts = node.verdicts_with(settings, None);
+        (verdicts["H01"], verdicts["H03"])
+    };
+    let all = node.context(node.settings(), None).snapshot;
+    let all = all.inventory.rdma_devices.len();
+    assert_eq!(expecting(&all.to_string()).1, Verdict::Pass);
+    node.tree
+        .set_port_state("mlx5_7", 1, "1: DOWN", "2: Polling");
+    assert_eq!(expecting(&all.to_string()).1, Verdict::Fail);
+    assert_eq!(expecting(&(all - 1).to_string()).1, Verdict::Pass);
+    node.take("/sys/class/infiniband");
+    assert_eq!(expecting("1"), (Verdict::Fail, Verdict::Fail));
 }
 
 #[test]
@@ -338,7 +359,7 @@ fn what_the_cluster_knows_is_taken_from_its_objects() {
 }
 
 #[test]
-fn a_node_without_any_of_it_does_not_fail() {
+fn a_node_without_any_of_it_fails_for_that_alone() {
     let node = Node::bare();
     let tree = &node.tree;
     let on = On::Pci("0000:00:03.0");
@@ -357,7 +378,7 @@ fn a_node_without_any_of_it_does_not_fail() {
         on,
         ..NetdevSpec::default()
     });
-    assert_eq!(node.complaints(), Vec::<&str>::new());
+    assert_eq!(node.complaints(), ["H01"]);
 }
 
 #[test]
