@@ -25,7 +25,7 @@ pub use target::{Missing, move_target, name_of};
 use crate::config::{Attach, ChildKind, Config, Target};
 use attachment::netdev::replay;
 use attachment::node::Node;
-use host_link::{absent, read};
+use host_link::{absent, read, read_named};
 use netlink::{
     Namespace, Socket,
     link::{self, By, Link},
@@ -163,7 +163,7 @@ pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>
     if config.link_in_container {
         return Ok(None);
     }
-    let parent = Parent::OfHost(read(node, name)?);
+    let parent = Parent::OfHost(read_named(node, name)?);
     let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
     carries_children(&mut node.netns.socket, kind, &parent)?;
     Ok(Some(Resolved::Child { kind, parent }))
@@ -199,13 +199,13 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
 fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLink, Error> {
     let found = name_of(&node.roots, target, port).and_then(|name| {
         match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
-            Ok(Some(_)) => Ok(name),
+            Ok(Some(link)) => Ok(link),
             Ok(None) => Err(Missing::Netdev(absent(&name))),
             Err(e) => Err(Missing::Other(e.into())),
         }
     });
     match found {
-        Ok(name) => read(node, &name),
+        Ok(link) => read(node, link),
         Err(Missing::Netdev(error)) => Err(match holder_of(node, target)? {
             Some((netdev, owner)) => Error::new(
                 Code::TryAgain,

@@ -253,6 +253,12 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
             std::fs::remove_file(&path).unwrap();
         }
+        // A FIFO in the file's place is replaced; to read it would wait for a writer.
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        files.want(vec![file(path.clone())]);
+        files.settled().await;
+        assert_eq!(files.faults(), [""; 0]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
         // A directory that its reader did not make has no reader.
         let foreign = dir.path().join("none/a");
         files.want(vec![File {

@@ -6,10 +6,9 @@ use attachment::node::Node;
 use cni_wire::Code;
 use hca::{HcaId, Host, NetnsMode, PortId, lookup};
 use netlink::{
-    Socket, address,
+    Socket,
     link::{self, By, Link},
 };
-use netlink_packet_route::address::AddressAttribute;
 
 use super::{Dependent, target::unreadable, uplink};
 use crate::error::Error;
@@ -40,30 +39,35 @@ pub struct HostLink {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Reads a netdev of the host.
-pub(super) fn read(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+/// Reads what is to be known of the netdev of this name. Code 7 when there is none.
+pub(super) fn read_named(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+    let link = link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?;
+    read(node, link.ok_or_else(|| absent(name))?)
+}
+
+/// Reads what is to be known of a netdev of the host.
+pub(super) fn read(node: &mut Node, link: Link) -> Result<HostLink, Error> {
     let node_addresses = node.known_addresses()?;
     let with_selectors = node.policy.values.allow.netdevs.is_some();
     let socket = &mut node.netns.socket;
-    HostLink::read(&node.roots, socket, name, with_selectors, &node_addresses)
+    HostLink::read(&node.roots, socket, link, with_selectors, &node_addresses)
 }
 
 impl HostLink {
-    /// Reads a netdev of the namespace that `socket` is of, the host's.
+    /// Reads what is to be known of a netdev of the namespace that `socket` is of, the host's.
     ///
     /// `with_selectors`: also what selectors of the policy ask for. `node_addresses` are the addresses
     /// the node is known by, beside those found here.
     ///
     /// # Errors
-    /// Code 7 when there is none of that name, code 5 or 100 when reading fails.
+    /// Code 5 or 100 when reading fails.
     pub fn read(
         roots: &Host,
         socket: &mut Socket,
-        name: &str,
+        link: Link,
         with_selectors: bool,
         node_addresses: &[IpAddr],
     ) -> Result<HostLink, Error> {
-        let link = link::get(socket, By::Name(name.as_bytes()))?.ok_or_else(|| absent(name))?;
         let shown = link.name.to_string();
         let rdma = match lookup::ports_of_netdev(roots, &shown) {
             Ok(ports) => ports,
@@ -107,17 +111,11 @@ impl HostLink {
             let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
             found.controller = controller.map(|c| (c.name.to_string(), kind));
         }
-        found.addresses = address::list(socket, link.index)?
-            .iter()
-            .flat_map(|message| &message.attributes)
-            .filter_map(|attribute| match attribute {
-                AddressAttribute::Local(address) | AddressAttribute::Address(address) => {
-                    Some(*address)
-                }
-                _ => None,
-            })
-            .collect();
-        found.uplink = uplink::of(socket, &link, node_addresses)?.map(|why| why.to_string());
+        let addresses = uplink::addresses(socket)?;
+        let own = addresses.iter().filter(|(index, _)| *index == link.index);
+        found.addresses = own.map(|(_, address)| *address).collect();
+        found.uplink =
+            uplink::of(socket, &link, node_addresses, &addresses)?.map(|why| why.to_string());
         found.link = link;
         Ok(found)
     }

@@ -30,7 +30,8 @@ fn main() -> Result<()> {
     let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
     let mut inside = pod.socket(&own)?;
     link::get(&mut inside, By::Name(name.as_bytes()))?;
-    let found = HostLink::read(&host, &mut socket, master, false, &[])?;
+    let link = link::get(&mut socket, By::Name(master.as_bytes()))?.context("no master")?;
+    let found = HostLink::read(&host, &mut socket, link, false, &[])?;
     let child = NewChild {
         name,
         child: Child::Macvlan {

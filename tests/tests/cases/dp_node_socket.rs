@@ -29,6 +29,10 @@ pub(crate) const CASES: &[Case] = &[
     case!(kubelet_that_is_gone_or_silent_is_named_as_the_cause, Root),
     case!(the_kubelet_is_asked_ahead_after_an_allocation, Root),
     case!(what_was_said_before_an_allocation_is_not_said_again, Root),
+    case!(
+        a_pod_that_ended_holds_nothing_though_the_checkpoint_has_it,
+        Root
+    ),
 ];
 
 pub(super) const EXCLUSIVE: &str =
@@ -395,4 +399,19 @@ fn what_was_said_before_an_allocation_is_not_said_again() -> Result<()> {
     assert!(!node.answer(&unnamed)?.uid_checked);
     assert!(node.kubelet.pod_lists() > before);
     Ok(())
+}
+
+/// The kubelet drops a pod from its checkpoint at the next allocation only.
+fn a_pod_that_ended_holds_nothing_though_the_checkpoint_has_it() -> Result<()> {
+    let node = Node::exclusive()?;
+    let pod = node.admit("train-0", &[(NIC, 1)])?;
+    assert_eq!(node.answer(&pod)?.allocations.len(), 1);
+    node.kubelet.remove("default/train-0")?;
+    node.until("answer that the pod is unknown", || {
+        // Each question is asked of the kubelet anew once what it said is two seconds old.
+        thread::sleep(Duration::from_millis(500));
+        Ok(node
+            .failure(&pod)
+            .is_ok_and(|kind| kind == FailureKind::UnknownPod))
+    })
 }
