@@ -99,6 +99,23 @@ pub(crate) struct Pool {
 }
 
 impl Report {
+    /// Before anything was scanned.
+    pub(crate) fn new(started: Instant, config: Configuration, node_socket: NodeSocket) -> Self {
+        Self {
+            started,
+            config,
+            scans: ScanCounts::default(),
+            netns_mode: None,
+            pools: Vec::new(),
+            excluded: Vec::new(),
+            remarks: Vec::new(),
+            transitions: Transitions::default(),
+            allocated: None,
+            reclaim: reclaim::Counts::default(),
+            node_socket,
+        }
+    }
+
     /// Why the daemon is not ready; empty when it is.
     pub(crate) fn unready(&self) -> Vec<String> {
         let mut reasons = Vec::new();

@@ -30,7 +30,7 @@ use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
 use crate::pool_state::PoolStates;
-use crate::reclaim::{Counts, Findings};
+use crate::reclaim::Findings;
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::Sessions;
@@ -134,19 +134,8 @@ impl Daemon {
         let allocated = known.held.borrow().clone();
         log_configuration(&settings.config_file, &config);
         sessions.follow(&config);
-        let report = watch::Sender::new(Arc::new(Report {
-            started,
-            config: configuration.clone(),
-            scans: ScanCounts::default(),
-            netns_mode: None,
-            pools: Vec::new(),
-            excluded: Vec::new(),
-            remarks: Vec::new(),
-            transitions: Default::default(),
-            allocated: None,
-            reclaim: Counts::default(),
-            node_socket: known.node_socket.clone(),
-        }));
+        let report = Report::new(started, configuration.clone(), known.node_socket.clone());
+        let report = watch::Sender::new(Arc::new(report));
         Self {
             settings,
             config,

@@ -294,34 +294,25 @@ fn ready(report: &Report, in_full: bool) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::time::Instant;
 
     use super::*;
     use crate::config::Format;
     use crate::node_socket::NodeSocket;
-    use crate::reclaim::Counts;
-    use crate::report::{Configuration, ScanCounts};
+    use crate::report::Configuration;
 
     fn reports() -> Reports {
+        let config = Configuration {
+            file: "/etc/x".into(),
+            format: Format::Native,
+            generation: 1,
+            refused: 0,
+            error: None,
+        };
+        let node_socket = NodeSocket::new(None).0;
         let report = Report {
-            started: Instant::now(),
-            config: Configuration {
-                file: "/etc/x".into(),
-                format: Format::Native,
-                generation: 1,
-                refused: 0,
-                error: None,
-            },
-            scans: ScanCounts::default(),
-            netns_mode: None,
-            pools: Vec::new(),
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
-            remarks: Vec::new(),
-            transitions: BTreeMap::new(),
-            allocated: None,
-            reclaim: Counts::default(),
-            node_socket: NodeSocket::new(None).0,
+            ..Report::new(Instant::now(), config, node_socket)
         };
         watch::Sender::new(Arc::new(report)).subscribe()
     }
