@@ -1,5 +1,9 @@
 //! What a lease records: one small JSON file that a person can read.
 //!
+//! A record of format 1 has one lease. One of format 2 has all that an order took at
+//! once: the holder once, and `leases`, a list of addresses. Either is read wherever it
+//! is met; which is written is the store's (`FORMAT`).
+//!
 //! Pure. A record may have been written by anybody who can write to a shared
 //! store, so reading checks everything that is later used to build a path, and
 //! bounds every text.
@@ -12,8 +16,36 @@ use std::net::IpAddr;
 
 use node::identity::is_name;
 
-/// The largest record that is read, in bytes.
-pub const MAX_BYTES: u64 = 16 * 1024;
+/// The largest record that is read, in bytes: 64 leases of a network with the longest name
+/// fit.
+pub const MAX_BYTES: u64 = 64 * 1024;
+/// The largest record of format 1 that is written, in bytes: programs that know no other
+/// format read no more.
+const MAX_BYTES_PER_LEASE: u64 = 16 * 1024;
+
+/// How the records of a store are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordFormat {
+    /// Format 1: a record for each lease.
+    PerLease,
+    /// Format 2: a record for each order.
+    PerOrder,
+}
+
+impl RecordFormat {
+    /// The largest record that is written, in bytes.
+    #[must_use]
+    pub fn max_bytes(self) -> u64 {
+        match self {
+            Self::PerLease => MAX_BYTES_PER_LEASE,
+            Self::PerOrder => MAX_BYTES,
+        }
+    }
+}
+
+/// What one file records: the leases that one owner took at once, at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record(Vec<Lease>);
 
 /// One address, whose it is, and since when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +68,9 @@ pub struct Lease {
     /// Whether this very address was asked for.
     #[serde(default, skip_serializing_if = "is_false")]
     pub requested: bool,
+    /// Which part of its order it is, from 0; format 1 does not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<usize>,
     /// Whose it is.
     #[serde(flatten)]
     pub holder: Holder,
@@ -93,6 +128,9 @@ pub enum LeaseError {
     /// Empty: what a crash of the machine leaves of a file that was not synced.
     #[error("the record is empty")]
     Empty,
+    /// A list without a lease.
+    #[error("the record has no lease")]
+    None,
     /// No JSON, or keys missing.
     #[error("the record cannot be decoded: {0}")]
     Decode(String),
@@ -141,30 +179,128 @@ impl fmt::Display for Holder {
     }
 }
 
-impl Lease {
-    /// The file's content.
+/// A record of format 2 as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OrderText {
+    #[serde(flatten)]
+    holder: Holder,
+    created: jiff::Timestamp,
+    leases: Vec<AddressText>,
+}
+
+/// What a record of format 2 says of one address: the fields of [`Lease`] that are its own.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AddressText {
+    address: IpAddr,
+    prefix: u8,
+    range: IpNetwork,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network_name: Option<String>,
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    overlapping: bool,
+    generation: u64,
+    #[serde(default, skip_serializing_if = "is_false")]
+    requested: bool,
+    part: usize,
+}
+
+impl AddressText {
+    fn of(lease: &Lease, position: usize) -> Self {
+        Self {
+            address: lease.address,
+            prefix: lease.prefix,
+            range: lease.range,
+            network_name: lease.network_name.clone(),
+            overlapping: lease.overlapping,
+            generation: lease.generation,
+            requested: lease.requested,
+            part: lease.part.unwrap_or(position),
+        }
+    }
+
+    fn lease(self, holder: &Holder, created: jiff::Timestamp) -> Lease {
+        Lease {
+            address: self.address,
+            prefix: self.prefix,
+            range: self.range,
+            network_name: self.network_name,
+            overlapping: self.overlapping,
+            generation: self.generation,
+            requested: self.requested,
+            part: Some(self.part),
+            holder: holder.clone(),
+            created,
+        }
+    }
+}
+
+impl Record {
+    /// A record of leases of one holder; `None` without any.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn of(leases: Vec<Lease>) -> Option<Self> {
+        (!leases.is_empty()).then_some(Self(leases))
+    }
+
+    /// Its leases.
+    #[must_use]
+    pub fn leases(&self) -> &[Lease] {
+        &self.0
+    }
+
+    /// The file's content. Of format 1 a record has one lease; more are not written.
+    #[must_use]
+    pub fn encode(&self, format: RecordFormat) -> Vec<u8> {
         // Neither maps with other keys than text nor failing serializers in here.
-        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        let mut bytes = match (format, self.0.first()) {
+            (RecordFormat::PerOrder, Some(first)) => {
+                let text = OrderText {
+                    holder: first.holder.clone(),
+                    created: first.created,
+                    leases: (0..).zip(&self.0).map(|(n, lease)| AddressText::of(lease, n)).collect(),
+                };
+                serde_json::to_vec_pretty(&text).unwrap_or_default()
+            }
+            (_, first) => {
+                let lease = first.map(|lease| Lease { part: None, ..lease.clone() });
+                serde_json::to_vec_pretty(&lease).unwrap_or_default()
+            }
+        };
         bytes.push(b'\n');
         bytes
     }
 
-    /// Reads and checks a file's content.
+    /// Reads and checks a file's content, of either format.
     ///
     /// # Errors
     /// [`LeaseError`]: whatever a truncated, foreign or hostile file may hold.
     pub fn decode(bytes: &[u8]) -> Result<Self, LeaseError> {
+        /// Tells the formats apart: one lease has no `leases`.
+        #[derive(Deserialize)]
+        struct Head {
+            leases: Option<serde::de::IgnoredAny>,
+        }
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Err(LeaseError::Empty);
         }
-        let lease: Self =
-            serde_json::from_slice(bytes).map_err(|e| LeaseError::Decode(e.to_string()))?;
-        lease.check()?;
-        Ok(lease)
+        let decode = |e: serde_json::Error| LeaseError::Decode(e.to_string());
+        let head: Head = serde_json::from_slice(bytes).map_err(decode)?;
+        let leases: Vec<Lease> = match head.leases {
+            None => vec![serde_json::from_slice(bytes).map_err(decode)?],
+            Some(_) => {
+                let text: OrderText = serde_json::from_slice(bytes).map_err(decode)?;
+                let (holder, created) = (text.holder, text.created);
+                let leases = text.leases.into_iter();
+                leases.map(|lease| lease.lease(&holder, created)).collect()
+            }
+        };
+        leases.iter().try_for_each(Lease::check)?;
+        Self::of(leases).ok_or(LeaseError::None)
     }
+}
 
+impl Lease {
     fn check(&self) -> Result<(), LeaseError> {
         let wrong = |field, value: &dyn ToString| {
             let value = value.to_string().chars().take(80).collect();

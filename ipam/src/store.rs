@@ -94,6 +94,7 @@ pub use scan::{Entry, Finding};
 pub use slices::Slice;
 pub use take::{Order, Part, Refused, Space};
 
+use crate::lease::RecordFormat;
 use dir::Dir;
 use format::Format;
 use fsck::server_time;
@@ -115,6 +116,8 @@ pub struct Store {
     /// Directories below it that are open, by path.
     dirs: RefCell<BTreeMap<String, Rc<Dir>>>,
     id: String,
+    /// How records are written; either is read.
+    format: RecordFormat,
     file_system: probe::FileSystem,
     node: NodeIdentity,
     /// Previous names of this machine in this boot.
@@ -204,12 +207,13 @@ pub enum StoreError {
     },
     /// A record would be larger than what is read.
     #[error(
-        "the record of the lease would have {bytes} bytes, {} at most are read: a name, path or device of the attachment is too long",
-        crate::lease::MAX_BYTES
+        "the record of the lease would have {bytes} bytes, {most} at most are read: a name, path or device of the attachment is too long"
     )]
     Oversize {
         /// How large.
         bytes: usize,
+        /// The largest that is read.
+        most: u64,
     },
     /// Files made in the store do not belong to the directory's owner.
     #[error(
@@ -560,6 +564,7 @@ impl Store {
         Self {
             root,
             dirs: RefCell::default(),
+            format: format.records,
             id: format.id,
             file_system,
             node,
@@ -608,6 +613,21 @@ impl Store {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// How its records are written.
+    #[must_use]
+    pub fn format(&self) -> RecordFormat {
+        self.format
+    }
+
+    /// Raises the store to the latest format; whether it had another. Programs that do not
+    /// know that format refuse the store from then on.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
+    pub fn raise(&self) -> Result<bool, StoreError> {
+        Format::raise(&self.root)
     }
 
     /// The kind of file system.

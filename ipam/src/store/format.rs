@@ -2,16 +2,27 @@
 //!
 //! Made once, by whoever uses the directory first: written under a name of its
 //! own, then linked, so that of several only one wins and no reader ever gets half
-//! of it. Never rewritten. A version that is not known is refused and nothing in
-//! the store is touched.
+//! of it. A version that is not known is refused and nothing in the store is touched.
+//!
+//! The version is that of the records ([`RecordFormat`]). A new store has the latest one. A
+//! store of version 1 stays one, which nodes of an older version can use, until an
+//! administrator raises it: a file beside takes the place of `FORMAT` by one rename. Killed
+//! before, the store has version 1, and a file that fsck removes. Calls that run meanwhile
+//! need not end: those that read version 1 write records of format 1, which are read in any
+//! store; to older ones a record of format 2 is one that cannot be decoded, so they leave it
+//! alone.
 
 use super::StoreError;
 use super::dir::{Dir, Found};
+use crate::lease::RecordFormat;
 use node::random::random64;
 use serde::{Deserialize, Serialize};
 
 const NAME: &str = "FORMAT";
-const VERSION: u32 = 1;
+/// Records for each lease, and records for each order.
+const VERSIONS: [(u32, RecordFormat); 2] =
+    [(1, RecordFormat::PerLease), (2, RecordFormat::PerOrder)];
+const LATEST: u32 = 2;
 const KIND: &str = "rdma-ipam store";
 
 /// What the file says.
@@ -22,6 +33,13 @@ pub(crate) struct Format {
     /// The store's identity, made of random digits.
     pub(crate) id: String,
     created: jiff::Timestamp,
+    /// How records are written, by the version.
+    #[serde(skip, default = "latest")]
+    pub(crate) records: RecordFormat,
+}
+
+fn latest() -> RecordFormat {
+    RecordFormat::PerOrder
 }
 
 impl Format {
@@ -47,14 +65,19 @@ impl Format {
         if head.format != KIND {
             return Err(refuse(format!("it belongs to {:?}", head.format)));
         }
-        if head.version != u64::from(VERSION) {
+        let known = |(version, _): &&(u32, RecordFormat)| u64::from(*version) == head.version;
+        let Some((_, records)) = VERSIONS.iter().find(known) else {
             return Err(refuse(format!(
-                "the store has version {}, this program knows version {VERSION}",
+                "the store has version {}, this program knows versions 1 to {LATEST}",
                 head.version
             )));
-        }
+        };
         let format: Self = serde_json::from_slice(&bytes)
             .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
+        let format = Self {
+            records: *records,
+            ..format
+        };
         if !node::identity::is_name(&format.id) {
             return Err(refuse("its id is no identity".to_owned()));
         }
@@ -78,7 +101,8 @@ impl Format {
         }
         let format = Self {
             format: KIND.to_owned(),
-            version: VERSION,
+            version: LATEST,
+            records: latest(),
             id: id.map_or_else(
                 || format!("{:016x}{:016x}", random64(), random64()),
                 str::to_owned,
@@ -99,6 +123,32 @@ impl Format {
             path: root.path().join(NAME),
             why: "it vanished after it was made".to_owned(),
         })
+    }
+
+    /// Raises a store to the latest version; whether it had another.
+    pub(crate) fn raise(root: &Dir) -> Result<bool, StoreError> {
+        let Some(format) = Self::read(root)? else {
+            return Err(StoreError::Format {
+                path: root.path().join(NAME),
+                why: "it is not there".to_owned(),
+            });
+        };
+        if format.version == LATEST {
+            return Ok(false);
+        }
+        let raised = Self {
+            version: LATEST,
+            ..format
+        };
+        let text = serde_json::to_vec_pretty(&raised).unwrap_or_default();
+        let draft = format!(".{NAME}.{:016x}", random64());
+        // Synced on every file system: without it the store is lost.
+        if root.create(&draft, &text, true)?.is_none() {
+            return Err(root.failed("create", &draft)(nix::errno::Errno::EEXIST).into());
+        }
+        root.rename(&draft, NAME)?;
+        root.sync()?;
+        Ok(true)
     }
 }
 

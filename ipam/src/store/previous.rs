@@ -4,7 +4,7 @@ use super::allocate::Want;
 use super::dir::Meta;
 use super::owner::{Content, read};
 use super::{Store, StoreError};
-use crate::lease::Lease;
+use crate::lease::{Holder, Lease};
 use node::netns::{self, Netns};
 use std::path::Path;
 
@@ -43,36 +43,35 @@ impl Store {
         let Some(pods) = self.open_below(&["pods", &bucket])? else {
             return Ok(None);
         };
-        let Some(Content::Lease(lease, meta)) = read(&pods, &entry)? else {
+        let Some(Content::Record(record, meta)) = read(&pods, &entry)? else {
             return Ok(None);
         };
         // The name is a hash: make sure that it is this pod's, and still holds.
-        let same = lease
-            .holder
-            .pod
-            .as_ref()
-            .map(|pod| (&pod.namespace, &pod.name))
-            == want
-                .holder
-                .pod
-                .as_ref()
-                .map(|pod| (&pod.namespace, &pod.name))
-            && lease.holder.interface == want.holder.interface
-            && lease.range == want.range.subnet()
-            && lease.network_name.as_deref() == want.network_name
-            && lease.overlapping == want.overlapping;
-        if !same || lease.holder.container == want.holder.container || !self.holds(&lease, &meta)? {
-            return Ok(None);
+        let names = |holder: &Holder| {
+            let pod = holder.pod.clone();
+            pod.map(|pod| (pod.namespace, pod.name))
+        };
+        let of_range = |lease: &&Lease| {
+            names(&lease.holder) == names(want.holder)
+                && lease.holder.interface == want.holder.interface
+                && lease.holder.container != want.holder.container
+                && lease.range == want.range.subnet()
+                && lease.network_name.as_deref() == want.network_name
+                && lease.overlapping == want.overlapping
+        };
+        for lease in record.leases().iter().filter(of_range) {
+            if self.holds(lease, &meta)? {
+                return Ok(Some(PreviousLease {
+                    netns: self.netns_of(lease),
+                    lease: lease.clone(),
+                    meta,
+                }));
+            }
         }
-        let netns = self.netns_of(&lease);
-        Ok(Some(PreviousLease {
-            lease: *lease,
-            meta,
-            netns,
-        }))
+        Ok(None)
     }
 
-    /// Releases a previous lease and removes its owner's record.
+    /// Releases a previous lease and removes its owner's record, once that holds no other.
     ///
     /// # Errors
     /// When a call failed; the lease may still be there then.
