@@ -33,6 +33,27 @@ pub enum RecordFormat {
 }
 
 impl RecordFormat {
+    /// That of a new store.
+    pub const LATEST: Self = Self::PerOrder;
+
+    /// Its number in `FORMAT`.
+    #[must_use]
+    pub fn version(self) -> u32 {
+        match self {
+            Self::PerLease => 1,
+            Self::PerOrder => 2,
+        }
+    }
+
+    /// The format of a number in `FORMAT`, if it is known.
+    #[must_use]
+    pub fn of_version(version: u64) -> Option<Self> {
+        let known = [Self::PerLease, Self::PerOrder];
+        known
+            .into_iter()
+            .find(|format| u64::from(format.version()) == version)
+    }
+
     /// The largest record that is written, in bytes.
     #[must_use]
     pub fn max_bytes(self) -> u64 {
@@ -258,12 +279,18 @@ impl Record {
                 let text = OrderText {
                     holder: first.holder.clone(),
                     created: first.created,
-                    leases: (0..).zip(&self.0).map(|(n, lease)| AddressText::of(lease, n)).collect(),
+                    leases: (0..)
+                        .zip(&self.0)
+                        .map(|(n, lease)| AddressText::of(lease, n))
+                        .collect(),
                 };
                 serde_json::to_vec_pretty(&text).unwrap_or_default()
             }
             (_, first) => {
-                let lease = first.map(|lease| Lease { part: None, ..lease.clone() });
+                let lease = first.map(|lease| Lease {
+                    part: None,
+                    ..lease.clone()
+                });
                 serde_json::to_vec_pretty(&lease).unwrap_or_default()
             }
         };
@@ -347,6 +374,7 @@ pub(crate) mod tests {
             overlapping: true,
             generation: 1,
             requested: false,
+            part: None,
             holder: Holder {
                 network: "rail0".into(),
                 pod: Some(Pod {
@@ -367,33 +395,124 @@ pub(crate) mod tests {
         }
     }
 
+    const FORMATS: [RecordFormat; 2] = [RecordFormat::PerLease, RecordFormat::PerOrder];
+
+    fn one(address: &str, range: &str) -> Record {
+        Record(vec![lease(address, range)])
+    }
+
+    /// Eight addresses, as one order has them.
+    fn order() -> Record {
+        let part = |part| Lease {
+            part: Some(part),
+            network_name: (part % 2 == 1).then(|| "blue".into()),
+            overlapping: part != 3,
+            ..lease(&format!("10.0.{part}.5"), &format!("10.0.{part}.0/24"))
+        };
+        Record((0..8).map(part).collect())
+    }
+
     #[test]
     fn a_record_reads_back() {
-        for lease in [
-            lease("10.0.0.5", "10.0.0.0/24"),
-            lease("fd00::5", "fd00::/64"),
-        ] {
-            assert_eq!(Lease::decode(&lease.encode()), Ok(lease));
+        for record in [one("10.0.0.5", "10.0.0.0/24"), one("fd00::5", "fd00::/64")] {
+            let text = record.encode(RecordFormat::PerLease);
+            assert_eq!(Record::decode(&text), Ok(record.clone()));
+            let read = Record::decode(&record.encode(RecordFormat::PerOrder)).unwrap();
+            assert_eq!(read.leases()[0].part, Some(0));
+            assert_eq!(read.encode(RecordFormat::PerLease), text);
         }
+        let order = order();
+        assert_eq!(
+            Record::decode(&order.encode(RecordFormat::PerOrder)),
+            Ok(order)
+        );
+    }
+
+    /// Programs that know no other format read it, and write the same.
+    #[test]
+    fn a_record_of_format_1_is_what_it_always_was() {
+        let mut lease = lease("10.0.0.5", "10.0.0.0/24");
+        lease.part = Some(3);
+        lease.network_name = Some("blue".into());
+        lease.requested = true;
+        let text = r#"{
+  "address": "10.0.0.5",
+  "prefix": 24,
+  "range": "10.0.0.0/24",
+  "networkName": "blue",
+  "generation": 1,
+  "requested": true,
+  "network": "rail0",
+  "pod": {
+    "namespace": "ml",
+    "name": "train-0"
+  },
+  "container": "0123456789abcdef",
+  "interface": "net1",
+  "node": "gpu-7",
+  "boot": "b",
+  "netns": "/run/netns/x",
+  "netnsInode": 4026532000,
+  "device": "0000:3b:00.1",
+  "created": "1970-01-01T00:00:00Z"
+}
+"#;
+        let bytes = Record(vec![lease]).encode(RecordFormat::PerLease);
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
     }
 
     #[test]
     fn a_record_is_for_people() {
-        let text = String::from_utf8(lease("10.0.0.5", "10.0.0.0/24").encode()).unwrap();
-        for line in [
-            "\"address\": \"10.0.0.5\"",
-            "\"pod\": {",
-            "\"created\": \"1970-01-01T00:00:00Z\"",
-        ] {
-            assert!(text.contains(line), "{text}");
+        for format in FORMATS {
+            let text = one("10.0.0.5", "10.0.0.0/24").encode(format);
+            let text = String::from_utf8(text).unwrap();
+            for line in [
+                "\"address\": \"10.0.0.5\"",
+                "\"pod\": {",
+                "\"created\": \"1970-01-01T00:00:00Z\"",
+            ] {
+                assert!(text.contains(line), "{text}");
+            }
         }
+    }
+
+    #[test]
+    fn the_largest_order_fits_into_a_record() {
+        let long = "n".repeat(253);
+        let mut widest = lease(
+            "2001:db8:ffff:ffff:ffff:ffff:ffff:ff05",
+            "2001:db8:ffff:ffff:ffff:ffff:ffff:ff00/120",
+        );
+        widest.network_name = Some(long.clone());
+        widest.overlapping = false;
+        widest.requested = true;
+        widest.generation = u64::MAX;
+        let holder = &mut widest.holder;
+        (holder.network, holder.node) = (long.clone(), long.clone());
+        holder.container = "c".repeat(200);
+        holder.netns = Some("/".repeat(4096));
+        holder.device = Some("d".repeat(256));
+        holder.pod = Some(Pod {
+            namespace: long.clone(),
+            name: long.clone(),
+            uid: Some(long),
+        });
+        let part = |part| Lease {
+            part: Some(part),
+            ..widest.clone()
+        };
+        let text = Record((0..64).map(part).collect()).encode(RecordFormat::PerOrder);
+        assert!(text.len() as u64 <= MAX_BYTES, "{} bytes", text.len());
+        assert_eq!(Record::decode(&text).unwrap().leases().len(), 64);
     }
 
     #[test]
     fn what_would_lead_elsewhere_is_refused() {
         let good = serde_json::to_value(lease("10.0.0.5", "10.0.0.0/24")).unwrap();
+        let order: serde_json::Value =
+            serde_json::from_slice(&order().encode(RecordFormat::PerOrder)).unwrap();
         for (key, value) in [
-            ("address", "10.0.1.5"),
+            ("address", "10.0.9.5"),
             ("networkName", "../.."),
             ("container", "../../etc/passwd"),
             ("container", ""),
@@ -403,31 +522,49 @@ pub(crate) mod tests {
         ] {
             let mut bad = good.clone();
             bad[key] = value.into();
-            let refused = Lease::decode(bad.to_string().as_bytes());
-            assert!(
-                matches!(refused, Err(LeaseError::Field { .. })),
-                "{key} {value}: {refused:?}"
-            );
+            // Of an order, in its last lease.
+            let mut bad_order = order.clone();
+            match order.get(key) {
+                Some(_) => bad_order[key] = value.into(),
+                None => bad_order["leases"][7][key] = value.into(),
+            }
+            for bad in [bad, bad_order] {
+                let refused = Record::decode(bad.to_string().as_bytes());
+                assert!(
+                    matches!(refused, Err(LeaseError::Field { .. })),
+                    "{key} {value}: {refused:?}"
+                );
+            }
         }
         let mut bad = good.clone();
         bad["prefix"] = 33.into();
-        assert!(Lease::decode(bad.to_string().as_bytes()).is_err());
-        assert_eq!(Lease::decode(b" \n"), Err(LeaseError::Empty));
-        assert!(matches!(Lease::decode(b"{}"), Err(LeaseError::Decode(_))));
+        assert!(Record::decode(bad.to_string().as_bytes()).is_err());
+        assert_eq!(Record::decode(b" \n"), Err(LeaseError::Empty));
+        for text in [&b"{}"[..], b"[]", b"null", b"{\"leases\": 7}"] {
+            assert!(matches!(Record::decode(text), Err(LeaseError::Decode(_))));
+        }
+        let mut none = order;
+        none["leases"] = serde_json::json!([]);
+        let none = Record::decode(none.to_string().as_bytes());
+        assert_eq!(none, Err(LeaseError::None));
     }
 
     #[test]
     fn a_truncated_record_is_refused_wherever_it_ends() {
-        let whole = lease("10.0.0.5", "10.0.0.0/24").encode();
-        for length in 0..whole.len() - 2 {
-            assert!(Lease::decode(&whole[..length]).is_err(), "{length}");
+        for whole in [
+            one("10.0.0.5", "10.0.0.0/24").encode(RecordFormat::PerLease),
+            order().encode(RecordFormat::PerOrder),
+        ] {
+            for length in 0..whole.len() - 2 {
+                assert!(Record::decode(&whole[..length]).is_err(), "{length}");
+            }
         }
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Lease::decode(&bytes);
+            let _ = Record::decode(&bytes);
         }
     }
 }

@@ -564,7 +564,7 @@ impl Store {
         Self {
             root,
             dirs: RefCell::default(),
-            format: format.records,
+            format: format.records(),
             id: format.id,
             file_system,
             node,

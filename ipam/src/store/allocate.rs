@@ -259,7 +259,10 @@ impl Store {
         index: usize,
         address: IpAddr,
     ) -> Result<Lease, StoreError> {
-        self.allocate_one(Search::new(self, want.clone(), Goal::This(address), 0), index)
+        self.allocate_one(
+            Search::new(self, want.clone(), Goal::This(address), 0),
+            index,
+        )
     }
 
     fn allocate_one(&self, search: Search<'_>, index: usize) -> Result<Lease, StoreError> {
@@ -569,10 +572,7 @@ impl<'a> Search<'a> {
             }
         };
         let lease = (self.want).lease(proposal.candidate, proposal.requested, self.part);
-        debug_assert_eq!(
-            self.want.other_class(),
-            super::claim::other_class(&lease)
-        );
+        debug_assert_eq!(self.want.other_class(), super::claim::other_class(&lease));
         Ok(Claim { lease, shard })
     }
 
@@ -680,11 +680,7 @@ impl<'a> Search<'a> {
     }
 
     /// One address; `None` when it is held.
-    fn this(
-        &self,
-        address: u128,
-        proposed: &Proposed,
-    ) -> Result<Option<Proposal>, StoreError> {
+    fn this(&self, address: u128, proposed: &Proposed) -> Result<Option<Proposal>, StoreError> {
         if self.collisions >= MAX_CLAIMS_OF_ONE || proposed.has(&self.want, address) {
             return Ok(None);
         }

@@ -82,11 +82,7 @@ impl Store {
 
     /// Steps 3 to 5: which lease entries are ours. An error leaves the record, which leads the
     /// owner's next DEL or ADD to whatever was done.
-    pub(super) fn claim(
-        &self,
-        intent: &Intent,
-        claims: &[Claim],
-    ) -> Result<Vec<bool>, StoreError> {
+    pub(super) fn claim(&self, intent: &Intent, claims: &[Claim]) -> Result<Vec<bool>, StoreError> {
         let mut linked = Vec::with_capacity(claims.len());
         for claim in claims {
             match self.link_entry(intent, claim) {
@@ -132,6 +128,7 @@ impl Store {
         let out_of_reach = self.is_out_of_reach(intent)?;
         if out_of_reach || self.is_overtaken(intent, &linked)? {
             self.withdraw_all(intent, claims, &linked)?;
+            // Left there, it would be taken for a record of the owner's next one.
             if out_of_reach {
                 intent.dir.unlink_same(&intent.name, &intent.meta)?;
             }
@@ -158,16 +155,15 @@ impl Store {
                 .map(|(n, claim)| (n, &claim.lease))
                 .collect();
             let texts: Vec<String> = here.iter().map(|(_, l)| l.address.to_string()).collect();
-            let listing = shard.names_that(|name| {
-                texts.iter().any(|text| name::is_lease_name_of(text, name))
-            })?;
+            let listing = shard
+                .names_that(|name| texts.iter().any(|text| name::is_lease_name_of(text, name)))?;
             for (n, lease) in here {
                 let lease_name = LeaseName::of(lease);
                 let standing = Standing::of(&lease_name, listing.iter().map(String::as_str));
                 if standing != Standing::Alone
                     || self.taken_by_other_class(&listing, &lease_name, lease, shard)?
                 {
-                    self.withdraw(intent, &lease_name, shard)?;
+                    self.withdraw(shard, lease_name, &intent.meta)?;
                     if let Some(linked) = linked.get_mut(n) {
                         *linked = false;
                     }
@@ -210,30 +206,29 @@ impl Store {
         linked: &[bool],
     ) -> Result<(), StoreError> {
         for (claim, _) in claims.iter().zip(linked).filter(|(_, linked)| **linked) {
-            self.withdraw(intent, &LeaseName::of(&claim.lease), &claim.shard)?;
+            self.withdraw(&claim.shard, LeaseName::of(&claim.lease), &intent.meta)?;
         }
         Ok(())
     }
 
     /// Takes back a link. The record may be refilled for another address or removed
     /// next: a loss of power must not bring the link back after that.
-    fn withdraw(
+    pub(super) fn withdraw(
         &self,
-        intent: &Intent,
-        lease_name: &LeaseName,
         shard: &Dir,
+        lease_name: LeaseName,
+        record: &Meta,
     ) -> Result<(), StoreError> {
         match self.format {
             RecordFormat::PerLease => {
-                shard.unlink(&lease_name.name())?;
+                shard.unlink_same(&lease_name.name(), record)?;
                 if self.durable() {
                     shard.sync()?;
                 }
             }
             // The record goes on naming the entry, so nobody else may ever have it.
             RecordFormat::PerOrder => {
-                let never = CoolDown::NeverAnswered;
-                self.rename_released(shard, *lease_name, &intent.meta, never)?;
+                self.rename_released(shard, lease_name, record, CoolDown::NeverAnswered)?;
             }
         }
         Ok(())
@@ -332,7 +327,10 @@ impl Store {
 fn shards_of(claims: &[Claim]) -> Vec<&Dir> {
     let mut shards: Vec<&Dir> = Vec::new();
     for claim in claims {
-        if !shards.iter().any(|shard| shard.path() == claim.shard.path()) {
+        if !shards
+            .iter()
+            .any(|shard| shard.path() == claim.shard.path())
+        {
             shards.push(&claim.shard);
         }
     }

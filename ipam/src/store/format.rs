@@ -19,27 +19,16 @@ use node::random::random64;
 use serde::{Deserialize, Serialize};
 
 const NAME: &str = "FORMAT";
-/// Records for each lease, and records for each order.
-const VERSIONS: [(u32, RecordFormat); 2] =
-    [(1, RecordFormat::PerLease), (2, RecordFormat::PerOrder)];
-const LATEST: u32 = 2;
 const KIND: &str = "rdma-ipam store";
 
 /// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Format {
     format: String,
-    version: u32,
+    version: u64,
     /// The store's identity, made of random digits.
     pub(crate) id: String,
     created: jiff::Timestamp,
-    /// How records are written, by the version.
-    #[serde(skip, default = "latest")]
-    pub(crate) records: RecordFormat,
-}
-
-fn latest() -> RecordFormat {
-    RecordFormat::PerOrder
 }
 
 impl Format {
@@ -65,23 +54,25 @@ impl Format {
         if head.format != KIND {
             return Err(refuse(format!("it belongs to {:?}", head.format)));
         }
-        let known = |(version, _): &&(u32, RecordFormat)| u64::from(*version) == head.version;
-        let Some((_, records)) = VERSIONS.iter().find(known) else {
+        if RecordFormat::of_version(head.version).is_none() {
             return Err(refuse(format!(
-                "the store has version {}, this program knows versions 1 to {LATEST}",
-                head.version
+                "the store has version {}, this program knows versions 1 to {}",
+                head.version,
+                RecordFormat::LATEST.version()
             )));
-        };
+        }
         let format: Self = serde_json::from_slice(&bytes)
             .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
-        let format = Self {
-            records: *records,
-            ..format
-        };
         if !node::identity::is_name(&format.id) {
             return Err(refuse("its id is no identity".to_owned()));
         }
         Ok(Some(format))
+    }
+
+    /// How records are written.
+    pub(crate) fn records(&self) -> RecordFormat {
+        // A version that is not known was refused when it was read.
+        RecordFormat::of_version(self.version).unwrap_or(RecordFormat::LATEST)
     }
 
     /// Makes a directory a store, unless somebody else just did: by the identity
@@ -101,8 +92,7 @@ impl Format {
         }
         let format = Self {
             format: KIND.to_owned(),
-            version: LATEST,
-            records: latest(),
+            version: RecordFormat::LATEST.version().into(),
             id: id.map_or_else(
                 || format!("{:016x}{:016x}", random64(), random64()),
                 str::to_owned,
@@ -133,11 +123,11 @@ impl Format {
                 why: "it is not there".to_owned(),
             });
         };
-        if format.version == LATEST {
+        if format.records() == RecordFormat::LATEST {
             return Ok(false);
         }
         let raised = Self {
-            version: LATEST,
+            version: RecordFormat::LATEST.version().into(),
             ..format
         };
         let text = serde_json::to_vec_pretty(&raised).unwrap_or_default();
@@ -209,8 +199,8 @@ mod tests {
         let (place, dir) = place();
         for (text, part) in [
             (
-                r#"{"format":"rdma-ipam store","version":2,"hm":[]}"#,
-                "version 2",
+                r#"{"format":"rdma-ipam store","version":3,"hm":[]}"#,
+                "version 3, this program knows versions 1 to 2",
             ),
             (r#"{"format":"other","version":1}"#, "belongs to \"other\""),
             (
@@ -224,5 +214,36 @@ mod tests {
             let error = Format::read(&dir).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    const OLD: &str =
+        r#"{"format":"rdma-ipam store","version":1,"id":"a1","created":"2025-01-01T00:00:00Z"}"#;
+
+    #[test]
+    fn a_store_keeps_its_version_until_it_is_raised() {
+        let (place, dir) = place();
+        std::fs::write(place.path().join(NAME), OLD).unwrap();
+        let old = Format::establish(&dir, None, false).unwrap();
+        assert_eq!((old.version, old.records()), (1, RecordFormat::PerLease));
+        assert!(Format::raise(&dir).unwrap());
+        let raised = Format::read(&dir).unwrap().unwrap();
+        assert_eq!(
+            (raised.version, raised.records()),
+            (2, RecordFormat::PerOrder)
+        );
+        assert_eq!((&raised.id, raised.created), (&old.id, old.created));
+        assert!(!Format::raise(&dir).unwrap(), "again");
+        assert_eq!(dir.names().unwrap(), [NAME], "a draft is left");
+    }
+
+    #[test]
+    fn a_store_of_an_unknown_version_is_not_raised() {
+        let (place, dir) = place();
+        assert!(Format::raise(&dir).is_err(), "there is no store");
+        let unknown = OLD.replace(":1,", ":3,");
+        std::fs::write(place.path().join(NAME), &unknown).unwrap();
+        assert!(Format::raise(&dir).is_err());
+        let left = std::fs::read_to_string(place.path().join(NAME)).unwrap();
+        assert_eq!(left, unknown);
     }
 }

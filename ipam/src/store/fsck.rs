@@ -351,7 +351,11 @@ impl Fsck<'_> {
                     top = false;
                     continue;
                 };
-                // In the middle it has to stay, or the numbering would have a gap.
+                // In the middle it has to stay, or the numbering would have a gap. One that can
+                // be read has lost its addresses to others, and goes with the one above.
+                if !top && matches!(owned.content, Content::Record(..)) {
+                    continue;
+                }
                 let repaired = self.repair && self.remove_record(owned, top)?;
                 self.note(owned.path(), &fault, repaired);
             }
@@ -372,9 +376,16 @@ impl Fsck<'_> {
                 Some(format!("an ADD that was killed: {why}"))
             }
             Content::Record(record, meta) if self.settled(Some(*meta)) => {
-                let addresses = record.leases().iter().map(|lease| lease.address.to_string());
-                (!self.store.holds_any(record, meta)?)
-                    .then(|| format!("holds nothing of {}", addresses.collect::<Vec<_>>().join(", ")))
+                let addresses = record
+                    .leases()
+                    .iter()
+                    .map(|lease| lease.address.to_string());
+                (!self.store.holds_any(record, meta)?).then(|| {
+                    format!(
+                        "holds nothing of {}",
+                        addresses.collect::<Vec<_>>().join(", ")
+                    )
+                })
             }
             Content::Broken(..) | Content::Record(..) => None,
         })

@@ -61,7 +61,12 @@ impl LeaseName {
     pub(crate) fn in_record<'r>(&self, record: &'r Record) -> Option<(usize, &'r Lease)> {
         let freed = self.freed;
         let mut leases = record.leases().iter().enumerate();
-        leases.find(|(_, lease)| Self { freed, ..Self::of(lease) } == *self)
+        leases.find(|(_, lease)| {
+            Self {
+                freed,
+                ..Self::of(lease)
+            } == *self
+        })
     }
 
     pub(crate) fn name(&self) -> String {

@@ -8,7 +8,6 @@ use super::Store;
 use super::StoreError;
 use super::dir::{Dir, DirError, Found, Meta};
 use super::name::{self, LeaseName};
-use super::release::CoolDown;
 use super::shard::Standing;
 use crate::lease::{self, Lease, Record};
 use std::path::PathBuf;
@@ -188,7 +187,7 @@ impl Store {
             }
             std::thread::sleep(LISTING_INTERVAL);
         }
-        self.rename_released(&shard, lease_name, meta, CoolDown::NeverAnswered)?;
+        self.withdraw(&shard, lease_name, meta)?;
         Ok(false)
     }
 

@@ -406,12 +406,12 @@ fn a_newer_store_is_refused_untouched() {
     let format = place.store().join("FORMAT");
     let text = std::fs::read_to_string(&format)
         .unwrap()
-        .replace("\"version\": 1", "\"version\": 2");
+        .replace("\"version\": 2", "\"version\": 3");
     std::fs::write(&format, &text).unwrap();
     let before = place.files("");
     let (code, message) = place.add(&c("b"), &range("10.0.0.0/24")).error();
     assert!(
-        code == 105 && message.contains("version 2"),
+        code == 105 && message.contains("version 3"),
         "{code} {message}"
     );
     assert!(!place.del(&c("a"), &range("10.0.0.0/24")).ok());
