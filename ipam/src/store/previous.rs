@@ -2,6 +2,7 @@
 
 use super::allocate::Want;
 use super::dir::Meta;
+use super::name::LeaseName;
 use super::owner::{Content, read};
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
@@ -23,6 +24,12 @@ impl PreviousLease {
         &self.lease
     }
 
+    /// Whether this is the lease.
+    pub(super) fn is(&self, lease: &Lease) -> bool {
+        LeaseName::of(&self.lease) == LeaseName::of(lease)
+            && self.lease.network_name == lease.network_name
+    }
+
     /// What this node knows of its network namespace, which must be one of this
     /// node's to be known.
     #[must_use]
@@ -32,11 +39,16 @@ impl PreviousLease {
 }
 
 impl Store {
-    /// The lease of the same range that another container of the wanting pod holds.
+    /// The lease of the same range that another container of the wanting pod holds; of
+    /// several, the first that `wanted` lets pass.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn previous_lease(&self, want: &Want<'_>) -> Result<Option<PreviousLease>, StoreError> {
+    pub fn previous_lease(
+        &self,
+        want: &Want<'_>,
+        wanted: impl Fn(&Lease) -> bool,
+    ) -> Result<Option<PreviousLease>, StoreError> {
         let Some((bucket, entry)) = want.pod_entry() else {
             return Ok(None);
         };
@@ -58,6 +70,7 @@ impl Store {
                 && lease.range == want.range.subnet()
                 && lease.network_name.as_deref() == want.network_name
                 && lease.overlapping == want.overlapping
+                && wanted(lease)
         };
         for lease in record.leases().iter().filter(of_range) {
             if self.holds(lease, &meta)? {

@@ -7,6 +7,7 @@
 use super::allocate::{Goal, Made, Search, Survey, Want};
 use super::dir::Meta;
 use super::owner::{Content, Owned};
+use super::previous::PreviousLease;
 use super::release::CoolDown;
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
@@ -186,13 +187,7 @@ impl Store {
             }
         }
         let holder = of.made.holder().clone();
-        for missing in &mut missing {
-            let goal = self.goal(order.profile, missing, &holder);
-            missing.goal = goal.map_err(|error| Refused {
-                part: Some(missing.number),
-                error,
-            })?;
-        }
+        self.set_goals(order.profile, &mut missing, &holder)?;
         let searches = missing.iter().map(|missing| {
             let want = missing.part.want(&missing.range, &holder);
             Search::new(self, want, missing.goal, missing.number)
@@ -216,25 +211,43 @@ impl Store {
 
     /// What is looked for: the address that was asked for; that of the pod's previous
     /// sandbox, where that may be taken over; else the lowest that is free.
-    fn goal(
+    fn set_goals(
         &self,
         profile: Profile,
-        missing: &Missing<'_>,
+        missing: &mut [Missing<'_>],
         holder: &Holder,
-    ) -> Result<Goal, StoreError> {
-        if let Some(address) = missing.part.requested {
-            return Ok(Goal::This(address));
+    ) -> Result<(), Refused> {
+        // All are found before any is released: a record that loses one loses its hint.
+        let mut found: Vec<(usize, PreviousLease)> = Vec::new();
+        for missing in missing {
+            let number = missing.number;
+            let refused = |error| Refused {
+                part: Some(number),
+                error,
+            };
+            if let Some(address) = missing.part.requested {
+                missing.goal = Goal::This(address);
+                continue;
+            }
+            let want = missing.part.want(&missing.range, holder);
+            let other = |lease: &Lease| found.iter().all(|(_, before)| !before.is(lease));
+            if let Some(previous) = self.previous_lease(&want, other).map_err(refused)?
+                && may_take_over(profile, previous.lease(), holder, previous.netns())
+                && (profile == Profile::Compatible
+                    || missing.range.window_contains(previous.lease().address))
+            {
+                missing.goal = Goal::Rather(previous.lease().address);
+                found.push((number, previous));
+            }
         }
-        let want = missing.part.want(&missing.range, holder);
-        if let Some(previous) = self.previous_lease(&want)?
-            && may_take_over(profile, previous.lease(), holder, previous.netns())
-            && (profile == Profile::Compatible
-                || missing.range.window_contains(previous.lease().address))
-        {
-            self.release_previous(&previous)?;
-            return Ok(Goal::Rather(previous.lease().address));
+        for (number, previous) in &found {
+            let released = self.release_previous(previous);
+            released.map_err(|error| Refused {
+                part: Some(*number),
+                error,
+            })?;
         }
-        Ok(Goal::Lowest)
+        Ok(())
     }
 
     /// Whether [`Store::take`] would find an address for a part now. Takes nothing, no

@@ -153,8 +153,7 @@ fn an_order_is_listed_checked_collected_and_reclaimed_whole() {
 #[test]
 fn the_next_sandbox_of_a_pod_gets_the_addresses_of_an_order() {
     let place = Place::new();
-    let ranges = ["10.0.0.0/24", "fd00::/64", "10.0.1.0/24"].map(|range| json!({"range": range}));
-    let config = network("rdma-ipam", json!({"ipRanges": ranges}));
+    let config = three();
     let sandbox = |name: &str| c(name).pod("default/pod");
     place.add(&c("other"), &config).addresses();
     let given = place.add(&sandbox("first"), &config).addresses();
