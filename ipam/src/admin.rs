@@ -12,6 +12,7 @@ mod pools;
 mod reclaim;
 mod release;
 mod show;
+mod upgrade;
 
 use crate::plugin::Plugin;
 use crate::store::{Store, StoreError};
@@ -75,6 +76,8 @@ enum Command {
     Fsck(fsck::Fsck),
     /// Take over the leases of another IPAM plugin
     Import(import::Import),
+    /// Raise a store of an earlier version to the latest format, once all nodes know that
+    Upgrade(upgrade::Upgrade),
 }
 
 /// How a command ended, when it did not fail.
@@ -105,6 +108,7 @@ pub fn run() -> ExitCode {
         Command::Release(command) => command.run(global),
         Command::Fsck(command) => command.run(global),
         Command::Import(command) => command.run(global),
+        Command::Upgrade(command) => command.run(global),
     };
     match ran {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -158,14 +158,13 @@ pub fn keep_only(
     let mut report = Report::default();
     for name in store.node_names() {
         let findings = store.records_of(name, |owned| {
-            if let Some(lease) = owned
-                .lease()
-                .filter(|lease| lease.holder.network == network)
-            {
+            // All leases of a record are of one holder.
+            let first = owned.leases().first();
+            if let Some(lease) = first.filter(|lease| lease.holder.network == network) {
                 if !is_of_this_machine(&lease.holder, store.node()) {
-                    report.kept.push((lease.clone(), ANOTHER_MACHINE));
+                    report.keep(store, &owned, ANOTHER_MACHINE);
                 } else if listed(&lease.holder) {
-                    report.kept.push((lease.clone(), "the runtime lists it"));
+                    report.keep(store, &owned, "the runtime lists it");
                 } else {
                     report.free(store, &owned, Over::Unlisted);
                 }
@@ -186,12 +185,25 @@ fn is_of_this_machine(holder: &Holder, node: &NodeIdentity) -> bool {
 
 impl Report {
     fn free(&mut self, store: &Store, owned: &Owned, why: Over) {
-        match (store.release(owned, CoolDown::FromNow), owned.lease()) {
-            (Ok(_), Some(lease)) => self.freed.push((lease.clone(), why)),
-            (Ok(_), None) => {}
-            (Err(error), _) => self.failed.push(error.to_string()),
+        let leases = leases_of(store, owned);
+        match store.release(owned, CoolDown::FromNow) {
+            Ok(_) => self.freed.extend(leases.map(|lease| (lease, why))),
+            Err(error) => self.failed.push(error.to_string()),
         }
     }
+
+    fn keep(&mut self, store: &Store, owned: &Owned, why: &'static str) {
+        self.kept
+            .extend(leases_of(store, owned).map(|lease| (lease, why)));
+    }
+}
+
+/// The leases of a record for the report: those that it holds, where that can be read.
+fn leases_of(store: &Store, owned: &Owned) -> impl Iterator<Item = Lease> + use<> {
+    let leases = store.leases_of(owned);
+    leases
+        .unwrap_or_else(|_| owned.leases().to_vec())
+        .into_iter()
 }
 
 struct Run<'a> {
@@ -204,19 +216,25 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn record(&mut self, owned: &Owned) {
-        let Some(lease) = owned.lease() else { return };
+        // All leases of a record are of one holder and of one time.
+        let Some(lease) = owned.leases().first() else {
+            return;
+        };
         let why = match self.judge(lease) {
             Ok(why) => why,
-            Err(why) => {
-                self.report.kept.push((lease.clone(), why));
-                return;
-            }
+            Err(why) => return self.report.keep(self.store, owned, why),
         };
         let ripe = self.ripe(lease, &owned.path());
         match (ripe, self.options.dry_run) {
             (true, false) => self.report.free(self.store, owned, why),
-            (true, true) => self.report.freed.push((lease.clone(), why)),
-            (false, _) => self.report.waiting.push((lease.clone(), why)),
+            (true, true) => {
+                let leases = leases_of(self.store, owned);
+                self.report.freed.extend(leases.map(|lease| (lease, why)));
+            }
+            (false, _) => {
+                let leases = leases_of(self.store, owned);
+                self.report.waiting.extend(leases.map(|lease| (lease, why)));
+            }
         }
     }
 

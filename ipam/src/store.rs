@@ -12,24 +12,36 @@
 //! While it is held, the lease entry and the owner's record are one file (inode).
 //! Freeing is one rename: the freed lease entry is the same file.
 //!
+//! # Formats
+//! In a store of format 2 one record has all addresses of an order, and is one file with
+//! their lease entries: one file is created and synced, whatever their count. In a store of
+//! format 1 each address has a record of its own. `FORMAT` says which is written; both are
+//! read. (`format` has how a store is raised.)
+//!
 //! # ADD ([`claim`])
-//! 1. Create the record under the owner's name (`owners/...`), exclusively, with
-//!    the address and the number it will be held by. *Killed here*: a record
+//! 1. Create the record under the owner's name (`owners/...`), exclusively, with each
+//!    address and the number it will be held by. *Killed here*: a record
 //!    without a lease entry; DEL removes it, a repeated ADD too.
 //! 2. On a shared file system: fsync it.
-//! 3. Link it to the lease name: this makes the lease entry. The file system lets
-//!    one contender have a name, whatever each has cached. *Killed here*: a lease
-//!    that its owner's record leads to; DEL frees it, a repeated ADD goes on with
-//!    step 4.
+//! 3. Link it to each lease name: this makes the lease entries. The file system lets
+//!    one contender have a name, whatever each has cached. *Killed here*, after any of
+//!    the links: leases that their owner's record leads to; DEL frees them, a repeated ADD
+//!    goes on with step 4 for those that were linked and leases the others anew.
 //! 4. Read the owner's name again and count the file's names: one that is gone or
-//!    another file, or fewer than two, mean that a DEL overtook this ADD and
-//!    removed the owner's record; withdraw. List the shard once more: if
-//!    the address has any other held entry, by whatever number, another ADD has
-//!    the address or is about to; withdraw. The same if it has a freed entry of
+//!    another file, or fewer than one more than were linked, mean that a DEL overtook this
+//!    ADD and removed the owner's record; withdraw all. List each shard once more: if
+//!    an address has any other held entry, by whatever number, another ADD has
+//!    the address or is about to; withdraw this one. The same if it has a freed entry of
 //!    this number or a higher one: the listing that this ADD chose by was out of
 //!    date, and the address may have to cool down.
-//! 5. Remove the freed entry of the number before. Link the record under the
-//!    pod's name, a mere hint.
+//! 5. Remove the freed entries of the numbers before. Link the record under the
+//!    pod's names, mere hints.
+//! 6. What was lost in step 3 or 4 is chosen anew. Format 1 writes the record again, which
+//!    nothing leads to. Format 2 leaves it, because others of its addresses may be held, and
+//!    makes a further record of the same owner by the same steps; in step 4 it also looks for
+//!    the record below: where that is gone, a DEL did not see this one, nothing leads to it,
+//!    and it is withdrawn. A record of format 2 is never written again, so what a DEL has read
+//!    of it stays true.
 //!
 //! Why step 4 is enough. A listing is not made in one moment: of names that
 //! are made and removed meanwhile, as in the rename that frees an address, it may
@@ -39,18 +51,52 @@
 //! withdraws; or the other has begun to withdraw or to free it. So two never
 //! have it at one time, whatever they chose by, and the numbers need not even be
 //! right: they only keep names distinct. Both may withdraw; each then lists again.
+//! That holds of each address by itself: no step of one waits for another's, so an order
+//! holds nothing up, and orders that want each other's addresses cannot wait for each other.
 //!
 //! An ADD that finds its own record once more (it was repeated, or killed before
 //! step 4) lists again for the same reason, but waits a moment for a contender
-//! who is about to withdraw.
+//! who is about to withdraw. Leases that the record names and does not hold were lost, or
+//! never linked; each says which part of the order it is, so that a further record's
+//! take their places and the answer is the same.
+//!
+//! # What a record names and does not hold
+//! A record of format 2 names what it lost for as long as it lives. That harms nobody: a
+//! lease entry is the record's only if it is the same file, and everything that frees or
+//! withdraws compares. Neither can the file system give the record's inode to a later file
+//! and that one the lost name, while a DEL sleeps that has read the record: a lease name that
+//! somebody had is nobody's again. Its holder frees it by renaming, which uses up its number,
+//! and in format 2 so does who withdraws (freed at 0: it was never answered, and does not
+//! cool down). Should an ADD choose a used number by an old listing, step 4 shows it the freed
+//! entry.
 //!
 //! # DEL ([`release`])
-//! For each record under the owner's name, last first: if the lease entry is
-//! this very file (inode), rename it to its freed lease name, on a shared file system
-//! durably; remove the pod's hint; remove the owner's record; if an ADD linked the
-//! lease entry meanwhile, rename it now. Killed anywhere, the record that is left leads
+//! For each record under the owner's name, last first, and for each lease of it: if the lease
+//! entry is this very file (inode), rename it to its freed lease name, on a shared file system
+//! durably; remove the pod's hint. Then remove the owner's record, unless there is a higher
+//! one. Then read each lease entry once more: if an ADD linked it meanwhile, rename it now;
+//! and if the ADD made a further record meanwhile, and no other ADD put a record in the place
+//! of this one, release that. Killed anywhere, the record that is left leads
 //! the next DEL through the same steps. Renaming cannot hit another holder: its
 //! number is another, so its name is.
+//!
+//! Why that is enough. Step 4 of ADD reads the record's name after all its links, DEL reads
+//! the lease entries a second time after it removed the record. If the ADD found the record,
+//! it had linked before it was removed, so DEL's second reading shows each link. If it did
+//! not find it, it withdraws what it linked itself. The same of a further record: if its
+//! step 4 found the record below, it was made before that was removed, and DEL sees it then.
+//! An ADD that was overtaken gives back nothing else: the owner's records are the other
+//! call's now.
+//!
+//! Only a DEL that is killed between the removal and the second reading, while an ADD that it
+//! overtook goes on, leaves a lease out of the owner's reach: fsck gives it its record back,
+//! and a further record is found by reclaim and GC, which go by directories, not by numbers.
+//!
+//! # Others than the owner
+//! Releasing one address by hand, taking over that of a pod's previous sandbox, and fsck free
+//! by the same rename, and remove the record once no lease entry is it. An ADD that linked
+//! one meanwhile, having found the record, gets the record back: it is linked to its name
+//! from the lease entry.
 //!
 //! # Crash of a machine
 //! On a shared file system steps 2 and 3 are durable before the answer. On one
@@ -94,6 +140,7 @@ pub use scan::{Entry, Finding};
 pub use slices::Slice;
 pub use take::{Order, Part, Refused, Space};
 
+use crate::lease::RecordFormat;
 use dir::Dir;
 use format::Format;
 use fsck::server_time;
@@ -115,6 +162,8 @@ pub struct Store {
     /// Directories below it that are open, by path.
     dirs: RefCell<BTreeMap<String, Rc<Dir>>>,
     id: String,
+    /// How records are written; either is read.
+    format: RecordFormat,
     file_system: probe::FileSystem,
     node: NodeIdentity,
     /// Previous names of this machine in this boot.
@@ -204,12 +253,13 @@ pub enum StoreError {
     },
     /// A record would be larger than what is read.
     #[error(
-        "the record of the lease would have {bytes} bytes, {} at most are read: a name, path or device of the attachment is too long",
-        crate::lease::MAX_BYTES
+        "the record of the lease would have {bytes} bytes, {most} at most are read: a name, path or device of the attachment is too long"
     )]
     Oversize {
         /// How large.
         bytes: usize,
+        /// The largest that is read.
+        most: u64,
     },
     /// Files made in the store do not belong to the directory's owner.
     #[error(
@@ -560,6 +610,7 @@ impl Store {
         Self {
             root,
             dirs: RefCell::default(),
+            format: format.records(),
             id: format.id,
             file_system,
             node,
@@ -608,6 +659,21 @@ impl Store {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// How its records are written.
+    #[must_use]
+    pub fn format(&self) -> RecordFormat {
+        self.format
+    }
+
+    /// Raises the store to the latest format; whether it had another. Programs that do not
+    /// know that format refuse the store from then on.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
+    pub fn raise(&self) -> Result<bool, StoreError> {
+        Format::raise(&self.root)
     }
 
     /// The kind of file system.

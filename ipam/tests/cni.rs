@@ -11,6 +11,8 @@
 
 #[path = "cni/admin.rs"]
 mod admin;
+#[path = "cni/formats.rs"]
+mod formats;
 #[path = "cni/hostile.rs"]
 mod hostile;
 #[path = "cni/model.rs"]

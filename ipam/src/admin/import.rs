@@ -237,7 +237,7 @@ fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Re
     let same = |lease: &crate::lease::Lease| {
         lease.address == planned.address && lease.network_name == planned.network_name
     };
-    if there.iter().filter_map(|owned| owned.lease()).any(same) {
+    if there.iter().flat_map(|owned| owned.leases()).any(same) {
         return Ok(false);
     }
     let index = store.records_under(&holder.node, &holder.container, &holder.interface)?;
@@ -246,9 +246,8 @@ fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Re
         network_name: planned.network_name.as_deref(),
         overlapping: true,
         holder,
-        index,
     };
-    store.allocate_this(&want, planned.address)?;
+    store.allocate_this(&want, index, planned.address)?;
     Ok(true)
 }
 

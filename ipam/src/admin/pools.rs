@@ -58,15 +58,21 @@ impl Pools {
                 .zip(&counts)
                 .map(|(p, c)| as_json(p, c))
                 .collect();
-            let place = json!({"directory": store.directory(), "id": store.id(), "filesystem": store.file_system()});
+            let place = json!({
+                "directory": store.directory(),
+                "id": store.id(),
+                "filesystem": store.file_system(),
+                "format": store.format().version(),
+            });
             say_json(json!({"store": place, "pools": pools, "slices": slices}));
             return Ok(Outcome::Done);
         }
         say(&format!(
-            "store {} in {} ({})\n",
+            "store {} in {} ({}, format {})\n",
             store.id(),
             store.directory().display(),
-            store.file_system()
+            store.file_system(),
+            store.format().version()
         ));
         let now = jiff::Timestamp::now().as_second();
         let rows: Vec<Vec<String>> = pools

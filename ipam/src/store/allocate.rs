@@ -1,18 +1,23 @@
 //! Which address to lease: the lowest that is free, and another one when another
 //! ADD was faster.
+//!
+//! A search proposes an address; whether it is leased is decided by [`super::claim`]. In a
+//! store of format 2 the searches of an order propose together, and one record claims what
+//! they proposed. What it loses is proposed anew, for another record of the same owner.
 
-use super::claim::{Intent, other_class};
-use super::dir::Dir;
+use super::claim::{Claim, Intent};
+use super::dir::{Dir, Meta};
 use super::fsck::server_time;
 use super::hint::Hints;
 use super::name::{self, Class};
 use super::owner::{Content, read};
-use super::release::{now, timestamp};
+use super::release::{CoolDown, now, timestamp};
 use super::shard::{Candidate, Choice, Shard};
 use super::{Store, StoreError};
-use crate::lease::{Holder, Lease};
+use crate::lease::{Holder, Lease, Record, RecordFormat};
 use crate::range::{Range, Span, bits, from_bits};
 use node::random::random64;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -28,8 +33,6 @@ pub struct Want<'a> {
     pub overlapping: bool,
     /// For whom.
     pub holder: &'a Holder,
-    /// Number of the record among the owner's.
-    pub index: usize,
 }
 
 /// What a search for an address finds on its way.
@@ -91,7 +94,7 @@ impl Want<'_> {
         }
     }
 
-    fn lease(&self, candidate: Candidate, requested: bool) -> Lease {
+    fn lease(&self, candidate: Candidate, requested: bool, part: usize) -> Lease {
         let subnet = self.range.subnet();
         Lease {
             address: from_bits(subnet.is_ipv4(), candidate.address),
@@ -101,6 +104,7 @@ impl Want<'_> {
             overlapping: self.overlapping,
             generation: candidate.generation,
             requested,
+            part: Some(part),
             holder: self.holder.clone(),
             created: timestamp(),
         }
@@ -138,11 +142,11 @@ struct ShardRead {
 
 /// What one way through shards came to.
 enum Swept {
-    Taken(Box<Lease>),
+    Found(Proposal),
     Nothing(Rest),
 }
 
-/// What a way through shards that took nothing has seen.
+/// What a way through shards that found nothing has seen.
 #[derive(Default)]
 struct Rest {
     /// The address that was freed first, when, and its shard.
@@ -151,49 +155,249 @@ struct Rest {
     full: Vec<(Numbered, i64)>,
 }
 
+/// An address that a search proposes.
+struct Proposal {
+    /// Its shard, if that was open.
+    dir: Option<Rc<Dir>>,
+    number: u128,
+    candidate: Candidate,
+    requested: bool,
+}
+
+/// What a search looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// The lowest address that is free.
+    Lowest,
+    /// One address, and no other.
+    This(IpAddr),
+    /// One address; the lowest when that is held.
+    Rather(IpAddr),
+}
+
 /// One search for an address.
-struct Search<'a> {
+pub(super) struct Search<'a> {
     store: &'a Store,
-    want: &'a Want<'a>,
-    intent: Option<Intent>,
+    want: Want<'a>,
+    goal: Goal,
+    /// Which part of the order it is.
+    part: usize,
     collisions: usize,
+    /// How often it waited for contenders to withdraw.
+    waits: usize,
+}
+
+/// The records that one call made for an owner.
+#[derive(Debug)]
+pub(super) struct Made {
+    holder: Holder,
+    /// Number of the owner's next record.
+    next: usize,
+    records: Vec<Meta>,
+}
+
+impl Made {
+    /// None yet, of an owner that has so many.
+    pub(super) fn of(holder: &Holder, count: usize) -> Self {
+        Self {
+            holder: holder.clone(),
+            next: count,
+            records: Vec::new(),
+        }
+    }
+
+    pub(super) fn holder(&self) -> &Holder {
+        &self.holder
+    }
+}
+
+/// How often a claim of one address is made again.
+const MAX_CLAIMS_OF_ONE: usize = 3;
+
+/// A search that failed, by its position, and why.
+pub(super) struct Failed {
+    pub(super) search: usize,
+    pub(super) error: StoreError,
+}
+
+/// Addresses that one order has proposed and has not linked yet: no listing shows them.
+#[derive(Default)]
+struct Proposed(Vec<Lease>);
+
+impl Proposed {
+    /// Whether a lease of `want` at this address would be one of these, or conflict with it.
+    fn has(&self, want: &Want<'_>, address: u128) -> bool {
+        let subnet = want.range.subnet();
+        self.0.iter().any(|lease| {
+            bits(lease.address) == address
+                && lease.address.is_ipv4() == subnet.is_ipv4()
+                && lease.network_name.as_deref() == want.network_name
+                && (lease.range == subnet
+                    || Class::of(lease.range, lease.overlapping) == want.class())
+        })
+    }
 }
 
 impl Store {
-    /// Leases the lowest free address of a range.
+    /// Leases the lowest free address of a range, by the owner's record of this number.
     ///
     /// # Errors
     /// [`StoreError::Exhausted`] after every shard was read, or what failed.
     /// Nothing is leased then, but an error of a system call may leave a record
     /// that leads the owner's DEL to what was begun.
-    pub fn allocate(&self, want: &Want<'_>) -> Result<Lease, StoreError> {
-        let mut search = Search {
-            store: self,
-            want,
-            intent: None,
-            collisions: 0,
-        };
-        let found = search.run();
-        search.finish(found)
+    pub fn allocate(&self, want: &Want<'_>, index: usize) -> Result<Lease, StoreError> {
+        self.allocate_one(Search::new(self, want.clone(), Goal::Lowest, 0), index)
     }
 
     /// Leases one address of a range, and no other.
     ///
     /// # Errors
     /// [`StoreError::Held`] naming the holder, or what failed.
-    pub fn allocate_this(&self, want: &Want<'_>, address: IpAddr) -> Result<Lease, StoreError> {
-        let mut search = Search {
-            store: self,
-            want,
-            intent: None,
-            collisions: 0,
+    pub fn allocate_this(
+        &self,
+        want: &Want<'_>,
+        index: usize,
+        address: IpAddr,
+    ) -> Result<Lease, StoreError> {
+        self.allocate_one(
+            Search::new(self, want.clone(), Goal::This(address), 0),
+            index,
+        )
+    }
+
+    fn allocate_one(&self, search: Search<'_>, index: usize) -> Result<Lease, StoreError> {
+        let mut made = Made::of(search.want.holder, index);
+        match self.allocate_all(&mut [search], &mut made) {
+            Ok(mut leases) => leases.pop().ok_or_else(|| self.nothing_leased()),
+            Err(failed) => {
+                self.release_made(&made, &failed.error);
+                Err(failed.error)
+            }
+        }
+    }
+
+    /// Leases an address for each search, of one holder. Answers them in their order; notes
+    /// the records that were made, also when it fails.
+    pub(super) fn allocate_all(
+        &self,
+        searches: &mut [Search<'_>],
+        made: &mut Made,
+    ) -> Result<Vec<Lease>, Failed> {
+        match self.format {
+            RecordFormat::PerOrder => self.allocate_together(searches, made),
+            RecordFormat::PerLease => {
+                let mut leases = Vec::with_capacity(searches.len());
+                for (position, search) in searches.iter_mut().enumerate() {
+                    let lease = self.allocate_alone(search, made);
+                    leases.push(lease.map_err(|error| Failed {
+                        search: position,
+                        error,
+                    })?);
+                }
+                Ok(leases)
+            }
+        }
+    }
+
+    /// By one record that is written anew for each address that it loses.
+    fn allocate_alone(
+        &self,
+        search: &mut Search<'_>,
+        made: &mut Made,
+    ) -> Result<Lease, StoreError> {
+        let mut intent: Option<Intent> = None;
+        loop {
+            let claim = search.propose(&Proposed::default())?;
+            let lease = claim.lease.clone();
+            let record = Record::of(vec![lease.clone()]).ok_or_else(|| self.nothing_leased())?;
+            let current = match intent.take() {
+                Some(intent) => {
+                    self.intend_instead(&intent, &record)?;
+                    intent
+                }
+                None => self.make(&record, made)?,
+            };
+            if self.claim(&current, &[claim])?.contains(&true) {
+                return Ok(lease);
+            }
+            intent = Some(current);
+            search.collided()?;
+        }
+    }
+
+    /// By one record for all, and one more for those that were lost.
+    fn allocate_together(
+        &self,
+        searches: &mut [Search<'_>],
+        made: &mut Made,
+    ) -> Result<Vec<Lease>, Failed> {
+        let mut leases: BTreeMap<usize, Lease> = BTreeMap::new();
+        while leases.len() < searches.len() {
+            let mut claims = Vec::new();
+            let mut proposed = Proposed::default();
+            let mut pending = Vec::new();
+            for (position, search) in searches.iter_mut().enumerate() {
+                if leases.contains_key(&position) {
+                    continue;
+                }
+                let claim = search.propose(&proposed).map_err(|error| Failed {
+                    search: position,
+                    error,
+                })?;
+                proposed.0.push(claim.lease.clone());
+                claims.push(claim);
+                pending.push(position);
+            }
+            // What fails from here on is of all of them.
+            let failed = |error| Failed {
+                search: pending.first().copied().unwrap_or(0),
+                error,
+            };
+            let record = Record::of(proposed.0).ok_or_else(|| failed(self.nothing_leased()))?;
+            let intent = self.make(&record, made).map_err(failed)?;
+            let taken = self.claim(&intent, &claims).map_err(failed)?;
+            for ((claim, position), taken) in claims.into_iter().zip(&pending).zip(taken) {
+                match (taken, searches.get_mut(*position)) {
+                    (false, Some(search)) => search.collided().map_err(|error| Failed {
+                        search: *position,
+                        error,
+                    })?,
+                    _ => drop(leases.insert(*position, claim.lease)),
+                }
+            }
+        }
+        Ok(leases.into_values().collect())
+    }
+
+    /// Gives back what a call that failed with `error` has taken.
+    pub(super) fn release_made(&self, made: &Made, error: &StoreError) {
+        // The call that overtook this one has the owner's records now.
+        if matches!(error, StoreError::Overtaken { .. }) || made.records.is_empty() {
+            return;
+        }
+        let holder = &made.holder;
+        let node = name::node(&holder.node);
+        // The first error is the one to report. What cannot be given back now leads
+        // the runtime's DEL to it.
+        let Ok(there) = self.owned_at(node, &holder.container, &holder.interface) else {
+            return;
         };
-        let found = match search.this(bits(address)) {
-            Ok(Some(lease)) => Ok(lease),
-            Ok(None) => Err(self.held_by_another(want, address)),
-            Err(error) => Err(error),
-        };
-        search.finish(found)
+        for owned in there.iter().rev() {
+            if made.records.iter().any(|record| owned.is_file(record)) {
+                let _ = self.release(owned, CoolDown::NeverAnswered);
+            }
+        }
+    }
+
+    fn make(&self, record: &Record, made: &mut Made) -> Result<Intent, StoreError> {
+        let intent = self.intend(record, made.next)?;
+        made.next += 1;
+        made.records.push(intent.meta);
+        Ok(intent)
+    }
+
+    fn nothing_leased(&self) -> StoreError {
+        self.root.failed("lease", "")(nix::errno::Errno::EINVAL).into()
     }
 
     /// Whether [`Store::allocate`] would find an address now.
@@ -201,12 +405,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Exhausted`], or what kept it from being read.
     pub fn has_room(&self, want: &Want<'_>) -> Result<(), StoreError> {
-        let search = Search {
-            store: self,
-            want,
-            intent: None,
-            collisions: 0,
-        };
+        let search = Search::new(self, want.clone(), Goal::Lowest, 0);
         for full in [search.believed_full(), Vec::new()] {
             for (order, number) in want.shards().enumerate() {
                 if full.get(order) == Some(&true) {
@@ -229,12 +428,7 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn survey(&self, want: &Want<'_>) -> Result<Survey, StoreError> {
-        let search = Search {
-            store: self,
-            want,
-            intent: None,
-            collisions: 0,
-        };
+        let search = Search::new(self, want.clone(), Goal::Lowest, 0);
         let v4 = want.range.subnet().is_ipv4();
         let mut survey = Survey::default();
         let mut longest: Option<(u64, u128)> = None;
@@ -306,7 +500,8 @@ impl Store {
         {
             if held.address == address
                 && held.freed.is_none()
-                && let Some(Content::Lease(lease, _)) = read(&dir, &held.name())?
+                && let Some(Content::Record(record, _)) = read(&dir, &held.name())?
+                && let Some((_, lease)) = held.in_record(&record)
             {
                 return Ok(Some(format!("{}, since {}", lease.holder, lease.created)));
             }
@@ -336,44 +531,98 @@ impl Rest {
     }
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    pub(super) fn new(store: &'a Store, want: Want<'a>, goal: Goal, part: usize) -> Self {
+        Self {
+            store,
+            want,
+            goal,
+            part,
+            collisions: 0,
+            waits: 0,
+        }
+    }
+
+    /// The next address to claim.
+    fn propose(&mut self, proposed: &Proposed) -> Result<Claim, StoreError> {
+        let proposal = match self.goal {
+            Goal::Lowest => self.lowest(proposed)?,
+            Goal::This(address) => match self.this(bits(address), proposed)? {
+                Some(proposal) => proposal,
+                None if proposed.has(&self.want, bits(address)) => {
+                    let holder = self.want.holder.to_string();
+                    return Err(StoreError::Held { address, holder });
+                }
+                None => return Err(self.store.held_by_another(&self.want, address)),
+            },
+            Goal::Rather(address) => match self.this(bits(address), proposed)? {
+                Some(proposal) => proposal,
+                None => {
+                    self.goal = Goal::Lowest;
+                    self.lowest(proposed)?
+                }
+            },
+        };
+        let shard = match proposal.dir {
+            Some(dir) => dir,
+            None => {
+                let space = name::space(self.want.network_name);
+                let shard = name::shard(self.want.range.subnet().is_ipv4(), proposal.number);
+                self.store.make_below(&["leases", &space, &shard])?
+            }
+        };
+        let lease = (self.want).lease(proposal.candidate, proposal.requested, self.part);
+        debug_assert_eq!(self.want.other_class(), super::claim::other_class(&lease));
+        Ok(Claim { lease, shard })
+    }
+
+    /// Another ADD has what this search proposed.
+    fn collided(&mut self) -> Result<(), StoreError> {
+        self.collisions += 1;
+        match self.collisions > MAX_COLLISIONS {
+            true => Err(self.exhausted()),
+            false => Ok(()),
+        }
+    }
+
     /// Lowest first, then thoroughly, then what is still resting.
-    fn run(&mut self) -> Result<Lease, StoreError> {
+    fn lowest(&mut self, proposed: &Proposed) -> Result<Proposal, StoreError> {
         let mut hints = self.hints(true);
         let full = hints.full(self.want.shards(), now());
-        let all = || self.want.shards().enumerate();
         if full.contains(&true) {
-            let believed = all().filter(|(order, _)| full.get(*order) != Some(&true));
-            if let Swept::Taken(lease) = self.sweep(&mut hints, believed)? {
-                return Ok(*lease);
+            let believed = (self.want.shards().enumerate())
+                .filter(|(order, _)| full.get(*order) != Some(&true));
+            if let Swept::Found(found) = self.sweep(&mut hints, believed, proposed)? {
+                return Ok(found);
             }
         }
-        let mut swept = self.sweep(&mut hints, all())?;
-        let mut waits = EXHAUSTED_RETRY_INTERVALS_MS.iter();
+        let mut swept = self.sweep(&mut hints, self.want.shards().enumerate(), proposed)?;
         loop {
             let rest = match swept {
-                Swept::Taken(lease) => return Ok(*lease),
+                Swept::Found(found) => return Ok(found),
                 Swept::Nothing(rest) => rest,
             };
             if let Some((_, number, candidate)) = rest.oldest {
                 // Nothing has rested.
-                if let Some(lease) = self.take(None, number, candidate, false)? {
-                    return Ok(lease);
-                }
-                swept = self.sweep(&mut hints, all())?;
-                continue;
+                return Ok(Proposal {
+                    dir: None,
+                    number,
+                    candidate,
+                    requested: false,
+                });
             }
             // A held entry may be that of a contender who is about to withdraw.
-            let Some(wait) = waits.next() else {
+            let Some(wait) = EXHAUSTED_RETRY_INTERVALS_MS.get(self.waits) else {
                 return Err(self.exhausted());
             };
+            self.waits += 1;
             let now = server_time(&self.store.root)?;
             let mut contended = rest.contended(now).peekable();
             if contended.peek().is_none() {
                 return Err(self.exhausted());
             }
             std::thread::sleep(Duration::from_millis(*wait));
-            swept = self.sweep(&mut hints, contended)?;
+            swept = self.sweep(&mut hints, contended, proposed)?;
         }
     }
 
@@ -392,27 +641,38 @@ impl Search<'_> {
         self.hints(false).full(self.want.shards(), now())
     }
 
-    /// One way through shards, by their order and number: takes the first address that is
+    /// One way through shards, by their order and number: finds the first address that is
     /// free and has rested.
     fn sweep(
-        &mut self,
+        &self,
         hints: &mut Hints,
         shards: impl Iterator<Item = Numbered>,
+        proposed: &Proposed,
     ) -> Result<Swept, StoreError> {
         let mut rest = Rest::default();
         for (order, number) in shards {
-            loop {
-                let stamp = hints.stamp(number);
-                let Some(read) = self.read_shard(number, self.store.cooldown)? else {
-                    break;
-                };
-                let Some(candidate) = self.pick(&read.choice.free) else {
+            let stamp = hints.stamp(number);
+            let Some(mut read) = self.read_shard(number, self.store.cooldown)? else {
+                continue;
+            };
+            let proposes = |c: &Candidate| proposed.has(&self.want, c.address);
+            let own = read.choice.free.iter().any(proposes);
+            read.choice.free.retain(|c| !proposes(c));
+            read.choice.resting.retain(|c| !proposes(c));
+            match self.pick(&read.choice.free) {
+                Some(candidate) => {
+                    return Ok(Swept::Found(Proposal {
+                        dir: read.dir,
+                        number,
+                        candidate,
+                        requested: false,
+                    }));
+                }
+                // Full but for what this order is about to take, it need not become full.
+                None if own => rest.note(order, number, &read),
+                None => {
                     hints.mark_full(order, stamp, read.choice.rested_at);
                     rest.note(order, number, &read);
-                    break;
-                };
-                if let Some(lease) = self.take(read.dir, number, candidate, false)? {
-                    return Ok(Swept::Taken(Box::new(lease)));
                 }
             }
         }
@@ -420,23 +680,26 @@ impl Search<'_> {
     }
 
     /// One address; `None` when it is held.
-    fn this(&mut self, address: u128) -> Result<Option<Lease>, StoreError> {
-        let number = name::shard_number(address);
-        for _ in 0..3 {
-            let dir = self.open(number)?;
-            let names = dir.as_ref().map_or(Ok(Vec::new()), |dir| dir.names())?;
-            let shard = self.read(number, &names);
-            let Some(candidate) = shard.candidate(address) else {
-                return Ok(None);
-            };
-            if self.conflicts(candidate, dir.as_deref())? {
-                return Ok(None);
-            }
-            if let Some(lease) = self.take(dir, number, candidate, true)? {
-                return Ok(Some(lease));
-            }
+    fn this(&self, address: u128, proposed: &Proposed) -> Result<Option<Proposal>, StoreError> {
+        if self.collisions >= MAX_CLAIMS_OF_ONE || proposed.has(&self.want, address) {
+            return Ok(None);
         }
-        Ok(None)
+        let number = name::shard_number(address);
+        let dir = self.open(number)?;
+        let names = dir.as_ref().map_or(Ok(Vec::new()), |dir| dir.names())?;
+        let shard = self.read(number, &names);
+        let Some(candidate) = shard.candidate(address) else {
+            return Ok(None);
+        };
+        if self.conflicts(candidate, dir.as_deref())? {
+            return Ok(None);
+        }
+        Ok(Some(Proposal {
+            dir,
+            number,
+            candidate,
+            requested: true,
+        }))
     }
 
     /// A shard's directory and what may be done with its addresses; nothing when
@@ -502,7 +765,7 @@ impl Search<'_> {
     fn conflicts(&self, candidate: Candidate, dir: Option<&Dir>) -> Result<bool, StoreError> {
         match (candidate.other_class, dir) {
             (Some(generation), Some(dir)) => {
-                let lease = self.want.lease(candidate, false);
+                let lease = self.want.lease(candidate, false, self.part);
                 self.store.other_class_conflicts(&lease, generation, dir)
             }
             _ => Ok(false),
@@ -517,41 +780,6 @@ impl Search<'_> {
         let count = u64::try_from(free.len()).ok()?;
         let index = usize::try_from(random64() % count).ok()?;
         free.get(index).copied()
-    }
-
-    fn take(
-        &mut self,
-        dir: Option<Rc<Dir>>,
-        number: u128,
-        candidate: Candidate,
-        requested: bool,
-    ) -> Result<Option<Lease>, StoreError> {
-        let dir = match dir {
-            Some(dir) => dir,
-            None => {
-                let space = name::space(self.want.network_name);
-                let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
-                self.store.make_below(&["leases", &space, &shard])?
-            }
-        };
-        let lease = self.want.lease(candidate, requested);
-        debug_assert_eq!(self.want.other_class(), other_class(&lease));
-        let intent = match self.intent.take() {
-            Some(intent) => {
-                self.store.intend_instead(&intent, &lease)?;
-                intent
-            }
-            None => self.store.intend(&lease, self.want.index)?,
-        };
-        if self.store.claim(&intent, &lease, &dir)? {
-            return Ok(Some(lease));
-        }
-        self.intent = Some(intent);
-        self.collisions += 1;
-        if self.collisions > MAX_COLLISIONS {
-            return Err(self.exhausted());
-        }
-        Ok(None)
     }
 
     fn exhausted(&self) -> StoreError {
@@ -569,18 +797,6 @@ impl Search<'_> {
             range: self.want.range.subnet().to_string(),
             why,
         }
-    }
-
-    /// Removes the record of a search that found nothing.
-    fn finish(self, found: Result<Lease, StoreError>) -> Result<Lease, StoreError> {
-        if found.is_err()
-            && let Some(intent) = self.intent
-        {
-            // The error to report is the first one; what stays here is a record
-            // without a lease entry, which DEL removes.
-            let _ = self.store.remove_intent(intent);
-        }
-        found
     }
 }
 

@@ -1,11 +1,15 @@
-//! Leasing one address: steps 1 to 5 of ADD, as the module above describes them.
+//! Leasing addresses by one record: steps 1 to 5 of ADD, as the module above describes
+//! them.
 
 use super::dir::{Dir, Meta, meta_of};
 use super::name::{self, Class, LeaseName};
+use super::owner::{Content, read};
+use super::release::CoolDown;
 use super::shard::Standing;
 use super::{Store, StoreError};
-use crate::lease::{self, Lease};
+use crate::lease::{Lease, Record, RecordFormat};
 use nix::errno::Errno;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::rc::Rc;
 
@@ -14,18 +18,32 @@ use std::rc::Rc;
 pub(super) struct Intent {
     dir: Rc<Dir>,
     name: String,
+    /// The owner's record that its number follows.
+    below: Option<String>,
     file: File,
-    meta: Meta,
+    pub(super) meta: Meta,
+}
+
+/// One lease of a record, and where its entry goes.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) lease: Lease,
+    pub(super) shard: Rc<Dir>,
 }
 
 impl Store {
     /// Step 1: creates the record that says what is going to be taken.
-    pub(super) fn intend(&self, lease: &Lease, index: usize) -> Result<Intent, StoreError> {
+    pub(super) fn intend(&self, record: &Record, index: usize) -> Result<Intent, StoreError> {
+        let Some(lease) = record.leases().first() else {
+            return Err(self.root.failed("record", "")(Errno::EINVAL).into());
+        };
         let holder = &lease.holder;
         let (bucket, name) = name::owner(&holder.container, &holder.interface, index);
+        let below = index.checked_sub(1);
+        let below = below.map(|below| name::owner(&holder.container, &holder.interface, below).1);
         let dir = self.make_below(&["owners", name::node(&holder.node), &bucket])?;
-        let record = bounded_record(lease)?;
-        let Some(file) = dir.create(&name, &record, self.durable())? else {
+        let text = self.bounded(record)?;
+        let Some(file) = dir.create(&name, &text, self.durable())? else {
             return Err(overtaken(lease));
         };
         if let Some(by) = dir
@@ -43,103 +61,176 @@ impl Store {
         Ok(Intent {
             dir,
             name,
+            below,
             file,
             meta,
         })
     }
 
-    /// The same record for another address: nothing leads to the one before.
-    pub(super) fn intend_instead(&self, intent: &Intent, lease: &Lease) -> Result<(), StoreError> {
-        Ok(intent.dir.refill(
-            &intent.name,
-            &intent.file,
-            &bounded_record(lease)?,
-            self.durable(),
-        )?)
-    }
-
-    /// Steps 3 to 5: whether the lease entry is ours. An error leaves the record, which
-    /// leads the owner's next DEL or ADD to whatever was done.
-    pub(super) fn claim(
+    /// The same record for another address: nothing leads to the one before. Of format 1 only:
+    /// there a record that lost its address must not stay, because older programs would take
+    /// it for the lease of a repeated ADD.
+    pub(super) fn intend_instead(
         &self,
         intent: &Intent,
-        lease: &Lease,
-        shard: &Dir,
-    ) -> Result<bool, StoreError> {
-        Ok(self.link_entry(intent, lease, shard)? && self.confirm(intent, lease, shard)?)
+        record: &Record,
+    ) -> Result<(), StoreError> {
+        let text = self.bounded(record)?;
+        let (name, file) = (&intent.name, &intent.file);
+        Ok(intent.dir.refill(name, file, &text, self.durable())?)
+    }
+
+    /// Steps 3 to 5: which lease entries are ours. An error leaves the record, which leads the
+    /// owner's next DEL or ADD to whatever was done.
+    pub(super) fn claim(&self, intent: &Intent, claims: &[Claim]) -> Result<Vec<bool>, StoreError> {
+        let mut linked = Vec::with_capacity(claims.len());
+        for claim in claims {
+            match self.link_entry(intent, claim) {
+                Ok(is_linked) => linked.push(is_linked),
+                Err(error) => {
+                    if let StoreError::Overtaken { .. } = error {
+                        self.withdraw_all(intent, claims, &linked)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        match linked.contains(&true) {
+            true => self.confirm(intent, claims, linked),
+            false => Ok(linked),
+        }
     }
 
     /// Step 3: whether the lease entry is this record.
-    pub(super) fn link_entry(
-        &self,
-        intent: &Intent,
-        lease: &Lease,
-        shard: &Dir,
-    ) -> Result<bool, StoreError> {
-        let name = LeaseName::of(lease).name();
-        let linked = match intent.dir.link(&intent.name, shard, &name) {
+    pub(super) fn link_entry(&self, intent: &Intent, claim: &Claim) -> Result<bool, StoreError> {
+        let name = LeaseName::of(&claim.lease).name();
+        let linked = match intent.dir.link(&intent.name, &claim.shard, &name) {
             // The record is gone: a DEL was here.
-            Err(error) if error.source == Errno::ENOENT => return Err(overtaken(lease)),
+            Err(error) if error.source == Errno::ENOENT => return Err(overtaken(&claim.lease)),
             other => other?,
         };
         if linked {
             return Ok(true);
         }
         // The answer to a link that was done may have been lost on its way.
-        let there = shard.meta(&name)?;
+        let there = claim.shard.meta(&name)?;
         Ok(there.is_some_and(|there| there.same_file(&intent.meta)))
     }
 
-    /// Steps 4 and 5: whether a lease entry that was linked is ours; if not, it is withdrawn.
+    /// Steps 4 and 5: which of the lease entries that were linked are ours; the others are
+    /// withdrawn.
     pub(super) fn confirm(
         &self,
         intent: &Intent,
-        lease: &Lease,
-        shard: &Dir,
-    ) -> Result<bool, StoreError> {
-        let lease_name = LeaseName::of(lease);
-        let entry = lease_name.name();
-        let links = meta_of(&intent.file)
-            .map_err(intent.dir.failed("read", &intent.name))?
-            .links;
-        // The count alone is not enough: NFS gives a file that this process has open
-        // another name when it is removed ("silly rename"), and counts that one.
-        let named = intent.dir.meta(&intent.name)?;
-        if links < 2 || !named.is_some_and(|there| there.same_file(&intent.meta)) {
-            self.withdraw(shard, &entry)?;
-            return Err(overtaken(lease));
+        claims: &[Claim],
+        mut linked: Vec<bool>,
+    ) -> Result<Vec<bool>, StoreError> {
+        let out_of_reach = self.is_out_of_reach(intent)?;
+        if out_of_reach || self.is_overtaken(intent, &linked)? {
+            self.withdraw_all(intent, claims, &linked)?;
+            // Left there, it would be taken for a record of the owner's next one.
+            if out_of_reach {
+                intent.dir.unlink_same(&intent.name, &intent.meta)?;
+            }
+            let lease = claims.first().map(|claim| &claim.lease);
+            return Err(lease.map_or_else(
+                || self.root.failed("claim", "")(Errno::EINVAL).into(),
+                overtaken,
+            ));
         }
         if self.durable() {
             intent.dir.sync()?;
-            shard.sync()?;
         }
-        let address = lease.address.to_string();
-        let listing = shard.names_that(|name| name::is_lease_name_of(&address, name))?;
-        let standing = Standing::of(&lease_name, listing.iter().map(String::as_str));
-        if standing != Standing::Alone
-            || self.taken_by_other_class(&listing, &lease_name, lease, shard)?
-        {
-            self.withdraw(shard, &entry)?;
-            return Ok(false);
+        let mut hints = BTreeSet::new();
+        for shard in shards_of(claims) {
+            if self.durable() {
+                shard.sync()?;
+            }
+            // Parallel to `claims`; those of this shard that were linked.
+            let here: Vec<(usize, &Lease)> = (0..)
+                .zip(claims)
+                .filter(|(n, claim)| {
+                    linked.get(*n) == Some(&true) && claim.shard.path() == shard.path()
+                })
+                .map(|(n, claim)| (n, &claim.lease))
+                .collect();
+            let texts: Vec<String> = here.iter().map(|(_, l)| l.address.to_string()).collect();
+            let listing = shard
+                .names_that(|name| texts.iter().any(|text| name::is_lease_name_of(text, name)))?;
+            for (n, lease) in here {
+                let lease_name = LeaseName::of(lease);
+                let standing = Standing::of(&lease_name, listing.iter().map(String::as_str));
+                if standing != Standing::Alone
+                    || self.taken_by_other_class(&listing, &lease_name, lease, shard)?
+                {
+                    self.withdraw(shard, lease_name, &intent.meta)?;
+                    if let Some(linked) = linked.get_mut(n) {
+                        *linked = false;
+                    }
+                    continue;
+                }
+                self.tidy(&listing, &lease_name, shard);
+                hints.extend(name::pod_of(lease));
+            }
         }
-        self.tidy(&listing, &lease_name, shard);
-        self.hint_pod(intent, lease);
-        Ok(true)
+        for (bucket, entry) in hints {
+            self.hint_pod(intent, &bucket, &entry);
+        }
+        Ok(linked)
     }
 
-    /// Takes back a link. The record may be refilled for another address or removed
-    /// next: a loss of power must not bring the link back after that.
-    fn withdraw(&self, shard: &Dir, lease_name: &str) -> Result<(), StoreError> {
-        shard.unlink(lease_name)?;
-        if self.durable() {
-            shard.sync()?;
+    /// Whether a DEL removed the record below since this one was made: nothing leads to it.
+    fn is_out_of_reach(&self, intent: &Intent) -> Result<bool, StoreError> {
+        match &intent.below {
+            Some(below) => Ok(intent.dir.meta(below)?.is_none()),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether a DEL removed the record since it was made.
+    fn is_overtaken(&self, intent: &Intent, linked: &[bool]) -> Result<bool, StoreError> {
+        let links = meta_of(&intent.file)
+            .map_err(intent.dir.failed("read", &intent.name))?
+            .links;
+        let own = linked.iter().filter(|linked| **linked).count();
+        // The count alone is not enough: NFS gives a file that this process has open
+        // another name when it is removed ("silly rename"), and counts that one.
+        let named = intent.dir.meta(&intent.name)?;
+        Ok(links < 1 + own as u64 || !named.is_some_and(|there| there.same_file(&intent.meta)))
+    }
+
+    fn withdraw_all(
+        &self,
+        intent: &Intent,
+        claims: &[Claim],
+        linked: &[bool],
+    ) -> Result<(), StoreError> {
+        for (claim, _) in claims.iter().zip(linked).filter(|(_, linked)| **linked) {
+            self.withdraw(&claim.shard, LeaseName::of(&claim.lease), &intent.meta)?;
         }
         Ok(())
     }
 
-    /// Removes a record that has no address.
-    pub(super) fn remove_intent(&self, intent: Intent) -> Result<(), StoreError> {
-        intent.dir.unlink_same(&intent.name, &intent.meta)?;
+    /// Takes back a link. The record may be refilled for another address or removed
+    /// next: a loss of power must not bring the link back after that.
+    pub(super) fn withdraw(
+        &self,
+        shard: &Dir,
+        lease_name: LeaseName,
+        record: &Meta,
+    ) -> Result<(), StoreError> {
+        match self.format {
+            RecordFormat::PerLease => {
+                shard.unlink_same(&lease_name.name(), record)?;
+                if self.durable() {
+                    shard.sync()?;
+                }
+            }
+            // The record goes on naming the entry, so nobody else may ever have it.
+            RecordFormat::PerOrder => {
+                self.rename_released(shard, lease_name, record, CoolDown::NeverAnswered)?;
+            }
+        }
         Ok(())
     }
 
@@ -182,9 +273,11 @@ impl Store {
             generation,
             freed: None,
         };
-        Ok(match super::owner::read(shard, &other_class.name())? {
+        Ok(match read(shard, &other_class.name())? {
             None => false,
-            Some(super::owner::Content::Lease(other, _)) => other.range == lease.range,
+            Some(Content::Record(record, _)) => other_class
+                .in_record(&record)
+                .is_none_or(|(_, other)| other.range == lease.range),
             Some(_) => true,
         })
     }
@@ -205,37 +298,48 @@ impl Store {
     }
 
     /// Lets the next sandbox of the same pod find the address. A hint only.
-    fn hint_pod(&self, intent: &Intent, lease: &Lease) {
-        let Some((bucket, entry)) = name::pod_of(lease) else {
-            return;
-        };
+    fn hint_pod(&self, intent: &Intent, bucket: &str, entry: &str) {
         let hinted = || -> Result<(), StoreError> {
-            let pods = self.make_below(&["pods", &bucket])?;
-            if !intent.dir.link(&intent.name, &pods, &entry)? {
-                pods.unlink(&entry)?;
-                intent.dir.link(&intent.name, &pods, &entry)?;
+            let pods = self.make_below(&["pods", bucket])?;
+            if !intent.dir.link(&intent.name, &pods, entry)? {
+                pods.unlink(entry)?;
+                intent.dir.link(&intent.name, &pods, entry)?;
             }
             Ok(())
         };
         // Without it the pod's next sandbox gets another address; no harm.
         let _ = hinted();
     }
+
+    /// The record as it is written, which must be one that can be read again.
+    fn bounded(&self, record: &Record) -> Result<Vec<u8>, StoreError> {
+        let text = record.encode(self.format);
+        let most = self.format.max_bytes();
+        if text.len() as u64 > most {
+            let bytes = text.len();
+            return Err(StoreError::Oversize { bytes, most });
+        }
+        Ok(text)
+    }
+}
+
+/// The shards of claims, each once.
+fn shards_of(claims: &[Claim]) -> Vec<&Dir> {
+    let mut shards: Vec<&Dir> = Vec::new();
+    for claim in claims {
+        if !shards
+            .iter()
+            .any(|shard| shard.path() == claim.shard.path())
+        {
+            shards.push(&claim.shard);
+        }
+    }
+    shards
 }
 
 /// The class of leases that the same range may have in another configuration.
 pub(super) fn other_class(lease: &Lease) -> Class {
     Class::of(lease.range, !lease.overlapping)
-}
-
-/// The record, which must be one that can be read again.
-fn bounded_record(lease: &Lease) -> Result<Vec<u8>, StoreError> {
-    let record = lease.encode();
-    if record.len() as u64 > lease::MAX_BYTES {
-        return Err(StoreError::Oversize {
-            bytes: record.len(),
-        });
-    }
-    Ok(record)
 }
 
 fn overtaken(lease: &Lease) -> StoreError {

@@ -2,23 +2,30 @@
 //!
 //! Made once, by whoever uses the directory first: written under a name of its
 //! own, then linked, so that of several only one wins and no reader ever gets half
-//! of it. Never rewritten. A version that is not known is refused and nothing in
-//! the store is touched.
+//! of it. A version that is not known is refused and nothing in the store is touched.
+//!
+//! The version is that of the records ([`RecordFormat`]). A new store has the latest one. A
+//! store of version 1 stays one, which nodes of an older version can use, until an
+//! administrator raises it: a file beside takes the place of `FORMAT` by one rename. Killed
+//! before, the store has version 1, and a file that fsck removes. Calls that run meanwhile
+//! need not end: those that read version 1 write records of format 1, which are read in any
+//! store; to older ones a record of format 2 is one that cannot be decoded, so they leave it
+//! alone.
 
 use super::StoreError;
 use super::dir::{Dir, Found};
+use crate::lease::RecordFormat;
 use node::random::random64;
 use serde::{Deserialize, Serialize};
 
 const NAME: &str = "FORMAT";
-const VERSION: u32 = 1;
 const KIND: &str = "rdma-ipam store";
 
 /// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Format {
     format: String,
-    version: u32,
+    version: u64,
     /// The store's identity, made of random digits.
     pub(crate) id: String,
     created: jiff::Timestamp,
@@ -47,10 +54,11 @@ impl Format {
         if head.format != KIND {
             return Err(refuse(format!("it belongs to {:?}", head.format)));
         }
-        if head.version != u64::from(VERSION) {
+        if RecordFormat::of_version(head.version).is_none() {
             return Err(refuse(format!(
-                "the store has version {}, this program knows version {VERSION}",
-                head.version
+                "the store has version {}, this program knows versions 1 to {}",
+                head.version,
+                RecordFormat::LATEST.version()
             )));
         }
         let format: Self = serde_json::from_slice(&bytes)
@@ -59,6 +67,12 @@ impl Format {
             return Err(refuse("its id is no identity".to_owned()));
         }
         Ok(Some(format))
+    }
+
+    /// How records are written.
+    pub(crate) fn records(&self) -> RecordFormat {
+        // A version that is not known was refused when it was read.
+        RecordFormat::of_version(self.version).unwrap_or(RecordFormat::LATEST)
     }
 
     /// Makes a directory a store, unless somebody else just did: by the identity
@@ -78,7 +92,7 @@ impl Format {
         }
         let format = Self {
             format: KIND.to_owned(),
-            version: VERSION,
+            version: RecordFormat::LATEST.version().into(),
             id: id.map_or_else(
                 || format!("{:016x}{:016x}", random64(), random64()),
                 str::to_owned,
@@ -99,6 +113,32 @@ impl Format {
             path: root.path().join(NAME),
             why: "it vanished after it was made".to_owned(),
         })
+    }
+
+    /// Raises a store to the latest version; whether it had another.
+    pub(crate) fn raise(root: &Dir) -> Result<bool, StoreError> {
+        let Some(format) = Self::read(root)? else {
+            return Err(StoreError::Format {
+                path: root.path().join(NAME),
+                why: "it is not there".to_owned(),
+            });
+        };
+        if format.records() == RecordFormat::LATEST {
+            return Ok(false);
+        }
+        let raised = Self {
+            version: RecordFormat::LATEST.version().into(),
+            ..format
+        };
+        let text = serde_json::to_vec_pretty(&raised).unwrap_or_default();
+        let draft = format!(".{NAME}.{:016x}", random64());
+        // Synced on every file system: without it the store is lost.
+        if root.create(&draft, &text, true)?.is_none() {
+            return Err(root.failed("create", &draft)(nix::errno::Errno::EEXIST).into());
+        }
+        root.rename(&draft, NAME)?;
+        root.sync()?;
+        Ok(true)
     }
 }
 
@@ -159,8 +199,8 @@ mod tests {
         let (place, dir) = place();
         for (text, part) in [
             (
-                r#"{"format":"rdma-ipam store","version":2,"hm":[]}"#,
-                "version 2",
+                r#"{"format":"rdma-ipam store","version":3,"hm":[]}"#,
+                "version 3, this program knows versions 1 to 2",
             ),
             (r#"{"format":"other","version":1}"#, "belongs to \"other\""),
             (
@@ -174,5 +214,36 @@ mod tests {
             let error = Format::read(&dir).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    const OLD: &str =
+        r#"{"format":"rdma-ipam store","version":1,"id":"a1","created":"2025-01-01T00:00:00Z"}"#;
+
+    #[test]
+    fn a_store_keeps_its_version_until_it_is_raised() {
+        let (place, dir) = place();
+        std::fs::write(place.path().join(NAME), OLD).unwrap();
+        let old = Format::establish(&dir, None, false).unwrap();
+        assert_eq!((old.version, old.records()), (1, RecordFormat::PerLease));
+        assert!(Format::raise(&dir).unwrap());
+        let raised = Format::read(&dir).unwrap().unwrap();
+        assert_eq!(
+            (raised.version, raised.records()),
+            (2, RecordFormat::PerOrder)
+        );
+        assert_eq!((&raised.id, raised.created), (&old.id, old.created));
+        assert!(!Format::raise(&dir).unwrap(), "again");
+        assert_eq!(dir.names().unwrap(), [NAME], "a draft is left");
+    }
+
+    #[test]
+    fn a_store_of_an_unknown_version_is_not_raised() {
+        let (place, dir) = place();
+        assert!(Format::raise(&dir).is_err(), "there is no store");
+        let unknown = OLD.replace(":1,", ":3,");
+        std::fs::write(place.path().join(NAME), &unknown).unwrap();
+        assert!(Format::raise(&dir).is_err());
+        let left = std::fs::read_to_string(place.path().join(NAME)).unwrap();
+        assert_eq!(left, unknown);
     }
 }

@@ -12,13 +12,13 @@
 //! order.
 
 use super::dir::{Dir, Found, Meta, meta_of};
-use super::name::{self, LeaseName};
+use super::name;
 use super::owner::{Content, Owned};
 use super::release::now;
 use super::scan::{Entry, Finding, ShardListing};
 use super::shard::Standing;
 use super::{Store, StoreError, probe};
-use crate::lease::{self, Lease};
+use crate::lease::{self, Lease, Record, RecordFormat};
 use node::random::random64;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -271,9 +271,12 @@ impl Fsck<'_> {
         if owned {
             let holder = &lease.holder;
             let (bucket, _) = name::owner(&holder.container, &holder.interface, 0);
-            if let Some(count) = self
-                .unaccounted
-                .get_mut(place(name::node(&holder.node), &bucket))
+            // Of several leases the first stands for the record. If that one was lost, the
+            // bucket is read.
+            if entry.leads
+                && let Some(count) = self
+                    .unaccounted
+                    .get_mut(place(name::node(&holder.node), &bucket))
             {
                 *count -= 1;
             }
@@ -294,7 +297,7 @@ impl Fsck<'_> {
     fn is_of_a_squashed_node(&self, dir: &Dir, name: &str) -> Result<bool, StoreError> {
         Ok(match dir.read_of_anybody(name, lease::MAX_BYTES)? {
             Some(Found::File(bytes, meta)) => {
-                meta.links > 1 || Lease::decode(&bytes).is_ok() || !self.settled(Some(meta))
+                meta.links > 1 || Record::decode(&bytes).is_ok() || !self.settled(Some(meta))
             }
             // No node writes so much, but none of ours made it.
             Some(Found::TooLarge(meta)) => meta.links > 1,
@@ -348,7 +351,11 @@ impl Fsck<'_> {
                     top = false;
                     continue;
                 };
-                // In the middle it has to stay, or the numbering would have a gap.
+                // In the middle it has to stay, or the numbering would have a gap. One that can
+                // be read has lost its addresses to others, and goes with the one above.
+                if !top && matches!(owned.content, Content::Record(..)) {
+                    continue;
+                }
                 let repaired = self.repair && self.remove_record(owned, top)?;
                 self.note(owned.path(), &fault, repaired);
             }
@@ -368,11 +375,19 @@ impl Fsck<'_> {
             Content::Broken(why, meta) if meta.links < 2 && self.settled(Some(*meta)) => {
                 Some(format!("an ADD that was killed: {why}"))
             }
-            Content::Lease(lease, meta) if self.settled(Some(*meta)) => {
-                (!self.store.holds(lease, meta)?)
-                    .then(|| format!("holds nothing of {}", lease.address))
+            Content::Record(record, meta) if self.settled(Some(*meta)) => {
+                let addresses = record
+                    .leases()
+                    .iter()
+                    .map(|lease| lease.address.to_string());
+                (!self.store.holds_any(record, meta)?).then(|| {
+                    format!(
+                        "holds nothing of {}",
+                        addresses.collect::<Vec<_>>().join(", ")
+                    )
+                })
             }
-            Content::Broken(..) | Content::Lease(..) => None,
+            Content::Broken(..) | Content::Record(..) => None,
         })
     }
 
@@ -387,7 +402,7 @@ impl Fsck<'_> {
                 self.store.put_aside(&owned.dir, &owned.name)?;
                 return Ok(true);
             }
-            Content::Lease(_, meta) | Content::Broken(_, meta) => meta,
+            Content::Record(_, meta) | Content::Broken(_, meta) => meta,
         };
         // As it is now, not as it was read: a link changes the file's times.
         let now = owned.dir.meta(&owned.name)?;
@@ -395,15 +410,10 @@ impl Fsck<'_> {
         if !top || !unchanged {
             return Ok(false);
         }
-        self.store.remove_record(owned, meta)?;
-        if let Content::Lease(lease, meta) = &owned.content
-            && self.store.holds(lease, meta)?
-            && let Some(shard) = self.store.shard_of(lease)?
-        {
-            shard.link(&LeaseName::of(lease).name(), &owned.dir, &owned.name)?;
-            return Ok(false);
+        match &owned.content {
+            Content::Record(record, meta) => self.store.remove_unless_held(owned, record, meta),
+            _ => self.store.remove_record(owned, meta).map(|()| true),
         }
-        Ok(true)
     }
 
     fn pods(&mut self) -> Result<(), StoreError> {
@@ -417,14 +427,17 @@ impl Fsck<'_> {
                 continue;
             };
             for entry in dir.names()? {
-                // Its other names are those of a lease and of its record.
-                if dir.meta(&entry)?.is_some_and(|meta| meta.links > 2) {
+                // Its other names are those of a lease and of its record. A record of several
+                // leases has more names, and has to be read.
+                if self.store.format == RecordFormat::PerLease
+                    && dir.meta(&entry)?.is_some_and(|meta| meta.links > 2)
+                {
                     continue;
                 }
                 let stale = match super::owner::read(&dir, &entry)? {
                     None => false,
-                    Some(Content::Lease(lease, meta)) => {
-                        self.settled(Some(meta)) && !self.store.holds(&lease, &meta)?
+                    Some(Content::Record(record, meta)) => {
+                        self.settled(Some(meta)) && !self.leads(&bucket, &entry, &record, &meta)?
                     }
                     Some(_) => true,
                 };
@@ -438,6 +451,23 @@ impl Fsck<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a pod's hint leads to a lease that is held.
+    fn leads(
+        &self,
+        bucket: &str,
+        entry: &str,
+        record: &Record,
+        meta: &Meta,
+    ) -> Result<bool, StoreError> {
+        for lease in record.leases() {
+            let of_hint = name::pod_of(lease).is_some_and(|(b, e)| b == bucket && e == entry);
+            if of_hint && self.store.holds(lease, meta)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn settled(&self, meta: Option<Meta>) -> bool {

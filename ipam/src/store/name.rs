@@ -7,12 +7,13 @@
 //! owners/<node>/<hh>/<container>:<ifname>:<i>   the same file, found by its owner
 //! pods/<hh>/<hash>                         the same file, found by its pod
 //! ```
+//! In a store of format 2 one file has all lease entries of an order.
 //!
 //! A space is a `network_name`: addresses are unique in one. A shard is 256
 //! addresses. A range with `enable_overlapping_ranges: false` is a space of its
 //! own within the space: its lease names carry a tag, `<address>+<tag>@<n>`.
 
-use crate::lease::{Lease, Pod};
+use crate::lease::{Lease, Pod, Record};
 use crate::range::{bits, from_bits};
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
@@ -54,6 +55,18 @@ impl LeaseName {
             generation: lease.generation,
             freed: None,
         }
+    }
+
+    /// The lease of a record that has this name, held or freed, and its position.
+    pub(crate) fn in_record<'r>(&self, record: &'r Record) -> Option<(usize, &'r Lease)> {
+        let freed = self.freed;
+        let mut leases = record.leases().iter().enumerate();
+        leases.find(|(_, lease)| {
+            Self {
+                freed,
+                ..Self::of(lease)
+            } == *self
+        })
     }
 
     pub(crate) fn name(&self) -> String {

@@ -9,7 +9,7 @@ use super::StoreError;
 use super::dir::{Dir, DirError, Found, Meta};
 use super::name::{self, LeaseName};
 use super::shard::Standing;
-use crate::lease::{self, Lease};
+use crate::lease::{self, Lease, Record};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub struct Owned {
 /// What a record turned out to be.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// A lease, and its file. Whether the lease entry is this file is another question.
-    Lease(Box<Lease>, Meta),
+    /// Leases, and their file. Whether a lease entry is this file is another question.
+    Record(Record, Meta),
     /// A file that cannot be decoded; the reason.
     Broken(String, Meta),
     /// Nothing that is believed.
@@ -41,18 +41,19 @@ pub(super) enum Content {
 }
 
 impl Owned {
-    /// The lease, where there is one to be read.
+    /// The leases that it records, where they can be read. Of several, some may have been
+    /// lost to another ADD: see [`Store::leases_of`].
     #[must_use]
-    pub fn lease(&self) -> Option<&Lease> {
+    pub fn leases(&self) -> &[Lease] {
         match &self.content {
-            Content::Lease(lease, _) => Some(lease),
-            Content::Broken(..) | Content::Foreign(_) => None,
+            Content::Record(record, _) => record.leases(),
+            Content::Broken(..) | Content::Foreign(_) => &[],
         }
     }
 
     pub(super) fn is_file(&self, file: &Meta) -> bool {
         match &self.content {
-            Content::Lease(_, meta) | Content::Broken(_, meta) => meta.same_file(file),
+            Content::Record(_, meta) | Content::Broken(_, meta) => meta.same_file(file),
             Content::Foreign(_) => false,
         }
     }
@@ -73,7 +74,7 @@ impl Owned {
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         match &self.content {
-            Content::Lease(..) => None,
+            Content::Record(..) => None,
             Content::Broken(why, _) => Some(why.clone()),
             Content::Foreign(what) => Some(format!("it is {what}")),
         }
@@ -130,24 +131,39 @@ impl Store {
     pub fn held(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
         let mut held = Vec::new();
         for owned in self.owned(container, interface)? {
-            if let Content::Lease(lease, meta) = &owned.content
-                && self.holds(lease, meta)?
-            {
-                held.push((**lease).clone());
+            if let Content::Record(record, meta) = &owned.content {
+                for lease in record.leases() {
+                    if self.holds(lease, meta)? {
+                        held.push(lease.clone());
+                    }
+                }
             }
         }
         Ok(held)
     }
 
-    /// Whether a record's lease entry is its own, for good: step 4 of ADD is made up for,
-    /// in case the ADD was killed before it.
+    /// The leases of a record, but for those of several that it does not hold.
     ///
     /// # Errors
-    /// When the store cannot be read or written.
-    pub fn is_held(&self, owned: &Owned) -> Result<bool, StoreError> {
-        let Content::Lease(lease, meta) = &owned.content else {
-            return Ok(false);
-        };
+    /// When the store cannot be read.
+    pub fn leases_of(&self, owned: &Owned) -> Result<Vec<Lease>, StoreError> {
+        match &owned.content {
+            Content::Record(record, meta) if record.leases().len() > 1 => {
+                let mut leases = Vec::new();
+                for lease in record.leases() {
+                    if self.holds(lease, meta)? {
+                        leases.push(lease.clone());
+                    }
+                }
+                Ok(leases)
+            }
+            _ => Ok(owned.leases().to_vec()),
+        }
+    }
+
+    /// Whether a record's lease entry is its own, for good: step 4 of ADD is made up for,
+    /// in case the ADD was killed before it.
+    pub(super) fn is_held(&self, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
         let Some(shard) = self.shard_of(lease)? else {
             return Ok(false);
         };
@@ -171,10 +187,7 @@ impl Store {
             }
             std::thread::sleep(LISTING_INTERVAL);
         }
-        shard.unlink_same(&lease_name.name(), meta)?;
-        if self.durable() {
-            shard.sync()?;
-        }
+        self.withdraw(&shard, lease_name, meta)?;
         Ok(false)
     }
 
@@ -210,6 +223,16 @@ impl Store {
             });
         }
         Ok(found)
+    }
+
+    /// Whether any lease entry of a record is its own.
+    pub(super) fn holds_any(&self, record: &Record, meta: &Meta) -> Result<bool, StoreError> {
+        for lease in record.leases() {
+            if self.holds(lease, meta)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether a record's lease entry is its own.
@@ -289,8 +312,8 @@ pub(super) fn read(dir: &Dir, name: &str) -> Result<Option<Content>, StoreError>
         Some(Found::TooLarge(meta)) => {
             Some(Content::Broken("larger than any record".to_owned(), meta))
         }
-        Some(Found::File(bytes, meta)) => Some(match Lease::decode(&bytes) {
-            Ok(lease) => Content::Lease(Box::new(lease), meta),
+        Some(Found::File(bytes, meta)) => Some(match Record::decode(&bytes) {
+            Ok(record) => Content::Record(record, meta),
             Err(error) => Content::Broken(error.to_string(), meta),
         }),
     })

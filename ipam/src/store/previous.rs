@@ -2,9 +2,10 @@
 
 use super::allocate::Want;
 use super::dir::Meta;
+use super::name::LeaseName;
 use super::owner::{Content, read};
 use super::{Store, StoreError};
-use crate::lease::Lease;
+use crate::lease::{Holder, Lease};
 use node::netns::{self, Netns};
 use std::path::Path;
 
@@ -23,6 +24,12 @@ impl PreviousLease {
         &self.lease
     }
 
+    /// Whether this is the lease.
+    pub(super) fn is(&self, lease: &Lease) -> bool {
+        LeaseName::of(&self.lease) == LeaseName::of(lease)
+            && self.lease.network_name == lease.network_name
+    }
+
     /// What this node knows of its network namespace, which must be one of this
     /// node's to be known.
     #[must_use]
@@ -32,47 +39,52 @@ impl PreviousLease {
 }
 
 impl Store {
-    /// The lease of the same range that another container of the wanting pod holds.
+    /// The lease of the same range that another container of the wanting pod holds; of
+    /// several, the first that `wanted` lets pass.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn previous_lease(&self, want: &Want<'_>) -> Result<Option<PreviousLease>, StoreError> {
+    pub fn previous_lease(
+        &self,
+        want: &Want<'_>,
+        wanted: impl Fn(&Lease) -> bool,
+    ) -> Result<Option<PreviousLease>, StoreError> {
         let Some((bucket, entry)) = want.pod_entry() else {
             return Ok(None);
         };
         let Some(pods) = self.open_below(&["pods", &bucket])? else {
             return Ok(None);
         };
-        let Some(Content::Lease(lease, meta)) = read(&pods, &entry)? else {
+        let Some(Content::Record(record, meta)) = read(&pods, &entry)? else {
             return Ok(None);
         };
         // The name is a hash: make sure that it is this pod's, and still holds.
-        let same = lease
-            .holder
-            .pod
-            .as_ref()
-            .map(|pod| (&pod.namespace, &pod.name))
-            == want
-                .holder
-                .pod
-                .as_ref()
-                .map(|pod| (&pod.namespace, &pod.name))
-            && lease.holder.interface == want.holder.interface
-            && lease.range == want.range.subnet()
-            && lease.network_name.as_deref() == want.network_name
-            && lease.overlapping == want.overlapping;
-        if !same || lease.holder.container == want.holder.container || !self.holds(&lease, &meta)? {
-            return Ok(None);
+        let names = |holder: &Holder| {
+            let pod = holder.pod.clone();
+            pod.map(|pod| (pod.namespace, pod.name))
+        };
+        let of_range = |lease: &&Lease| {
+            names(&lease.holder) == names(want.holder)
+                && lease.holder.interface == want.holder.interface
+                && lease.holder.container != want.holder.container
+                && lease.range == want.range.subnet()
+                && lease.network_name.as_deref() == want.network_name
+                && lease.overlapping == want.overlapping
+                && wanted(lease)
+        };
+        for lease in record.leases().iter().filter(of_range) {
+            if self.holds(lease, &meta)? {
+                return Ok(Some(PreviousLease {
+                    netns: self.netns_of(lease),
+                    lease: lease.clone(),
+                    meta,
+                }));
+            }
         }
-        let netns = self.netns_of(&lease);
-        Ok(Some(PreviousLease {
-            lease: *lease,
-            meta,
-            netns,
-        }))
+        Ok(None)
     }
 
-    /// Releases a previous lease and removes its owner's record.
+    /// Releases a previous lease and removes its owner's record, once that holds no other.
     ///
     /// # Errors
     /// When a call failed; the lease may still be there then.

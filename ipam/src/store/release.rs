@@ -4,17 +4,18 @@
 
 use super::dir::{Dir, Meta};
 use super::name::{self, LeaseName};
-use super::owner::{Content, Owned};
+use super::owner::{Content, Owned, read};
 use super::scan::Entry;
 use super::{Store, StoreError, hint};
-use crate::lease::Lease;
+use crate::lease::{Lease, Record};
 use crate::range::bits;
+use std::rc::Rc;
 
-/// Whether a lease was given for another network. After a refused ADD the runtime calls DEL, which
+/// Whether a record was made for another network. After a refused ADD the runtime calls DEL, which
 /// must not free what the container's interface of that name has. A lease that was imported from
 /// whereabouts has no boot; whereabouts' objects do not name the CNI network.
 fn is_of_another_network(owned: &Owned, network: &str) -> bool {
-    let holder = owned.lease().map(|lease| &lease.holder);
+    let holder = owned.leases().first().map(|lease| &lease.holder);
     holder.is_some_and(|holder| !holder.boot.is_empty() && holder.network != network)
 }
 
@@ -46,52 +47,75 @@ impl Store {
                 continue;
             }
             match self.release(owned, CoolDown::FromNow) {
-                Ok(true) => freed.extend(owned.lease().cloned()),
-                Ok(false) => {
+                Ok(leases) if leases.is_empty() => {
                     strange.extend(owned.fault().map(|why| format!("{}: {why}", owned.name)))
                 }
+                Ok(leases) => freed.extend(leases),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
         first_error.map_or(Ok((freed, strange)), Err)
     }
 
-    /// Releases one record's address and removes the record. False when it had none, or is
-    /// nothing to be believed.
+    /// Releases the addresses of one record and removes the record. Answers the leases that
+    /// were freed: none when it had none, or is nothing to be believed.
     ///
     /// # Errors
     /// When a call failed; the record is still there then.
-    pub fn release(&self, owned: &Owned, cool_down: CoolDown) -> Result<bool, StoreError> {
+    pub fn release(&self, owned: &Owned, cool_down: CoolDown) -> Result<Vec<Lease>, StoreError> {
         match &owned.content {
-            Content::Lease(lease, meta) => {
-                let had = self.release_address(lease, meta, cool_down)?;
-                Ok(self.remove_released(owned, lease, meta)? || had)
+            Content::Record(record, meta) => {
+                let mut freed = Vec::new();
+                for lease in record.leases() {
+                    if self.release_address(lease, meta, cool_down)? {
+                        freed.push(lease.clone());
+                    }
+                }
+                freed.extend(self.remove_released(owned, record, meta)?);
+                Ok(freed)
             }
             // Killed between create and write: no address was ever taken by it.
             Content::Broken(_, meta) if meta.links < 2 => {
                 self.remove_record(owned, meta)?;
-                Ok(false)
+                Ok(Vec::new())
             }
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
             // its address by other means.
-            Content::Broken(..) | Content::Foreign(_) => Ok(false),
+            Content::Broken(..) | Content::Foreign(_) => Ok(Vec::new()),
         }
     }
 
-    /// Removes the record of an address that was released or was not taken; whether an ADD
-    /// that slept had linked it since, and it was released now: that ADD read the record
-    /// before it was removed, so it did not withdraw.
+    /// Removes the record of addresses that were released or were not taken. Answers what an
+    /// ADD that slept had linked since, and was released now: that ADD read the record before
+    /// it was removed, so it did not withdraw.
     pub(super) fn remove_released(
         &self,
         owned: &Owned,
-        lease: &Lease,
+        record: &Record,
         meta: &Meta,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Vec<Lease>, StoreError> {
         self.remove_record(owned, meta)?;
-        match self.holds(lease, meta)? {
-            true => self.release_address(lease, meta, CoolDown::FromNow),
-            false => Ok(false),
+        let mut freed = Vec::new();
+        for lease in record.leases() {
+            if self.holds(lease, meta)? && self.release_address(lease, meta, CoolDown::FromNow)? {
+                freed.push(lease.clone());
+            }
         }
+        // The same of the record that such an ADD made for what it had lost: it read this one
+        // before it was removed. Unless there is another in this one's place already.
+        if let Some(next) = name::next_owned(&owned.name)
+            && owned.dir.meta(&next)?.is_some()
+            && owned.dir.meta(&owned.name)?.is_none()
+            && let Some(content) = read(&owned.dir, &next)?
+        {
+            let next = Owned {
+                dir: Rc::clone(&owned.dir),
+                name: next,
+                content,
+            };
+            freed.extend(self.release(&next, CoolDown::FromNow)?);
+        }
+        Ok(freed)
     }
 
     /// Releases an address found by its name in a shard and, where it can go without a gap,
@@ -112,16 +136,44 @@ impl Store {
     }
 
     /// Releases the address of a lease that somebody else than its owner ends, and removes
-    /// the owner's record.
+    /// the owner's record, unless that holds others.
     pub(super) fn release_lease(&self, lease: &Lease, meta: &Meta) -> Result<(), StoreError> {
         self.release_address(lease, meta, CoolDown::FromNow)?;
         let holder = &lease.holder;
         let node = name::node(&holder.node);
         let records = self.owned_at(node, &holder.container, &holder.interface)?;
         match records.iter().find(|owned| owned.is_file(meta)) {
-            Some(owned) => self.remove_record(owned, meta),
+            Some(owned) => match &owned.content {
+                Content::Record(record, meta) => {
+                    self.remove_unless_held(owned, record, meta).map(drop)
+                }
+                Content::Broken(..) | Content::Foreign(_) => self.remove_record(owned, meta),
+            },
             None => Ok(()),
         }
+    }
+
+    /// Removes a record that somebody else than its owner found without an address, unless it
+    /// has one: one that was linked since keeps its record. Whether it was removed.
+    pub(super) fn remove_unless_held(
+        &self,
+        owned: &Owned,
+        record: &Record,
+        meta: &Meta,
+    ) -> Result<bool, StoreError> {
+        if self.holds_any(record, meta)? {
+            return Ok(false);
+        }
+        self.remove_record(owned, meta)?;
+        for lease in record.leases() {
+            if self.holds(lease, meta)?
+                && let Some(shard) = self.shard_of(lease)?
+            {
+                shard.link(&LeaseName::of(lease).name(), &owned.dir, &owned.name)?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// This machine's names in this boot.
@@ -169,7 +221,7 @@ impl Store {
     }
 
     /// Gives a leased address the name of a released one, if it is this file's.
-    fn rename_released(
+    pub(super) fn rename_released(
         &self,
         shard: &Dir,
         leased: LeaseName,

@@ -28,6 +28,8 @@ pub struct Entry {
     pub(super) dir: Rc<Dir>,
     pub(super) lease_name: LeaseName,
     pub(super) meta: Option<Meta>,
+    /// Whether it is the first lease of its record.
+    pub(super) leads: bool,
 }
 
 impl Entry {
@@ -41,8 +43,8 @@ impl Entry {
     /// The range that its record names, if it can be read.
     #[must_use]
     pub fn range(&self) -> Option<IpNetwork> {
-        let (record, _) = record(&self.dir, &self.lease_name.name(), &self.lease_name).ok()?;
-        record.ok().map(|lease| lease.range)
+        let read = record(&self.dir, &self.lease_name.name(), &self.lease_name).ok()?;
+        read.lease.ok().map(|lease| lease.range)
     }
 }
 
@@ -86,9 +88,9 @@ impl ShardListing {
         lease_name: LeaseName,
         records: bool,
     ) -> Result<Entry, StoreError> {
-        let (record, meta) = match records {
+        let read = match records {
             true => record(&self.dir, name, &lease_name)?,
-            false => (Err(String::new()), None),
+            false => Read::failed(String::new(), None),
         };
         Ok(Entry {
             network_name: self.network_name.clone(),
@@ -96,10 +98,11 @@ impl ShardListing {
             generation: lease_name.generation,
             freed: lease_name.freed,
             path: self.dir.path().join(name),
-            record,
+            record: read.lease,
             dir: Rc::clone(&self.dir),
             lease_name,
-            meta,
+            meta: read.meta,
+            leads: read.leads,
         })
     }
 }
@@ -319,29 +322,40 @@ fn belongs(lease_name: &LeaseName, v4: bool, number: u128) -> bool {
     lease_name.address.is_ipv4() == v4 && name::shard_number(bits) == number
 }
 
-type Read = (Result<Lease, String>, Option<Meta>);
+/// What the file of a lease entry says of it.
+struct Read {
+    lease: Result<Lease, String>,
+    meta: Option<Meta>,
+    leads: bool,
+}
+
+impl Read {
+    fn failed(why: String, meta: Option<Meta>) -> Self {
+        Self {
+            lease: Err(why),
+            meta,
+            leads: false,
+        }
+    }
+}
 
 fn record(dir: &Dir, name: &str, lease_name: &LeaseName) -> Result<Read, StoreError> {
     let content = match read(dir, name) {
         Ok(content) => content,
-        Err(error) => return Ok((Err(error.to_string()), None)),
+        Err(error) => return Ok(Read::failed(error.to_string(), None)),
     };
     Ok(match content {
-        None => (Err("it vanished".to_owned()), None),
-        Some(Content::Foreign(what)) => (Err(format!("it is {what}")), None),
-        Some(Content::Broken(why, meta)) => (Err(why), Some(meta)),
-        Some(Content::Lease(lease, meta)) => {
-            let same = LeaseName {
-                freed: lease_name.freed,
-                ..LeaseName::of(&lease)
-            } == *lease_name;
-            let record = if same {
-                Ok(*lease)
-            } else {
-                Err("its record is of another address".to_owned())
-            };
-            (record, Some(meta))
-        }
+        None => Read::failed("it vanished".to_owned(), None),
+        Some(Content::Foreign(what)) => Read::failed(format!("it is {what}"), None),
+        Some(Content::Broken(why, meta)) => Read::failed(why, Some(meta)),
+        Some(Content::Record(record, meta)) => match lease_name.in_record(&record) {
+            Some((position, lease)) => Read {
+                lease: Ok(lease.clone()),
+                meta: Some(meta),
+                leads: position == 0,
+            },
+            None => Read::failed("its record is of another address".to_owned(), Some(meta)),
+        },
     })
 }
 

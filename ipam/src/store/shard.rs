@@ -75,13 +75,9 @@ impl Shard {
             // that others went beyond: a listing made while names changed may
             // have shown him none of theirs. Or he will withdraw.
             state.held |= lease_name.freed.is_none();
-            if lease_name.generation > state.generation {
-                state.generation = lease_name.generation;
-                state.freed = 0;
-            }
-            if lease_name.generation == state.generation {
-                state.freed = state.freed.max(lease_name.freed.unwrap_or(0));
-            }
+            state.generation = state.generation.max(lease_name.generation);
+            // By whatever number: a claim that was withdrawn leaves a higher one.
+            state.freed = state.freed.max(lease_name.freed.unwrap_or(0));
         }
         shard
     }
@@ -234,6 +230,8 @@ mod tests {
             let (free, resting) = choice(&[freed], 1_000_000);
             assert_eq!((free[0].0, resting.as_slice()), (2, &[1][..]), "{freed}");
         }
+        let (free, resting) = choice(&["10.0.0.1~1.995000", "10.0.0.1~2.0"], 1_000_000);
+        assert_eq!((free[0].0, resting.as_slice()), (2, &[1][..]), "withdrawn");
         let (free, _) = choice(&["10.0.0.1~1.0"], 1_000_000);
         assert_eq!(free[0], (1, 2), "it was never answered");
     }

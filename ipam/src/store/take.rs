@@ -4,8 +4,10 @@
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
 //! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
-use super::allocate::{Survey, Want};
+use super::allocate::{Goal, Made, Search, Survey, Want};
+use super::dir::Meta;
 use super::owner::{Content, Owned};
+use super::previous::PreviousLease;
 use super::release::CoolDown;
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
@@ -67,6 +69,12 @@ impl From<StoreError> for Refused {
     }
 }
 
+impl Order {
+    fn interface_of<'o>(&'o self, part: &'o Part) -> &'o str {
+        part.interface.as_deref().unwrap_or(&self.holder.interface)
+    }
+}
+
 impl Part {
     /// Its range, or the node's slice of it.
     fn cut_to(&self, slice: Option<IpNetwork>) -> Range {
@@ -76,31 +84,37 @@ impl Part {
         }
     }
 
-    pub(super) fn want<'a>(
-        &'a self,
-        range: &'a Range,
-        holder: &'a Holder,
-        index: usize,
-    ) -> Want<'a> {
+    pub(super) fn want<'a>(&'a self, range: &'a Range, holder: &'a Holder) -> Want<'a> {
         Want {
             range,
             network_name: self.space.network_name.as_deref(),
             overlapping: self.space.overlapping,
             holder,
-            index,
         }
     }
 }
 
 /// What one interface of the attachment has.
 struct Attached {
-    holder: Holder,
-    /// Records that no part has claimed yet.
-    there: Vec<Owned>,
-    /// Records under this node's name before the order.
-    kept: usize,
-    /// Number of the next record.
-    next: usize,
+    /// Leases of records that no part has claimed yet, by the part that they were taken for.
+    there: Vec<There>,
+    made: Made,
+}
+
+/// A lease of the attachment, of whatever record.
+struct There {
+    lease: Lease,
+    meta: Meta,
+    part: usize,
+}
+
+/// A part that needs an address.
+struct Missing<'o> {
+    number: usize,
+    part: &'o Part,
+    range: Range,
+    slice: Option<IpNetwork>,
+    goal: Goal,
 }
 
 impl Store {
@@ -113,38 +127,127 @@ impl Store {
     pub fn take(&self, order: &Order) -> Result<Vec<Lease>, Refused> {
         let mut attached: BTreeMap<&str, Attached> = BTreeMap::new();
         for part in &order.parts {
-            let interface = part.interface.as_deref().unwrap_or(&order.holder.interface);
+            let interface = order.interface_of(part);
             if !attached.contains_key(interface) {
                 attached.insert(interface, self.attached(order, interface)?);
             }
         }
-        let mut leases = Vec::with_capacity(order.parts.len());
+        let mut leases: BTreeMap<usize, Lease> = BTreeMap::new();
+        let mut interfaces = attached.iter_mut();
+        let taken = interfaces
+            .try_for_each(|(interface, of)| self.take_interface(order, interface, of, &mut leases));
+        if let Err(refused) = taken {
+            for of in attached.values() {
+                self.release_made(&of.made, &refused.error);
+            }
+            return Err(refused);
+        }
+        for part in &order.parts {
+            let (space, network) = (&part.space, &order.holder.network);
+            let network_name = space.network_name.as_deref();
+            self.note_pool(&part.range, network_name, space.overlapping, network);
+        }
+        Ok(leases.into_values().collect())
+    }
+
+    /// The parts of one interface, by their number in the order: those that it has, and those
+    /// that it takes.
+    fn take_interface(
+        &self,
+        order: &Order,
+        interface: &str,
+        of: &mut Attached,
+        leases: &mut BTreeMap<usize, Lease>,
+    ) -> Result<(), Refused> {
+        let mut missing = Vec::new();
         for (number, part) in order.parts.iter().enumerate() {
-            let interface = part.interface.as_deref().unwrap_or(&order.holder.interface);
-            let Some(of) = attached.get_mut(interface) else {
+            if order.interface_of(part) != interface {
                 continue;
+            }
+            let refused = |error| Refused {
+                part: Some(number),
+                error,
             };
-            match self.take_part(order.profile, part, of) {
-                Ok(lease) => {
-                    let space = &part.space;
-                    self.note_pool(
-                        &part.range,
-                        space.network_name.as_deref(),
-                        space.overlapping,
-                        &order.holder.network,
-                    );
-                    leases.push(lease);
-                }
-                Err(error) => {
-                    for of in attached.values() {
-                        self.release_taken(of);
-                    }
-                    let part = Some(number);
-                    return Err(Refused { part, error });
-                }
+            let slice = part
+                .slice
+                .map(|length| self.slice(part.space.network_name.as_deref(), &part.range, length))
+                .transpose()
+                .map_err(refused)?;
+            let range = part.cut_to(slice);
+            let reused = self.reuse(order.profile, part, &range, &mut of.there);
+            match reused.map_err(refused)? {
+                Some(lease) => drop(leases.insert(number, lease)),
+                None => missing.push(Missing {
+                    number,
+                    part,
+                    range,
+                    slice,
+                    goal: Goal::Lowest,
+                }),
             }
         }
-        Ok(leases)
+        let holder = of.made.holder().clone();
+        self.set_goals(order.profile, &mut missing, &holder)?;
+        let searches = missing.iter().map(|missing| {
+            let want = missing.part.want(&missing.range, &holder);
+            Search::new(self, want, missing.goal, missing.number)
+        });
+        let mut searches: Vec<Search<'_>> = searches.collect();
+        match self.allocate_all(&mut searches, &mut of.made) {
+            Ok(taken) => {
+                leases.extend(missing.iter().map(|missing| missing.number).zip(taken));
+                Ok(())
+            }
+            Err(failed) => {
+                let missing = missing.get(failed.search);
+                let slice = missing.and_then(|missing| missing.slice);
+                Err(Refused {
+                    part: missing.map(|missing| missing.number),
+                    error: name_slice(failed.error, slice),
+                })
+            }
+        }
+    }
+
+    /// What is looked for: the address that was asked for; that of the pod's previous
+    /// sandbox, where that may be taken over; else the lowest that is free.
+    fn set_goals(
+        &self,
+        profile: Profile,
+        missing: &mut [Missing<'_>],
+        holder: &Holder,
+    ) -> Result<(), Refused> {
+        // All are found before any is released: a record that loses one loses its hint.
+        let mut found: Vec<(usize, PreviousLease)> = Vec::new();
+        for missing in missing {
+            let number = missing.number;
+            let refused = |error| Refused {
+                part: Some(number),
+                error,
+            };
+            if let Some(address) = missing.part.requested {
+                missing.goal = Goal::This(address);
+                continue;
+            }
+            let want = missing.part.want(&missing.range, holder);
+            let other = |lease: &Lease| found.iter().all(|(_, before)| !before.is(lease));
+            if let Some(previous) = self.previous_lease(&want, other).map_err(refused)?
+                && may_take_over(profile, previous.lease(), holder, previous.netns())
+                && (profile == Profile::Compatible
+                    || missing.range.window_contains(previous.lease().address))
+            {
+                missing.goal = Goal::Rather(previous.lease().address);
+                found.push((number, previous));
+            }
+        }
+        for (number, previous) in &found {
+            let released = self.release_previous(previous);
+            released.map_err(|error| Refused {
+                part: Some(*number),
+                error,
+            })?;
+        }
+        Ok(())
     }
 
     /// Whether [`Store::take`] would find an address for a part now. Takes nothing, no
@@ -156,7 +259,7 @@ impl Store {
     pub fn room(&self, part: &Part, holder: &Holder) -> Result<(), StoreError> {
         let slice = self.slice_of_part_to_come(part)?;
         let range = part.cut_to(slice);
-        self.has_room(&part.want(&range, holder, 0))
+        self.has_room(&part.want(&range, holder))
             .map_err(|error| name_slice(error, slice))
     }
 
@@ -166,7 +269,7 @@ impl Store {
     /// When the store cannot be read.
     pub fn survey_part(&self, part: &Part, holder: &Holder) -> Result<Survey, StoreError> {
         let range = part.cut_to(self.slice_of_part_to_come(part)?);
-        self.survey(&part.want(&range, holder, 0))
+        self.survey(&part.want(&range, holder))
     }
 
     /// The slice that this node has or would take of a part's range, if it is cut.
@@ -182,40 +285,26 @@ impl Store {
             interface: interface.to_owned(),
             ..order.holder.clone()
         };
-        let there = without_remains(self, self.owned(&holder.container, interface)?)?;
-        let kept = self.owned_here(&holder.container, interface)?.len();
-        Ok(Attached {
-            holder,
-            there,
-            kept,
-            next: kept,
-        })
-    }
-
-    fn take_part(
-        &self,
-        profile: Profile,
-        part: &Part,
-        of: &mut Attached,
-    ) -> Result<Lease, StoreError> {
-        let network_name = part.space.network_name.as_deref();
-        let slice = part
-            .slice
-            .map(|length| self.slice(network_name, &part.range, length))
-            .transpose()?;
-        let range = part.cut_to(slice);
-        if let Some(lease) = self.reuse(profile, part, &range, &mut of.there)? {
-            return Ok(lease);
+        let container = &holder.container;
+        let records = without_remains(self, self.owned(container, interface)?)?;
+        let mut there = Vec::new();
+        for (index, owned) in records.iter().enumerate() {
+            if let Content::Record(record, meta) = &owned.content {
+                there.extend(record.leases().iter().map(|lease| There {
+                    lease: lease.clone(),
+                    meta: *meta,
+                    // Format 1 has a record for each part.
+                    part: lease.part.unwrap_or(index),
+                }));
+            }
         }
-        let want = part.want(&range, &of.holder, of.next);
-        let lease = match part.requested {
-            Some(address) => self.allocate_this(&want, address)?,
-            None => self
-                .allocate_for_pod(profile, &want)
-                .map_err(|error| name_slice(error, slice))?,
-        };
-        of.next += 1;
-        Ok(lease)
+        // What was lost, and what took its place in a later record, come together.
+        there.sort_by_key(|there| there.part);
+        let count = self.owned_here(container, interface)?.len();
+        Ok(Attached {
+            there,
+            made: Made::of(&holder, count),
+        })
     }
 
     /// A lease of the part that the attachment has already.
@@ -224,68 +313,33 @@ impl Store {
         profile: Profile,
         part: &Part,
         range: &Range,
-        there: &mut Vec<Owned>,
+        there: &mut Vec<There>,
     ) -> Result<Option<Lease>, StoreError> {
-        let of_part = |owned: &Owned| {
-            owned.lease().is_some_and(|lease| {
-                lease.range == range.subnet()
-                    && lease.network_name == part.space.network_name
-                    && lease.overlapping == part.space.overlapping
-            })
+        let of_part = |there: &There| {
+            let lease = &there.lease;
+            lease.range == range.subnet()
+                && lease.network_name == part.space.network_name
+                && lease.overlapping == part.space.overlapping
         };
-        let Some(position) = there.iter().position(of_part) else {
-            return Ok(None);
-        };
-        let owned = there.remove(position);
-        let Some(lease) = owned.lease() else {
-            return Ok(None);
-        };
-        let wanted = match part.requested {
-            Some(address) => lease.address == address,
-            // whereabouts keeps an address that its range has shrunk away from.
-            None => {
-                profile == Profile::Compatible
-                    || lease.requested
-                    || range.window_contains(lease.address)
+        while let Some(position) = there.iter().position(of_part) {
+            let There { lease, meta, .. } = there.remove(position);
+            let wanted = match part.requested {
+                Some(address) => lease.address == address,
+                // whereabouts keeps an address that its range has shrunk away from.
+                None => {
+                    profile == Profile::Compatible
+                        || lease.requested
+                        || range.window_contains(lease.address)
+                }
+            };
+            if !wanted {
+                // The record stays: numbers of records have no gaps.
+                self.release_address(&lease, &meta, CoolDown::FromNow)?;
+            } else if self.is_held(&lease, &meta)? {
+                return Ok(Some(lease));
             }
-        };
-        if wanted && self.is_held(&owned)? {
-            return Ok(Some(lease.clone()));
-        }
-        // The record stays for the next address.
-        if let Content::Lease(lease, meta) = &owned.content {
-            self.release_address(lease, meta, CoolDown::FromNow)?;
         }
         Ok(None)
-    }
-
-    /// The address of the pod's previous sandbox, where that may be taken over; else
-    /// the lowest that is free.
-    fn allocate_for_pod(&self, profile: Profile, want: &Want<'_>) -> Result<Lease, StoreError> {
-        if let Some(previous) = self.previous_lease(want)?
-            && may_take_over(profile, previous.lease(), want.holder, previous.netns())
-            && (profile == Profile::Compatible
-                || want.range.window_contains(previous.lease().address))
-        {
-            let address = previous.lease().address;
-            self.release_previous(&previous)?;
-            match self.allocate_this(want, address) {
-                Err(StoreError::Held { .. }) => {}
-                other => return other,
-            }
-        }
-        self.allocate(want)
-    }
-
-    /// Gives back what an order that failed has taken.
-    fn release_taken(&self, of: &Attached) {
-        // The first error is the one to report. What cannot be given back now leads
-        // the runtime's DEL to it.
-        if let Ok(there) = self.owned_here(&of.holder.container, &of.holder.interface) {
-            for owned in there.iter().skip(of.kept).rev() {
-                let _ = self.release(owned, CoolDown::NeverAnswered);
-            }
-        }
     }
 }
 
@@ -307,7 +361,7 @@ fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, Store
     let mut left: Vec<Owned> = Vec::new();
     for owned in there.into_iter().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
-        if !top || store.is_held(&owned)? {
+        if !top || holds_for_good(store, &owned)? {
             left.push(owned);
             continue;
         }
@@ -323,6 +377,18 @@ fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, Store
     }
     left.reverse();
     Ok(left)
+}
+
+/// Whether a record holds one of its leases, after step 4 of ADD was made up for.
+fn holds_for_good(store: &Store, owned: &Owned) -> Result<bool, StoreError> {
+    if let Content::Record(record, meta) = &owned.content {
+        for lease in record.leases() {
+            if store.is_held(lease, meta)? {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Whether a new sandbox may take over the address of a pod's previous one.

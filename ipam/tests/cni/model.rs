@@ -1,5 +1,5 @@
-//! The store against a plain map, over random sequences of calls, some of which
-//! are killed while they run.
+//! The store against a plain map, over random sequences of calls for one address or
+//! several, some of which are killed while they run; on stores of both formats.
 
 use crate::support::{Attachment, BINARY, Place, network};
 use proptest::prelude::*;
@@ -24,8 +24,8 @@ enum Step {
 /// What is known of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    Holds(String),
-    /// Its last call was killed: it holds some address or none.
+    Holds(Vec<String>),
+    /// Its last call was killed: it holds some addresses or none.
     Unknown,
 }
 
@@ -49,16 +49,20 @@ struct Model {
     config: Value,
     /// All addresses of the range, ascending.
     range: Vec<String>,
+    /// How many an ADD takes.
+    parts: usize,
     known: BTreeMap<u8, State>,
 }
 
 impl Model {
-    fn new(range: &str, addresses: impl Iterator<Item = String>) -> Self {
+    fn new(range: &str, addresses: impl Iterator<Item = String>, parts: usize) -> Self {
+        let ranges = vec![json!({"range": range}); parts];
         Self {
             // Without rest the lowest free address is always the next.
             place: Place::with(json!({"ipam": {"cooldown": "0"}})),
-            config: network("rdma-ipam", json!({"range": range})),
+            config: network("rdma-ipam", json!({"ipRanges": ranges})),
             range: addresses.collect(),
+            parts,
             known: BTreeMap::new(),
         }
     }
@@ -123,15 +127,28 @@ impl Model {
         let certain = !self.known.values().any(|state| *state == State::Unknown);
         if !answer.ok() {
             prop_assert_eq!(answer.error().0, 102);
-            prop_assert_eq!(before.len(), self.range.len(), "sent away with room left");
+            let free = self.range.len() - before.len();
+            prop_assert!(free < self.parts, "sent away with {free} addresses left");
+            prop_assert!(self.place.held().len() <= before.len(), "took some");
             return Ok(());
         }
-        let given = answer.address().split('/').next().unwrap().to_owned();
+        let given = answer.addresses();
+        let given: Vec<String> = given
+            .iter()
+            .map(|address| address.split('/').next().unwrap().to_owned())
+            .collect();
+        prop_assert_eq!(given.len(), self.parts);
         match self.known.get(&container) {
-            Some(State::Holds(address)) => prop_assert_eq!(&given, address, "another answer"),
+            Some(State::Holds(addresses)) => {
+                prop_assert_eq!(&given, addresses, "another answer");
+            }
             _ if certain => {
-                let lowest = self.range.iter().find(|address| !before.contains(address));
-                prop_assert_eq!(Some(&given), lowest, "not the lowest that was free");
+                let free = self
+                    .range
+                    .iter()
+                    .filter(|address| !before.contains(address));
+                let lowest: Vec<String> = free.take(self.parts).cloned().collect();
+                prop_assert_eq!(&given, &lowest, "not the lowest that were free");
             }
             _ => {}
         }
@@ -155,8 +172,11 @@ impl Model {
         for (container, state) in &self.known {
             let name = format!("c{container}");
             match state {
-                State::Holds(address) => {
-                    prop_assert_eq!(held.remove(address), Some(name), "{} was lost", address);
+                State::Holds(addresses) => {
+                    for address in addresses {
+                        let of = held.remove(address);
+                        prop_assert_eq!(of.as_ref(), Some(&name), "{} was lost", address);
+                    }
                 }
                 State::Unknown => {
                     unknown += 1;
@@ -183,7 +203,7 @@ impl Model {
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig {
-        cases: asked.and_then(|cases| cases.parse().ok()).unwrap_or(24),
+        cases: asked.and_then(|cases| cases.parse().ok()).unwrap_or(48),
         max_shrink_iters: 40,
         ..ProptestConfig::default()
     }
@@ -193,11 +213,21 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn the_store_behaves_like_a_map(steps in steps(), v6 in any::<bool>()) {
-        let mut model = match v6 {
-            false => Model::new("10.0.0.0/29", (1..=6).map(|n| format!("10.0.0.{n}"))),
-            true => Model::new("fd00::/125", (1..=6).map(|n| format!("fd00::{n}"))),
+    fn the_store_behaves_like_a_map(
+        steps in steps(),
+        v6 in any::<bool>(),
+        parts in prop_oneof![Just(1usize), Just(3)],
+        format_1 in any::<bool>(),
+    ) {
+        let mut model = match (v6, parts) {
+            (false, 1) => Model::new("10.0.0.0/29", (1..=6).map(|n| format!("10.0.0.{n}")), 1),
+            (true, 1) => Model::new("fd00::/125", (1..=6).map(|n| format!("fd00::{n}")), 1),
+            (false, n) => Model::new("10.0.0.0/28", (1..=14).map(|n| format!("10.0.0.{n}")), n),
+            (true, n) => Model::new("fd00::/124", (1..=14).map(|n| format!("fd00::{n:x}")), n),
         };
+        if format_1 {
+            model.place.make_store_of_format_1();
+        }
         for step in &steps {
             model.step(step)?;
         }

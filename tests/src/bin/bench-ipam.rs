@@ -74,6 +74,20 @@ impl Side {
         })
     }
 
+    /// The same store, asked for one address of each of eight ranges.
+    fn with_eight(&self) -> Self {
+        let ranges: Vec<Value> = (0..8)
+            .map(|rail| json!({"range": format!("10.{}.0.0/16", 32 + rail)}))
+            .collect();
+        let mut network = self.network.clone();
+        network["ipam"] = json!({"type": "rdma-ipam", "ipRanges": ranges});
+        Self {
+            plugin: self.plugin.clone(),
+            policy: self.policy.clone(),
+            network,
+        }
+    }
+
     fn host_local(directory: &Path) -> Self {
         Self {
             plugin: Path::new(REFERENCE_PLUGINS).join("host-local"),
@@ -205,6 +219,15 @@ fn main() -> Result<ExitCode> {
     let few = Side::ours(few_directory.path())?;
     fill(&few, 0, FEW)?;
     let mut rows: Vec<Row> = Vec::new();
+    let [[add, del], [one_add, one_del]] = contest([&few.with_eight(), &few], arguments.rounds)?;
+    for (what, eight, one) in [("ADD", add, one_add), ("DEL", del, one_del)] {
+        rows.push(row(
+            &format!("{what} of eight addresses in one order, beside one"),
+            &eight,
+            &one,
+            [Some(2.5), None],
+        ));
+    }
     let mut there = 0;
     for leases in arguments.leases {
         fill(&ours, there, leases)?;

@@ -95,8 +95,12 @@ fn victim() -> Caller {
     Caller::new("n1", "victim")
 }
 
-fn store() -> Result<LeaseStore> {
-    let store = LeaseStore::new("0")?;
+/// A store of each format.
+const STORES: [fn(&'static str) -> Result<LeaseStore>; 2] =
+    [LeaseStore::new, LeaseStore::of_format_1];
+
+fn store(make: fn(&'static str) -> Result<LeaseStore>) -> Result<LeaseStore> {
+    let store = make("0")?;
     store.add_node("n1")?;
     store.add(&Caller::new("n1", "bystander"), &ranges())?;
     Ok(store)
@@ -130,7 +134,12 @@ fn of(store: &LeaseStore, container: &str) -> Result<Vec<String>> {
 }
 
 fn an_add_that_is_failed_anywhere_leaves_nothing() -> Result<()> {
-    let store = store()?;
+    STORES.into_iter().try_for_each(fail_add)
+}
+
+fn fail_add(make: fn(&'static str) -> Result<LeaseStore>) -> Result<()> {
+    let store = store(make)?;
+    let records = store.files("owners").len();
     let points = enumerate(&store, "ADD")?;
     store.del(&victim(), &ranges())?;
     let (mut refused, mut coped) = (0, 0);
@@ -183,7 +192,7 @@ fn an_add_that_is_failed_anywhere_leaves_nothing() -> Result<()> {
                 at()
             );
             ensure!(
-                store.files("owners").len() == 2,
+                store.files("owners").len() == records,
                 "{}: {:?}",
                 at(),
                 store.files("owners")
@@ -196,7 +205,12 @@ fn an_add_that_is_failed_anywhere_leaves_nothing() -> Result<()> {
 }
 
 fn a_del_that_says_done_has_freed() -> Result<()> {
-    let store = store()?;
+    STORES.into_iter().try_for_each(fail_del)
+}
+
+fn fail_del(make: fn(&'static str) -> Result<LeaseStore>) -> Result<()> {
+    let store = store(make)?;
+    let records = store.files("owners").len();
     store.add(&victim(), &ranges())?;
     let points = enumerate(&store, "DEL")?;
     let (mut refused, mut coped) = (0, 0);
@@ -234,7 +248,7 @@ fn a_del_that_says_done_has_freed() -> Result<()> {
                 at()
             );
             ensure!(
-                store.files("owners").len() == 2,
+                store.files("owners").len() == records,
                 "{}: {:?}",
                 at(),
                 store.files("owners")

@@ -21,6 +21,28 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_del_killed_anywhere_is_finished_by_the_next, Strace),
     case!(an_add_after_a_del_killed_anywhere_starts_afresh, Strace),
     case!(a_take_over_killed_anywhere_loses_nothing, Strace),
+    case!(an_order_of_eight_killed_anywhere_is_undone_by_del, Strace),
+    case!(
+        an_order_of_eight_killed_anywhere_is_taken_up_by_the_next,
+        Strace
+    ),
+    case!(
+        a_del_of_eight_killed_anywhere_is_finished_by_the_next,
+        Strace
+    ),
+    case!(
+        an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_undone_by_del,
+        Strace
+    ),
+    case!(
+        an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_taken_up_by_the_next,
+        Strace
+    ),
+    case!(
+        a_del_of_eight_in_a_store_of_format_1_killed_anywhere_is_finished_by_the_next,
+        Strace
+    ),
+    case!(an_upgrade_killed_anywhere_leaves_a_store_that_works, Strace),
 ];
 
 /// Fewer means that the enumeration is broken, not that the program is frugal.
@@ -30,20 +52,84 @@ fn ranges() -> Value {
     network(&["10.0.0.0/24", "fd00::/64"])
 }
 
+/// Eight addresses: of one range several, of other shards and families one.
+fn eight() -> Value {
+    network(&[
+        "10.0.0.0/24",
+        "10.0.0.0/24",
+        "10.0.1.0/24",
+        "10.0.2.0/23",
+        "10.0.0.0/24",
+        "fd00::/64",
+        "fd00::/64",
+        "fd01::/64",
+    ])
+}
+
+/// What is asked for, and of which store.
+struct Setting {
+    config: Value,
+    addresses: usize,
+    make: fn(&'static str) -> Result<LeaseStore>,
+    /// How many records lead to an order's addresses.
+    records: usize,
+}
+
+fn two() -> Setting {
+    Setting {
+        config: ranges(),
+        addresses: 2,
+        make: LeaseStore::new,
+        records: 1,
+    }
+}
+
+fn eight_of_format_2() -> Setting {
+    Setting {
+        config: eight(),
+        addresses: 8,
+        make: LeaseStore::new,
+        records: 1,
+    }
+}
+
+fn eight_of_format_1() -> Setting {
+    Setting {
+        config: eight(),
+        addresses: 8,
+        make: LeaseStore::of_format_1,
+        records: 8,
+    }
+}
+
 fn victim() -> Caller {
     Caller::new("n1", "victim")
 }
 
-/// A store with two holders who must not notice anything.
-fn store_with_bystanders() -> Result<(LeaseStore, Vec<(String, String)>)> {
-    let store = LeaseStore::new("0")?;
-    store.add_node("n1")?;
-    for name in ["bystander", "other"] {
-        store.add(&Caller::new("n1", name), &ranges())?;
+/// A store with two holders who must not notice anything, and what they hold.
+struct Bystanders {
+    store: LeaseStore,
+    held: Vec<(String, String)>,
+    records: usize,
+}
+
+impl Setting {
+    fn bystanders(&self) -> Result<Bystanders> {
+        let store = (self.make)("0")?;
+        store.add_node("n1")?;
+        for name in ["bystander", "other"] {
+            store.add(&Caller::new("n1", name), &self.config)?;
+        }
+        let held = store.held("n1")?;
+        ensure!(held.len() == 2 * self.addresses, "{held:?}");
+        let records = store.files("owners").len();
+        ensure!(records == 2 * self.records, "{records} records");
+        Ok(Bystanders {
+            store,
+            held,
+            records,
+        })
     }
-    let held = store.held("n1")?;
-    ensure!(held.len() == 4, "{held:?}");
-    Ok((store, held))
 }
 
 /// The system calls of one call, which is made for it.
@@ -78,16 +164,20 @@ fn killed(
     Ok(!answer.status.success() && answer.stdout.is_empty())
 }
 
-/// Nothing but the bystanders' leases and records; and fsck finds the store in order.
-fn only(store: &LeaseStore, bystanders: &[(String, String)]) -> Result<()> {
-    let held = store.held("n1")?;
-    ensure!(held == bystanders, "held: {held:?}");
-    let records = store.files("owners").len();
-    ensure!(records == bystanders.len(), "{records} records of owners");
-    let checkup = store.admin("n1", &["fsck"])?;
-    let sound = checkup.get("sound").and_then(Value::as_u64);
-    ensure!(sound == Some(bystanders.len() as u64), "fsck: {checkup}");
-    Ok(())
+impl Bystanders {
+    /// Nothing but their leases and records; and fsck finds the store in order.
+    fn only(&self) -> Result<()> {
+        let held = self.store.held("n1")?;
+        ensure!(held == self.held, "held: {held:?}");
+        let records = self.store.files("owners").len();
+        ensure!(records == self.records, "{records} records of owners");
+        let checkup = self.store.admin("n1", &["fsck"])?;
+        let sound = checkup.get("sound").and_then(Value::as_u64);
+        ensure!(sound == Some(self.held.len() as u64), "fsck: {checkup}");
+        let findings = checkup.get("findings").and_then(Value::as_array);
+        ensure!(findings.is_some_and(Vec::is_empty), "fsck: {checkup}");
+        Ok(())
+    }
 }
 
 fn print(what: &str, points: &[Point], dead: usize) {
@@ -105,13 +195,15 @@ fn print(what: &str, points: &[Point], dead: usize) {
 fn everywhere(
     what: &str,
     verb: &str,
+    setting: &Setting,
     prepare: impl Fn(&LeaseStore) -> Result<()>,
     next: impl Fn(&LeaseStore) -> Result<()>,
 ) -> Result<()> {
-    let (store, bystanders) = store_with_bystanders()?;
-    prepare(&store)?;
-    let points = enumerate(&store, verb, &victim(), &ranges())?;
-    store.del(&victim(), &ranges())?;
+    let bystanders = setting.bystanders()?;
+    let (store, config) = (&bystanders.store, &setting.config);
+    prepare(store)?;
+    let points = enumerate(store, verb, &victim(), config)?;
+    store.del(&victim(), config)?;
     let mut dead = 0;
     for point in &points {
         let at = || {
@@ -120,10 +212,10 @@ fn everywhere(
                 point.call, point.occurrence, point.line
             )
         };
-        prepare(&store).with_context(at)?;
-        dead += usize::from(killed(&store, verb, &victim(), &ranges(), point).with_context(at)?);
-        next(&store).with_context(at)?;
-        only(&store, &bystanders).with_context(at)?;
+        prepare(store).with_context(at)?;
+        dead += usize::from(killed(store, verb, &victim(), config, point).with_context(at)?);
+        next(store).with_context(at)?;
+        bystanders.only().with_context(at)?;
     }
     // The last calls may come after the answer, and a run need not take the traced one's every turn.
     ensure!(
@@ -135,25 +227,27 @@ fn everywhere(
     Ok(())
 }
 
-fn an_add_killed_anywhere_is_undone_by_del() -> Result<()> {
+fn add_then_del(setting: &Setting) -> Result<()> {
     everywhere(
         "ADD, then DEL",
         "ADD",
+        setting,
         |_| Ok(()),
-        |store| store.del(&victim(), &ranges()),
+        |store| store.del(&victim(), &setting.config),
     )
 }
 
-fn an_add_killed_anywhere_is_taken_up_by_the_next() -> Result<()> {
+fn add_then_add(setting: &Setting) -> Result<()> {
     everywhere(
         "ADD, then ADD",
         "ADD",
+        setting,
         |_| Ok(()),
         |store| {
-            let given = store.add(&victim(), &ranges())?;
-            ensure!(given.len() == 2, "{given:?}");
+            let given = store.add(&victim(), &setting.config)?;
+            ensure!(given.len() == setting.addresses, "{given:?}");
             ensure!(
-                store.add(&victim(), &ranges())? == given,
+                store.add(&victim(), &setting.config)? == given,
                 "a repeated ADD answers otherwise"
             );
             let held = store.held("n1")?;
@@ -163,40 +257,143 @@ fn an_add_killed_anywhere_is_taken_up_by_the_next() -> Result<()> {
                 .map(|(a, _)| a)
                 .collect();
             ensure!(
-                mine.len() == 2 && given.iter().all(|a| mine.contains(&a)),
+                mine.len() == given.len() && given.iter().all(|a| mine.contains(&a)),
                 "{held:?}, answered {given:?}"
             );
-            store.del(&victim(), &ranges())
+            store.del(&victim(), &setting.config)
         },
     )
 }
 
-fn a_del_killed_anywhere_is_finished_by_the_next() -> Result<()> {
-    let prepare = |store: &LeaseStore| store.add(&victim(), &ranges()).map(drop);
-    everywhere("DEL, then DEL", "DEL", prepare, |store| {
-        store.del(&victim(), &ranges())
+fn del_then_del(setting: &Setting) -> Result<()> {
+    let prepare = |store: &LeaseStore| store.add(&victim(), &setting.config).map(drop);
+    everywhere("DEL, then DEL", "DEL", setting, prepare, |store| {
+        store.del(&victim(), &setting.config)
     })
 }
 
+fn an_add_killed_anywhere_is_undone_by_del() -> Result<()> {
+    add_then_del(&two())
+}
+
+fn an_add_killed_anywhere_is_taken_up_by_the_next() -> Result<()> {
+    add_then_add(&two())
+}
+
+fn a_del_killed_anywhere_is_finished_by_the_next() -> Result<()> {
+    del_then_del(&two())
+}
+
+fn an_order_of_eight_killed_anywhere_is_undone_by_del() -> Result<()> {
+    add_then_del(&eight_of_format_2())
+}
+
+fn an_order_of_eight_killed_anywhere_is_taken_up_by_the_next() -> Result<()> {
+    add_then_add(&eight_of_format_2())
+}
+
+fn a_del_of_eight_killed_anywhere_is_finished_by_the_next() -> Result<()> {
+    del_then_del(&eight_of_format_2())
+}
+
+fn an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_undone_by_del() -> Result<()> {
+    add_then_del(&eight_of_format_1())
+}
+
+fn an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_taken_up_by_the_next() -> Result<()>
+{
+    add_then_add(&eight_of_format_1())
+}
+
+fn a_del_of_eight_in_a_store_of_format_1_killed_anywhere_is_finished_by_the_next() -> Result<()> {
+    del_then_del(&eight_of_format_1())
+}
+
 fn an_add_after_a_del_killed_anywhere_starts_afresh() -> Result<()> {
-    let prepare = |store: &LeaseStore| store.add(&victim(), &ranges()).map(drop);
-    everywhere("DEL, then ADD", "DEL", prepare, |store| {
-        ensure!(store.add(&victim(), &ranges())?.len() == 2);
-        let held = store.held("n1")?;
+    for setting in [two(), eight_of_format_2()] {
+        let config = &setting.config;
+        let prepare = |store: &LeaseStore| store.add(&victim(), config).map(drop);
+        everywhere("DEL, then ADD", "DEL", &setting, prepare, |store| {
+            ensure!(store.add(&victim(), config)?.len() == setting.addresses);
+            let held = store.held("n1")?;
+            let mine = held.iter().filter(|(_, of)| of == "victim").count();
+            ensure!(mine == setting.addresses, "{held:?}");
+            store.del(&victim(), config)
+        })?;
+    }
+    Ok(())
+}
+
+/// Killed before `FORMAT` is renamed the store is of format 1, after it of format 2; pods that
+/// were there keep their addresses, and a repeated upgrade ends it.
+fn an_upgrade_killed_anywhere_leaves_a_store_that_works() -> Result<()> {
+    let setting = eight_of_format_1();
+    let raise = ["upgrade", "--yes"];
+    let run = |store: &LeaseStore, wrapper: &[String]| -> Result<std::process::Output> {
+        let (program, arguments) = wrapper.split_first().context("no tracer")?;
+        let mut wrapper = std::process::Command::new(program);
+        wrapper.args(arguments);
+        Ok(store.admin_below(wrapper, "n1", &raise).output()?)
+    };
+    let log = tempfile::NamedTempFile::new()?;
+    let bystanders = setting.bystanders()?;
+    let traced = run(&bystanders.store, &record(log.path()))?;
+    ensure!(traced.status.success(), "{traced:?}");
+    let points = points(log.path())?;
+    ensure!(points.len() >= FEWEST_POINTS, "{} points", points.len());
+    let version = |store: &LeaseStore| -> Result<u64> {
+        let text = std::fs::read(store.directory().join("FORMAT"))?;
+        let format: Value = serde_json::from_slice(&text)?;
+        format["version"].as_u64().context("no version")
+    };
+    let (mut dead, mut found) = (0, BTreeMap::new());
+    for point in &points {
+        let at = || {
+            let (call, occurrence) = (&point.call, point.occurrence);
+            format!(
+                "upgrade killed before {call} number {occurrence}: {}",
+                point.line
+            )
+        };
+        // A store for each: there is no way back.
+        let bystanders = setting.bystanders().with_context(at)?;
+        let store = &bystanders.store;
+        dead += usize::from(!run(store, &kill_at(point))?.status.success());
+        *found.entry(version(store).with_context(at)?).or_insert(0) += 1;
+        bystanders.only().with_context(at)?;
         ensure!(
-            held.iter().filter(|(_, of)| of == "victim").count() == 2,
-            "{held:?}"
+            store.add(&victim(), &setting.config)?.len() == 8,
+            "{}",
+            at()
         );
-        store.del(&victim(), &ranges())
-    })
+        store.del(&victim(), &setting.config).with_context(at)?;
+        let again = store.admin("n1", &raise).with_context(at)?;
+        ensure!(
+            again["to"] == 2 && version(store)? == 2,
+            "{}: {again}",
+            at()
+        );
+        bystanders.only().with_context(at)?;
+        ensure!(
+            store.add(&victim(), &setting.config)?.len() == 8,
+            "{}",
+            at()
+        );
+        let records = store.files("owners").len();
+        ensure!(records == bystanders.records + 1, "{}: {records}", at());
+    }
+    ensure!(found.len() == 2, "versions that were found: {found:?}");
+    print("upgrade", &points, dead);
+    Ok(())
 }
 
 fn a_take_over_killed_anywhere_loses_nothing() -> Result<()> {
     let previous = Caller::new("n1", "previous").of_pod("default/victim");
     let prepare = |store: &LeaseStore| store.add(&previous, &ranges()).map(drop);
-    let (store, bystanders) = store_with_bystanders()?;
-    prepare(&store)?;
-    let points = enumerate(&store, "ADD", &victim(), &ranges())?;
+    let bystanders = two().bystanders()?;
+    let store = &bystanders.store;
+    prepare(store)?;
+    let points = enumerate(store, "ADD", &victim(), &ranges())?;
     store.del(&victim(), &ranges())?;
     store.del(&previous, &ranges())?;
     let mut dead = 0;
@@ -207,8 +404,8 @@ fn a_take_over_killed_anywhere_loses_nothing() -> Result<()> {
                 point.call, point.occurrence, point.line
             )
         };
-        prepare(&store).with_context(at)?;
-        dead += usize::from(killed(&store, "ADD", &victim(), &ranges(), point).with_context(at)?);
+        prepare(store).with_context(at)?;
+        dead += usize::from(killed(store, "ADD", &victim(), &ranges(), point).with_context(at)?);
         let given = store.add(&victim(), &ranges()).with_context(at)?;
         let held = store.held("n1").with_context(at)?;
         let mine = held
@@ -219,7 +416,7 @@ fn a_take_over_killed_anywhere_loses_nothing() -> Result<()> {
         store.del(&previous, &ranges()).with_context(at)?;
         ensure!(store.add(&victim(), &ranges())? == given, "{}", at());
         store.del(&victim(), &ranges()).with_context(at)?;
-        only(&store, &bystanders).with_context(at)?;
+        bystanders.only().with_context(at)?;
     }
     print("ADD of a pod's next sandbox, then ADD", &points, dead);
     Ok(())

@@ -28,6 +28,14 @@ pub(crate) const CASES: &[Case] = &[
         Strace
     ),
     case!(
+        an_order_on_a_share_creates_and_syncs_one_record_for_all_its_addresses,
+        Strace
+    ),
+    case!(
+        a_del_of_an_order_on_a_share_syncs_each_release_before_it_removes_the_record,
+        Strace
+    ),
+    case!(
         what_a_node_notes_of_a_store_is_synced_with_its_directories,
         Strace
     ),
@@ -53,14 +61,22 @@ enum Step {
 
 /// The steps of a call that succeeded, on a store that is given out as shared.
 fn steps(store: &LeaseStore, verb: &str, caller: &Caller) -> Result<Vec<Step>> {
+    steps_of(store, verb, caller, &network(&["10.0.0.0/24"]))
+}
+
+fn steps_of(
+    store: &LeaseStore,
+    verb: &str,
+    caller: &Caller,
+    config: &serde_json::Value,
+) -> Result<Vec<Step>> {
     let log = tempfile::NamedTempFile::new()?;
     let wrapper = ["strace", "-f", "-qq", "-y", "-s", "256", "-e", AS_NFS, "-o"];
     let mut wrapper: Vec<String> = wrapper.map(str::to_owned).to_vec();
     wrapper.push(log.path().display().to_string());
-    let config = network(&["10.0.0.0/24"]).to_string();
     answer(
         &mut store.command(verb, caller, &wrapper),
-        config.as_bytes(),
+        config.to_string().as_bytes(),
     )?
     .success()?;
     let text = fs::read_to_string(log.path())?;
@@ -252,6 +268,76 @@ fn a_del_on_a_share_syncs_the_release_of_the_address_before_it_removes_the_recor
         path: owner.clone(),
     };
     ensure!(steps[remove..].contains(&sync), "{steps:#?}");
+    Ok(())
+}
+
+/// Eight addresses of eight ranges.
+fn eight() -> serde_json::Value {
+    let ranges: Vec<String> = (0..8).map(|n| format!("10.0.{n}.0/24")).collect();
+    network(&ranges.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// What an order of eight costs the file server: records made, and syncs of records, of the
+/// owner's directory and of shards.
+fn cost_of_eight(store: &LeaseStore) -> Result<[usize; 4]> {
+    store.add_node("n1")?;
+    store.add(&Caller::new("n1", "first"), &eight())?;
+    let caller = Caller::new("n1", "pod");
+    let steps = steps_of(store, "ADD", &caller, &eight())?;
+    let linked = steps.iter().rposition(
+        |step| matches!(step, Step::Link { directory, .. } if directory.contains("/leases/")),
+    );
+    let first_sync = steps.iter().position(
+        |step| matches!(step, Step::Sync { path } if path.contains("/owners/") && path.contains("pod:")),
+    );
+    let (linked, first_sync) = (linked.context("no link")?, first_sync.context("no sync")?);
+    ensure!(first_sync < linked, "{steps:#?}");
+    let count = |is: &dyn Fn(&Step) -> bool| steps.iter().filter(|step| is(step)).count();
+    let record = |path: &str| path.contains("/owners/") && path.contains("pod:");
+    // Counted too: directories that the first ADD of this owner's bucket made.
+    let owners = |path: &str| path.contains("/owners/n1/") && !path.contains(':');
+    Ok([
+        count(
+            &|step| matches!(step, Step::Create { directory, .. } if directory.contains("/owners/")),
+        ),
+        count(&|step| matches!(step, Step::Sync { path } if record(path))),
+        count(&|step| matches!(step, Step::Sync { path } if owners(path))),
+        count(&|step| matches!(step, Step::Sync { path } if path.contains("/leases/"))),
+    ])
+}
+
+fn an_order_on_a_share_creates_and_syncs_one_record_for_all_its_addresses() -> Result<()> {
+    let one = cost_of_eight(&LeaseStore::new("0")?)?;
+    let each = cost_of_eight(&LeaseStore::of_format_1("0")?)?;
+    println!("records made, synced; syncs of owners, of shards: {one:?}, in format 1 {each:?}");
+    ensure!(one == [1, 1, 1, 8], "{one:?}");
+    ensure!(each == [8, 8, 8, 8], "{each:?}");
+    Ok(())
+}
+
+fn a_del_of_an_order_on_a_share_syncs_each_release_before_it_removes_the_record() -> Result<()> {
+    let store = store()?;
+    store.add(&caller(), &eight())?;
+    let steps = steps_of(&store, "DEL", &caller(), &eight())?;
+    let removed = |step: &Step| matches!(step, Step::Unlink { directory, .. } if directory.contains("/owners/"));
+    let remove = position(&steps, "removal of the record", removed)?;
+    let mut released = 0;
+    for (at, step) in steps.iter().enumerate() {
+        let Step::Rename { directory, .. } = step else {
+            continue;
+        };
+        released += 1;
+        let sync = Step::Sync {
+            path: directory.clone(),
+        };
+        ensure!(
+            at < remove && steps[at..remove].contains(&sync),
+            "{steps:#?}"
+        );
+    }
+    ensure!(released == 8, "{released} released: {steps:#?}");
+    let removals = steps.iter().filter(|step| removed(step)).count();
+    ensure!(removals == 1, "{removals} records removed");
     Ok(())
 }
 

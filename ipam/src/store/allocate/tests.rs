@@ -86,17 +86,46 @@ fn want<'a>(range: &'a Range, holder: &'a Holder) -> Want<'a> {
         network_name: None,
         overlapping: true,
         holder,
-        index: 0,
     }
 }
 
-fn search<'a>(store: &'a Store, want: &'a Want<'a>) -> Search<'a> {
-    Search {
-        store,
-        want,
-        intent: None,
-        collisions: 0,
+/// A directory for a store of each format.
+fn places() -> [tempfile::TempDir; 2] {
+    let old = tempfile::tempdir().unwrap();
+    make_store_of_format_1(old.path());
+    [old, tempfile::tempdir().unwrap()]
+}
+
+/// As programs made it that know no other format.
+fn make_store_of_format_1(place: &Path) {
+    let text = r#"{"format": "rdma-ipam store", "version": 1, "id": "a1b2", "created": "2025-01-01T00:00:00Z"}"#;
+    std::fs::create_dir_all(place.join("store")).unwrap();
+    std::fs::write(place.join("store/FORMAT"), text).unwrap();
+}
+
+fn record(lease: &Lease) -> Record {
+    Record::of(vec![lease.clone()]).unwrap()
+}
+
+fn claims(lease: &Lease, shard: &Rc<Dir>) -> [Claim; 1] {
+    let (lease, shard) = (lease.clone(), Rc::clone(shard));
+    [Claim { lease, shard }]
+}
+
+fn is_held(store: &Store, owned: &crate::store::Owned) -> bool {
+    match &owned.content {
+        Content::Record(record, meta) => {
+            let mut leases = record.leases().iter();
+            leases.any(|lease| store.is_held(lease, meta).unwrap())
+        }
+        other => panic!("{other:?}"),
     }
+}
+
+/// Names of a shard, but for those that withdrawn claims leave.
+fn names(shard: &Dir) -> Vec<String> {
+    let withdrawn = |name: &str| name.ends_with(".0");
+    shard.names_that(|name| !withdrawn(name)).unwrap()
 }
 
 /// As many threads as writers, each with its own view of the store, lease as
@@ -113,11 +142,13 @@ fn crowd(place: &Path, range: &Range, writers: usize, each: usize) -> (Vec<IpAdd
                     let holder = holder(&format!("c{writer}-{number}"));
                     let want = want(range, &holder);
                     start.wait(number);
-                    let mut search = search(&store, &want);
-                    let lease = search.run().unwrap();
+                    let mut search = [Search::new(&store, want, Goal::Lowest, 0)];
+                    let mut made = Made::of(&holder, 0);
+                    let leases = store.allocate_all(&mut search, &mut made);
+                    let leases = leases.map_err(|failed| failed.error).unwrap();
                     let mut all = all.lock().unwrap();
-                    all.0.push(lease.address);
-                    all.1.push(search.collisions);
+                    all.0.push(leases[0].address);
+                    all.1.push(search[0].collisions);
                 }
             });
         }
@@ -126,28 +157,29 @@ fn crowd(place: &Path, range: &Range, writers: usize, each: usize) -> (Vec<IpAdd
 }
 
 fn check_crowd(range_text: &str, fill: usize, writers: usize, each: usize) {
-    let place = tempfile::tempdir().unwrap();
-    let range = range(range_text);
-    let store = open(place.path(), "filler");
-    for number in 0..fill {
-        let holder = holder(&format!("fill{number}"));
-        let want = want(&range, &holder);
-        store.allocate(&want).unwrap();
+    for place in places() {
+        let range = range(range_text);
+        let store = open(place.path(), "filler");
+        for number in 0..fill {
+            let holder = holder(&format!("fill{number}"));
+            let want = want(&range, &holder);
+            store.allocate(&want, 0).unwrap();
+        }
+        let (addresses, collisions) = crowd(place.path(), &range, writers, each);
+        let distinct: HashSet<_> = addresses.iter().collect();
+        assert_eq!(distinct.len(), writers * each, "an address was given twice");
+        let sum: usize = collisions.iter().sum();
+        let worst = collisions.iter().max().copied().unwrap_or(0);
+        // One meeting is the price of lowest first; after it the writers part.
+        // With few addresses left each of them goes to somebody, so the last
+        // writer can meet all others.
+        assert!(worst <= writers, "{worst} collisions in one search");
+        assert!(
+            sum <= 3 * collisions.len(),
+            "{sum} collisions in {} searches",
+            collisions.len()
+        );
     }
-    let (addresses, collisions) = crowd(place.path(), &range, writers, each);
-    let distinct: HashSet<_> = addresses.iter().collect();
-    assert_eq!(distinct.len(), writers * each, "an address was given twice");
-    let sum: usize = collisions.iter().sum();
-    let worst = collisions.iter().max().copied().unwrap_or(0);
-    // One meeting is the price of lowest first; after it the writers part.
-    // With few addresses left each of them goes to somebody, so the last
-    // writer can meet all others.
-    assert!(worst <= writers, "{worst} collisions in one search");
-    assert!(
-        sum <= 3 * collisions.len(),
-        "{sum} collisions in {} searches",
-        collisions.len()
-    );
 }
 
 #[test]
@@ -167,119 +199,108 @@ fn writers_find_the_last_addresses_of_a_nearly_full_range() {
 
 #[test]
 fn the_last_address_goes_to_one_and_the_others_hear_why() {
-    let place = tempfile::tempdir().unwrap();
-    let range = range("10.0.0.0/30");
-    let given = std::sync::atomic::AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for writer in 0..8 {
-            let (given, range, place) = (&given, &range, place.path());
-            scope.spawn(move || {
-                let store = open(place, &format!("n{writer}"));
-                let holder = holder(&format!("c{writer}"));
-                let want = want(range, &holder);
-                match store.allocate(&want) {
-                    Ok(_) => drop(given.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
-                    Err(StoreError::Exhausted { .. }) => {}
-                    Err(other) => panic!("{other}"),
-                }
-            });
-        }
-    });
-    assert_eq!(given.into_inner(), 2);
+    for place in places() {
+        let range = range("10.0.0.0/30");
+        let given = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for writer in 0..8 {
+                let (given, range, place) = (&given, &range, place.path());
+                scope.spawn(move || {
+                    let store = open(place, &format!("n{writer}"));
+                    let holder = holder(&format!("c{writer}"));
+                    let want = want(range, &holder);
+                    match store.allocate(&want, 0) {
+                        Ok(_) => drop(given.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
+                        Err(StoreError::Exhausted { .. }) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                });
+            }
+        });
+        assert_eq!(given.into_inner(), 2);
+    }
 }
 
 #[test]
 fn a_claim_by_an_old_listing_is_withdrawn() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let lease_for = |container: &str| {
-        let holder = holder(container);
-        let want = want(&range, &holder);
-        store
-            .allocate_this(&want, "10.0.0.9".parse().unwrap())
-            .unwrap()
-    };
-    // One ADD listed the shard when the address had never been used, and sleeps.
-    let sleeper = holder("sleeper");
-    let want = want(&range, &sleeper);
-    let candidate = Candidate {
-        address: bits("10.0.0.9".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let wakes = |expected: bool| {
-        let mut search = search(&store, &want);
-        let number = name::shard_number(candidate.address);
-        let taken = search
-            .take(None, number, candidate, false)
-            .unwrap()
-            .is_some();
-        assert_eq!(taken, expected);
-        search.finish(Err(search_over())).unwrap_err();
-    };
-    // Meanwhile it was held, freed, held, freed and held by others.
-    lease_for("first");
-    wakes(false);
-    store.give_back("first", "net1", "rail0").unwrap();
-    wakes(false);
-    lease_for("second");
-    wakes(false);
-    store.give_back("second", "net1", "rail0").unwrap();
-    assert_eq!(lease_for("third").generation, 3);
-    wakes(false);
-    assert_eq!(
-        store.held("third", "net1").unwrap().len(),
-        1,
-        "the holder lost its lease"
-    );
-    assert!(store.held("sleeper", "net1").unwrap().is_empty());
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let lease_for = |container: &str| {
+            let holder = holder(container);
+            let want = want(&range, &holder);
+            store
+                .allocate_this(&want, 0, "10.0.0.9".parse().unwrap())
+                .unwrap()
+        };
+        // One ADD listed the shard when the address had never been used, and sleeps.
+        let sleeper = holder("sleeper");
+        let want = want(&range, &sleeper);
+        let candidate = Candidate {
+            address: bits("10.0.0.9".parse().unwrap()),
+            generation: 1,
+            other_class: None,
+        };
+        let wakes = |expected: bool| {
+            assert_eq!(wakes_with(&store, &want, candidate), expected);
+        };
+        // Meanwhile it was held, freed, held, freed and held by others.
+        lease_for("first");
+        wakes(false);
+        store.give_back("first", "net1", "rail0").unwrap();
+        wakes(false);
+        lease_for("second");
+        wakes(false);
+        store.give_back("second", "net1", "rail0").unwrap();
+        assert_eq!(lease_for("third").generation, 3);
+        wakes(false);
+        assert_eq!(
+            store.held("third", "net1").unwrap().len(),
+            1,
+            "the holder lost its lease"
+        );
+        assert!(store.held("sleeper", "net1").unwrap().is_empty());
+    }
 }
 
 /// What a claim leaves whose listing was made while another's names changed,
 /// and showed neither: a held entry of a low number beside freed ones of higher.
 #[test]
 fn a_holder_by_a_low_number_keeps_the_address() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let address: IpAddr = "10.0.0.9".parse().unwrap();
-    let holders = ["first", "second"].map(holder);
-    let want = |holder| want(&range, holder);
-    let lease = store.allocate_this(&want(&holders[0]), address).unwrap();
-    assert_eq!(lease.generation, 1);
-    let shard = store.shard_of(&lease).unwrap().unwrap();
-    let freed = name::LeaseName::parse("10.0.0.9~7.1").unwrap();
-    shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let address: IpAddr = "10.0.0.9".parse().unwrap();
+        let holders = ["first", "second"].map(holder);
+        let want = |holder| want(&range, holder);
+        let lease = store.allocate_this(&want(&holders[0]), 0, address).unwrap();
+        assert_eq!(lease.generation, 1);
+        let shard = store.shard_of(&lease).unwrap().unwrap();
+        let freed = name::LeaseName::parse("10.0.0.9~7.1").unwrap();
+        shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
 
-    let refused = store.allocate_this(&want(&holders[1]), address);
-    assert!(
-        matches!(refused, Err(StoreError::Held { .. })),
-        "{refused:?}"
-    );
-    // Also to an ADD that listed the shard before the address was leased.
-    let second = want(&holders[1]);
-    let mut search = search(&store, &second);
-    let candidate = Candidate {
-        address: bits(address),
-        generation: 8,
-        other_class: None,
-    };
-    let number = name::shard_number(candidate.address);
-    assert!(
-        search
-            .take(None, number, candidate, false)
-            .unwrap()
-            .is_none()
-    );
-    search.finish(Err(search_over())).unwrap_err();
+        let refused = store.allocate_this(&want(&holders[1]), 0, address);
+        assert!(
+            matches!(refused, Err(StoreError::Held { .. })),
+            "{refused:?}"
+        );
+        // Also to an ADD that listed the shard before the address was leased.
+        let second = want(&holders[1]);
+        let candidate = Candidate {
+            address: bits(address),
+            generation: 8,
+            other_class: None,
+        };
+        assert!(!wakes_with(&store, &second, candidate));
 
-    // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
-    let owned = store.owned("first", "net1").unwrap();
-    assert!(store.is_held(&owned[0]).unwrap());
-    store.give_back("first", "net1", "rail0").unwrap();
-    let next = store.allocate_this(&want(&holders[1]), address).unwrap();
-    assert_eq!(next.generation, 8);
+        // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
+        let owned = store.owned("first", "net1").unwrap();
+        assert!(is_held(&store, &owned[0]));
+        store.give_back("first", "net1", "rail0").unwrap();
+        let next = store.allocate_this(&want(&holders[1]), 0, address).unwrap();
+        // Of format 2 a number that was withdrawn is used.
+        assert!(next.generation >= 8, "{next:?}");
+    }
 }
 
 /// Two claims of one address, as two ADDs leave them that were killed before they listed the names:
@@ -297,8 +318,8 @@ fn contested(place: &Path) -> (Store, [Lease; 2]) {
             generation,
             other_class: None,
         };
-        let lease = want(&range, &holder).lease(candidate, false);
-        store.intend(&lease, 0).unwrap();
+        let lease = want(&range, &holder).lease(candidate, false, 0);
+        store.intend(&record(&lease), 0).unwrap();
         let (bucket, record) = name::owner(container, "net1", 0);
         let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
         let entry = name::LeaseName::of(&lease).name();
@@ -326,37 +347,39 @@ fn a_full_shard_is_contended_by_the_clock_of_the_file_server() {
 
 #[test]
 fn a_claim_whose_contender_withdraws_is_held() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, [first, second]) = contested(place.path());
-    let start = Meeting::of(2);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let store = open(place.path(), "n2");
-            let shard = store.shard_of(&second).unwrap().unwrap();
+    for place in places() {
+        let (store, [first, second]) = contested(place.path());
+        let start = Meeting::of(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let store = open(place.path(), "n2");
+                let shard = store.shard_of(&second).unwrap().unwrap();
+                start.wait(0);
+                shard.unlink("10.0.0.9@2").unwrap();
+            });
+            let owned = store.owned("first", "net1").unwrap();
             start.wait(0);
-            shard.unlink("10.0.0.9@2").unwrap();
+            assert!(is_held(&store, &owned[0]));
         });
-        let owned = store.owned("first", "net1").unwrap();
-        start.wait(0);
-        assert!(store.is_held(&owned[0]).unwrap());
-    });
-    let shard = store.shard_of(&first).unwrap().unwrap();
-    assert_eq!(shard.names().unwrap(), ["10.0.0.9@1"]);
+        let shard = store.shard_of(&first).unwrap().unwrap();
+        assert_eq!(shard.names().unwrap(), ["10.0.0.9@1"]);
+    }
 }
 
 #[test]
 fn a_claim_whose_contender_stays_is_given_up() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, [first, _]) = contested(place.path());
-    let shard = store.shard_of(&first).unwrap().unwrap();
-    let held = |container: &str| {
-        let owned = store.owned(container, "net1").unwrap();
-        store.is_held(&owned[0]).unwrap()
-    };
-    assert!(!held("first"));
-    assert_eq!(shard.names().unwrap(), ["10.0.0.9@2"]);
-    assert!(!held("first"), "it does not come back");
-    assert!(held("second"));
+    for place in places() {
+        let (store, [first, _]) = contested(place.path());
+        let shard = store.shard_of(&first).unwrap().unwrap();
+        let held = |container: &str| {
+            let owned = store.owned(container, "net1").unwrap();
+            is_held(&store, &owned[0])
+        };
+        assert!(!held("first"));
+        assert_eq!(names(&shard), ["10.0.0.9@2"]);
+        assert!(!held("first"), "it does not come back");
+        assert!(held("second"));
+    }
 }
 
 /// One ADD has an address of a range where it overlaps others; another, where it
@@ -373,7 +396,7 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
             overlapping: !killed_overlaps,
             ..want(&range, &keeps)
         };
-        store.allocate_this(&first, address).unwrap();
+        store.allocate_this(&first, 0, address).unwrap();
         let second = Want {
             overlapping: killed_overlaps,
             ..want(&range, &killed)
@@ -383,8 +406,8 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
             generation: 1,
             other_class: None,
         };
-        let lease = second.lease(candidate, false);
-        store.intend(&lease, 0).unwrap();
+        let lease = second.lease(candidate, false, 0);
+        store.intend(&record(&lease), 0).unwrap();
         let (bucket, record) = name::owner("killed", "net1", 0);
         let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
         let shard = store.shard_of(&lease).unwrap().unwrap();
@@ -394,224 +417,646 @@ fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
                 .unwrap()
         );
         let owned = store.owned("killed", "net1").unwrap();
-        assert!(!store.is_held(&owned[0]).unwrap(), "two hold {address}");
+        assert!(!is_held(&store, &owned[0]), "two hold {address}");
         let owned = store.owned("keeps", "net1").unwrap();
-        assert!(store.is_held(&owned[0]).unwrap());
-        assert_eq!(shard.names().unwrap().len(), 1);
+        assert!(is_held(&store, &owned[0]));
+        assert_eq!(names(&shard).len(), 1);
     }
 }
 
 #[test]
 fn fsck_reports_claims_that_met_and_removes_none() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, [first, _]) = contested(place.path());
-    let notes = |min_age| {
-        let checkup = store.fsck(true, Duration::from_secs(min_age)).unwrap();
-        let findings = checkup.findings.into_iter();
-        findings
-            .map(|problem| problem.finding.what)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(
-        notes(60),
-        [""; 0],
-        "young ones may be of a call that still runs"
-    );
-    let findings = notes(0);
-    assert_eq!(findings.len(), 2, "{findings:?}");
-    for (finding, container) in findings.iter().zip(["first", "second"]) {
-        assert!(
-            finding.starts_with("one of several claims of 10.0.0.9: ")
-                && finding.contains(container),
-            "{finding}"
+    for place in places() {
+        let (store, [first, _]) = contested(place.path());
+        let notes = |min_age| {
+            let checkup = store.fsck(true, Duration::from_secs(min_age)).unwrap();
+            let findings = checkup.findings.into_iter();
+            findings
+                .map(|problem| problem.finding.what)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            notes(60),
+            [""; 0],
+            "young ones may be of a call that still runs"
         );
+        let findings = notes(0);
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        for (finding, container) in findings.iter().zip(["first", "second"]) {
+            assert!(
+                finding.starts_with("one of several claims of 10.0.0.9: ")
+                    && finding.contains(container),
+                "{finding}"
+            );
+        }
+        let shard = store.shard_of(&first).unwrap().unwrap();
+        assert_eq!(shard.names().unwrap().len(), 2);
     }
-    let shard = store.shard_of(&first).unwrap().unwrap();
-    assert_eq!(shard.names().unwrap().len(), 2);
 }
 
 /// fsck has read a record that holds nothing; then its ADD goes on.
 #[test]
 fn fsck_removes_no_record_whose_add_went_on() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false);
-    let intent = store.intend(&lease, 0).unwrap();
-    let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-    assert_eq!(checkup.findings, [], "it may be of a call that still runs");
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    assert!(store.claim(&intent, &lease, &shard).unwrap());
-    let checkup = store.fsck(true, Duration::ZERO).unwrap();
-    assert_eq!((checkup.sound, checkup.findings.len()), (1, 0));
-    // Without its place in the shard for longer, the record goes and nothing else.
-    let (entry, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
-    assert!(shard.rename(&entry, aside).unwrap());
-    let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-    assert_eq!(checkup.repaired(), 0, "{checkup:?}");
-    assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
-    let checkup = store.fsck(true, Duration::ZERO).unwrap();
-    assert!(checkup.repaired() > 0, "{checkup:?}");
-    assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
-    assert_eq!(shard.names().unwrap(), [aside]);
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let holder = holder("c1");
+        let want = want(&range, &holder);
+        let candidate = Candidate {
+            address: bits("10.0.0.1".parse().unwrap()),
+            generation: 1,
+            other_class: None,
+        };
+        let lease = want.lease(candidate, false, 0);
+        let intent = store.intend(&record(&lease), 0).unwrap();
+        let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+        assert_eq!(checkup.findings, [], "it may be of a call that still runs");
+        let shard = store
+            .make_below(&["leases", "default", "10.0.0.0-24"])
+            .unwrap();
+        assert_eq!(
+            store.claim(&intent, &claims(&lease, &shard)).unwrap(),
+            [true]
+        );
+        let checkup = store.fsck(true, Duration::ZERO).unwrap();
+        assert_eq!((checkup.sound, checkup.findings.len()), (1, 0));
+        // Without its place in the shard for longer, the record goes and nothing else.
+        let (entry, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
+        assert!(shard.rename(&entry, aside).unwrap());
+        let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+        assert_eq!(checkup.repaired(), 0, "{checkup:?}");
+        assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
+        let checkup = store.fsck(true, Duration::ZERO).unwrap();
+        assert!(checkup.repaired() > 0, "{checkup:?}");
+        assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
+        assert_eq!(shard.names().unwrap(), [aside]);
+    }
 }
 
 #[test]
 fn a_del_that_overtakes_an_add_wins() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false);
-    let intent = store.intend(&lease, 0).unwrap();
-    // DEL comes while the ADD sleeps between its steps 2 and 3.
-    store.give_back("c1", "net1", "rail0").unwrap();
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    assert!(matches!(
-        store.claim(&intent, &lease, &shard),
-        Err(StoreError::Overtaken { .. })
-    ));
-    assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let holder = holder("c1");
+        let want = want(&range, &holder);
+        let candidate = Candidate {
+            address: bits("10.0.0.1".parse().unwrap()),
+            generation: 1,
+            other_class: None,
+        };
+        let lease = want.lease(candidate, false, 0);
+        let intent = store.intend(&record(&lease), 0).unwrap();
+        // DEL comes while the ADD sleeps between its steps 2 and 3.
+        store.give_back("c1", "net1", "rail0").unwrap();
+        let shard = store
+            .make_below(&["leases", "default", "10.0.0.0-24"])
+            .unwrap();
+        assert!(matches!(
+            store.claim(&intent, &claims(&lease, &shard)),
+            Err(StoreError::Overtaken { .. })
+        ));
+        assert!(names(&shard).is_empty(), "the lease leaked");
+    }
 }
 
 /// NFS gives a file that is open another name when it is removed, and counts that one.
 #[test]
 fn a_del_that_overtakes_an_add_wins_where_the_removed_record_keeps_a_name() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false);
-    let intent = store.intend(&lease, 0).unwrap();
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    assert!(store.link_entry(&intent, &lease, &shard).unwrap());
-    // DEL read the lease entry before it was there, and removes the record now.
-    let (bucket, record) = name::owner("c1", "net1", 0);
-    let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
-    assert!(owners.rename(&record, ".nfs0001").unwrap());
-    assert!(matches!(
-        store.confirm(&intent, &lease, &shard),
-        Err(StoreError::Overtaken { .. })
-    ));
-    assert!(shard.names().unwrap().is_empty(), "the lease leaked");
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let holder = holder("c1");
+        let want = want(&range, &holder);
+        let candidate = Candidate {
+            address: bits("10.0.0.1".parse().unwrap()),
+            generation: 1,
+            other_class: None,
+        };
+        let lease = want.lease(candidate, false, 0);
+        let intent = store.intend(&record(&lease), 0).unwrap();
+        let shard = store
+            .make_below(&["leases", "default", "10.0.0.0-24"])
+            .unwrap();
+        assert!(
+            store
+                .link_entry(&intent, &claims(&lease, &shard)[0])
+                .unwrap()
+        );
+        // DEL read the lease entry before it was there, and removes the record now.
+        let (bucket, record) = name::owner("c1", "net1", 0);
+        let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+        assert!(owners.rename(&record, ".nfs0001").unwrap());
+        assert!(matches!(
+            store.confirm(&intent, &claims(&lease, &shard), vec![true]),
+            Err(StoreError::Overtaken { .. })
+        ));
+        assert!(names(&shard).is_empty(), "the lease leaked");
+    }
 }
 
 /// The same the other way round: ADD had read its record before DEL removed it.
 #[test]
 fn a_del_frees_what_an_add_linked_while_it_slept() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false);
-    let intent = store.intend(&lease, 0).unwrap();
-    let asleep = store.owned("c1", "net1").unwrap().remove(0);
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    let Content::Lease(read, meta) = &asleep.content else {
-        panic!("{asleep:?}")
-    };
-    assert!(
-        !store
-            .release_address(read, meta, CoolDown::FromNow)
-            .unwrap(),
-        "not linked yet"
-    );
-    assert!(store.claim(&intent, &lease, &shard).unwrap());
-    assert!(store.remove_released(&asleep, read, meta).unwrap());
-    let names = shard.names().unwrap();
-    assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let holder = holder("c1");
+        let want = want(&range, &holder);
+        let candidate = Candidate {
+            address: bits("10.0.0.1".parse().unwrap()),
+            generation: 1,
+            other_class: None,
+        };
+        let lease = want.lease(candidate, false, 0);
+        let intent = store.intend(&record(&lease), 0).unwrap();
+        let asleep = store.owned("c1", "net1").unwrap().remove(0);
+        let shard = store
+            .make_below(&["leases", "default", "10.0.0.0-24"])
+            .unwrap();
+        let Content::Record(read, meta) = &asleep.content else {
+            panic!("{asleep:?}")
+        };
+        assert!(
+            !store
+                .release_address(&lease, meta, CoolDown::FromNow)
+                .unwrap(),
+            "not linked yet"
+        );
+        assert_eq!(
+            store.claim(&intent, &claims(&lease, &shard)).unwrap(),
+            [true]
+        );
+        assert_eq!(store.remove_released(&asleep, read, meta).unwrap().len(), 1);
+        let names = shard.names().unwrap();
+        assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
+    }
 }
 
 #[test]
 fn a_record_that_could_not_be_read_again_is_not_written() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let mut holder = holder("c1");
-    holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
-    let refused = store.allocate(&want(&range, &holder));
-    assert!(
-        matches!(refused, Err(StoreError::Oversize { .. })),
-        "{refused:?}"
-    );
-    assert!(store.owned("c1", "net1").unwrap().is_empty());
-    holder.netns = None;
-    store.allocate(&want(&range, &holder)).unwrap();
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let mut holder = holder("c1");
+        holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
+        let refused = store.allocate(&want(&range, &holder), 0);
+        assert!(
+            matches!(refused, Err(StoreError::Oversize { .. })),
+            "{refused:?}"
+        );
+        assert!(store.owned("c1", "net1").unwrap().is_empty());
+        holder.netns = None;
+        store.allocate(&want(&range, &holder), 0).unwrap();
+    }
 }
 
 /// A host that changed its name while it ran has records under both.
 #[test]
 fn an_attachment_is_freed_under_all_names_of_its_node() {
-    let place = tempfile::tempdir().unwrap();
-    let range = range("10.0.0.0/24");
-    let [before, after] = ["localhost", "gpu-7"].map(|node| Holder {
-        node: node.into(),
-        ..holder("c1")
-    });
-    open(place.path(), "localhost")
-        .allocate(&want(&range, &before))
-        .unwrap();
-    let store = open(place.path(), "gpu-7");
-    store.allocate(&want(&range, &after)).unwrap();
-    assert_eq!(store.held("c1", "net1").unwrap().len(), 2);
-    store.give_back("c1", "net1", "rail0").unwrap();
-    assert!(store.held("c1", "net1").unwrap().is_empty());
-    assert!(store.owned("c1", "net1").unwrap().is_empty());
+    for place in places() {
+        let range = range("10.0.0.0/24");
+        let [before, after] = ["localhost", "gpu-7"].map(|node| Holder {
+            node: node.into(),
+            ..holder("c1")
+        });
+        open(place.path(), "localhost")
+            .allocate(&want(&range, &before), 0)
+            .unwrap();
+        let store = open(place.path(), "gpu-7");
+        store.allocate(&want(&range, &after), 0).unwrap();
+        assert_eq!(store.held("c1", "net1").unwrap().len(), 2);
+        store.give_back("c1", "net1", "rail0").unwrap();
+        assert!(store.held("c1", "net1").unwrap().is_empty());
+        assert!(store.owned("c1", "net1").unwrap().is_empty());
+    }
 }
 
 #[test]
 fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let address = "10.0.0.9".parse().unwrap();
-    let (one, two) = (holder("one"), holder("two"));
-    let want = |holder| want(&range, holder);
-    store.allocate_this(&want(&one), address).unwrap();
-    // One DEL has read the record and sleeps; another frees the address.
-    let asleep = store.owned("one", "net1").unwrap().remove(0);
-    store.give_back("one", "net1", "rail0").unwrap();
-    store.allocate_this(&want(&two), address).unwrap();
-    store.release(&asleep, CoolDown::FromNow).unwrap();
-    assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
+    for place in places() {
+        let store = open(place.path(), "n1");
+        let range = range("10.0.0.0/24");
+        let address = "10.0.0.9".parse().unwrap();
+        let (one, two) = (holder("one"), holder("two"));
+        let want = |holder| want(&range, holder);
+        store.allocate_this(&want(&one), 0, address).unwrap();
+        // One DEL has read the record and sleeps; another frees the address.
+        let asleep = store.owned("one", "net1").unwrap().remove(0);
+        store.give_back("one", "net1", "rail0").unwrap();
+        store.allocate_this(&want(&two), 0, address).unwrap();
+        store.release(&asleep, CoolDown::FromNow).unwrap();
+        assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
+    }
 }
 
-fn search_over() -> StoreError {
-    StoreError::Exhausted {
-        range: String::new(),
-        why: String::new(),
+/// Whether an ADD gets what it chose a while ago.
+fn wakes_with(store: &Store, want: &Want<'_>, candidate: Candidate) -> bool {
+    let lease = want.lease(candidate, false, 0);
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let intent = store.intend(&record(&lease), 0).unwrap();
+    let taken = store.claim(&intent, &claims(&lease, &shard)).unwrap();
+    store
+        .give_back(&want.holder.container, &want.holder.interface, "rail0")
+        .unwrap();
+    taken[0]
+}
+
+/// Leases of one order at these addresses, each by number 1.
+fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
+    let want = want(range, holder);
+    let candidate = |address: &&str| Candidate {
+        address: bits(address.parse().unwrap()),
+        generation: 1,
+        other_class: None,
+    };
+    let candidates = addresses.iter().map(candidate);
+    (0..)
+        .zip(candidates)
+        .map(|(part, candidate)| want.lease(candidate, false, part))
+        .collect()
+}
+
+/// A store of format 2 and an order of three that is about to be linked.
+struct Begun {
+    _place: tempfile::TempDir,
+    store: Store,
+    holder: Holder,
+    range: Range,
+    shard: Rc<Dir>,
+    claims: Vec<Claim>,
+    intent: Intent,
+}
+
+const THREE: [&str; 3] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
+
+fn begun() -> Begun {
+    let place = tempfile::tempdir().unwrap();
+    let (store, holder, range) = (open(place.path(), "n1"), holder("c1"), range("10.0.0.0/24"));
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let leases = order_of(&holder, &range, &THREE);
+    let intent = store
+        .intend(&Record::of(leases.clone()).unwrap(), 0)
+        .unwrap();
+    let claims = leases.into_iter().map(|lease| Claim {
+        lease,
+        shard: Rc::clone(&shard),
+    });
+    Begun {
+        claims: claims.collect(),
+        _place: place,
+        store,
+        holder,
+        range,
+        shard,
+        intent,
     }
+}
+
+impl Begun {
+    fn held(&self) -> Vec<String> {
+        let held = self.store.held("c1", "net1").unwrap();
+        held.iter().map(|lease| lease.address.to_string()).collect()
+    }
+
+    /// No lease entry is held by anybody, and no record is left.
+    fn nothing_is_left(&self) {
+        let names = self.shard.names().unwrap();
+        assert!(!names.iter().any(|name| name.contains('@')), "{names:?}");
+        assert!(self.store.owned("c1", "net1").unwrap().is_empty());
+        let mut records = 0;
+        let strange = self.store.records_of("n1", |_| {
+            records += 1;
+            Ok(())
+        });
+        assert_eq!((strange.unwrap(), records), (Vec::new(), 0));
+    }
+
+    fn search(&self, part: usize) -> Search<'_> {
+        Search::new(
+            &self.store,
+            want(&self.range, &self.holder),
+            Goal::Lowest,
+            part,
+        )
+    }
+
+    /// What the order has lost is taken by another record.
+    fn take_lost(&self, parts: &[usize]) -> Result<Vec<Lease>, Failed> {
+        let mut made = Made::of(&self.holder, 1);
+        let mut searches: Vec<_> = parts.iter().map(|part| self.search(*part)).collect();
+        self.store.allocate_all(&mut searches, &mut made)
+    }
+}
+
+#[test]
+fn an_order_is_one_file_by_all_its_names() {
+    let begun = begun();
+    let taken = begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    assert_eq!(taken, [true; 3]);
+    assert_eq!(begun.held(), THREE);
+    let links = meta_of_entry(&begun, "10.0.0.3@1").links;
+    assert_eq!(links, 4, "its owner's name and three lease entries");
+    begun.store.give_back("c1", "net1", "rail0").unwrap();
+    begun.nothing_is_left();
+}
+
+fn meta_of_entry(begun: &Begun, name: &str) -> Meta {
+    begun.shard.meta(name).unwrap().unwrap()
+}
+
+/// One address is another's already, of another there is a second claim: both are taken anew,
+/// and answered again in their places.
+#[test]
+fn what_an_order_loses_is_in_a_further_record() {
+    let begun = begun();
+    let rival = holder("rival");
+    let want = want(&begun.range, &rival);
+    let lost: IpAddr = "10.0.0.1".parse().unwrap();
+    begun.store.allocate_this(&want, 0, lost).unwrap();
+    begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
+    let taken = begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    assert_eq!(taken, [false, false, true]);
+    let taken = begun
+        .take_lost(&[0, 1])
+        .map_err(|failed| failed.error)
+        .unwrap();
+    let addresses: Vec<String> = taken.iter().map(|l| l.address.to_string()).collect();
+    assert_eq!(addresses, ["10.0.0.4", "10.0.0.5"]);
+    assert_eq!(begun.store.owned("c1", "net1").unwrap().len(), 2);
+    assert_eq!(begun.held(), ["10.0.0.3", "10.0.0.4", "10.0.0.5"]);
+    let checkup = begun.store.fsck(true, Duration::ZERO).unwrap();
+    let of_order = |problem: &super::super::Problem| problem.finding.what.contains("c1");
+    assert!(!checkup.findings.iter().any(of_order), "{checkup:?}");
+    // The order again.
+    let part = |interface: Option<&str>| crate::store::Part {
+        interface: interface.map(str::to_owned),
+        range: begun.range.clone(),
+        slice: None,
+        space: crate::store::Space {
+            network_name: None,
+            overlapping: true,
+        },
+        requested: None,
+    };
+    let order = crate::store::Order {
+        holder: begun.holder.clone(),
+        profile: Profile::Strict,
+        parts: vec![part(None), part(None), part(Some("net1"))],
+    };
+    let again = begun.store.take(&order).unwrap();
+    let addresses: Vec<String> = again.iter().map(|l| l.address.to_string()).collect();
+    assert_eq!(addresses, ["10.0.0.4", "10.0.0.5", "10.0.0.3"]);
+    begun.store.give_back("c1", "net1", "rail0").unwrap();
+    assert_eq!(begun.held(), [""; 0]);
+    assert!(begun.store.owned("c1", "net1").unwrap().is_empty());
+    let rivals = begun.store.held("rival", "net1").unwrap();
+    assert_eq!(rivals[0].address, lost, "the rival lost its address");
+}
+
+/// The record names what it lost for as long as it lives: an inode that is used again must
+/// never be found there.
+#[test]
+fn a_name_that_was_withdrawn_is_nobodys_again() {
+    let begun = begun();
+    begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    begun.shard.unlink("10.0.0.2@7").unwrap();
+    let next = holder("next");
+    let next =
+        begun
+            .store
+            .allocate_this(&want(&begun.range, &next), 0, "10.0.0.2".parse().unwrap());
+    assert_eq!(next.unwrap().generation, 2);
+    begun.store.give_back("c1", "net1", "rail0").unwrap();
+    assert_eq!(begun.store.held("next", "net1").unwrap().len(), 1);
+}
+
+/// DEL reads, renames, removes; ADD links one, then the next: wherever they meet.
+#[test]
+fn a_del_that_overtakes_an_order_leaves_nothing() {
+    for linked in 0..=3 {
+        let begun = begun();
+        for claim in &begun.claims[..linked] {
+            assert!(begun.store.link_entry(&begun.intent, claim).unwrap());
+        }
+        begun.store.give_back("c1", "net1", "rail0").unwrap();
+        let overtaken = match linked {
+            3 => begun
+                .store
+                .confirm(&begun.intent, &begun.claims, vec![true; 3]),
+            _ => begun.store.claim(&begun.intent, &begun.claims),
+        };
+        assert!(
+            matches!(overtaken, Err(StoreError::Overtaken { .. })),
+            "{linked}: {overtaken:?}"
+        );
+        begun.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_del_frees_what_an_order_linked_while_it_slept() {
+    for linked in 0..=3 {
+        let begun = begun();
+        for claim in &begun.claims[..linked] {
+            assert!(begun.store.link_entry(&begun.intent, claim).unwrap());
+        }
+        let asleep = begun.store.owned("c1", "net1").unwrap().remove(0);
+        let Content::Record(read, meta) = &asleep.content else {
+            panic!("{asleep:?}")
+        };
+        for lease in read.leases() {
+            let never = CoolDown::NeverAnswered;
+            begun.store.release_address(lease, meta, never).unwrap();
+        }
+        if linked == 0 {
+            let taken = begun.store.claim(&begun.intent, &begun.claims).unwrap();
+            assert_eq!(taken, [true; 3]);
+        } else {
+            for claim in &begun.claims[linked..] {
+                assert!(begun.store.link_entry(&begun.intent, claim).unwrap());
+            }
+        }
+        let freed = begun.store.remove_released(&asleep, read, meta).unwrap();
+        assert_eq!(freed.len(), 3 - linked);
+        begun.nothing_is_left();
+    }
+}
+
+/// DEL comes when the first record is claimed and the one for what was lost is not made yet.
+#[test]
+fn a_further_record_is_not_made_above_one_that_is_gone() {
+    let begun = begun();
+    begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    begun.store.give_back("c1", "net1", "rail0").unwrap();
+    let failed = begun.take_lost(&[1]).map(drop).unwrap_err();
+    assert!(matches!(failed.error, StoreError::Overtaken { .. }));
+    begun.shard.unlink("10.0.0.2@7").unwrap();
+    begun.nothing_is_left();
+}
+
+/// The same the other way round: DEL saw no further record, and removes the first one after
+/// the further one was claimed.
+#[test]
+fn a_del_frees_the_further_record_that_was_made_while_it_slept() {
+    let begun = begun();
+    begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    let asleep = begun.store.owned("c1", "net1").unwrap().remove(0);
+    let Content::Record(read, meta) = &asleep.content else {
+        panic!("{asleep:?}")
+    };
+    for lease in read.leases() {
+        begun
+            .store
+            .release_address(lease, meta, CoolDown::FromNow)
+            .unwrap();
+    }
+    assert!(begun.take_lost(&[1]).is_ok());
+    // As it goes on: it had looked for the further record before.
+    assert!(asleep.dir.unlink(&asleep.name).unwrap());
+    let freed = begun.store.remove_released(&asleep, read, meta).unwrap();
+    assert_eq!(freed.len(), 1);
+    begun.shard.unlink("10.0.0.2@7").unwrap();
+    begun.nothing_is_left();
+}
+
+#[test]
+fn orders_that_meet_part_and_keep_their_answers() {
+    const WRITERS: usize = 6;
+    for place in places() {
+        let range = range("10.0.0.0/26");
+        let start = Meeting::of(WRITERS);
+        let all = std::sync::Mutex::new(Vec::new());
+        let order = |writer: usize| crate::store::Order {
+            holder: holder(&format!("c{writer}")),
+            profile: Profile::Strict,
+            parts: vec![
+                crate::store::Part {
+                    interface: None,
+                    range: range.clone(),
+                    slice: None,
+                    space: crate::store::Space {
+                        network_name: None,
+                        overlapping: true,
+                    },
+                    requested: None,
+                };
+                8
+            ],
+        };
+        for round in 0..5 {
+            all.lock().unwrap().clear();
+            std::thread::scope(|scope| {
+                for writer in 0..WRITERS {
+                    let (start, all, order, place) = (&start, &all, &order, place.path());
+                    scope.spawn(move || {
+                        let store = open(place, "n1");
+                        start.wait(round);
+                        let leases = store.take(&order(writer)).unwrap();
+                        all.lock().unwrap().push((writer, leases));
+                    });
+                }
+            });
+            let store = open(place.path(), "n1");
+            let taken = all.lock().unwrap();
+            let distinct: HashSet<IpAddr> = taken
+                .iter()
+                .flat_map(|(_, leases)| leases.iter().map(|lease| lease.address))
+                .collect();
+            assert_eq!(distinct.len(), 8 * WRITERS, "an address was given twice");
+            for (writer, leases) in taken.iter() {
+                let again = store.take(&order(*writer)).unwrap();
+                let [first, again] = [leases, &again]
+                    .map(|leases| leases.iter().map(|l| l.address).collect::<Vec<_>>());
+                assert_eq!(first, again, "another answer");
+                let container = format!("c{writer}");
+                assert_eq!(store.held(&container, "net1").unwrap().len(), 8);
+            }
+            let checkup = store.fsck(true, Duration::ZERO).unwrap();
+            assert_eq!((checkup.sound, checkup.findings), (8 * WRITERS, Vec::new()));
+            for (writer, _) in taken.iter() {
+                let (freed, _) = store
+                    .give_back(&format!("c{writer}"), "net1", "rail0")
+                    .unwrap();
+                assert_eq!(freed.len(), 8);
+            }
+            let mut records = 0;
+            store
+                .records_of("n1", |_| {
+                    records += 1;
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(records, 0);
+        }
+    }
+}
+
+#[test]
+fn an_order_of_one_address_released_by_hand_keeps_its_record_for_the_others() {
+    let begun = begun();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    for (left, address) in [(2, THREE[0]), (1, THREE[2]), (0, THREE[1])] {
+        let entries = begun.store.entries_at(address.parse().unwrap()).unwrap();
+        begun.store.release_entry(&entries[0]).unwrap();
+        assert_eq!(begun.held().len(), left);
+        let records = begun.store.owned("c1", "net1").unwrap();
+        assert_eq!(records.len(), usize::from(left > 0));
+    }
+    begun.nothing_is_left();
+}
+
+#[test]
+fn fsck_gives_an_order_its_owner_back_and_removes_one_that_holds_nothing() {
+    let begun = begun();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    let owned = begun.store.owned("c1", "net1").unwrap().remove(0);
+    assert!(owned.dir.unlink(&owned.name).unwrap());
+    let checkup = begun.store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((checkup.sound, checkup.repaired()), (2, 1), "{checkup:?}");
+    assert_eq!(begun.store.owned("c1", "net1").unwrap().len(), 1);
+    let checkup = begun.store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((checkup.sound, checkup.findings.len()), (3, 0));
+    for claim in &begun.claims {
+        let held = name::LeaseName::of(&claim.lease);
+        let freed = name::LeaseName {
+            freed: Some(7),
+            ..held
+        };
+        assert!(begun.shard.rename(&held.name(), &freed.name()).unwrap());
+    }
+    let checkup = begun.store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((checkup.sound, checkup.repaired()), (0, 1), "{checkup:?}");
+    begun.nothing_is_left();
+}
+
+#[test]
+fn what_older_programs_left_is_taken_up_after_the_store_was_raised() {
+    let place = tempfile::tempdir().unwrap();
+    make_store_of_format_1(place.path());
+    let range = range("10.0.0.0/24");
+    let old = open(place.path(), "n1");
+    let holder = holder("c1");
+    let first = old.allocate(&want(&range, &holder), 0).unwrap();
+    let second = old.allocate(&want(&range, &holder), 1).unwrap();
+    assert!(old.raise().unwrap());
+    let store = open(place.path(), "n1");
+    assert_eq!(store.format(), RecordFormat::PerOrder);
+    // A call that opened the store before it was raised.
+    let third = old.allocate(&want(&range, &holder), 2).unwrap();
+    let fourth = store.allocate(&want(&range, &holder), 3).unwrap();
+    let held = store.held("c1", "net1").unwrap();
+    let addresses = |leases: &[Lease]| leases.iter().map(|l| l.address).collect::<Vec<_>>();
+    assert_eq!(addresses(&held), addresses(&[first, second, third, fourth]));
+    let checkup = store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((checkup.sound, checkup.findings), (4, Vec::new()));
+    assert_eq!(store.give_back("c1", "net1", "rail0").unwrap().0.len(), 4);
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
 }
