@@ -34,6 +34,9 @@ fn with_hardware() -> Result<CniHost> {
     host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     let root = host.directory().join("root");
     fs::create_dir_all(root.join(FILES))?;
+    // As on most hosts; Multus names the file by this path.
+    fs::create_dir_all(root.join("var"))?;
+    std::os::unix::fs::symlink("../run", root.join("var/run"))?;
     let tree = Tree::new(&root);
     tree.pci(&PciSpec::MLX5);
     tree.netdev(&NetdevSpec {

@@ -21,8 +21,9 @@ use e2e::daemon::{Daemon, HCAS, Machine};
 pub(crate) const CASES: &[Case] = &[
     case!(a_changed_config_map_is_in_force_at_once_unless_wrong, Root),
     case!(cdi_devices_are_written_before_they_are_named, Root),
+    case!(metrics_follow_units_pods_ports_and_files, Root),
     case!(
-        every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other,
+        the_dashboard_and_the_docs_have_the_metrics_that_are_served,
         Root
     ),
     case!(a_device_of_two_pools_is_reported, Root),
@@ -283,7 +284,7 @@ fn metrics(text: &str) -> BTreeSet<String> {
     names
 }
 
-fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Result<()> {
+fn metrics_follow_units_pods_ports_and_files() -> Result<()> {
     let mut running = running(&shared(2), RESOURCE, 4)?;
     running.metric("build_info{version=", "").ok();
     running.metric("units{resource=\"rdma/hca\",health=\"healthy\"}", "4")?;
@@ -340,7 +341,23 @@ fn every_metric_moves_is_documented_and_the_dashboard_asks_for_no_other() -> Res
     let then = scans(&down);
     running.until("/metrics", "more scans", |body| scans(body) > then)?;
     assert_eq!(running.get("/healthz")?.0, 200);
+    Ok(())
+}
 
+fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
+    let mut running = running(&shared(2), RESOURCE, 4)?;
+    running.admit("pod", 1)?;
+    running.metric(
+        "allocated_units{resource=\"rdma/hca\",pod_namespace=\"default\",pod_name=\"pod\"}",
+        "1",
+    )?;
+    let port = "/sys/class/infiniband/mlx5_0/ports/1/state";
+    fs::write(running.machine.tree.path(port), "1: DOWN\n")?;
+    running
+        .map
+        .change(&format!("{}rescanInterval: 1s\n", shared(2)))?;
+    running.metric("units{resource=\"rdma/hca\",health=\"unhealthy\"}", "2")?;
+    let down = running.get("/metrics")?.1;
     // Whoever draws this draws what there is.
     let served = metrics(&down);
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
