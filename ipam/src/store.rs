@@ -57,8 +57,8 @@
 //! An ADD that finds its own record once more (it was repeated, or killed before
 //! step 4) lists again for the same reason, but waits a moment for a contender
 //! who is about to withdraw. Leases that the record names and does not hold were lost, or
-//! never linked; each says which part of the order it is, so that a further record's
-//! take their places and the answer is the same.
+//! never linked; each says which part of the order it is, and of several the last record's
+//! counts, so that the answer is the same.
 //!
 //! # What a record names and does not hold
 //! A record of format 2 names what it lost for as long as it lives. That harms nobody: a
@@ -96,7 +96,8 @@
 //! Releasing one address by hand, taking over that of a pod's previous sandbox, and fsck free
 //! by the same rename, and remove the record once no lease entry is it. An ADD that linked
 //! one meanwhile, having found the record, gets the record back: it is linked to its name
-//! from the lease entry.
+//! from the lease entry. A further record that was made meanwhile takes the place of the one
+//! that was removed.
 //!
 //! # Crash of a machine
 //! On a shared file system steps 2 and 3 are durable before the answer. On one
