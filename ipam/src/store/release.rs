@@ -80,10 +80,19 @@ impl Store {
                 freed.extend(self.remove_released(owned, record, meta)?);
                 Ok(freed)
             }
-            // Killed between create and write: no address was ever taken by it.
+            // Killed between create and write: no address was ever taken by it. Or about to be
+            // written: what it says then is read once more, after it was removed.
             Content::Broken(_, meta) if meta.links < 2 => {
+                let file = owned.dir.keep_open(&owned.name)?;
                 self.remove_record(owned, meta)?;
-                Ok(Vec::new())
+                let written = match file {
+                    Some(file) => owned.dir.content_of(&owned.name, &file)?,
+                    None => Vec::new(),
+                };
+                match Record::decode(&written) {
+                    Ok(record) => self.remove_released(owned, &record, meta),
+                    Err(_) => Ok(Vec::new()),
+                }
             }
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
             // its address by other means.
