@@ -88,6 +88,16 @@
 //! An ADD that was overtaken gives back nothing else: the owner's records are the other
 //! call's now.
 //!
+//! A record that DEL read before the ADD had written it is kept open and read once more after
+//! it was removed. An ADD that links by the name of a record that is gone, and is another
+//! ADD's now, finds that in step 4, and takes back what it linked, whosever file that is.
+//!
+//! All this is for two calls that meet. Of three calls for one owner, one may remove a name
+//! that another has just removed and the third has made anew: the runtime makes one call for
+//! an attachment at a time, and at most one that it gave up waiting for still runs. In a
+//! store of format 1 a DEL may also have read a record that the ADD has written again since.
+//! Reclaim and fsck find what such calls leave.
+//!
 //! Only a DEL that is killed between the removal and the second reading, while an ADD that it
 //! overtook goes on, leaves a lease out of the owner's reach: fsck gives it its record back,
 //! and a further record is found by reclaim and GC, which go by directories, not by numbers.
