@@ -57,8 +57,8 @@
 //! An ADD that finds its own record once more (it was repeated, or killed before
 //! step 4) lists again for the same reason, but waits a moment for a contender
 //! who is about to withdraw. Leases that the record names and does not hold were lost, or
-//! never linked; each says which part of the order it is, so that a further record's
-//! take their places and the answer is the same.
+//! never linked; each says which part of the order it is, and of several the last record's
+//! counts, so that the answer is the same.
 //!
 //! # What a record names and does not hold
 //! A record of format 2 names what it lost for as long as it lives. That harms nobody: a
@@ -88,6 +88,16 @@
 //! An ADD that was overtaken gives back nothing else: the owner's records are the other
 //! call's now.
 //!
+//! A record that DEL read before the ADD had written it is kept open and read once more after
+//! it was removed. An ADD that links by the name of a record that is gone, and is another
+//! ADD's now, finds that in step 4, and takes back what it linked, whosever file that is.
+//!
+//! All this is for two calls that meet. Of three calls for one owner, one may remove a name
+//! that another has just removed and the third has made anew: the runtime makes one call for
+//! an attachment at a time, and at most one that it gave up waiting for still runs. In a
+//! store of format 1 a DEL may also have read a record that the ADD has written again since.
+//! Reclaim and fsck find what such calls leave.
+//!
 //! Only a DEL that is killed between the removal and the second reading, while an ADD that it
 //! overtook goes on, leaves a lease out of the owner's reach: fsck gives it its record back,
 //! and a further record is found by reclaim and GC, which go by directories, not by numbers.
@@ -96,7 +106,8 @@
 //! Releasing one address by hand, taking over that of a pod's previous sandbox, and fsck free
 //! by the same rename, and remove the record once no lease entry is it. An ADD that linked
 //! one meanwhile, having found the record, gets the record back: it is linked to its name
-//! from the lease entry.
+//! from the lease entry. A further record that was made meanwhile takes the place of the one
+//! that was removed.
 //!
 //! # Crash of a machine
 //! On a shared file system steps 2 and 3 are durable before the answer. On one

@@ -4,7 +4,6 @@
 use super::dir::{Dir, Meta, meta_of};
 use super::name::{self, Class, LeaseName};
 use super::owner::{Content, read};
-use super::release::CoolDown;
 use super::shard::Standing;
 use super::{Store, StoreError};
 use crate::lease::{Lease, Record, RecordFormat};
@@ -89,7 +88,7 @@ impl Store {
                 Ok(is_linked) => linked.push(is_linked),
                 Err(error) => {
                     if let StoreError::Overtaken { .. } = error {
-                        self.withdraw_all(intent, claims, &linked)?;
+                        self.withdraw_all(claims, &linked)?;
                     }
                     return Err(error);
                 }
@@ -97,6 +96,8 @@ impl Store {
         }
         match linked.contains(&true) {
             true => self.confirm(intent, claims, linked),
+            // Also a record that has nothing must be one that the next above it can follow.
+            false if self.is_out_of_reach(intent)? => Err(self.overtaken(intent, claims)?),
             false => Ok(linked),
         }
     }
@@ -125,18 +126,9 @@ impl Store {
         claims: &[Claim],
         mut linked: Vec<bool>,
     ) -> Result<Vec<bool>, StoreError> {
-        let out_of_reach = self.is_out_of_reach(intent)?;
-        if out_of_reach || self.is_overtaken(intent, &linked)? {
-            self.withdraw_all(intent, claims, &linked)?;
-            // Left there, it would be taken for a record of the owner's next one.
-            if out_of_reach {
-                intent.dir.unlink_same(&intent.name, &intent.meta)?;
-            }
-            let lease = claims.first().map(|claim| &claim.lease);
-            return Err(lease.map_or_else(
-                || self.root.failed("claim", "")(Errno::EINVAL).into(),
-                overtaken,
-            ));
+        if self.is_out_of_reach(intent)? || self.is_overtaken(intent, &linked)? {
+            self.withdraw_all(claims, &linked)?;
+            return Err(self.overtaken(intent, claims)?);
         }
         if self.durable() {
             intent.dir.sync()?;
@@ -163,7 +155,7 @@ impl Store {
                 if standing != Standing::Alone
                     || self.taken_by_other_class(&listing, &lease_name, lease, shard)?
                 {
-                    self.withdraw(shard, lease_name, &intent.meta)?;
+                    self.withdraw(shard, lease_name)?;
                     if let Some(linked) = linked.get_mut(n) {
                         *linked = false;
                     }
@@ -177,6 +169,18 @@ impl Store {
             self.hint_pod(intent, &bucket, &entry);
         }
         Ok(linked)
+    }
+
+    /// The error of a claim that withdrew. Its record goes where nothing leads to it: left
+    /// there, the owner's next record below it would lead to it.
+    fn overtaken(&self, intent: &Intent, claims: &[Claim]) -> Result<StoreError, StoreError> {
+        if self.is_out_of_reach(intent)? {
+            intent.dir.unlink_same(&intent.name, &intent.meta)?;
+        }
+        Ok(match claims.first() {
+            Some(claim) => overtaken(&claim.lease),
+            None => self.root.failed("claim", "")(Errno::EINVAL).into(),
+        })
     }
 
     /// Whether a DEL removed the record below since this one was made: nothing leads to it.
@@ -199,37 +203,32 @@ impl Store {
         Ok(links < 1 + own as u64 || !named.is_some_and(|there| there.same_file(&intent.meta)))
     }
 
-    fn withdraw_all(
-        &self,
-        intent: &Intent,
-        claims: &[Claim],
-        linked: &[bool],
-    ) -> Result<(), StoreError> {
+    fn withdraw_all(&self, claims: &[Claim], linked: &[bool]) -> Result<(), StoreError> {
         for (claim, _) in claims.iter().zip(linked).filter(|(_, linked)| **linked) {
-            self.withdraw(&claim.shard, LeaseName::of(&claim.lease), &intent.meta)?;
+            self.withdraw(&claim.shard, LeaseName::of(&claim.lease))?;
         }
         Ok(())
     }
 
-    /// Takes back a link. The record may be refilled for another address or removed
-    /// next: a loss of power must not bring the link back after that.
-    pub(super) fn withdraw(
-        &self,
-        shard: &Dir,
-        lease_name: LeaseName,
-        record: &Meta,
-    ) -> Result<(), StoreError> {
+    /// Takes back a link that this call made. It is not compared: where a DEL removed the
+    /// record and another ADD has its name now, what was linked is that one's file. The record
+    /// may be refilled for another address or removed next: a loss of power must not bring
+    /// the link back after that.
+    pub(super) fn withdraw(&self, shard: &Dir, lease_name: LeaseName) -> Result<(), StoreError> {
+        let name = lease_name.name();
         match self.format {
-            RecordFormat::PerLease => {
-                shard.unlink_same(&lease_name.name(), record)?;
-                if self.durable() {
-                    shard.sync()?;
-                }
-            }
+            RecordFormat::PerLease => drop(shard.unlink(&name)?),
             // The record goes on naming the entry, so nobody else may ever have it.
             RecordFormat::PerOrder => {
-                self.rename_released(shard, lease_name, record, CoolDown::NeverAnswered)?;
+                let freed = LeaseName {
+                    freed: Some(0),
+                    ..lease_name
+                };
+                shard.rename(&name, &freed.name())?;
             }
+        }
+        if self.durable() {
+            shard.sync()?;
         }
         Ok(())
     }

@@ -233,6 +233,29 @@ impl Dir {
         Ok(Some(Found::File(content, meta)))
     }
 
+    /// A regular file, open so that its content can be read after its name was removed.
+    pub(crate) fn keep_open(&self, name: &str) -> Result<Option<File>, DirError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(File::from(fd))),
+            Err(Errno::ENOENT | Errno::ELOOP | Errno::ENXIO) => Ok(None),
+            Err(source) => Err(self.failed("open", name)(source)),
+        }
+    }
+
+    /// The content of a record that is open; nothing, where it is larger than any.
+    pub(crate) fn content_of(&self, name: &str, file: &File) -> Result<Vec<u8>, DirError> {
+        let failed = |e: std::io::Error| self.failed("read", name)(errno(&e));
+        let length = file.metadata().map_err(failed)?.len();
+        let mut content = Vec::new();
+        if length <= crate::lease::MAX_BYTES {
+            let mut most = file.take(crate::lease::MAX_BYTES);
+            most.read_to_end(&mut content)
+                .map_err(|e| self.failed("read", name)(errno(&e)))?;
+        }
+        Ok(content)
+    }
+
     /// A new file with content, open for its identity; `None` when the name is
     /// taken. Written through to the server or disk when `durable`.
     pub(crate) fn create(

@@ -7,7 +7,8 @@
 //! The version is that of the records ([`RecordFormat`]). A new store has the latest one. A
 //! store of version 1 stays one, which nodes of an older version can use, until an
 //! administrator raises it: a file beside takes the place of `FORMAT` by one rename. Killed
-//! before, the store has version 1, and a file that fsck removes. Calls that run meanwhile
+//! before, the store has version 1, and a file that fsck removes. A node that had just opened
+//! the file that was replaced may be refused once by an NFS server (ESTALE), and tries again. Calls that run meanwhile
 //! need not end: those that read version 1 write records of format 1, which are read in any
 //! store; to older ones a record of format 2 is one that cannot be decoded, so they leave it
 //! alone.
@@ -133,8 +134,18 @@ impl Format {
         let text = serde_json::to_vec_pretty(&raised).unwrap_or_default();
         let draft = format!(".{NAME}.{:016x}", random64());
         // Synced on every file system: without it the store is lost.
-        if root.create(&draft, &text, true)?.is_none() {
+        let Some(file) = root.create(&draft, &text, true)? else {
             return Err(root.failed("create", &draft)(nix::errno::Errno::EEXIST).into());
+        };
+        // Nor would any node believe one that is another user's.
+        let by = root.foreign_owner(&file);
+        if let Some(by) = by.map_err(root.failed("read the owner of", &draft))? {
+            root.unlink(&draft)?;
+            return Err(StoreError::Squashed {
+                directory: root.path().to_owned(),
+                owner: root.owner(),
+                by,
+            });
         }
         root.rename(&draft, NAME)?;
         root.sync()?;

@@ -429,9 +429,8 @@ impl Fsck<'_> {
             for entry in dir.names()? {
                 // Its other names are those of a lease and of its record. A record of several
                 // leases has more names, and has to be read.
-                if self.store.format == RecordFormat::PerLease
-                    && dir.meta(&entry)?.is_some_and(|meta| meta.links > 2)
-                {
+                let names = dir.meta(&entry)?.map_or(0, |meta| meta.links);
+                if names == 3 || (names > 3 && self.store.format == RecordFormat::PerLease) {
                     continue;
                 }
                 let stale = match super::owner::read(&dir, &entry)? {

@@ -187,7 +187,10 @@ impl Store {
             }
             std::thread::sleep(LISTING_INTERVAL);
         }
-        self.withdraw(&shard, lease_name, meta)?;
+        let there = shard.meta(&lease_name.name())?;
+        if there.is_some_and(|there| there.same_file(meta)) {
+            self.withdraw(&shard, lease_name)?;
+        }
         Ok(false)
     }
 

@@ -61,23 +61,38 @@ impl Store {
     /// were freed: none when it had none, or is nothing to be believed.
     ///
     /// # Errors
-    /// When a call failed; the record is still there then.
+    /// The first call that failed; the record is still there then. The other addresses were
+    /// attempted.
     pub fn release(&self, owned: &Owned, cool_down: CoolDown) -> Result<Vec<Lease>, StoreError> {
         match &owned.content {
             Content::Record(record, meta) => {
-                let mut freed = Vec::new();
+                let (mut freed, mut first_error) = (Vec::new(), None);
                 for lease in record.leases() {
-                    if self.release_address(lease, meta, cool_down)? {
-                        freed.push(lease.clone());
+                    match self.release_address(lease, meta, cool_down) {
+                        Ok(true) => freed.push(lease.clone()),
+                        Ok(false) => {}
+                        Err(error) => first_error = first_error.or(Some(error)),
                     }
+                }
+                if let Some(error) = first_error {
+                    return Err(error);
                 }
                 freed.extend(self.remove_released(owned, record, meta)?);
                 Ok(freed)
             }
-            // Killed between create and write: no address was ever taken by it.
+            // Killed between create and write: no address was ever taken by it. Or about to be
+            // written: what it says then is read once more, after it was removed.
             Content::Broken(_, meta) if meta.links < 2 => {
+                let file = owned.dir.keep_open(&owned.name)?;
                 self.remove_record(owned, meta)?;
-                Ok(Vec::new())
+                let written = match file {
+                    Some(file) => owned.dir.content_of(&owned.name, &file)?,
+                    None => Vec::new(),
+                };
+                match Record::decode(&written) {
+                    Ok(record) => self.remove_released(owned, &record, meta),
+                    Err(_) => Ok(Vec::new()),
+                }
             }
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
             // its address by other means.
@@ -165,6 +180,15 @@ impl Store {
             return Ok(false);
         }
         self.remove_record(owned, meta)?;
+        // An ADD made a further record meanwhile, which nothing leads to now.
+        if let Some(next) = name::next_owned(&owned.name)
+            && owned.dir.meta(&next)?.is_some()
+            && owned.dir.meta(&owned.name)?.is_none()
+            && owned.dir.link(&next, &owned.dir, &owned.name)?
+        {
+            owned.dir.unlink(&next)?;
+            return Ok(true);
+        }
         for lease in record.leases() {
             if self.holds(lease, meta)?
                 && let Some(shard) = self.shard_of(lease)?

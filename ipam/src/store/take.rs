@@ -15,6 +15,7 @@ use crate::range::Range;
 use ipnetwork::IpNetwork;
 use node::netns::Netns;
 use node::policy::Profile;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -84,6 +85,26 @@ impl Part {
         }
     }
 
+    /// Whether a lease is of the part's range, which may be cut to a slice.
+    fn is_of(&self, range: &Range, lease: &Lease) -> bool {
+        lease.range == range.subnet()
+            && lease.network_name == self.space.network_name
+            && lease.overlapping == self.space.overlapping
+    }
+
+    /// Whether the address of such a lease is one that the part may have.
+    fn wants(&self, profile: Profile, range: &Range, lease: &Lease) -> bool {
+        match self.requested {
+            Some(address) => lease.address == address,
+            // whereabouts keeps an address that its range has shrunk away from.
+            None => {
+                profile == Profile::Compatible
+                    || lease.requested
+                    || range.window_contains(lease.address)
+            }
+        }
+    }
+
     pub(super) fn want<'a>(&'a self, range: &'a Range, holder: &'a Holder) -> Want<'a> {
         Want {
             range,
@@ -106,6 +127,8 @@ struct There {
     lease: Lease,
     meta: Meta,
     part: usize,
+    /// Position of its record among the owner's.
+    record: usize,
 }
 
 /// A part that needs an address.
@@ -159,7 +182,7 @@ impl Store {
         of: &mut Attached,
         leases: &mut BTreeMap<usize, Lease>,
     ) -> Result<(), Refused> {
-        let mut missing = Vec::new();
+        let mut open = Vec::new();
         for (number, part) in order.parts.iter().enumerate() {
             if order.interface_of(part) != interface {
                 continue;
@@ -174,16 +197,28 @@ impl Store {
                 .transpose()
                 .map_err(refused)?;
             let range = part.cut_to(slice);
-            let reused = self.reuse(order.profile, part, &range, &mut of.there);
-            match reused.map_err(refused)? {
+            let kept = self.keep(order.profile, number, part, &range, &mut of.there);
+            match kept.map_err(refused)? {
                 Some(lease) => drop(leases.insert(number, lease)),
-                None => missing.push(Missing {
+                None => open.push(Missing {
                     number,
                     part,
                     range,
                     slice,
                     goal: Goal::Lowest,
                 }),
+            }
+        }
+        let mut missing = Vec::new();
+        for open in open {
+            let reused = self.reuse(order.profile, open.part, &open.range, &mut of.there);
+            let reused = reused.map_err(|error| Refused {
+                part: Some(open.number),
+                error,
+            })?;
+            match reused {
+                Some(lease) => drop(leases.insert(open.number, lease)),
+                None => missing.push(open),
             }
         }
         let holder = of.made.holder().clone();
@@ -295,11 +330,12 @@ impl Store {
                     meta: *meta,
                     // Format 1 has a record for each part.
                     part: lease.part.unwrap_or(index),
+                    record: index,
                 }));
             }
         }
-        // What was lost, and what took its place in a later record, come together.
-        there.sort_by_key(|there| there.part);
+        // What was lost comes after what took its place in a later record.
+        there.sort_by_key(|there| (there.part, Reverse(there.record)));
         let count = self.owned_here(container, interface)?.len();
         Ok(Attached {
             there,
@@ -307,7 +343,29 @@ impl Store {
         })
     }
 
-    /// A lease of the part that the attachment has already.
+    /// The lease that the attachment took for this very part, if it is as it should be.
+    fn keep(
+        &self,
+        profile: Profile,
+        number: usize,
+        part: &Part,
+        range: &Range,
+        there: &mut Vec<There>,
+    ) -> Result<Option<Lease>, StoreError> {
+        for position in 0..there.len() {
+            if let Some(There { lease, meta, .. }) = there.get(position).filter(|there| {
+                there.part == number
+                    && part.is_of(range, &there.lease)
+                    && part.wants(profile, range, &there.lease)
+            }) && self.is_held(lease, meta)?
+            {
+                return Ok(Some(there.remove(position).lease));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A lease for the part that the attachment took for another order, or another part.
     fn reuse(
         &self,
         profile: Profile,
@@ -315,24 +373,10 @@ impl Store {
         range: &Range,
         there: &mut Vec<There>,
     ) -> Result<Option<Lease>, StoreError> {
-        let of_part = |there: &There| {
-            let lease = &there.lease;
-            lease.range == range.subnet()
-                && lease.network_name == part.space.network_name
-                && lease.overlapping == part.space.overlapping
-        };
+        let of_part = |there: &There| part.is_of(range, &there.lease);
         while let Some(position) = there.iter().position(of_part) {
             let There { lease, meta, .. } = there.remove(position);
-            let wanted = match part.requested {
-                Some(address) => lease.address == address,
-                // whereabouts keeps an address that its range has shrunk away from.
-                None => {
-                    profile == Profile::Compatible
-                        || lease.requested
-                        || range.window_contains(lease.address)
-                }
-            };
-            if !wanted {
+            if !part.wants(profile, range, &lease) {
                 // The record stays: numbers of records have no gaps.
                 self.release_address(&lease, &meta, CoolDown::FromNow)?;
             } else if self.is_held(&lease, &meta)? {

@@ -79,12 +79,13 @@ impl Side {
         let ranges: Vec<Value> = (0..8)
             .map(|rail| json!({"range": format!("10.{}.0.0/16", 32 + rail)}))
             .collect();
-        let mut network = self.network.clone();
-        network["ipam"] = json!({"type": "rdma-ipam", "ipRanges": ranges});
         Self {
             plugin: self.plugin.clone(),
             policy: self.policy.clone(),
-            network,
+            network: json!({
+                "cniVersion": "1.0.0", "name": "ours", "type": "bench",
+                "ipam": {"type": "rdma-ipam", "ipRanges": ranges},
+            }),
         }
     }
 
