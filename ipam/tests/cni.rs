@@ -11,10 +11,14 @@
 
 #[path = "cni/admin.rs"]
 mod admin;
+#[path = "cni/fsck.rs"]
+mod fsck;
 #[path = "cni/hostile.rs"]
 mod hostile;
 #[path = "cni/model.rs"]
 mod model;
+#[path = "cni/shards.rs"]
+mod shards;
 #[path = "cni/slices.rs"]
 mod slices;
 #[path = "cni/support.rs"]
