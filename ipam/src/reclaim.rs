@@ -584,6 +584,24 @@ mod tests {
         assert!(crashed.entry.exists());
     }
 
+    /// Files have whole seconds here: in the second in which the machine began, a call may have
+    /// run already.
+    #[test]
+    fn an_emptied_record_of_the_second_in_which_the_boot_began_is_kept() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        let booted = u64::try_from(store.node().booted().unwrap()).unwrap();
+        for (age, kept) in [(0, true), (1, false)] {
+            let modified = std::time::UNIX_EPOCH + Duration::from_secs(booted - age);
+            let file = std::fs::File::create(&crashed.entry).unwrap();
+            file.set_modified(modified).unwrap();
+            // In another boot, or the search is not made again.
+            let _ = std::fs::remove_file(crashed.place.path().join("state/reclaim/default"));
+            crashed.run(&store, false);
+            assert_eq!(crashed.entry.exists(), kept, "{age} s before the boot");
+        }
+    }
+
     /// There every record is on the server before it counts, and leases without owner may
     /// be another node's.
     #[test]

@@ -13,10 +13,14 @@
 mod admin;
 #[path = "cni/formats.rs"]
 mod formats;
+#[path = "cni/fsck.rs"]
+mod fsck;
 #[path = "cni/hostile.rs"]
 mod hostile;
 #[path = "cni/model.rs"]
 mod model;
+#[path = "cni/shards.rs"]
+mod shards;
 #[path = "cni/slices.rs"]
 mod slices;
 #[path = "cni/support.rs"]

@@ -1,6 +1,6 @@
 //! What the tool answers: exit statuses, and messages that say what is wrong and where.
 
-use crate::support::{Attachment, Place, feed, network, range};
+use crate::support::{Attachment, Place, edit_lease, feed, network, range};
 use serde_json::json;
 use std::process::{Command, Stdio};
 
@@ -230,4 +230,38 @@ fn a_second_request_from_one_range_says_that_the_range_has_one() {
     config["runtimeConfig"] = json!({"ips": ["10.2.0.5"]});
     let (_, text) = place.add(&c("a"), &config).error();
     assert!(text.contains("lies in none of the ranges"), "{text}");
+}
+
+/// A reader of the report decides by it whether to say `--yes`.
+#[test]
+fn reclaim_says_of_each_lease_why_it_is_over() {
+    let place = Place::new();
+    let directory = place.path().join("netns");
+    std::fs::create_dir(&directory).unwrap();
+    let gone = directory.join("gone");
+    let config = range("10.0.0.0/24");
+    for name in ["boot", "machine", "netns"] {
+        place.add(&c(name).netns(&gone), &config).address();
+    }
+    let before = json!({"boot": "an-earlier-one", "created": "2001-01-01T00:00:00Z"});
+    edit_lease(&place, "boot", before.clone());
+    edit_lease(&place, "machine", before);
+    edit_lease(&place, "machine", json!({"machine": "another"}));
+    let report = place.admin(&["reclaim", "--json"]).document;
+    let waiting = report["waiting"].as_array().unwrap().iter();
+    let mut because: Vec<(&str, &str)> = waiting
+        .map(|one| {
+            let container = one["lease"]["container"].as_str().unwrap();
+            (container, one["because"].as_str().unwrap())
+        })
+        .collect();
+    because.sort_unstable();
+    assert_eq!(
+        because,
+        [
+            ("boot", "its boot is over"),
+            ("machine", "it is of the machine that was this node before"),
+            ("netns", "its network namespace is gone"),
+        ]
+    );
 }

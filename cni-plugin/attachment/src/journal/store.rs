@@ -868,9 +868,109 @@ mod tests {
         assert_eq!(store.claim(&other).unwrap(), None);
         fs::write(store.devices().join(nic.key()), "{\"version\": 1, \"ow").unwrap();
         assert_eq!(store.claim(&nic).unwrap(), None, "cut off");
+        store.take(&nic, &key, "b").unwrap();
         store.release(&nic).unwrap();
-        assert_eq!(store.claim(&nic).unwrap(), None);
+        assert_eq!(store.claim(&nic).unwrap(), None, "released");
         drop(lock);
         store.lock(&nic).unwrap();
+    }
+
+    /// The places that the documentation names, which an administrator and an older version of
+    /// this program read.
+    #[test]
+    fn records_claims_and_locks_are_below_the_state_directory() {
+        let (dir, store, key) = store();
+        assert!(!store.exists());
+        let nic = Identity {
+            bus_device: Some("0000:3b:00.0".into()),
+            ..Identity::default()
+        };
+        let _netdev = store.lock(&nic).unwrap();
+        let _attachment = store.lock_attachment(&key, Duration::ZERO).unwrap();
+        store.take(&nic, &key, "b").unwrap();
+        assert!(!store.exists(), "no attachment was recorded yet");
+        store.create(&key, &record()).unwrap();
+        assert!(store.exists());
+        for file in [
+            "attachments/rail0@c1@net1",
+            &format!("devices/{}", nic.key()),
+            &format!("locks/{}", nic.key()),
+            "locks/@c1@net1",
+        ] {
+            assert!(dir.path().join("state").join(file).is_file(), "{file}");
+        }
+    }
+
+    #[test]
+    fn a_claim_of_a_newer_version_is_refused_by_name() {
+        let (_dir, store, key) = store();
+        let nic = Identity {
+            bus_device: Some("0000:3b:00.0".into()),
+            ..Identity::default()
+        };
+        store.take(&nic, &key, "b").unwrap();
+        let path = store.devices().join(nic.key());
+        fs::write(&path, r#"{"version": 2, "owner": "x", "boot": "b"}"#).unwrap();
+        let error = store.claim(&nic).unwrap_err();
+        assert!(error.to_string().contains("version 2"), "{error}");
+    }
+
+    /// A record of a size, in bytes as it is written.
+    fn record_of(bytes: usize) -> Record {
+        let with = |config: String| Record {
+            ipam: Some(crate::journal::record::Ipam {
+                kind: "static".into(),
+                config,
+                args: String::new(),
+                path: Vec::new(),
+            }),
+            ..record()
+        };
+        let empty = serde_json::to_vec(&with(String::new())).unwrap().len();
+        with("x".repeat(bytes - empty))
+    }
+
+    #[test]
+    fn a_record_of_exactly_the_most_bytes_is_written() {
+        let (_dir, store, key) = store();
+        let refused = store.create(&key, &record_of(MAX_NEW_RECORD_BYTES + 1));
+        assert!(matches!(refused, Err(Error::TooLarge { .. })));
+        store
+            .create(&key, &record_of(MAX_NEW_RECORD_BYTES))
+            .unwrap();
+    }
+
+    /// Otherwise GC and reclaim would find nothing to do, and a NIC would stay in a pod.
+    #[test]
+    fn a_journal_that_cannot_be_listed_is_not_an_empty_one() {
+        let (dir, _, _) = store();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let store = Store::at(&file);
+        assert!(matches!(store.list(), Err(Error::File { .. })));
+        assert!(store.records().is_err());
+        let below = Store::at(&file.join("state"));
+        let error = below.check_owner().unwrap_err();
+        assert!(matches!(error, Error::File { .. }), "{error}");
+    }
+
+    #[test]
+    fn an_unreadable_record_is_shown_with_its_attachment_and_what_to_do() {
+        let (_dir, store, key) = store();
+        store.create(&key, &record()).unwrap();
+        let at = |name: &str| store.attachments().join(name);
+        fs::write(at("rail0@c1@net1"), r#"{"version": 99}"#).unwrap();
+        fs::write(at("rail0@c2@net1"), "").unwrap();
+        let (_, unreadable) = store.records().unwrap();
+        let shown: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
+        let [newer, incomplete] = shown.as_slice() else {
+            panic!("{shown:?}");
+        };
+        assert!(
+            newer.starts_with("net1 of container c1 of rail0: ")
+                && newer.ends_with("newer before)"),
+            "{newer}"
+        );
+        assert!(incomplete.ends_with("did nothing"), "{incomplete}");
     }
 }

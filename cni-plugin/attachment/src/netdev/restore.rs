@@ -914,3 +914,6 @@ fn differences(before: &Snapshot, now: &Snapshot, expired: &[Message]) -> Vec<St
     }
     wrong
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ use node::policy::{Policy, Profile, Store as StorePolicy};
 use std::collections::HashSet;
 use std::path::Path;
 
+mod limits;
+
 #[test]
 fn shards_ascend_and_skip_what_is_excluded() {
     let of = |spans: &[(u128, u128)]| {

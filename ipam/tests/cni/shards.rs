@@ -1,0 +1,78 @@
+//! Ranges of several shards: the files of 256 addresses each lie in a directory of their own.
+
+use crate::support::{Attachment, Place, network};
+use serde_json::{Value, json};
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+fn c(name: &str) -> Attachment {
+    Attachment::new(name)
+}
+
+/// Two addresses at the end of one shard and two at the beginning of the next.
+fn config() -> Value {
+    network(
+        "rdma-ipam",
+        json!({
+            "range": "10.0.0.0/23", "range_start": "10.0.0.254", "range_end": "10.0.1.1",
+        }),
+    )
+}
+
+/// The answer to `explain` for the one range.
+fn explain(place: &Place, config: &Value) -> Value {
+    let file = place.path().join("net.conf");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let answer = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+    answer.document["ranges"][0].clone()
+}
+
+#[test]
+fn explain_counts_each_leased_address_of_several_shards_once() {
+    let place = Place::new();
+    for name in ["a", "b", "d"] {
+        place.add(&c(name), &config()).address();
+    }
+    let range = explain(&place, &config());
+    assert_eq!(
+        (&range["next"], &range["leased"], &range["coolingDown"]),
+        (&json!("10.0.1.1"), &json!("3"), &json!("0"))
+    );
+}
+
+#[test]
+fn the_address_that_was_released_first_is_leased_first_whichever_shard_it_is_in() {
+    for released in [["d", "a"], ["a", "d"]] {
+        let place = Place::new();
+        let mut address_of = std::collections::BTreeMap::new();
+        for name in ["a", "b", "d", "e"] {
+            let address = place.add(&c(name), &config()).address();
+            address_of.insert(name, address.trim_end_matches("/23").to_owned());
+        }
+        for name in released {
+            assert!(place.del(&c(name), &config()).ok());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let [first, second] = released.map(|name| address_of[name].clone());
+        assert_eq!(explain(&place, &config())["next"], json!(first));
+        for (name, expected) in [("f", first), ("g", second)] {
+            let address = place.add(&c(name), &config()).address();
+            assert_eq!(address, format!("{expected}/23"));
+        }
+    }
+}
+
+#[test]
+fn explain_says_how_many_parts_of_a_range_cannot_be_read() {
+    let place = Place::new();
+    place.add(&c("a"), &config()).address();
+    let leases = place.store().join("leases/default");
+    let elsewhere = place.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::rename(leases.join("10.0.0.0-24"), place.path().join("kept")).unwrap();
+    symlink(&elsewhere, leases.join("10.0.0.0-24")).unwrap();
+    let range = explain(&place, &config());
+    let because = range["because"].as_str().unwrap();
+    assert!(because.contains("; 1 parts cannot be read"), "{because}");
+    assert_eq!(range["next"], json!("10.0.1.0"));
+}
