@@ -25,7 +25,7 @@ use crate::need::Need;
 pub const REQUIRE: &str = "RDMA_E2E_REQUIRE";
 
 /// The longest a case may take before it counts as hanging.
-const CASE_TIMEOUT: Duration = Duration::from_secs(300);
+const CASE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One promise and the test that keeps it.
 #[derive(Debug, Clone, Copy)]
