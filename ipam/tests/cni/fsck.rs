@@ -123,16 +123,21 @@ fn the_record_of_an_add_that_was_killed_is_removed_once_it_is_old() {
 /// A crash of the machine emptied it; a pod that lives may have the address.
 #[test]
 fn an_emptied_record_that_has_an_address_is_never_removed() {
-    let (place, shard) = used(&["a"]);
-    let record = record(&place, "a", 0);
-    std::fs::write(&record, "").unwrap();
-    let report = all(&place, &["--repair"]);
-    assert_eq!(report.document["repaired"], json!(0), "{report:?}");
-    assert_eq!(found(&report, &record), [], "it is no ADD that was killed");
-    let (what, _) = found(&report, &shard.join("10.0.0.1@1")).pop().unwrap();
-    assert!(what.contains("rdma-ipam release 10.0.0.1"), "{what}");
-    assert!(record.exists());
-    assert_eq!(place.held(), ["10.0.0.1"]);
+    // A named pod's record has a third name, by which its next sandbox finds the address.
+    for pod in [Some("default/a".to_owned()), None] {
+        let place = Place::new();
+        let attachment = Attachment { pod, ..c("a") };
+        place.add(&attachment, &range("10.0.0.0/24")).address();
+        let record = record(&place, "a", 0);
+        std::fs::write(&record, "").unwrap();
+        let report = all(&place, &["--repair"]);
+        assert_eq!(found(&report, &record), [], "it is no ADD that was killed");
+        let entry = place.store().join("leases/default/10.0.0.0-24/10.0.0.1@1");
+        let (what, repaired) = found(&report, &entry).pop().unwrap();
+        assert!(what.contains("rdma-ipam release 10.0.0.1"), "{what}");
+        assert!(!repaired && record.exists(), "{report:?}");
+        assert_eq!(place.held(), ["10.0.0.1"]);
+    }
 }
 
 /// The numbering of an owner's records must have no gap, or DEL would not find the next.

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
-use e2e::cni_host::CniHost;
+use e2e::cni_host::{CniHost, same};
 use e2e::harness::Case;
 use e2e::netns::{Netns, run};
 use serde_json::{Value, json};
@@ -17,6 +17,11 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns,
         Macvlan
+    ),
+    case!(
+        reclaim_gives_a_nic_its_name_as_soon_as_that_is_free,
+        Root,
+        Netns
     ),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
     case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
@@ -150,6 +155,41 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
 
     let call = host.call(&pods[2], "alive", "net1");
     call.run("DEL", config.to_string().as_bytes())?.success()?;
+    assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    Ok(())
+}
+
+/// DEL is done, so that neither the age of the attachment nor its namespace, which lives, matters;
+/// and its addresses were released by that DEL.
+fn reclaim_gives_a_nic_its_name_as_soon_as_that_is_free() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host.config(&json!({
+        "attach": "move", "device": "nic0",
+        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+    }));
+    let before = host.picture()?;
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "net1");
+    call.run("ADD", config.to_string().as_bytes())?.success()?;
+    host.netns.ip("link add nic0 type veth peer name other")?;
+    call.run("DEL", config.to_string().as_bytes())?.success()?;
+
+    let mut records = fs::read_dir(host.state().join("attachments"))?;
+    let path = records.next().context("no record of the repair")??.path();
+    let record: Value = serde_json::from_slice(&fs::read(path)?)?;
+    assert_eq!(record["awaitsName"], json!(true), "{record}");
+    assert_eq!(record["ipam"], Value::Null, "{record}");
+    let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
+    assert!(would.contains("waits for its name"), "{would}");
+
+    host.netns.ip("link del nic0")?;
+    let done = tool(&host, &host.netns, &["reclaim"])?;
+    assert!(done.contains("1 undone, 0 failed, 0 kept"), "{done}");
+    assert!(
+        pod.ip("link show lo").is_ok(),
+        "the pod's namespace is gone"
+    );
+    same(&before, &host.picture()?, "after the repair")?;
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
     Ok(())
 }
