@@ -100,7 +100,7 @@ pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<
             kind,
             parent: Parent::OfHost(host),
         } => {
-            let subject = Subject::of(kind.attach(), host);
+            let subject = Subject::of(Attach::Child(*kind), host);
             netdev(&subject, host, rules)?;
             match asked.passthru {
                 true => passthru(&subject, rules),
@@ -139,20 +139,18 @@ fn by_allocation(
 }
 
 /// What a message is about.
-struct Subject<'a> {
-    verb: &'a str,
-    kind: &'a str,
+struct Subject {
+    verb: String,
+    kind: &'static str,
     name: String,
 }
 
-impl<'a> Subject<'a> {
+impl Subject {
     fn of(attach: Attach, host: &HostLink) -> Self {
         let verb = match attach {
-            Attach::Move => "moving",
-            Attach::Macvlan => "a macvlan on",
-            Attach::Ipvlan => "an ipvlan on",
-            Attach::Ipoib => "an IPoIB child of",
-            Attach::RdmaOnly => "moving the RDMA device of",
+            Attach::Move => "moving".to_owned(),
+            Attach::Child(kind) => format!("attach {} on", kind.as_str()),
+            Attach::RdmaOnly => "moving the RDMA device of".to_owned(),
         };
         Subject {
             verb,
@@ -163,7 +161,7 @@ impl<'a> Subject<'a> {
 
     fn rdma(name: &str) -> Self {
         Subject {
-            verb: "moving",
+            verb: "moving".to_owned(),
             kind: "RDMA device",
             name: name.to_owned(),
         }
@@ -179,7 +177,7 @@ impl<'a> Subject<'a> {
 }
 
 /// The rules for every use of a netdev of the host.
-fn netdev(subject: &Subject<'_>, host: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
+fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
     let (allow, policy, name) = (rules.allow, rules.path.display(), &subject.name);
     if host.link.name == "lo" {
         return subject.denied(
@@ -225,7 +223,7 @@ fn netdev(subject: &Subject<'_>, host: &HostLink, rules: Rules<'_>) -> Result<()
 }
 
 /// The rules for a netdev that leaves the host.
-fn movable(subject: &Subject<'_>, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
+fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
     let policy = rules.path.display();
     // Hardware identifies a netdev, also after the pod changed everything about it.
     if !rules.allow.virtual_links && (nic.link.bus_device.is_none() || nic.link.kind.is_some()) {
@@ -253,7 +251,7 @@ fn movable(subject: &Subject<'_>, nic: &HostLink, rules: Rules<'_>) -> Result<()
 }
 
 /// A pod that has a macvlan of mode `passthru` changes the MAC address of the netdev below.
-fn passthru(subject: &Subject<'_>, rules: Rules<'_>) -> Result<(), Denied> {
+fn passthru(subject: &Subject, rules: Rules<'_>) -> Result<(), Denied> {
     if rules.allow.passthru {
         return Ok(());
     }
@@ -268,7 +266,7 @@ fn passthru(subject: &Subject<'_>, rules: Rules<'_>) -> Result<(), Denied> {
 
 /// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
 /// the device itself.
-fn rdma_device(subject: &Subject<'_>, target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Denied> {
+fn rdma_device(subject: &Subject, target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Denied> {
     for host in &target.netdevs {
         netdev(&Subject::of(Attach::RdmaOnly, host), host, rules)?;
     }
@@ -298,7 +296,7 @@ fn rdma_device(subject: &Subject<'_>, target: &RdmaTarget, rules: Rules<'_>) -> 
 }
 
 fn belongs(
-    subject: &Subject<'_>,
+    subject: &Subject,
     hcas: &BTreeSet<HcaId>,
     rules: Rules<'_>,
     allocated: &Allocated,

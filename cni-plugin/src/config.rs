@@ -4,72 +4,16 @@
 //! refused by name before anything is read, and so is a key that resembles one of ours: its
 //! value would be lost without a word. Other keys are passed over, as the specification asks.
 
+mod attach;
 mod misspelt;
+
+pub use attach::{Attach, ChildKind};
 
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 
 use crate::{rails::Rails, rdma::RdmaRequirement};
-
-/// `attach`: what becomes the pod's interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attach {
-    /// The netdev itself.
-    Move,
-    /// A child with a MAC address of its own.
-    Macvlan,
-    /// A child with its parent's MAC address.
-    Ipvlan,
-    /// A child in a partition of an InfiniBand port.
-    Ipoib,
-    /// No interface: the RDMA device of one that another plugin of the chain made.
-    RdmaOnly,
-}
-
-impl Attach {
-    /// As written in the configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Attach::Move => "move",
-            Attach::Macvlan => "macvlan",
-            Attach::Ipvlan => "ipvlan",
-            Attach::Ipoib => "ipoib",
-            Attach::RdmaOnly => "rdma-only",
-        }
-    }
-
-    /// The kind that a request names; that of the RDMA CNI plugin where this one stands in its
-    /// place. Nothing else of the request is read.
-    ///
-    /// # Errors
-    /// Code 7: it is no kind of attachment.
-    pub fn of(request: &Request) -> Result<Option<Attach>, Error> {
-        let root = request.config.root();
-        match root.text("attach")? {
-            None => Ok(stands_in(&root)?.then_some(Attach::RdmaOnly)),
-            Some(text) => Attach::parse(text).map(Some).ok_or_else(|| {
-                root.wrong(
-                    "attach",
-                    format_args!("{text:?} is not a kind of attachment"),
-                )
-                .with_details("expected move, macvlan, ipvlan, ipoib or rdma-only")
-            }),
-        }
-    }
-
-    fn parse(text: &str) -> Option<Attach> {
-        [
-            Attach::Move,
-            Attach::Macvlan,
-            Attach::Ipvlan,
-            Attach::Ipoib,
-            Attach::RdmaOnly,
-        ]
-        .into_iter()
-        .find(|attach| attach.as_str() == text)
-    }
-}
 
 /// Which netdev of the host is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,14 +81,6 @@ pub struct Config {
     pub device_info: Option<String>,
 }
 
-/// The `type` under which the RDMA CNI plugin is installed.
-const DROP_IN: &str = "rdma";
-
-/// Whether this plugin is installed in the RDMA CNI plugin's place, and does what that does.
-fn stands_in(root: &Section<'_>) -> Result<bool, Error> {
-    Ok(root.text("type")? == Some(DROP_IN))
-}
-
 impl Config {
     /// Reads the keys of a request.
     ///
@@ -153,10 +89,10 @@ impl Config {
     /// code 2 for a value that belongs to another kind of attachment or is not supported.
     pub fn read(request: &Request) -> Result<Config, Error> {
         request.env.args.allow_only(&KNOWN_ARGS)?;
-        let root = request.config.root();
+        let root = request.config.root().with_known(misspelt::KEYS);
         misspelt::refuse(&root)?;
         let runtime = request.config.runtime_config()?;
-        let stands_in = stands_in(&root)?;
+        let stands_in = attach::stands_in(&root)?;
         let attach = Attach::of(request)?;
         if runtime.text("infinibandGUID")?.is_some() {
             return Err(Error::new(
@@ -230,22 +166,13 @@ impl Config {
             }
         }
         let child_only = |key: &str, set: bool| match attach {
-            Some(kind @ (Attach::Move | Attach::RdmaOnly)) if set => Err(root
-                .wrong(
-                    key,
-                    format_args!("has no meaning for attach {}", kind.as_str()),
-                )
-                .with_details("leave it out, or set attach to macvlan, ipvlan or ipoib")),
+            Some(kind @ (Attach::Move | Attach::RdmaOnly)) if set => Err(kind.has_no(key)),
             _ => Ok(()),
         };
         child_only("master", self.master.is_some())?;
         child_only("mode", self.mode.is_some())?;
         child_only("linkInContainer", self.link_in_container)?;
-        if matches!(
-            attach,
-            Some(Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib)
-        ) && self.device.is_some()
-        {
+        if matches!(attach, Some(Attach::Child(_))) && self.device.is_some() {
             return Err(Error::new(
                 Code::InvalidConfig,
                 "device, hwaddr, kernelpath, pciBusID and rdmaDevice name a netdev to be moved, \

@@ -7,7 +7,7 @@
 //! reports: what cannot be written is a warning.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -18,8 +18,12 @@ use serde_json::{Map, Value, json};
 
 use crate::gids::Ready;
 
-/// The specification's directory; `/var/run` is a link to `/run` on every host.
-const DIRECTORY: &str = "run/k8s.cni.cncf.io/devinfo/cni";
+/// The specification's directory, by the path that Multus writes and by the one it is on hosts whose
+/// `/var/run` is a link; on others these are two.
+const DIRECTORIES: [&str; 2] = [
+    "/var/run/k8s.cni.cncf.io/devinfo/cni",
+    "/run/k8s.cni.cncf.io/devinfo/cni",
+];
 const VERSION: &str = "1.1.0";
 /// More than any such file has.
 const MAX_FILE_BYTES: u64 = 1 << 16;
@@ -41,24 +45,22 @@ pub(crate) struct Report<'a> {
 /// Why it is not written, as text.
 pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
     let path = Path::new(named);
-    let directory = path.parent().and_then(Path::to_str).unwrap_or_default();
-    let known = directory
-        .strip_prefix("/var/")
-        .or_else(|| directory.strip_prefix('/'))
-        == Some(DIRECTORY);
+    let known = DIRECTORIES
+        .iter()
+        .find(|directory| path.parent() == Some(Path::new(directory)));
+    let Some(directory) = known else {
+        return Err(format!("{named} is not a file in {}", DIRECTORIES[0]));
+    };
     let name = path
         .file_name()
         .and_then(|name| name.to_str())
         .unwrap_or_default();
-    if !known {
-        return Err(format!("{named} is not a file in /{DIRECTORY}"));
-    }
     // As Multus makes it: <network>-<container>_<interface>.
     let of_attachment = name.ends_with(&format!("-{}_{}", id.container_id, id.ifname));
     if !of_attachment || name.chars().any(char::is_control) {
         return Err(format!("{named} is not the file of {id}"));
     }
-    Ok(root.join(DIRECTORY).join(name))
+    Ok(root.join(directory.trim_start_matches('/')).join(name))
 }
 
 /// Completes what is in the file. Nothing is written for an interface without a PCI function:
@@ -75,6 +77,10 @@ pub(crate) fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
         return Ok(());
     };
     let text = merge(known, &pci, report).to_string();
+    // A runtime that names the file need not have made its directory.
+    if let Some(directory) = file.parent() {
+        fs::create_dir_all(directory)?;
+    }
     node::file::replace(file, text)
 }
 
@@ -123,8 +129,6 @@ mod tests {
     use cni_wire::{ContainerId, IfName};
     use hca::PortId;
 
-    use std::fs;
-
     use super::*;
 
     fn id() -> AttachmentId {
@@ -139,10 +143,7 @@ mod tests {
         let place = |named: &str| place(Path::new("/"), named, &id());
         for directory in ["/run", "/var/run"] {
             let named = format!("{directory}/k8s.cni.cncf.io/devinfo/cni/ns-rail0-c1_net1");
-            assert_eq!(
-                place(&named).unwrap(),
-                Path::new("/run/k8s.cni.cncf.io/devinfo/cni/ns-rail0-c1_net1")
-            );
+            assert_eq!(place(&named).unwrap(), Path::new(&named));
         }
         for wrong in [
             "/etc/passwd",
@@ -161,6 +162,14 @@ mod tests {
     fn what_the_device_plugin_wrote_is_kept_and_completed() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("rail0-c1_net1");
+        let elsewhere = dir.path().join("made/c1_net1");
+        let function = Report {
+            pci: Some("0000:3b:00.0"),
+            ..Report::default()
+        };
+        write(&elsewhere, &function).unwrap();
+        assert!(fs::read_to_string(&elsewhere).unwrap().contains("3b:00.0"));
+        fs::remove_dir_all(dir.path().join("made")).unwrap();
         fs::write(
             &file,
             r#"{"type": "pci", "version": "1.0.0", "pci": {"pci-address": "0000:3b:00.0", "pf-pci-address": "0000:3b:00.7"}}"#,

@@ -323,6 +323,7 @@ mod tests {
     use cni_wire::{IpConfig, Route};
 
     use super::*;
+    use crate::config::ChildKind;
     use attachment::netdev::display;
 
     fn config() -> Config {
@@ -345,7 +346,7 @@ mod tests {
     }
 
     fn laid_out(result: &CniResult) -> Vec<RouteMessage> {
-        InterfaceConfig::of_result(Attach::Macvlan, &config(), result).routes
+        InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), &config(), result).routes
     }
 
     #[test]
@@ -411,7 +412,7 @@ mod tests {
         let flags = |dad: bool| {
             let config = Config { dad, ..config() };
             let interface_config = InterfaceConfig::of_result(
-                Attach::Macvlan,
+                Attach::Child(ChildKind::Macvlan),
                 &config,
                 &result(&[("fd00::5/64", None)], vec![]),
             );
@@ -443,10 +444,18 @@ mod tests {
                 .any(|s| s.key == "addr_gen_mode" && s.value == "1")
         };
         let (v4, v6) = (&[("10.0.0.5/24", None)], &[("fd00::5/64", None)]);
-        assert!(suppressed(Attach::Macvlan, None, v4));
-        assert!(!suppressed(Attach::Macvlan, None, v6));
-        assert!(!suppressed(Attach::Macvlan, Some(true), v4));
-        assert!(suppressed(Attach::Macvlan, Some(false), v6));
+        assert!(suppressed(Attach::Child(ChildKind::Macvlan), None, v4));
+        assert!(!suppressed(Attach::Child(ChildKind::Macvlan), None, v6));
+        assert!(!suppressed(
+            Attach::Child(ChildKind::Macvlan),
+            Some(true),
+            v4
+        ));
+        assert!(suppressed(
+            Attach::Child(ChildKind::Macvlan),
+            Some(false),
+            v6
+        ));
         assert!(!suppressed(Attach::Move, None, v4));
     }
 

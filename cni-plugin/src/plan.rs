@@ -15,10 +15,10 @@ use netlink::link::{Child, Link};
 use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
 
 use crate::{
-    config::{Attach, Config},
+    config::{Attach, ChildKind, Config},
     error::Error,
     interface_config::InterfaceConfig,
-    resolve::{ChildKind, HostLink, Parent, Resolved},
+    resolve::{HostLink, Parent, Resolved},
 };
 
 /// Everything that an ADD changes outside the journal and the lease store.
@@ -91,7 +91,7 @@ impl Source {
             Source::Child {
                 child, parent, mac, ..
             } => Some(record::Child {
-                kind: child.word().to_owned(),
+                kind: child.word(),
                 master: parent.link().name.to_string(),
                 index: parent.link().index,
                 in_pod: parent.of_host().is_none(),
@@ -157,7 +157,7 @@ impl fmt::Display for Plan {
 pub fn check(resolved: &Resolved, config: &Config, ipam: Option<&str>) -> Result<(), Error> {
     let (attach, link) = match resolved {
         Resolved::Move(nic) => (Attach::Move, &nic.link),
-        Resolved::Child { kind, parent } => (kind.attach(), parent.link()),
+        Resolved::Child { kind, parent } => (Attach::Child(*kind), parent.link()),
         Resolved::RdmaOnly(_) => return keys_of_rdma_only(config),
     };
     if attach == Attach::Move {
@@ -196,101 +196,147 @@ fn keys_of_rdma_only(config: &Config) -> Result<(), Error> {
 fn refuse_misplaced(attach: Attach, keys: &[(&str, bool)]) -> Result<(), Error> {
     match keys.iter().find(|(_, set)| *set) {
         None => Ok(()),
-        Some((key, _)) => Err(Error::new(
-            Code::InvalidConfig,
-            format!("{key}: has no meaning for attach {}", attach.as_str()),
-        )
-        .with_details("leave it out, or set attach to macvlan, ipvlan or ipoib")),
+        Some((key, _)) => Err(attach.has_no(key).into()),
     }
 }
 
-/// What a link of this kind can carry.
+/// What a link can carry, kind by kind.
 fn fits(attach: Attach, config: &Config, link: &Link, ipam: Option<&str>) -> Result<(), Error> {
-    let name = &link.name;
-    let invalid =
-        |msg: String, remedy: &str| Err(Error::new(Code::InvalidConfig, msg).with_details(remedy));
-    if let Some(mtu) = config.mtu {
-        let most = if attach == Attach::Move {
-            link.max_mtu
-        } else {
-            link.mtu
-        };
-        if most != 0 && mtu > most {
-            return invalid(
-                format!("mtu: {mtu} is more than the {most} of {name}"),
-                "lower it, or raise the MTU of the netdev on the host",
-            );
-        }
-    }
+    mtu_fits(attach, config, link)?;
     match attach {
-        Attach::Move => {}
-        Attach::Macvlan | Attach::Ipvlan if link.hardware != 1 && !link.is_infiniband() => {
-            return invalid(
-                format!(
-                    "{name} is no Ethernet link and cannot carry a {}",
-                    attach.as_str()
-                ),
-                "name an Ethernet netdev as master",
-            );
+        Attach::Move if config.mac.is_some() && link.hardware != 1 => {
+            return Err(invalid(
+                format!("mac: {} is no Ethernet link", link.name),
+                "leave mac out",
+            ));
         }
-        Attach::Macvlan if link.is_infiniband() => {
-            return invalid(
-                format!("{name} is IP over InfiniBand, which has no MAC addresses for a macvlan"),
-                "set attach to ipoib for a child with a partition key of its own, or to ipvlan",
-            );
-        }
-        Attach::Ipoib if !link.is_infiniband() => {
-            return invalid(
-                format!("{name} is no IP over InfiniBand link"),
-                "set attach to macvlan for an Ethernet netdev",
-            );
-        }
-        Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib | Attach::RdmaOnly => {}
+        Attach::Move | Attach::RdmaOnly => {}
+        Attach::Child(ChildKind::Macvlan) => macvlan_fits(config, link)?,
+        Attach::Child(ChildKind::Ipvlan) => ipvlan_fits(config, link, ipam)?,
+        Attach::Child(ChildKind::Ipoib) => ipoib_fits(config, link, ipam)?,
     }
-    if attach == Attach::Macvlan {
-        let passthru = config.mode.as_deref() == Some("passthru");
-        config.macvlan_mode()?;
-        if passthru && config.mac.is_some() {
-            return invalid(
-                "mac: a macvlan in mode passthru has its master's address".into(),
-                "leave mac out, or use mode bridge",
-            );
-        }
-    } else if config.broadcast_queue.is_some() {
-        return invalid("bcqueuelen belongs to macvlan".into(), "leave it out");
+    keys_of_one_kind(attach, config)
+}
+
+fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
+    Error::new(Code::InvalidConfig, msg).with_details(remedy)
+}
+
+fn mtu_fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
+    let most = match attach {
+        Attach::Move => link.max_mtu,
+        Attach::Child(_) | Attach::RdmaOnly => link.mtu,
+    };
+    match config.mtu {
+        Some(mtu) if most != 0 && mtu > most => Err(invalid(
+            format!("mtu: {mtu} is more than the {most} of {}", link.name),
+            "lower it, or raise the MTU of the netdev on the host",
+        )),
+        _ => Ok(()),
     }
-    if matches!(attach, Attach::Ipvlan | Attach::Ipoib) {
-        if config.mac.is_some() {
-            return invalid(
-                format!("mac: an {} has its master's address", attach.as_str()),
-                "leave mac out, or use attach macvlan",
-            );
-        }
-        if ipam == Some("dhcp") {
-            return invalid(
-                format!(
-                    "ipam.type dhcp cannot distinguish the {} children of {name}",
-                    attach.as_str()
-                ),
-                "they share one hardware address; use another IPAM",
-            );
-        }
+}
+
+fn macvlan_fits(config: &Config, link: &Link) -> Result<(), Error> {
+    if link.is_infiniband() {
+        return Err(invalid(
+            format!(
+                "{} is IP over InfiniBand, which has no MAC addresses for a macvlan",
+                link.name
+            ),
+            "set attach to ipoib for a child with a partition key of its own, or to ipvlan",
+        ));
     }
-    if attach == Attach::Move && config.mac.is_some() && link.hardware != 1 {
-        return invalid(format!("mac: {name} is no Ethernet link"), "leave mac out");
-    }
-    if attach == Attach::Ipvlan {
-        config.ipvlan_mode()?;
-    }
-    if attach == Attach::Ipoib {
-        config.ipoib_mode()?;
-    } else if config.pkey.is_some() {
-        return invalid(
-            "pkey belongs to ipoib".into(),
-            "leave it out, or set attach to ipoib",
-        );
+    is_ethernet(ChildKind::Macvlan, link)?;
+    if config.macvlan_mode()? == MacVlanMode::Passthrough && config.mac.is_some() {
+        return Err(invalid(
+            "mac: a macvlan in mode passthru has its master's address".into(),
+            "leave mac out, or use mode bridge",
+        ));
     }
     Ok(())
+}
+
+fn ipvlan_fits(config: &Config, link: &Link, ipam: Option<&str>) -> Result<(), Error> {
+    if !link.is_infiniband() {
+        is_ethernet(ChildKind::Ipvlan, link)?;
+    }
+    has_its_masters_address(ChildKind::Ipvlan, config, link, ipam)?;
+    config.ipvlan_mode()?;
+    Ok(())
+}
+
+fn ipoib_fits(config: &Config, link: &Link, ipam: Option<&str>) -> Result<(), Error> {
+    if !link.is_infiniband() {
+        return Err(invalid(
+            format!("{} is no IP over InfiniBand link", link.name),
+            "set attach to macvlan for an Ethernet netdev",
+        ));
+    }
+    has_its_masters_address(ChildKind::Ipoib, config, link, ipam)?;
+    config.ipoib_mode()?;
+    Ok(())
+}
+
+fn is_ethernet(kind: ChildKind, link: &Link) -> Result<(), Error> {
+    match link.hardware {
+        1 => Ok(()),
+        _ => Err(invalid(
+            format!(
+                "{} is no Ethernet link and cannot carry a {}",
+                link.name,
+                kind.as_str()
+            ),
+            "name an Ethernet netdev as master",
+        )),
+    }
+}
+
+/// For kinds whose children have one hardware address, their master's.
+fn has_its_masters_address(
+    kind: ChildKind,
+    config: &Config,
+    link: &Link,
+    ipam: Option<&str>,
+) -> Result<(), Error> {
+    let kind = kind.as_str();
+    if config.mac.is_some() {
+        return Err(invalid(
+            format!("mac: an {kind} has its master's address"),
+            "leave mac out, or use attach macvlan",
+        ));
+    }
+    if ipam == Some("dhcp") {
+        return Err(invalid(
+            format!(
+                "ipam.type dhcp cannot distinguish the {kind} children of {}",
+                link.name
+            ),
+            "they share one hardware address; use another IPAM",
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses keys that one kind of children has, set for another.
+fn keys_of_one_kind(attach: Attach, config: &Config) -> Result<(), Error> {
+    let keys = [
+        (
+            "bcqueuelen",
+            config.broadcast_queue.is_some(),
+            ChildKind::Macvlan,
+        ),
+        ("pkey", config.pkey.is_some(), ChildKind::Ipoib),
+    ];
+    let misplaced = keys
+        .into_iter()
+        .find(|(_, set, kind)| *set && attach != Attach::Child(*kind));
+    match misplaced {
+        None => Ok(()),
+        Some((key, _, kind)) => Err(invalid(
+            format!("{key} belongs to {}", kind.as_str()),
+            format!("leave it out, or set attach to {}", kind.as_str()),
+        )),
+    }
 }
 
 /// The netdev that moves.
@@ -314,11 +360,16 @@ pub fn child(
     parent: &Parent,
     random: MacAddress,
 ) -> Result<Source, Error> {
+    let mut own_mac = None;
     let child = match kind {
-        ChildKind::Macvlan => Child::Macvlan {
-            mode: config.macvlan_mode()?,
-            broadcast_queue: config.broadcast_queue,
-        },
+        ChildKind::Macvlan => {
+            let mode = config.macvlan_mode()?;
+            own_mac = (mode != MacVlanMode::Passthrough).then_some(random);
+            Child::Macvlan {
+                mode,
+                broadcast_queue: config.broadcast_queue,
+            }
+        }
         ChildKind::Ipvlan => Child::Ipvlan {
             mode: config.ipvlan_mode()?,
         },
@@ -332,9 +383,8 @@ pub fn child(
             }
         }
     };
-    let own_mac = matches!(child, Child::Macvlan { mode, .. } if mode != MacVlanMode::Passthrough);
     Ok(Source::Child {
-        mac: config.mac.clone().or(own_mac.then_some(random)),
+        mac: config.mac.clone().or(own_mac),
         child,
         parent: parent.clone(),
         mtu: config.mtu,
@@ -374,21 +424,75 @@ mod tests {
         }
     }
 
+    const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
+    const IPVLAN: Attach = Attach::Child(ChildKind::Ipvlan);
+    const IPOIB: Attach = Attach::Child(ChildKind::Ipoib);
+    const ETHERNET: u16 = 1;
+    const INFINIBAND: u16 = 32;
+
+    /// It is refused with what to do instead, and the message contains the word.
+    fn refuses(attach: Attach, config: &Config, hardware: u16, ipam: Option<&str>, word: &str) {
+        let error = fits(attach, config, &link(hardware), ipam).unwrap_err();
+        assert_eq!(error.code, Code::InvalidConfig);
+        assert!(
+            error.msg.contains(word) && !error.details.is_empty(),
+            "{word}: {error}"
+        );
+    }
+
+    fn with_mac() -> Config {
+        Config {
+            mac: Some("02:00:00:00:00:01".parse().unwrap()),
+            ..config()
+        }
+    }
+
     #[test]
-    fn impossible_attachments_are_refused_with_what_to_do_instead() {
-        let mac: hca::MacAddress = "02:00:00:00:00:01".parse().unwrap();
+    fn a_child_stands_on_a_link_that_can_carry_it() {
+        refuses(MACVLAN, &config(), INFINIBAND, None, "InfiniBand");
+        refuses(IPOIB, &config(), ETHERNET, None, "InfiniBand");
+        // ARPHRD_LOOPBACK
+        refuses(MACVLAN, &config(), 772, None, "no Ethernet");
+        refuses(IPVLAN, &config(), 772, None, "no Ethernet");
+        fits(IPVLAN, &config(), &link(INFINIBAND), None).unwrap();
+        fits(IPOIB, &config(), &link(INFINIBAND), None).unwrap();
+    }
+
+    #[test]
+    fn children_with_their_masters_address_take_no_other_and_no_dhcp() {
+        refuses(IPVLAN, &config(), ETHERNET, Some("dhcp"), "dhcp");
+        refuses(IPOIB, &config(), INFINIBAND, Some("dhcp"), "dhcp");
+        refuses(IPVLAN, &with_mac(), ETHERNET, None, "mac");
+        fits(MACVLAN, &config(), &link(ETHERNET), Some("dhcp")).unwrap();
+        fits(MACVLAN, &with_mac(), &link(ETHERNET), None).unwrap();
+        let passthru = |config: Config| Config {
+            mode: Some("passthru".into()),
+            ..config
+        };
+        refuses(MACVLAN, &passthru(with_mac()), ETHERNET, None, "passthru");
+        fits(MACVLAN, &passthru(config()), &link(ETHERNET), None).unwrap();
+    }
+
+    #[test]
+    fn a_netdev_that_moves_takes_an_address_on_ethernet_only() {
+        refuses(Attach::Move, &with_mac(), INFINIBAND, None, "mac");
+        fits(Attach::Move, &with_mac(), &link(ETHERNET), None).unwrap();
+    }
+
+    #[test]
+    fn an_mtu_is_at_most_the_masters_or_what_the_netdev_can_have() {
         let mtu = |mtu| Config {
             mtu: Some(mtu),
             ..config()
         };
-        let with_mac = Config {
-            mac: Some(mac),
-            ..config()
-        };
-        let passthru = Config {
-            mode: Some("passthru".into()),
-            ..with_mac.clone()
-        };
+        refuses(MACVLAN, &mtu(1501), ETHERNET, None, "mtu");
+        refuses(Attach::Move, &mtu(9001), ETHERNET, None, "mtu");
+        fits(MACVLAN, &mtu(1500), &link(ETHERNET), None).unwrap();
+        fits(Attach::Move, &mtu(9000), &link(ETHERNET), None).unwrap();
+    }
+
+    #[test]
+    fn a_key_of_one_kind_is_refused_for_another() {
         let pkey = Config {
             pkey: Some(0x8001),
             ..config()
@@ -397,37 +501,11 @@ mod tests {
             broadcast_queue: Some(9),
             ..config()
         };
-        for (attach, config, link, ipam, word) in [
-            (Attach::Macvlan, config(), link(32), None, "InfiniBand"),
-            (Attach::Ipoib, config(), link(1), None, "InfiniBand"),
-            (Attach::Macvlan, config(), link(772), None, "no Ethernet"),
-            (Attach::Ipvlan, config(), link(1), Some("dhcp"), "dhcp"),
-            (Attach::Ipoib, config(), link(32), Some("dhcp"), "dhcp"),
-            (Attach::Ipvlan, with_mac.clone(), link(1), None, "mac"),
-            (Attach::Move, with_mac.clone(), link(32), None, "mac"),
-            (Attach::Macvlan, passthru.clone(), link(1), None, "passthru"),
-            (Attach::Macvlan, mtu(1501), link(1), None, "mtu"),
-            (Attach::Move, mtu(9001), link(1), None, "mtu"),
-            (Attach::Macvlan, pkey, link(1), None, "pkey"),
-            (Attach::Ipvlan, queue, link(1), None, "bcqueuelen"),
-        ] {
-            let error = fits(attach, &config, &link, ipam).unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(
-                error.msg.contains(word) && !error.details.is_empty(),
-                "{word}: {error}"
-            );
-        }
-        fits(Attach::Macvlan, &mtu(1500), &link(1), Some("dhcp")).unwrap();
-        fits(Attach::Move, &mtu(9000), &link(1), None).unwrap();
-        fits(Attach::Macvlan, &with_mac, &link(1), None).unwrap();
-        fits(Attach::Move, &with_mac, &link(1), None).unwrap();
-        fits(Attach::Ipoib, &config(), &link(32), None).unwrap();
-        let passthru = Config {
-            mac: None,
-            ..passthru
-        };
-        fits(Attach::Macvlan, &passthru, &link(1), None).unwrap();
+        refuses(MACVLAN, &pkey, ETHERNET, None, "pkey");
+        refuses(Attach::Move, &pkey, ETHERNET, None, "pkey");
+        refuses(IPVLAN, &queue, ETHERNET, None, "bcqueuelen");
+        fits(IPOIB, &pkey, &link(INFINIBAND), None).unwrap();
+        fits(MACVLAN, &queue, &link(ETHERNET), None).unwrap();
     }
 
     #[test]
@@ -484,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipoib_child_has_its_parents_partition_and_mode_unless_the_network_says() {
+    fn an_ipoib_child_has_its_parents_partition_and_mode() {
         let mut below = link(32);
         below.data = Some(InfoData::Ipoib(vec![
             InfoIpoib::Pkey(0x8002),

@@ -334,7 +334,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::{Attach, Config};
+    use crate::config::{Attach, ChildKind, Config};
     use attachment::netdev::display;
 
     const V4: AddressFamily = AddressFamily::Inet;
@@ -359,7 +359,11 @@ mod tests {
                 .collect(),
             ..CniResult::default()
         };
-        InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result)
+        InterfaceConfig::of_result(
+            Attach::Child(ChildKind::Macvlan),
+            &Config::default(),
+            &result,
+        )
     }
 
     fn read(value: Value) -> Result<Rails, Error> {

@@ -65,7 +65,7 @@ pub(crate) fn moves(
         return Ok(false);
     }
     if requirement == RdmaRequirement::Required {
-        if !matches!(attach, Attach::Move | Attach::RdmaOnly) {
+        if matches!(attach, Attach::Child(_)) {
             return Err(Error::new(
                 Code::InvalidConfig,
                 format!(
@@ -92,7 +92,7 @@ pub(crate) fn moves(
     }
     match attach {
         Attach::Move | Attach::RdmaOnly => Ok(true),
-        Attach::Macvlan | Attach::Ipvlan | Attach::Ipoib => Err(Error::new(
+        Attach::Child(_) => Err(Error::new(
             Code::Unavailable,
             format!(
                 "a child of {name} is refused: the node's RDMA subsystem is in exclusive mode, in \
@@ -320,91 +320,69 @@ pub(crate) fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ChildKind;
 
     const SHARED: Option<NetnsMode> = Some(NetnsMode::Shared);
     const EXCLUSIVE: Option<NetnsMode> = Some(NetnsMode::Exclusive);
 
+    const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
+    const AUTO: RdmaRequirement = RdmaRequirement::Auto;
+    const REQUIRED: RdmaRequirement = RdmaRequirement::Required;
+    const OFF: RdmaRequirement = RdmaRequirement::Off;
+
     #[test]
     fn the_mode_decides_unless_the_network_does() {
-        let ask = |requirement, attach, mode, has| moves(requirement, attach, mode, has, "eth1");
         for (requirement, attach, mode, has, expected) in [
-            (RdmaRequirement::Auto, Attach::Move, SHARED, true, false),
-            (RdmaRequirement::Auto, Attach::Move, None, false, false),
-            (RdmaRequirement::Auto, Attach::Move, EXCLUSIVE, true, true),
-            (
-                RdmaRequirement::Auto,
-                Attach::RdmaOnly,
-                EXCLUSIVE,
-                true,
-                true,
-            ),
-            (RdmaRequirement::Auto, Attach::Move, EXCLUSIVE, false, false),
-            (
-                RdmaRequirement::Required,
-                Attach::Move,
-                EXCLUSIVE,
-                true,
-                true,
-            ),
-            (RdmaRequirement::Auto, Attach::Macvlan, SHARED, true, false),
-            (
-                RdmaRequirement::Off,
-                Attach::Macvlan,
-                EXCLUSIVE,
-                true,
-                false,
-            ),
-            (RdmaRequirement::Off, Attach::Move, EXCLUSIVE, true, false),
+            (AUTO, Attach::Move, SHARED, true, false),
+            (AUTO, Attach::Move, None, false, false),
+            (AUTO, Attach::Move, EXCLUSIVE, true, true),
+            (AUTO, Attach::RdmaOnly, EXCLUSIVE, true, true),
+            (AUTO, Attach::Move, EXCLUSIVE, false, false),
+            (REQUIRED, Attach::Move, EXCLUSIVE, true, true),
+            (AUTO, MACVLAN, SHARED, true, false),
+            (OFF, MACVLAN, EXCLUSIVE, true, false),
+            (OFF, Attach::Move, EXCLUSIVE, true, false),
         ] {
             assert_eq!(
-                ask(requirement, attach, mode, has).unwrap(),
+                moves(requirement, attach, mode, has, "eth1").unwrap(),
                 expected,
                 "{requirement:?} {attach:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_device_that_cannot_follow_is_refused_with_the_reason() {
+        let (unavailable, invalid) = (Code::Unavailable, Code::InvalidConfig);
         for (requirement, attach, mode, has, code, word) in [
             (
-                RdmaRequirement::Required,
+                REQUIRED,
                 Attach::Move,
                 SHARED,
                 true,
-                Code::Unavailable,
+                unavailable,
                 "shared mode",
             ),
             (
-                RdmaRequirement::Required,
+                REQUIRED,
                 Attach::Move,
                 None,
                 false,
-                Code::Unavailable,
+                unavailable,
                 "no RDMA subsystem",
             ),
+            (REQUIRED, Attach::Move, EXCLUSIVE, false, invalid, "eth1"),
+            (REQUIRED, MACVLAN, None, false, invalid, "stays with eth1"),
             (
-                RdmaRequirement::Required,
-                Attach::Move,
-                EXCLUSIVE,
-                false,
-                Code::InvalidConfig,
-                "eth1",
-            ),
-            (
-                RdmaRequirement::Required,
-                Attach::Macvlan,
-                None,
-                false,
-                Code::InvalidConfig,
-                "stays with eth1",
-            ),
-            (
-                RdmaRequirement::Auto,
-                Attach::Macvlan,
+                AUTO,
+                MACVLAN,
                 EXCLUSIVE,
                 true,
-                Code::Unavailable,
+                unavailable,
                 "exclusive mode",
             ),
         ] {
-            let error = ask(requirement, attach, mode, has).unwrap_err();
+            let error = moves(requirement, attach, mode, has, "eth1").unwrap_err();
             assert_eq!(error.code, code);
             assert!(
                 error.msg.contains(word) && !error.details.is_empty(),

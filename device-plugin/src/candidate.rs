@@ -65,32 +65,9 @@ pub struct Port {
     pub pkeys: Vec<u16>,
     /// Port GUID, sixteen lower-case hex digits, from GID 0.
     pub guid: Option<String>,
-    /// Size of the GID table and how many kinds of GID each address takes in it.
-    pub gid_table: GidTable,
-}
-
-/// How many addresses a port can serve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GidTable {
-    /// Slots, used and free.
-    pub slots: usize,
-    /// Entries that one address takes: 2 where RoCE v1 and v2 both get one.
-    pub kinds_per_address: usize,
-}
-
-/// Addresses of a pod's interface that get a GID: one IPv4 or IPv6 address and the link-local one.
-const ADDRESSES_PER_POD: usize = 2;
-
-impl GidTable {
-    /// Pods with an interface of their own on this port that find room in the table, next to the
-    /// host's own addresses; `None` where pods take no entry (InfiniBand).
-    pub fn pods(self) -> Option<u32> {
-        if self.slots == 0 || self.kinds_per_address == 0 {
-            return None;
-        }
-        let pods = (self.slots / self.kinds_per_address / ADDRESSES_PER_POD).saturating_sub(1);
-        u32::try_from(pods.max(1)).ok()
-    }
+    /// Pods with an interface of their own whose addresses find room in the GID table; none where
+    /// pods take no entry (InfiniBand) or its size is not known.
+    pub room: Option<u32>,
 }
 
 /// A netdev of a [`Candidate`].
@@ -214,10 +191,7 @@ pub(crate) mod example {
                     rate_mbps: Some(100_000),
                     pkeys: vec![0x7fff],
                     guid: Some("505400fffe0000a5".into()),
-                    gid_table: GidTable {
-                        slots: 256,
-                        kinds_per_address: 2,
-                    },
+                    room: Some(63),
                 }],
             }],
             elsewhere: false,
@@ -252,7 +226,7 @@ pub(crate) mod example {
             rate_mbps: Some(rate_mbps),
             pkeys: vec![pkey],
             guid: None,
-            gid_table: GidTable::default(),
+            room: None,
         };
         Candidate {
             id: "0000:5e:00.0".parse().unwrap(),

@@ -472,7 +472,7 @@ fn shape(
             .iter()
             .flat_map(|c| &c.rdma_devices)
             .flat_map(|d| &d.ports);
-        ports.filter_map(|port| port.gid_table.pods()).min()
+        ports.filter_map(|port| port.room).min()
     };
     match pool.sharing {
         Sharing::Exclusive { policy } => {

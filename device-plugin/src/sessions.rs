@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_held_back_while_drivers_load_or_ports_train_after_a_boot() {
+    fn a_pool_is_withheld_while_drivers_load_or_ports_train() {
         let (empty, up) = (snapshot(None), snapshot(Some(PortSpec::ROCE)));
         let training = snapshot(Some(PortSpec {
             state: "1: DOWN",

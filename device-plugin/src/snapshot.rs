@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_stands_for_its_hcas_also_when_it_is_not_offered_any_more() {
+    fn a_unit_that_is_no_longer_offered_stands_for_its_hcas() {
         let tag = PoolTag::of("rdma/a");
         let (near, far) = ("0000:3b:00.0", "0000:d8:00.0");
         let port_down = Health::Unhealthy(UnhealthyReason::Port("down".into()));

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_was_removed_or_could_not_be_written_is_written_later() {
+    async fn a_removed_or_unwritable_file_is_written_later() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state/a");
         // In the place of its directory there is a file.
@@ -253,6 +253,12 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
             std::fs::remove_file(&path).unwrap();
         }
+        // A FIFO in the file's place is replaced; to read it would wait for a writer.
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        files.want(vec![file(path.clone())]);
+        files.settled().await;
+        assert_eq!(files.faults(), [""; 0]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
         // A directory that its reader did not make has no reader.
         let foreign = dir.path().join("none/a");
         files.want(vec![File {

@@ -11,9 +11,9 @@ use node::pattern::Pattern;
 use node::policy::{Allow, Selector};
 use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
-use rdma_netdev::config::{Config, Target};
+use rdma_netdev::config::{ChildKind, Config, Target};
 use rdma_netdev::plan;
-use rdma_netdev::resolve::{self, ChildKind, HostLink, Parent, Requested, Resolved};
+use rdma_netdev::resolve::{self, HostLink, Parent, Requested, Resolved};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(config) = NetworkConfig::parse(text) else {

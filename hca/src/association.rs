@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_netdev_of_the_same_name_as_one_in_a_pod_is_not_claimed() {
+    fn a_netdev_with_the_name_of_a_pods_is_not_claimed() {
         let in_a_pod = gids(&[
             ("fe80::ba59:9fff:fe00:0001", Some("eth1")),
             ("::ffff:10.0.0.7", Some("eth1")),

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_in_a_directory_that_was_removed_under_its_mount_is_taken_for_what_the_kernel_says() {
+    fn a_node_below_a_removed_directory_is_what_the_kernel_reports() {
         use std::os::fd::AsRawFd;
         let directory = tempfile::tempdir().unwrap();
         let open = std::fs::File::open(directory.path()).unwrap();

@@ -146,6 +146,26 @@ pub struct GidTable {
     pub entries: Vec<GidEntry>,
 }
 
+/// Addresses of a pod's interface that get a GID: one IPv4 or IPv6 address and the link-local one.
+const ADDRESSES_PER_POD: usize = 2;
+
+impl GidTable {
+    /// Pods with an interface of their own on this RoCE port that find room in the table, next to the
+    /// host's own addresses; `None` where its size is not known. An address takes an entry of RoCE v1
+    /// and one of v2, but for a port whose entries are of v2 alone.
+    #[must_use]
+    pub fn pods(&self) -> Option<u32> {
+        if self.slots == 0 {
+            return None;
+        }
+        let v2 = |entry: &GidEntry| entry.kind == Some(GidType::RoceV2);
+        let only_v2 = !self.entries.is_empty() && self.entries.iter().all(v2);
+        let kinds = if only_v2 { 1 } else { 2 };
+        let pods = (self.slots / kinds / ADDRESSES_PER_POD).saturating_sub(1);
+        u32::try_from(pods.max(1)).ok()
+    }
+}
+
 /// Reads the table of the port whose directory is `port`.
 pub(crate) fn table(port: &Path) -> Result<GidTable> {
     Ok(GidTable {

@@ -26,7 +26,7 @@ fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {
 }
 
 #[test]
-fn soft_roce_without_a_parent_is_seen_with_its_netdev_and_its_place() {
+fn soft_roce_without_a_parent_has_its_netdev() {
     let (_directory, tree, inventory) = captured("sysfs-6.1-topology-stock-rxe.txt");
 
     assert_eq!(inventory.rdma_devices.len(), 8);

@@ -4,25 +4,18 @@
 //! A case says what the host has, which network is asked for, what the pod does to its
 //! interfaces, and what must hold then. The host's whole state is compared before and after.
 //!
-//! What is done to a namespace is written as a command line: `ip` with the namespace given, or
-//! - `tc …`;
-//! - `sysctl PATH VALUE`, the path below `/proc/sys/net`;
-//! - `feature LINK NAME on|off`, the kernel's name of an offload feature;
-//! - `channels LINK RECEIVING SENDING`, how many;
-//! - `altname LINK NAME`, also such a name as `ip` would not send.
-//!
-//! `\xNN` stands for a byte, `{xdp}` and `{classifier}` for object files with a program.
+//! - `command`: how that is written; `running`: calls that have to end in time
 
-use std::ffi::OsString;
+mod command;
+mod running;
+
+pub use running::{CALL_TIMEOUT, Running, bounded};
+
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 use serde_json::{Value, json};
 
@@ -31,11 +24,7 @@ use crate::bpf_object;
 use crate::cni::{Answer, Call};
 use crate::cni_host::CniHost;
 use crate::host_state::{State, state, unchanged};
-use crate::netns::{Netns, run};
-use crate::raw_netlink::{add_altname, ethtool, index_here};
-
-/// No call may take longer, whatever a tenant wrote.
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+use crate::netns::Netns;
 
 /// CNI's code for an invalid network configuration.
 pub const INVALID_NETWORK: u64 = 7;
@@ -211,60 +200,7 @@ impl Scene {
     /// # Errors
     /// A command failed.
     pub fn perform(&self, netns: &Netns, commands: &[&str]) -> Result<()> {
-        const OTHERS: [&str; 6] = ["tc ", "sysctl ", "feature ", "channels ", "altname ", "-"];
-        let plain = |command: &&str| {
-            !OTHERS.iter().any(|other| command.starts_with(other)) && !command.contains(['\\', '{'])
-        };
-        if commands.len() > 2 && commands.iter().all(plain) {
-            let mut ip = Command::new("ip");
-            ip.args(["-netns", netns.name(), "-batch", "-"]);
-            let answer = bounded(&mut ip, commands.join("\n").as_bytes())?;
-            ensure!(answer.status.success(), "{commands:?}: {}", answer.stderr);
-            return Ok(());
-        }
-        for command in commands {
-            self.one(netns, command)
-                .with_context(|| (*command).to_owned())?;
-        }
-        Ok(())
-    }
-
-    fn one(&self, netns: &Netns, command: &str) -> Result<()> {
-        let mut command = command.to_owned();
-        for section in ["xdp", "classifier"] {
-            let file = self.host.directory().join(section);
-            command = command.replace(&format!("{{{section}}}"), &file.to_string_lossy());
-        }
-        let words: Vec<OsString> = command.split_whitespace().map(bytes_of).collect();
-        let text: Vec<&str> = command.split_whitespace().collect();
-        match text.as_slice() {
-            ["sysctl", path, value] => {
-                let path = Path::new("/proc/sys/net").join(path);
-                netns.enter(|| fs::write(&path, value).with_context(|| path.display().to_string()))
-            }
-            ["feature", link, name, on] => {
-                netns.enter(|| ethtool::set_feature(link.as_bytes(), name, *on == "on"))
-            }
-            ["channels", link, receive, send] => {
-                let (receive, send) = (receive.parse()?, send.parse()?);
-                netns.enter(|| ethtool::set_channels(link.as_bytes(), receive, send))
-            }
-            ["altname", link, _] => netns.enter(|| {
-                let index = index_here(link.as_bytes())?;
-                add_altname(
-                    index,
-                    words.get(2).map_or(&[], |name| name.as_encoded_bytes()),
-                )
-            }),
-            ["tc", ..] => run(Command::new("tc")
-                .args(["-netns", netns.name()])
-                .args(words.iter().skip(1)))
-            .map(drop),
-            _ => run(Command::new("ip")
-                .args(["-netns", netns.name()])
-                .args(words))
-            .map(drop),
-        }
+        command::perform(self.host.directory(), netns, commands)
     }
 
     /// Another pod.
@@ -533,101 +469,6 @@ pub fn refusal(answer: &Answer, codes: &[u64], words: &[&str]) -> Result<(u64, S
     Ok((code, text))
 }
 
-/// A program that is being waited for; killed when dropped.
-#[derive(Debug)]
-pub struct Running {
-    child: Child,
-    started: Instant,
-    stdout: Option<thread::JoinHandle<Vec<u8>>>,
-    stderr: Option<thread::JoinHandle<Vec<u8>>>,
-}
-
-impl Running {
-    /// Starts a program and hands it its standard input.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start(command: &mut Command, stdin: &[u8]) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start {}", command.get_program().display()))?;
-        if let Some(mut input) = child.stdin.take() {
-            let stdin = stdin.to_vec();
-            // One that answers without reading has closed the pipe already.
-            thread::spawn(move || drop(input.write_all(&stdin)));
-        }
-        let stdout = child.stdout.take().map(collect);
-        let stderr = child.stderr.take().map(collect);
-        Ok(Self {
-            child,
-            started: Instant::now(),
-            stdout,
-            stderr,
-        })
-    }
-
-    /// Sends SIGKILL.
-    pub fn kill(&mut self) {
-        // One that has ended needs no signal.
-        let _ = self.child.kill();
-    }
-
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// It does not come within [`CALL_TIMEOUT`], or the program panicked.
-    pub fn answer(mut self) -> Result<Answer> {
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            if self.started.elapsed() > CALL_TIMEOUT {
-                bail!("no answer within {CALL_TIMEOUT:?}");
-            }
-            thread::sleep(Duration::from_millis(2));
-        };
-        let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| -> Result<String> {
-            let reader = reader.context("read once")?;
-            let bytes = reader.join().map_err(|_| anyhow!("the reader panicked"))?;
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        };
-        let answer = Answer {
-            status,
-            stdout: text(self.stdout.take())?,
-            stderr: text(self.stderr.take())?,
-        };
-        ensure!(!answer.stderr.contains("panicked at"), "{}", answer.stderr);
-        Ok(answer)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn collect(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What was read before an error is what there is.
-        let _ = pipe.read_to_end(&mut bytes);
-        bytes
-    })
-}
-
-/// Runs a program to its end, which must come within [`CALL_TIMEOUT`].
-///
-/// # Errors
-/// It does not, or the program panicked.
-pub fn bounded(command: &mut Command, stdin: &[u8]) -> Result<Answer> {
-    Running::start(command, stdin)?.answer()
-}
-
 /// A link's MAC address, as `ip` writes it.
 ///
 /// # Errors
@@ -654,28 +495,6 @@ pub fn index_of(netns: &Netns, link: &str) -> Result<u64> {
         .and_then(|link| link.get("ifindex"))
         .and_then(Value::as_u64);
     index.with_context(|| format!("{link} has no index"))
-}
-
-/// A word of a command line, with `\xNN` as the byte it stands for.
-fn bytes_of(word: &str) -> OsString {
-    let mut bytes = Vec::new();
-    let mut rest = word;
-    while let Some((before, after)) = rest.split_once("\\x") {
-        bytes.extend(before.as_bytes());
-        let digits = after.get(..2).unwrap_or_default();
-        match u8::from_str_radix(digits, 16) {
-            Ok(byte) => {
-                bytes.push(byte);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            Err(_) => {
-                bytes.extend(b"\\x");
-                rest = after;
-            }
-        }
-    }
-    bytes.extend(rest.as_bytes());
-    OsString::from_vec(bytes)
 }
 
 /// `cases! { fact: Need, Need => expression; … }`: a module's cases, each an expression that is

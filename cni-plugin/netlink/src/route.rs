@@ -30,6 +30,16 @@ pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec
     dump(socket, &filter)
 }
 
+/// All routes of a family, in every table.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_all(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RouteMessage>> {
+    let mut filter = RouteMessage::default();
+    filter.header.address_family = family;
+    dump(socket, &filter)
+}
+
 /// All routes of a family in one table.
 ///
 /// # Errors
@@ -68,9 +78,7 @@ pub fn table_of(route: &RouteMessage) -> u32 {
 pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
     let mut tables = BTreeSet::new();
     for family in FAMILIES {
-        let mut filter = RouteMessage::default();
-        filter.header.address_family = family;
-        tables.extend(dump(socket, &filter)?.iter().map(table_of));
+        tables.extend(list_all(socket, family)?.iter().map(table_of));
         tables.extend(rule::list(socket, family)?.iter().map(rule::table_of));
     }
     Ok(tables)

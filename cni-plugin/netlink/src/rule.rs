@@ -14,7 +14,8 @@ const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
 
-/// All rules of a family; none where the kernel has no such family, or no rules.
+/// All rules of a family, or of every family for `Unspec`; none where the kernel has no such family,
+/// or no rules.
 ///
 /// # Errors
 /// The kernel's refusal.

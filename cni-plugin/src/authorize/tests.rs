@@ -8,7 +8,8 @@ use node::pattern::Pattern;
 use node::policy::Selector;
 
 use super::*;
-use crate::resolve::{ChildKind, Dependent, RdmaOnly};
+use crate::config::ChildKind;
+use crate::resolve::{Dependent, RdmaOnly};
 
 fn nic() -> HostLink {
     HostLink {
@@ -292,7 +293,7 @@ fn passthru_needs_its_key_and_the_hca() {
 }
 
 #[test]
-fn a_netdev_of_an_exclusive_pool_is_a_master_for_its_own_pod_only() {
+fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     let default = Allow::default();
     let exclusive = ["0000:3b:00.2".parse().unwrap()];
     let rules = Rules {
@@ -306,7 +307,7 @@ fn a_netdev_of_an_exclusive_pool_is_a_master_for_its_own_pod_only() {
 }
 
 #[test]
-fn rdma_devices_that_stay_need_nothing_and_those_that_leave_need_the_hca() {
+fn only_rdma_devices_that_leave_need_an_allocation() {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma(&RdmaSpec {

@@ -38,12 +38,12 @@ use super::pod_namespace;
 use crate::{
     allocation,
     authorize::{Asked, Rules, authorize},
-    config::Config,
+    config::{ChildKind, Config},
     error::Error,
     plan,
     rdma::{self, RdmaRequirement},
     recover,
-    resolve::{self, ChildKind, Requested, Resolved, resolve},
+    resolve::{self, Requested, Resolved, resolve},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.

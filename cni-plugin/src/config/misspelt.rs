@@ -3,8 +3,8 @@
 use cni_wire::{Code, Error, Section};
 use node::spelling;
 
-/// The keys that are read here, and those that every plugin has.
-const KEYS: [&str; 30] = [
+/// The keys that are read here, and those that every plugin has. docs/CONFIG.md explains each.
+pub(super) const KEYS: &[&str] = &[
     "acceptRA",
     "args",
     "attach",
@@ -39,7 +39,7 @@ const KEYS: [&str; 30] = [
 
 /// Keys of the reference plugins, of those for SR-IOV, InfiniBand and bonds, and of Multus. A
 /// configuration that was written for them goes on working, however much a key resembles ours.
-const FOREIGN_KEYS: [&str; 78] = [
+const FOREIGN_KEYS: &[&str] = &[
     "allmulti",
     "allMulti",
     "binDir",
@@ -133,7 +133,7 @@ pub(super) fn refuse(root: &Section<'_>) -> Result<(), Error> {
         !(KEYS.iter().any(is) || FOREIGN_KEYS.iter().any(is) || key.contains('/'))
     });
     for key in unknown.take(MAX_COMPARED) {
-        if let Some(meant) = spelling::nearest(key, &KEYS) {
+        if let Some(meant) = spelling::nearest(key, KEYS) {
             return Err(Error::new(
                 Code::InvalidConfig,
                 format!("unknown key {key:?}; did you mean {meant:?}?"),
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn keys_of_other_plugins_pass() {
-        for key in FOREIGN_KEYS {
+        for &key in FOREIGN_KEYS {
             read(json!({ key: 1 })).unwrap_or_else(|e| panic!("{key}: {e}"));
         }
         for key in [
@@ -204,6 +204,20 @@ mod tests {
         };
         assert!(with_unknown_keys(MAX_COMPARED - 1).is_err());
         assert!(with_unknown_keys(MAX_COMPARED).is_ok());
+    }
+
+    #[test]
+    fn every_key_is_explained_in_the_docs() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/CONFIG.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let explained = |key: &&&str| {
+            // Written by runtimes, never by a person.
+            ["args", "prevResult", "runtimeConfig"].contains(*key)
+                || page.contains(&format!("`{key}`"))
+                || page.contains(&format!("\"{key}\""))
+        };
+        let missing: Vec<_> = KEYS.iter().filter(|key| !explained(key)).collect();
+        assert!(missing.is_empty(), "not in docs/CONFIG.md: {missing:?}");
     }
 
     #[test]

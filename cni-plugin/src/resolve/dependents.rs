@@ -36,7 +36,7 @@ pub enum Dependent {
     },
     /// A child that this plugin made.
     Attachment {
-        /// `macvlan`, `ipvlan`, `ipoib`.
+        /// The kernel's name of the child's kind, as `macvlan`.
         kind: String,
         /// Whose it is, as messages name it.
         owner: String,

@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, PodLink, name_of, read, unreadable};
+use super::{HostLink, PodLink, name_of, read_named, unreadable};
 use crate::{
     config::{Config, Target},
     error::Error,
@@ -112,7 +112,7 @@ pub(super) fn resolve(
             .map_err(|e| Error::new(Code::InvalidConfig, e.to_string()))?;
         let mut netdevs = Vec::new();
         for netdev in device.netdevs() {
-            netdevs.push(read(node, netdev)?);
+            netdevs.push(read_named(node, netdev)?);
         }
         devices.push(RdmaTarget {
             hca: HcaId::of(&device).ok(),

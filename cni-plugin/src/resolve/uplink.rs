@@ -21,8 +21,24 @@ use netlink_packet_route::{
 
 use crate::error::Error;
 
+/// All addresses of the namespace, each with the index of its link.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(super) fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>, Error> {
+    let mut found = Vec::new();
+    for message in address::list_all(socket)? {
+        for attribute in &message.attributes {
+            if let AddressAttribute::Local(ip) | AddressAttribute::Address(ip) = attribute {
+                found.push((message.header.index, *ip));
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Why taking `asked` would cut the node off; none when it would not. `node_addresses` are those the
-/// node is known by, beside the source addresses towards the outside.
+/// node is known by, beside the source addresses towards the outside; `addresses` are [`addresses`].
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -30,78 +46,80 @@ pub(super) fn of(
     socket: &mut Socket,
     asked: &Link,
     node_addresses: &[IpAddr],
+    addresses: &[(u32, IpAddr)],
 ) -> Result<Option<Why>, Error> {
     let mut facts = Network {
         node_addresses: node_addresses.to_vec(),
         ..Network::default()
     };
-    let mut names = Names::default();
+    let mut links = Links::knowing(asked);
+    let rules = rule::list(socket, AddressFamily::Unspec)?;
     for family in route::FAMILIES {
-        let mut indexes = Vec::new();
-        for table in tables(socket, family)? {
-            for route in route::list_table(socket, family, table)? {
-                let is_default = uplink::is_default(route.header.destination_prefix_length);
-                if is_default && route.header.kind == RouteType::Unicast {
-                    indexes.extend(interfaces_of(socket, &route)?);
-                }
+        let tables = tables(&rules, family);
+        let mut ways = BTreeSet::new();
+        for route in route::list_all(socket, family)? {
+            let is_default = uplink::is_default(route.header.destination_prefix_length)
+                && route.header.kind == RouteType::Unicast;
+            if is_default && tables.contains(&route::table_of(&route)) {
+                ways.extend(interfaces_of(socket, &route)?);
             }
         }
-        for outside in OUTSIDE.iter().filter(|ip| is_of(**ip, family)) {
-            let way = way_out(socket, *outside)?;
-            indexes.extend(way.index);
+        // Of a node with a default route only the source address is left to know.
+        let enough = if ways.is_empty() { OUTSIDE.len() } else { 1 };
+        let outside = OUTSIDE.iter().filter(|ip| is_of(**ip, family));
+        for ip in outside.take(enough) {
+            let way = way_out(socket, *ip)?;
+            ways.extend(way.index);
             facts.node_addresses.extend(way.source);
         }
-        for index in indexes {
-            facts.ways_out.extend(names.of(socket, index)?);
+        for index in ways {
+            facts.ways_out.extend(links.name(socket, index)?);
         }
     }
-    for message in address::list_all(socket)? {
-        for attribute in &message.attributes {
-            if let AddressAttribute::Local(ip) | AddressAttribute::Address(ip) = attribute
-                && facts.node_addresses.contains(ip)
-                && let Some(name) = names.of(socket, message.header.index)?
-            {
-                facts.addresses.push((name, *ip));
-            }
+    for (index, address) in addresses {
+        if facts.node_addresses.contains(address)
+            && let Some(name) = links.name(socket, *index)?
+        {
+            facts.addresses.push((name, *address));
         }
     }
-    let uplinks = uplink::uplinks(&facts, |name| match names.index(name) {
-        Some(index) => lowers(socket, &mut names, index),
+    let uplinks = uplink::uplinks(&facts, |name| match links.named(name) {
+        Some(upper) => lowers(socket, &mut links, &upper),
         None => Ok(Vec::new()),
     })?;
-    Ok(names
-        .known
-        .get(&asked.index)
-        .and_then(|name| uplinks.get(name).cloned()))
+    Ok(uplinks.get(&asked.name.to_string()).cloned())
 }
 
-/// Names of links by their indexes, as far as they were asked for.
-#[derive(Default)]
-struct Names {
-    known: BTreeMap<u32, String>,
+/// Links by their indexes, as far as they were asked for.
+struct Links {
+    known: BTreeMap<u32, Link>,
 }
 
-impl Names {
-    fn of(&mut self, socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
-        if let Some(name) = self.known.get(&index) {
-            return Ok(Some(name.clone()));
+impl Links {
+    fn knowing(link: &Link) -> Self {
+        Self {
+            known: BTreeMap::from([(link.index, link.clone())]),
         }
-        let Some(link) = link::get(socket, By::Index(index))? else {
-            // Gone since it was listed.
-            return Ok(None);
-        };
-        Ok(Some(self.add(&link)))
     }
 
-    fn add(&mut self, link: &Link) -> String {
+    /// None when it is gone since it was listed.
+    fn name(&mut self, socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
+        if let Some(link) = self.known.get(&index) {
+            return Ok(Some(link.name.to_string()));
+        }
+        let found = link::get(socket, By::Index(index))?;
+        Ok(found.map(|link| self.add(link)))
+    }
+
+    fn add(&mut self, link: Link) -> String {
         let name = link.name.to_string();
-        self.known.insert(link.index, name.clone());
+        self.known.insert(link.index, link);
         name
     }
 
-    fn index(&self, name: &str) -> Option<u32> {
-        let mut all = self.known.iter();
-        all.find_map(|(index, known)| (known == name).then_some(*index))
+    fn named(&self, name: &str) -> Option<Link> {
+        let mut all = self.known.values();
+        all.find(|link| link.name == name).cloned()
     }
 }
 
@@ -124,14 +142,14 @@ const NO_WAY_OUT: [u32; 2] = [0, 255];
 
 /// The tables in which the node's own packets are looked up whatever their source: the main one, and
 /// those of rules that select by nothing, or by mark, user or protocol. Rules with a source, a
-/// destination or an interface are source routing of rails and of pods.
-fn tables(socket: &mut Socket, family: AddressFamily) -> Result<BTreeSet<u32>, Error> {
-    let rules = rule::list(socket, family)?;
-    let all = rules.iter().filter(|rule| is_for_the_node(rule));
+/// destination or an interface are source routing of rails and of pods. Pure.
+fn tables(rules: &[RuleMessage], family: AddressFamily) -> BTreeSet<u32> {
+    let of_family = rules.iter().filter(|rule| rule.header.family == family);
+    let all = of_family.filter(|rule| is_for_the_node(rule));
     let mut tables: BTreeSet<u32> = all.map(rule::table_of).collect();
     tables.retain(|table| !NO_WAY_OUT.contains(table));
     tables.insert(replay::MAIN);
-    Ok(tables)
+    tables
 }
 
 fn is_for_the_node(rule: &RuleMessage) -> bool {
@@ -150,23 +168,20 @@ fn is_for_the_node(rule: &RuleMessage) -> bool {
 
 /// The links directly below one: its parent in this namespace, its ports, and for a tunnel the link
 /// that its packets leave through.
-fn lowers(socket: &mut Socket, names: &mut Names, index: u32) -> Result<Vec<String>, Error> {
-    let Some(upper) = link::get(socket, By::Index(index))? else {
-        return Ok(Vec::new());
-    };
+fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<String>, Error> {
     let mut found = Vec::new();
     if let (Some(parent), None) = (upper.parent, upper.parent_netns)
-        && parent != index
+        && parent != upper.index
     {
-        found.extend(names.of(socket, parent)?);
+        found.extend(links.name(socket, parent)?);
     }
-    for below in below_tunnel(socket, &upper)? {
-        found.extend(names.of(socket, below)?);
+    for below in below_tunnel(socket, upper)? {
+        found.extend(links.name(socket, below)?);
     }
-    if has_ports(&upper) {
+    if has_ports(upper) {
         for port in link::list(socket)? {
-            if port.controller == Some(index) {
-                found.push(names.add(&port));
+            if port.controller == Some(upper.index) {
+                found.push(links.add(port));
             }
         }
     }

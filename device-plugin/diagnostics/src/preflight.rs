@@ -31,7 +31,7 @@ use check::{Checks, Subject};
 
 /// The subjects, in the order of a search for a fault: from the driver up to Kubernetes. Counters
 /// come last: they belong to three subjects, but are watched together, once.
-const SUBJECTS: [&dyn Checks; 10] = [
+const SUBJECTS: &[&dyn Checks] = &[
     &Subject {
         checks: modules::CHECKS,
         read: modules::read,

@@ -6,9 +6,9 @@ use hca::inventory::Inventory;
 use hca::pci::{PciFunction, Sriov};
 use hca::topology::Place;
 use hca::unit::HcaId;
-use hca::{GidType, LinkLayer, PciAddress, netdev};
+use hca::{LinkLayer, PciAddress, netdev};
 
-use super::{Candidate, Function, GidTable, LinkType, Netdev, Pci, Pf, Port, RdmaDevice};
+use super::{Candidate, Function, LinkType, Netdev, Pci, Pf, Port, RdmaDevice};
 
 /// An RDMA device that no pool can use, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,20 +244,9 @@ fn port(port: &hca::Port) -> Port {
             let [.., a, b, c, d, e, f, g, h] = entry.gid.0;
             format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
         }),
-        gid_table: match port.link_layer {
-            LinkLayer::Ethernet => GidTable {
-                slots: port.gids.slots,
-                kinds_per_address: {
-                    let has = |kind| {
-                        entries
-                            .iter()
-                            .any(|entry| entry.kind.as_ref() == Some(kind))
-                    };
-                    let both = has(&GidType::IbOrRoceV1) && has(&GidType::RoceV2);
-                    if both { 2 } else { 1 }
-                },
-            },
-            LinkLayer::InfiniBand | LinkLayer::Unknown => GidTable::default(),
+        room: match port.link_layer {
+            LinkLayer::Ethernet => port.gids.pods(),
+            LinkLayer::InfiniBand | LinkLayer::Unknown => None,
         },
     }
 }

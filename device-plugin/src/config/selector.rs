@@ -171,7 +171,7 @@ enum Test {
 }
 
 /// Every key but `not`, in the order in which they are checked and printed.
-const CRITERIA: [Criterion; 18] = [
+const CRITERIA: &[Criterion] = &[
     Criterion {
         key: "rdmaDevices",
         test: Test::Words {
@@ -392,7 +392,7 @@ impl Selector {
     /// Says which criterion an HCA fails first.
     pub fn check(&self, candidate: &Candidate) -> Result<(), Mismatch> {
         let mut ports = self.ports_of_link_type(candidate);
-        for Criterion { key, test } in &CRITERIA {
+        for Criterion { key, test } in CRITERIA {
             let Some(wanted) = test.wanted(self) else {
                 continue;
             };

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unchanged_is_not_written_again_and_what_changed_is_replaced_whole() {
+    fn only_a_changed_file_is_written_and_it_is_replaced_whole() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir
             .path()

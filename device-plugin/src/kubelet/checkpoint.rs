@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoint_that_is_missing_torn_or_of_another_form_is_an_error_with_its_path() {
+    fn an_unreadable_checkpoint_is_an_error_with_its_path() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(FILE);
         let both = || {

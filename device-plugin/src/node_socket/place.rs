@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_as_the_kubelet_makes_it_is_closed_and_a_shared_one_is_left_open() {
+    fn the_kubelets_directory_is_closed_and_a_shared_one_stays_open() {
         let (_root, path) = place();
         let directory = path.parent().unwrap();
         fs::create_dir(directory).unwrap();

@@ -54,7 +54,7 @@ fn counts(pool_states: &PoolStates) -> Counts {
 }
 
 #[test]
-fn a_port_that_comes_back_is_healthy_after_its_delay_and_says_when() {
+fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     let (node, config) = (Node::new(), config(BY_NAME));
     let (mut pool_states, start) = (PoolStates::default(), Instant::now());
     assert_eq!(pool_states.update(&config, &node.scan(), start), None);
@@ -117,7 +117,7 @@ fn an_unchanged_pool_is_no_news() {
 }
 
 #[test]
-fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
+fn an_hca_in_a_pods_namespace_stays_in_its_pool() {
     let (node, config) = (Node::new(), config(BY_NAME));
     node.tree.rdma_core(false);
     let (mut pool_states, now) = (PoolStates::default(), Instant::now());
@@ -149,7 +149,7 @@ fn an_hca_that_a_pod_took_to_its_namespace_stays_in_its_pool() {
 }
 
 #[test]
-fn after_a_restart_it_is_found_by_its_hardware_or_by_the_record_of_who_took_what() {
+fn after_a_restart_a_taken_hca_is_found_by_hardware_or_record() {
     let node = Node::new();
     node.tree.rdma_core(false);
     node.tree.hide_rdma("mlx5_0");
@@ -207,7 +207,7 @@ fn a_pool_that_is_configured_anew_forgets_what_it_had() {
 }
 
 #[test]
-fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
+fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
     let (node, config) = (
         Node::new(),
         config("mode: shared, slots: 1, select: { functions: [pf, software] }"),
@@ -269,7 +269,7 @@ fn an_attribute_that_cannot_be_read_makes_its_hca_unhealthy_and_no_other() {
 }
 
 #[test]
-fn a_virtual_function_that_was_removed_for_good_is_not_listed_for_ever() {
+fn a_removed_virtual_function_is_not_listed_for_ever() {
     let node = Node::new();
     let vf = PciSpec {
         address: "0000:3b:00.2",

@@ -99,7 +99,7 @@ fn several_units_come_from_several_hcas_near_each_other() {
 }
 
 #[test]
-fn the_least_used_hca_is_taken_first_and_under_pack_the_most_used() {
+fn spread_takes_the_least_used_hca_and_pack_the_most_used() {
     let spread = snapshot(
         four_nics,
         "mode: shared, slots: 4, select: { functions: [pf] }",

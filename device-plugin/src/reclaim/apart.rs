@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_hangs_keeps_nothing_else_waiting_and_is_called_late_once() {
+    fn a_store_that_hangs_delays_nothing_and_is_late_once() {
         let (mut scene, answer) = Scene::new();
         let mut news = Vec::new();
         for round in 1..=4 {

@@ -6,7 +6,7 @@ use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use crate::{Machine, PF0, two_functions};
 
 #[test]
-fn a_large_gid_table_is_read_only_as_far_as_it_is_filled() {
+fn only_the_filled_part_of_a_gid_table_is_read() {
     let machine = Machine::new();
     machine.tree.pci(&PciSpec {
         address: PF0,
@@ -122,7 +122,7 @@ fn attributes_a_driver_lacks_do_not_hide_the_device() {
 }
 
 #[test]
-fn a_host_without_rdma_is_empty_and_one_without_sysfs_is_an_error() {
+fn no_rdma_is_empty_and_no_sysfs_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let tree = Tree::new(directory.path());
     let inventory = hca::inventory(&tree.host()).unwrap();

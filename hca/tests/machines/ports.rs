@@ -6,7 +6,7 @@ use hca::unit::HcaId;
 use crate::{Machine, PF0, PF1, pci, two_functions};
 
 #[test]
-fn each_function_of_a_dual_port_card_is_a_device_of_its_own() {
+fn each_function_of_a_dual_port_card_is_a_device() {
     let machine = Machine::new();
     two_functions(&machine);
     let inventory = machine.inventory();
@@ -143,7 +143,7 @@ fn a_port_of_each_link_layer_finds_its_own_netdev() {
 }
 
 #[test]
-fn an_ipoib_child_has_the_port_of_its_parent_but_is_not_the_ports_netdev() {
+fn an_ipoib_child_has_its_parents_port_and_is_not_its_netdev() {
     let machine = Machine::new();
     machine.tree.pci(&PciSpec {
         address: PF0,

@@ -1,4 +1,5 @@
-//! What a container runtime and a CNI plugin say to each other, versions 0.1.0 to 1.1.0.
+//! What a container runtime and a CNI plugin say to each other, in every version of the
+//! specification.
 //!
 //! Reading order:
 //! - [`version`]: the versions of the specification and which of them exist;
@@ -8,12 +9,16 @@
 //! - [`config`]: the network configuration on stdin, and with it the whole [`Request`];
 //! - [`result`]: what ADD answers, in every version, and what `prevResult` says;
 //! - [`delegate`]: running another plugin, an IPAM above all, by the specification's rules;
+//! - [`words!`]: an enum each of whose variants is one word in a configuration;
 //! - [`text`]: text of others, fit for a message or a line of a log;
 //! - [`serve`]: from the process' environment and stdin to one document on stdout.
 //!
 //! The crate knows no path and no socket: files are touched by [`delegate`] alone, where
 //! the runtime's `CNI_PATH` says.
 #![forbid(unsafe_code)]
+
+#[macro_use]
+mod words;
 
 pub mod config;
 pub mod delegate;

@@ -15,6 +15,7 @@ use crate::{Code, Error};
 pub struct Section<'a> {
     path: String,
     map: Option<&'a Map<String, Value>>,
+    known: Option<&'static [&'static str]>,
 }
 
 impl<'a> Section<'a> {
@@ -23,6 +24,17 @@ impl<'a> Section<'a> {
         Section {
             path: String::new(),
             map: Some(map),
+            known: None,
+        }
+    }
+
+    /// With the keys that are read from it: reading another one panics where assertions are
+    /// compiled, so that a list of known keys has each that is read.
+    #[must_use]
+    pub fn with_known(self, keys: &'static [&'static str]) -> Self {
+        Section {
+            known: Some(keys),
+            ..self
         }
     }
 
@@ -31,6 +43,7 @@ impl<'a> Section<'a> {
         Section {
             path: path.to_owned(),
             map: None,
+            known: None,
         }
     }
 
@@ -60,6 +73,10 @@ impl<'a> Section<'a> {
 
     /// The value of a key; null counts as absent.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
+        debug_assert!(
+            self.known.is_none_or(|known| known.contains(&key)),
+            "{key} is read and not among the known keys"
+        );
         self.map?
             .iter()
             .rev()
@@ -132,7 +149,7 @@ impl<'a> Section<'a> {
     pub fn section(&self, key: &str) -> Result<Section<'a>, Error> {
         let path = self.path_of(key);
         match self.value(key) {
-            None => Ok(Section { path, map: None }),
+            None => Ok(Section::absent(&path)),
             Some(value) => Section::of(value, path),
         }
     }
@@ -165,6 +182,7 @@ impl<'a> Section<'a> {
             Some(map) => Ok(Section {
                 path,
                 map: Some(map),
+                known: None,
             }),
             None => Err(wrong_kind(&path, "an object", value)),
         }

@@ -4,52 +4,33 @@ use serde_json::{Value, json};
 
 use crate::{Code, Error};
 
-/// A version these plugins speak; ordered by age.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
-    /// 0.1.0
-    V0_1_0,
-    /// 0.2.0
-    V0_2_0,
-    /// 0.3.0: several addresses and interfaces
-    V0_3_0,
-    /// 0.3.1
-    V0_3_1,
-    /// 0.4.0: CHECK
-    V0_4_0,
-    /// 1.0.0
-    V1_0_0,
-    /// 1.1.0: STATUS, GC, MTU and PCI address of interfaces
-    V1_1_0,
+words! {
+    /// A version these plugins speak; ordered by age. Membership is exact: there is no 0.3.2.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Version {
+        /// One address of each family.
+        V0_1_0 = "0.1.0",
+        /// As 0.1.0.
+        V0_2_0 = "0.2.0",
+        /// Several addresses and interfaces.
+        V0_3_0 = "0.3.0",
+        /// As 0.3.0.
+        V0_3_1 = "0.3.1",
+        /// CHECK.
+        V0_4_0 = "0.4.0",
+        /// Addresses without `version`.
+        V1_0_0 = "1.0.0",
+        /// STATUS, GC, MTU and PCI address of interfaces.
+        V1_1_0 = "1.1.0",
+    }
 }
 
 impl Version {
-    /// All of them, oldest first. Membership is exact: there is no 0.3.2.
-    pub const ALL: [Version; 7] = [
-        Version::V0_1_0,
-        Version::V0_2_0,
-        Version::V0_3_0,
-        Version::V0_3_1,
-        Version::V0_4_0,
-        Version::V1_0_0,
-        Version::V1_1_0,
-    ];
-
     /// The newest.
-    pub const NEWEST: Version = Version::V1_1_0;
-
-    /// As written in `cniVersion`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Version::V0_1_0 => "0.1.0",
-            Version::V0_2_0 => "0.2.0",
-            Version::V0_3_0 => "0.3.0",
-            Version::V0_3_1 => "0.3.1",
-            Version::V0_4_0 => "0.4.0",
-            Version::V1_0_0 => "1.0.0",
-            Version::V1_1_0 => "1.1.0",
-        }
-    }
+    pub const NEWEST: Version = {
+        let [.., newest] = Version::ALL;
+        newest
+    };
 
     /// Reads `cniVersion`; an empty text means 0.1.0, as the specification says of a
     /// missing key.

@@ -313,3 +313,13 @@ serve_store() {
 	rpc.mountd
 	wait_for 30 rpcinfo -t localhost nfs 4
 }
+
+# mount_store VERSION MODE SERVER EXPORT DIRECTORY: mounts a store that another guest serves; VERSION
+# is 3 or 4.2, MODE hard or soft. Version 3 without locks between the nodes: the store needs none.
+mount_store() {
+	local options="vers=$1,proto=tcp,$2,timeo=50"
+	case $1 in
+	4.2) mount -t nfs4 -o "$options" "$3:/" "$5" ;;
+	3) mount -t nfs -o "$options,nolock" "$3:$4" "$5" ;;
+	esac
+}

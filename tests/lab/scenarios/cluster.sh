@@ -41,7 +41,7 @@ before=$(host_state)
 check "the API server takes the manifests" kubectl apply -k $manifests/base
 equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
 check "the DaemonSet is rolled out: its probes succeed" rolled
-check "the node offers the HCA's slots" wait_for 200 offers $shared 1000
+check "the node offers the HCA's slots" wait_for 200 offers $shared 63
 check "preflight in the container: nothing fails" in_daemon preflight --all
 contains "it asks this kubelet" '^K02 +pass' "$checked"
 show own get pods -o wide
@@ -82,24 +82,24 @@ step "a ConfigMap that is changed"
 map=$(own get ds rdma-device-plugin -o json | jq -r '.spec.template.spec.volumes[].configMap.name // empty')
 edit() { own get configmap "$map" -o json | jq --arg config "$1" '.data["config.yaml"] = $config' | kubectl apply -f -; }
 good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
-check "fewer slots" edit "${good/1000/500}"
-check "the node offers fewer, without a restart" wait_for 200 offers $shared 500
+check "fewer slots" edit "${good/63/50}"
+check "the node offers fewer, without a restart" wait_for 200 offers $shared 50
 check "a wrong one" edit '{"configList": [{"resourceName": "x"'
 reported() { in_daemon status | grep -Ei 'config.*(refused|wrong|not|expected|EOF)'; }
 check "is reported" wait_for 200 reported
 show reported
-equal "and changes nothing" 500 "$(allocatable $shared)"
+equal "and changes nothing" 50 "$(allocatable $shared)"
 check "the first one again" edit "$good"
-check "is in force" wait_for 200 offers $shared 1000
+check "is in force" wait_for 200 offers $shared 63
 
 step "the kubelet restarts, the DaemonSet is rolled"
 restart_kubelet $address
 registered() { own logs ds/rdma-device-plugin -c rdma-device-plugin | grep -c 'registered' | grep -qv '^[01]$'; }
 check "the daemon registers again" wait_for 200 registered
-check "the node offers the slots" wait_for 200 offers $shared 1000
+check "the node offers the slots" wait_for 200 offers $shared 63
 own rollout restart ds/rdma-device-plugin
 check "the DaemonSet is rolled" rolled
-check "the node offers the slots again" wait_for 200 offers $shared 1000
+check "the node offers the slots again" wait_for 200 offers $shared 63
 check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2 net1 | sed 's|/.*||')"
 check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=200s
 

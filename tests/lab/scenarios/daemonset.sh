@@ -37,7 +37,7 @@ for program in rdma-netdev rdma-ipam; do
 	check "the init container installed $program" cmp "/opt/cni/bin/$program" "/lab/bin/$program"
 done
 contains "the installed policy names the node" "\"node\": \"$(uname -n)\"" "$(</etc/rdma-netdev/policy.json)"
-check "the kubelet learns of the HCA" kubelet-standin node --wait $resource=1000
+check "the kubelet learns of the HCA" kubelet-standin node --wait $resource=63
 
 daemon=$(pgrep -f '^/usr/local/bin/rdma-device-plugin run')
 # CAP_NET_ADMIN is bit 12.
@@ -58,7 +58,7 @@ contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <
 
 check "status in the container knows everybody" in_daemon rdma-device-plugin status
 contains "status: units, attachments, addresses" \
-	'1000 .*listening.*rdma-test-pod-1.*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"
+	'63 .*listening.*rdma-test-pod-1.*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"
 # Here /var/run, where the runtime makes them, is no link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdma-device-plugin status --json | jq -r '[.attachments[].netnsState] | join(" ")')"
@@ -66,7 +66,7 @@ equal "and says so where it does not know" "unknown unknown" \
 	"$(in_daemon rdma-netdev list --json | jq -r '[.attachments[].netnsState] | join(" ")')"
 check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
 check "its next pod runs" kubelet-standin run-pod $daemonset
-check "and registers again" kubelet-standin node --wait $resource=1000
+check "and registers again" kubelet-standin node --wait $resource=63
 check "the pods talk as before" kubelet-standin exec rdma-test-pod-1 -- ping -c 2 -W 5 192.168.111.2
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
 as_before "the host is as before" "$before"

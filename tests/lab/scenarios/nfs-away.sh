@@ -87,12 +87,8 @@ rdma-device-plugin run --config-file /lab/manifests/base/config.json --metrics-a
 check "the daemon runs" wait_for 60 alive
 
 for version in 4.2 3; do
-	case $version in
-	4.2) source=192.168.10.1:/ type=nfs4 options= ;;
-	3) source=192.168.10.1:/srv/store type=nfs options=,nolock ;;
-	esac
 	meet "start-$version"
-	mount -t "$type" -o "vers=$version,proto=tcp,hard,timeo=50$options" "$source" $store
+	mount_store $version hard 192.168.10.1 /srv/store $store
 	meet "mounted-$version"
 
 	round=NFS-$version

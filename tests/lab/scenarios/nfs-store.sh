@@ -18,13 +18,8 @@ leases() { rdma-ipam list --json | jq '.leases | length'; }
 addresses() { cat /lab/out/*/"$1"; }
 
 for version in 4.2 3; do
-	# Version 3 without locks between the nodes: the store must not need any.
-	case $version in
-	4.2) source=192.168.10.1:/ type=nfs4 options= ;;
-	3) source=192.168.10.1:/srv/store type=nfs options=,nolock ;;
-	esac
 	meet "start-$version"
-	mount -t "$type" -o "vers=$version,proto=tcp,soft,timeo=50$options" "$source" $store
+	mount_store $version soft 192.168.10.1 /srv/store $store
 	meet "mounted-$version"
 
 	for pod in $(seq 25); do

@@ -15,7 +15,7 @@ use netlink::{
 };
 use netlink_packet_route::link::MacVlanMode;
 use rdma_netdev::apply;
-use rdma_netdev::config::{Attach, Config};
+use rdma_netdev::config::{Attach, ChildKind, Config};
 use rdma_netdev::interface_config::InterfaceConfig;
 use rdma_netdev::resolve::HostLink;
 
@@ -30,7 +30,8 @@ fn main() -> Result<()> {
     let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
     let mut inside = pod.socket(&own)?;
     link::get(&mut inside, By::Name(name.as_bytes()))?;
-    let found = HostLink::read(&host, &mut socket, master, false, &[])?;
+    let link = link::get(&mut socket, By::Name(master.as_bytes()))?.context("no master")?;
+    let found = HostLink::read(&host, &mut socket, link, false, &[])?;
     let child = NewChild {
         name,
         child: Child::Macvlan {
@@ -52,14 +53,18 @@ fn main() -> Result<()> {
         }],
         ..CniResult::default()
     };
-    let interface_config = InterfaceConfig::of_result(Attach::Macvlan, &Config::default(), &result);
+    let interface_config = InterfaceConfig::of_result(
+        Attach::Child(ChildKind::Macvlan),
+        &Config::default(),
+        &result,
+    );
     pod.enter(&own, || {
         apply::configure(
             &mut inside,
             &host.proc,
             &made,
             &interface_config,
-            Attach::Macvlan,
+            Attach::Child(ChildKind::Macvlan),
         )
     })??;
     Ok(())

@@ -18,6 +18,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_example_is_read_by_its_program, Root),
     case!(every_key_of_a_pool_is_explained),
     case!(every_key_of_an_ipam_is_explained, Root),
+    case!(the_versions_that_are_spoken_are_named),
     case!(every_message_is_one_that_a_program_prints),
     case!(every_command_is_there),
     case!(every_link_leads_somewhere),
@@ -442,5 +443,22 @@ fn every_key_of_an_ipam_is_explained() -> Result<()> {
     };
     let missing = missing(&said, &page)?;
     ensure!(missing.is_empty(), "not in docs/CONFIG.md: {missing:?}");
+    Ok(())
+}
+
+fn the_versions_that_are_spoken_are_named() -> Result<()> {
+    let mut command = Command::new(product("rdma-netdev")?);
+    let output = command.env_clear().env("CNI_COMMAND", "VERSION").output()?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let versions = document["supportedVersions"].as_array();
+    let versions = versions.context("no list of versions")?;
+    let text = |version: Option<&Value>| version.and_then(Value::as_str).map(str::to_owned);
+    let oldest = text(versions.first()).context("no version")?;
+    let newest = text(versions.last()).context("no version")?;
+    let sentence = format!("Versions {oldest} to {newest} of the CNI specification are spoken");
+    ensure!(
+        page()?.contains(&sentence),
+        "docs/CONFIG.md does not say: {sentence}"
+    );
     Ok(())
 }

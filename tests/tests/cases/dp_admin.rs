@@ -2,19 +2,16 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use e2e::bin_under_test::product;
 use e2e::case;
-use e2e::cni_host::CniHost;
-use e2e::daemon::Machine;
+use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
-use e2e::kubelet::Pod;
-use e2e::unanswered::Unanswered;
+use e2e::kubelet::{Kubelet, Pod};
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
@@ -23,24 +20,13 @@ pub(crate) const CASES: &[Case] = &[
     case!(preflight_waits_until_nothing_fails, Root),
     case!(preflight_refuses_a_check_that_is_not_there),
     case!(status_fails_where_nothing_answers),
+    case!(status_joins_what_daemon_and_kubelet_say, Root),
     case!(status_is_from_any_source_that_answers, Root),
-    case!(
-        attachments_of_dead_pods_are_shown_and_taken_back,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
-        a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting,
-        Root,
-        Netns,
-        Macvlan,
-        Fuse
-    ),
+    case!(status_notes_a_wrong_policy, Root),
 ];
 
 /// NICs that are in a pool have to be in order; of others only a warning is given.
-const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode: shared, slots: 2, select: {linkTypes: [ether]}}\n";
+pub(super) const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode: shared, slots: 2, select: {linkTypes: [ether]}}\n";
 
 fn plugin(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(product("rdma-device-plugin")?);
@@ -56,7 +42,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn document(output: &Output) -> Result<Value> {
+pub(super) fn document(output: &Output) -> Result<Value> {
     serde_json::from_slice(&output.stdout).with_context(|| said(output))
 }
 
@@ -216,36 +202,59 @@ fn status(machine: &Machine, address: &str, arguments: &[&str]) -> Result<Output
     Ok(command.output()?)
 }
 
-fn status_is_from_any_source_that_answers() -> Result<()> {
-    let machine = Machine::new()?;
-    let state = json!({"stateDir": machine.directory().join("state")});
-    fs::write(machine.directory().join("policy.json"), state.to_string())?;
-    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-    let config = machine.directory().join("config.yaml");
-    fs::write(&config, POOLS)?;
-    let kubelet = machine.kubelet()?;
-    let root = machine.settings().root;
-    let daemon = machine.daemon_on(
-        &config,
-        &[
-            "--metrics-addr".as_ref(),
-            address.as_ref(),
-            "--kubelet-root-dir".as_ref(),
-            root.as_ref(),
-            "--reclaim-interval".as_ref(),
-            "0".as_ref(),
-        ],
-    )?;
-    kubelet
-        .wait_allocatable("rdma/hca", 4, Duration::from_secs(20))
-        .with_context(|| daemon.log())?;
-    kubelet.admit(Pod::with_limits("pod", &[("rdma/hca", 1)])?)?;
+/// A node whose kubelet gave a unit to a pod, with its daemon, which reclaims nothing.
+struct Answering {
+    machine: Machine,
+    kubelet: Kubelet,
+    daemon: Daemon,
+    address: String,
+}
 
+impl Answering {
+    fn new() -> Result<Self> {
+        let machine = Machine::new()?;
+        let state = json!({"stateDir": machine.directory().join("state")});
+        fs::write(machine.directory().join("policy.json"), state.to_string())?;
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let config = machine.directory().join("config.yaml");
+        fs::write(&config, POOLS)?;
+        let kubelet = machine.kubelet()?;
+        let root = machine.settings().root;
+        let daemon = machine.daemon_on(
+            &config,
+            &[
+                "--metrics-addr".as_ref(),
+                address.as_ref(),
+                "--kubelet-root-dir".as_ref(),
+                root.as_ref(),
+                "--reclaim-interval".as_ref(),
+                "0".as_ref(),
+            ],
+        )?;
+        kubelet
+            .wait_allocatable("rdma/hca", 4, Duration::from_secs(20))
+            .with_context(|| daemon.log())?;
+        kubelet.admit(Pod::with_limits("pod", &[("rdma/hca", 1)])?)?;
+        Ok(Self {
+            machine,
+            kubelet,
+            daemon,
+            address,
+        })
+    }
+
+    fn status(&self, flags: &[&str]) -> Result<Output> {
+        status(&self.machine, &self.address, flags)
+    }
+}
+
+fn status_joins_what_daemon_and_kubelet_say() -> Result<()> {
+    let node = Answering::new()?;
     // It is known after the daemon's first read of the journal.
     let idle = "nothing is cleaned up behind pods: turned off by --reclaim-interval 0";
     let started = Instant::now();
     let text = loop {
-        let text = said(&status(&machine, &address, &[])?);
+        let text = said(&node.status(&[])?);
         if text.contains(idle) || started.elapsed() > Duration::from_secs(20) {
             break text;
         }
@@ -264,10 +273,20 @@ fn status_is_from_any_source_that_answers() -> Result<()> {
     }
     // The daemon's answer may be older than the pod, and the kubelet limits its callers.
     for _ in 0..40 {
-        let answer = document(&status(&machine, &address, &["--json"])?)?;
+        let answer = document(&node.status(&["--json"])?)?;
         let held = (&answer["held"][0]["pod"], &answer["units"][0]["held"]);
         assert_eq!(held, (&json!("pod"), &json!(1)), "{answer}");
     }
+    Ok(())
+}
+
+fn status_is_from_any_source_that_answers() -> Result<()> {
+    let Answering {
+        machine,
+        kubelet,
+        daemon,
+        address,
+    } = Answering::new()?;
     // Without the daemon the kubelet still knows who has what.
     drop(daemon);
     let output = status(&machine, &address, &["--json"])?;
@@ -286,14 +305,20 @@ fn status_is_from_any_source_that_answers() -> Result<()> {
         "{text}"
     );
     assert!(text.contains("no pod has an attachment"), "{text}");
-    // A wrong policy hides nothing that can still be read, and is reported with what to do.
+    Ok(())
+}
+
+/// It hides nothing that can still be read, and is reported with what to do.
+fn status_notes_a_wrong_policy() -> Result<()> {
+    let node = Answering::new()?;
     fs::write(
-        machine.directory().join("policy.json"),
+        node.machine.directory().join("policy.json"),
         r#"{"stateDirr": "/x"}"#,
     )?;
-    let output = status(&machine, &address, &[])?;
+    let output = node.status(&[])?;
     let text = said(&output);
     for part in [
+        "rdma/hca",
         r#"unknown key "stateDirr"; did you mean "stateDir"?"#,
         "correct the file",
     ] {
@@ -305,172 +330,4 @@ fn status_is_from_any_source_that_answers() -> Result<()> {
         "a note, not a log line: {stderr}"
     );
     Ok(())
-}
-
-fn attachments_of_dead_pods_are_shown_and_taken_back() -> Result<()> {
-    dead_pods(None)
-}
-
-fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Result<()> {
-    let share = tempfile::tempdir()?;
-    let _mount = Unanswered::on(share.path())?;
-    dead_pods(Some(share.path()))
-}
-
-/// The daemon undoes the attachment of a dead pod, also where its policy has another store in
-/// `hung`, which does not answer.
-fn dead_pods(hung: Option<&Path>) -> Result<()> {
-    let host = CniHost::new()?;
-    let config = host.config(&json!({
-        "attach": "macvlan", "master": "nic0",
-        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
-    }));
-    let pods = [host.pod()?, host.pod()?];
-    for (pod, container) in pods.iter().zip(["dead", "alive"]) {
-        let arguments = format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}");
-        let call = host.call(pod, container, "net1").env("CNI_ARGS", arguments);
-        call.run("ADD", config.to_string().as_bytes())?.success()?;
-    }
-    for entry in fs::read_dir(host.state().join("attachments"))? {
-        let path = entry?.path();
-        let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
-        record["created"] = json!(1);
-        fs::write(&path, record.to_string())?;
-    }
-    let policy = host.directory().join("policy.json");
-    let status_by = |policy: &Path| -> Result<Value> {
-        let mut command = host.netns.command(product("rdma-device-plugin")?);
-        command.args([
-            "status",
-            "--json",
-            "--metrics-addr",
-            "127.0.0.1:1",
-            "--policy",
-        ]);
-        document(&command.arg(policy).output()?)
-    };
-    let status = || status_by(&policy);
-    let answer = status()?;
-    let all = answer["attachments"].as_array().context("no attachments")?;
-    assert_eq!(all.len(), 2, "{answer}");
-    let dead = all
-        .iter()
-        .find(|one| one["pod"] == "default/dead")
-        .context("not there")?;
-    assert_eq!(dead["addresses"], json!(["10.9.0.10/24"]), "{answer}");
-    assert_eq!(
-        (&dead["netnsState"], &dead["netdev"]),
-        (&json!("alive"), &json!("nic0"))
-    );
-
-    pods[0].delete()?;
-    let gone = status()?;
-    assert!(
-        gone["attachments"].to_string().contains("\"gone\""),
-        "{gone}"
-    );
-
-    // The daemon reclaims what the dead pod has, and only that.
-    let pools = host.directory().join("config.yaml");
-    fs::write(&pools, POOLS)?;
-    let log = host.directory().join("daemon.log");
-    let kubelet = host.directory().join("kubelet");
-    fs::create_dir(&kubelet)?;
-    let mut of_daemon: Value = serde_json::from_slice(&fs::read(&policy)?)?;
-    if let Some(hung) = hung {
-        // Named before the other one.
-        of_daemon["stores"]["a-share"] = json!({"type": "file", "directory": hung});
-    }
-    let policy_of_daemon = host.directory().join("policy-of-daemon.json");
-    fs::write(&policy_of_daemon, of_daemon.to_string())?;
-    if hung.is_some() {
-        let text = status_by(&policy_of_daemon)?.to_string();
-        assert!(
-            text.contains("10.9.0.11"),
-            "leases of the other store: {text}"
-        );
-        assert!(
-            text.contains("leases of store \\\"a-share\\\": no answer within"),
-            "{text}"
-        );
-    }
-    let mut daemon = host.netns.command(product("rdma-device-plugin")?);
-    daemon
-        .args(["run", "--reclaim-interval", "1", "--config-file"])
-        .arg(&pools);
-    daemon
-        .arg("--policy")
-        .arg(&policy_of_daemon)
-        .arg("--device-plugin-dir")
-        .arg(&kubelet);
-    daemon.arg("--kubelet-root-dir").arg(&kubelet);
-    daemon
-        .arg("--node-socket")
-        .arg(host.directory().join("rdma-netdev/node.sock"));
-    let mut daemon = Killed(
-        daemon
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log)?)
-            .spawn()?,
-    );
-    let mut left = Vec::new();
-    for _ in 0..200 {
-        thread::sleep(Duration::from_millis(100));
-        left = status()?["attachments"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        if left.len() == 1 {
-            break;
-        }
-    }
-    let text = fs::read_to_string(&log)?;
-    ensure!(
-        left.len() == 1 && left[0]["pod"] == "default/alive",
-        "{left:?}; {text}"
-    );
-    ensure!(text.contains("attachment undone"), "{text}");
-    if hung.is_some() {
-        // It is said once, and rounds go on.
-        let late = "the clean-up of store \"a-share\" is late";
-        for _ in 0..400 {
-            thread::sleep(Duration::from_millis(100));
-            if fs::read_to_string(&log)?.contains(&late.escape_default().to_string()) {
-                break;
-            }
-        }
-        thread::sleep(Duration::from_secs(3));
-        let text = fs::read_to_string(&log)?;
-        ensure!(text.matches("is late").count() == 1, "{text}");
-        let threads = fs::read_dir(format!("/proc/{}/task", daemon.0.id()))?
-            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-            .filter(|name| name.trim() == "reclaim");
-        assert_eq!(threads.count(), 1, "more than one thread is stuck");
-    }
-    assert_eq!(status()?["leases"].as_array().map(Vec::len), Some(1));
-    assert!(
-        pods[1].ip("link show net1").is_ok(),
-        "a living pod lost its interface"
-    );
-    daemon.end();
-
-    let call = host.call(&pods[1], "alive", "net1");
-    call.run("DEL", config.to_string().as_bytes())?.success()?;
-    Ok(())
-}
-
-/// A process that does not outlive its case.
-struct Killed(std::process::Child);
-
-impl Killed {
-    fn end(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        self.end();
-    }
 }

@@ -22,10 +22,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(device_nodes_are_chosen_where_the_runtime_is_not_known, Root),
-    case!(
-        cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes,
-        Root
-    ),
+    case!(cdi_file_of_pods_stays_true_after_a_change_to_nodes, Root),
 ];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -196,7 +193,7 @@ fn device_nodes_are_chosen_where_the_runtime_is_not_known() -> Result<()> {
 }
 
 /// Names that a pod has are resolved at each start of its container, however new pods are served.
-fn cdi_file_of_pods_stays_true_when_the_pool_is_delivered_by_nodes() -> Result<()> {
+fn cdi_file_of_pods_stays_true_after_a_change_to_nodes() -> Result<()> {
     let scene = Scene::new(&format!("{EXCLUSIVE}  delivery: cdi\n"))?;
     let kubelet = scene.kubelet(OLD_CLIENT)?;
     let daemon = scene.daemon(&kubelet)?;

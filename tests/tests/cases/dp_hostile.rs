@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,60 +29,35 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
-    case!(
-        a_container_that_waits_for_a_scan_does_not_hold_up_the_end,
-        Root
-    ),
+    case!(a_waiting_container_does_not_delay_the_daemons_end, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
     case!(ready_means_that_the_kubelet_has_the_list, Root),
-    case!(
-        a_wrong_file_at_the_start_is_replaced_by_the_last_good_one,
-        Root
-    ),
-    case!(a_replaced_configuration_directory_is_noticed, Root),
-    case!(
-        what_is_no_configuration_file_changes_nothing_and_freezes_nothing,
-        Root
-    ),
-    case!(
-        an_hca_stays_a_pods_own_while_the_kubelet_does_not_answer,
-        Root
-    ),
-    case!(
-        an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change,
-        Root
-    ),
-    case!(
-        a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca,
-        Root
-    ),
     case!(a_pool_waits_for_the_marker_of_a_driver_container, Root),
-    case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
     case!(
         what_the_cni_plugin_reads_is_written_again_when_it_is_lost,
         Root
     ),
 ];
 
-const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
-const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
 
 /// The same HCAs in a shared pool.
-fn shared() -> String {
+pub(super) fn shared() -> String {
     EXCLUSIVE
         .replace("rdma/nic", "rdma/shared")
         .replace("mode: exclusive", "mode: shared\n  slots: 1")
 }
 
 /// A daemon that serves what it says of itself.
-struct Scene {
-    machine: Machine,
-    file: PathBuf,
-    address: SocketAddr,
+pub(super) struct Scene {
+    pub(super) machine: Machine,
+    pub(super) file: PathBuf,
+    pub(super) address: SocketAddr,
 }
 
 impl Scene {
-    fn new(config: &str) -> Result<Self> {
+    pub(super) fn new(config: &str) -> Result<Self> {
         let machine = Machine::new()?;
         let directory = machine.directory().join("config");
         fs::create_dir(&directory)?;
@@ -97,7 +72,7 @@ impl Scene {
         })
     }
 
-    fn daemon(&self) -> Result<Daemon> {
+    pub(super) fn daemon(&self) -> Result<Daemon> {
         let directory = |name: &str| self.machine.directory().join(name);
         let address = self.address.to_string();
         let (state, information) = (directory("state"), directory("devinfo"));
@@ -115,12 +90,18 @@ impl Scene {
         self.machine.daemon_on(&self.file, &flags)
     }
 
-    fn wait(&self, kubelet: &Kubelet, daemon: &Daemon, resource: &str, units: usize) -> Result<()> {
+    pub(super) fn wait(
+        &self,
+        kubelet: &Kubelet,
+        daemon: &Daemon,
+        resource: &str,
+        units: usize,
+    ) -> Result<()> {
         let waited = kubelet.wait_allocatable(resource, units, WAIT_TIMEOUT);
         waited.with_context(|| format!("the daemon said: {}", daemon.log()))
     }
 
-    fn get(&self, path: &str) -> Result<(u16, String)> {
+    pub(super) fn get(&self, path: &str) -> Result<(u16, String)> {
         let mut stream = TcpStream::connect_timeout(&self.address, WAIT_TIMEOUT)?;
         stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n")?;
@@ -131,7 +112,7 @@ impl Scene {
         Ok((status.parse()?, body.to_owned()))
     }
 
-    fn until(
+    pub(super) fn until(
         &self,
         path: &str,
         daemon: &Daemon,
@@ -154,7 +135,12 @@ impl Scene {
     }
 }
 
-fn admit(kubelet: &Kubelet, name: &str, resource: &str, units: u64) -> Result<Vec<String>> {
+pub(super) fn admit(
+    kubelet: &Kubelet,
+    name: &str,
+    resource: &str,
+    units: u64,
+) -> Result<Vec<String>> {
     kubelet.admit(Pod::with_limits(name, &[(resource, units)])?)?;
     Ok(kubelet
         .assigned(&format!("default/{name}"))?
@@ -349,7 +335,7 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
 }
 
 /// The scan has begun and is not late yet when the daemon is asked to end.
-fn a_container_that_waits_for_a_scan_does_not_hold_up_the_end() -> Result<()> {
+fn a_waiting_container_does_not_delay_the_daemons_end() -> Result<()> {
     let scene = Scene::new(&EXCLUSIVE.replace("rescanInterval: 1s", "rescanInterval: 0"))?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;
@@ -441,195 +427,6 @@ fn ready_means_that_the_kubelet_has_the_list() -> Result<()> {
     Ok(())
 }
 
-fn a_wrong_file_at_the_start_is_replaced_by_the_last_good_one() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let mut daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(WAIT_TIMEOUT)?;
-    fs::write(&scene.file, "version: 1\npols: []\n")?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    ensure!(
-        daemon.log().contains("CONFIGURATION IS REFUSED"),
-        "{}",
-        daemon.log()
-    );
-    scene.until("/readyz", &daemon, |_, body| {
-        body.contains("configuration file is refused")
-    })?;
-    // Mended, it is in force without a restart.
-    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
-    scene.wait(&kubelet, &daemon, "rdma/other", 2)?;
-    scene.until("/readyz", &daemon, |status, body| {
-        status == 200 && !body.contains("refused")
-    })?;
-    Ok(())
-}
-
-/// Then there are no events from it any more.
-fn a_replaced_configuration_directory_is_noticed() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let directory = scene.file.parent().context("no directory")?;
-    for resource in ["rdma/second", "rdma/third"] {
-        fs::rename(
-            directory,
-            directory.with_extension(resource.replace('/', "-")),
-        )?;
-        fs::create_dir(directory)?;
-        fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", resource))?;
-        scene.wait(&kubelet, &daemon, resource, 2)?;
-    }
-    Ok(())
-}
-
-/// Whatever is put in the place of the file: what is in force stays, /readyz reports it, and a
-/// file that comes after it is read. A FIFO blocks who opens it for reading.
-fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result<()> {
-    type Put = fn(&Path) -> Result<()>;
-    let puts: [(&str, Put); 7] = [
-        ("a FIFO", |file| Ok(mkfifo(file, Mode::S_IRUSR)?)),
-        ("a directory", |file| Ok(fs::create_dir(file)?)),
-        ("a link to itself", |file| {
-            Ok(std::os::unix::fs::symlink(file, file)?)
-        }),
-        ("an endless device", |file| {
-            Ok(std::os::unix::fs::symlink("/dev/zero", file)?)
-        }),
-        ("nothing", |_| Ok(())),
-        ("a file that is too long", |file| {
-            Ok(fs::write(file, "#".repeat(3 << 20))?)
-        }),
-        ("no text", |file| {
-            Ok(fs::write(file, b"version: 1\n\xff\xfe")?)
-        }),
-    ];
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let mut daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let remove = || match fs::symlink_metadata(&scene.file) {
-        Ok(meta) if meta.is_dir() => fs::remove_dir(&scene.file),
-        Ok(_) => fs::remove_file(&scene.file),
-        Err(_) => Ok(()),
-    };
-    for (what, put) in puts {
-        remove()?;
-        put(&scene.file).context(what)?;
-        let reported = |status: u16, body: &str| status == 200 && body.contains("file is refused");
-        scene.until("/readyz", &daemon, reported).context(what)?;
-        scene.wait(&kubelet, &daemon, "rdma/nic", 2).context(what)?;
-        remove()?;
-        fs::write(&scene.file, EXCLUSIVE)?;
-        let mended = |status: u16, body: &str| status == 200 && !body.contains("refused");
-        scene.until("/readyz", &daemon, mended).context(what)?;
-    }
-    // A daemon that starts then has what is kept.
-    daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(WAIT_TIMEOUT)?;
-    remove()?;
-    mkfifo(&scene.file, Mode::S_IRUSR)?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)
-}
-
-/// The pod was admitted after the kubelet was asked last, and the kubelet does not answer when the
-/// pools change.
-fn an_hca_stays_a_pods_own_while_the_kubelet_does_not_answer() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
-    let socket = kubelet.settings().root.join("pod-resources/kubelet.sock");
-    fs::rename(&socket, socket.with_extension("away"))?;
-    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
-    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
-    let offered: Vec<String> = kubelet.devices("rdma/other").into_keys().collect();
-    ensure!(
-        !offered.contains(&held[0]),
-        "{offered:?}, and {held:?} is held"
-    );
-    // So does a daemon that starts meanwhile.
-    drop(daemon);
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
-    kubelet.remove("default/pod")?;
-    fs::rename(socket.with_extension("away"), &socket)?;
-    let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
-    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
-}
-
-fn an_hca_that_a_pod_has_for_itself_stays_its_own_when_pools_change() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
-    let free = HCAS
-        .into_iter()
-        .find(|hca| *hca != held[0])
-        .context("both are held")?;
-    fs::write(&scene.file, shared())?;
-    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
-    let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
-    ensure!(
-        offered.iter().all(|id| id.starts_with(free)),
-        "{offered:?}, and {held:?} is held"
-    );
-    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
-    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
-    scene.until("/readyz", &daemon, |_, body| {
-        body.contains("until pod default/pod ends")
-    })?;
-    // The daemon starts anew, and knows it at once.
-    drop(daemon);
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
-    assert_eq!(
-        kubelet
-            .devices("rdma/other")
-            .into_keys()
-            .collect::<Vec<_>>(),
-        [free]
-    );
-    kubelet.remove("default/pod")?;
-    let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
-    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
-}
-
-/// A kubelet that just started has not heard from the API server.
-fn a_kubelet_that_lists_no_pods_yet_frees_nothing() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
-    kubelet.misbehave(Misbehaviour {
-        lists_no_pods: true,
-        ..Misbehaviour::default()
-    });
-    fs::write(&scene.file, shared())?;
-    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
-    let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
-    ensure!(
-        !offered.iter().any(|id| id.starts_with(&held[0])),
-        "{offered:?}, and {held:?} is held"
-    );
-    // A daemon that starts now knows it, too.
-    drop(daemon);
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
-    kubelet.misbehave(Misbehaviour::default());
-    kubelet.remove("default/pod")?;
-    let waited = kubelet.wait_allocatable("rdma/shared", 2, Duration::from_secs(40));
-    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
-}
-
 fn what_the_cni_plugin_reads_is_written_again_when_it_is_lost() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
@@ -671,40 +468,6 @@ fn what_the_cni_plugin_reads_is_written_again_when_it_is_lost() -> Result<()> {
             !body.contains("exclusive-hcas")
         })
         .map(drop)
-}
-
-/// The kubelet uses its old answer for the pod, and the kernel has numbered the nodes anew.
-fn a_pod_does_not_get_the_node_that_a_reboot_gave_to_another_hca() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    let kubelet = scene.machine.kubelet()?;
-    let mut daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    admit(&kubelet, "pod", "rdma/nic", 2)?;
-    kubelet.run_options("default/pod", "main")?;
-    daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(WAIT_TIMEOUT)?;
-    let settings = kubelet.settings().clone();
-    kubelet.stop();
-    let kubelet = Kubelet::start(settings.clone())?;
-    let mut daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    // The same numbers: the container starts.
-    kubelet.run_options("default/pod", "main")?;
-    daemon.signal(Signal::SIGTERM)?;
-    daemon.ended(WAIT_TIMEOUT)?;
-    scene.machine.renumber("uverbs0", "uverbs9")?;
-    let daemon = scene.daemon()?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let refused = kubelet
-        .run_options("default/pod", "main")
-        .err()
-        .context("it started")?;
-    let said = format!("{refused:#}");
-    ensure!(
-        said.contains("uverbs9") && said.contains("delivery: cdi"),
-        "{said}"
-    );
-    Ok(())
 }
 
 fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {

@@ -51,7 +51,7 @@ fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
     let read: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let pool = read.pointer("/pools/0").context("no pool")?;
     assert_eq!(pool["resource"], "rdma/hca_shared_devices_a");
-    assert_eq!(pool["units"], "1000 units, each with all HCAs");
+    assert_eq!(pool["units"], "63 units, each with all HCAs");
     assert_eq!(
         pool["selectors"],
         serde_json::json!(["ifNames: ens2f0; functions: pf or vf or sf"])

@@ -26,14 +26,14 @@ use serde_json::Value;
 use super::{blank_record, undo};
 use crate::{
     apply,
-    config::Config,
+    config::{ChildKind, Config},
     error::Error,
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
     rdma::{self, RdmaRequirement},
     recover::Recovered,
     report::{self, Reported},
-    resolve::{self, ChildKind, HostLink, Parent, Resolved},
+    resolve::{self, HostLink, Parent, Resolved},
 };
 
 /// What an ADD works with once everything is resolved and allowed.

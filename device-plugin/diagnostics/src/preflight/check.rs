@@ -204,7 +204,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("there is no check M99: checks are A01 to A08, D01 to"),
+            error.starts_with("there is no check M99: checks are A01 to A"),
             "{error}"
         );
         assert!(Selection::new(&[], &words(&[""])).is_err());
@@ -228,32 +228,18 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_in_order_and_each_is_there_once() {
-        let ids: Vec<&str> = super::super::catalogue()
-            .iter()
-            .map(|(id, _)| *id)
-            .collect();
-        let unique: BTreeSet<&str> = ids.iter().copied().collect();
-        assert_eq!(ids.len(), unique.len());
-        let expected = [
-            ("M", 10),
-            ("L", 12),
-            ("G", 6),
-            ("P", 10),
-            ("D", 8),
-            ("R", 8),
-            ("A", 8),
-            ("Q", 6),
-            ("K", 10),
-        ];
-        for (letter, count) in expected {
-            for number in 1..=count {
-                assert!(
-                    unique.contains(format!("{letter}{number:02}").as_str()),
-                    "{letter}{number:02}"
-                );
+    fn checks_of_a_letter_are_numbered_without_a_gap() {
+        let mut last: Option<(&str, u32)> = None;
+        let mut letters = BTreeSet::new();
+        for (id, _) in super::super::catalogue() {
+            let (letter, number) = id.split_at(1);
+            let number: u32 = number.parse().unwrap();
+            match last {
+                Some((same, before)) if same == letter => assert_eq!(number, before + 1, "{id}"),
+                _ => assert!(number == 1 && letters.insert(letter), "{id}"),
             }
+            last = Some((letter, number));
         }
-        assert_eq!(ids.len(), 78);
+        assert!(letters.len() > 8, "{letters:?}");
     }
 }

@@ -39,10 +39,6 @@ pub(super) struct PortFacts {
 /// How long the kernel may take to fill the table after a netdev came up.
 const FILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Entries that a child netdev takes: one address and the IPv6 link-local one, each for RoCE v1
-/// and v2.
-const ENTRIES_OF_A_CHILD: usize = 4;
-
 /// The checks.
 pub(super) const CHECKS: &[Check<Facts>] = &[
     Check {
@@ -315,11 +311,10 @@ fn g05_foreign(facts: &Facts) -> Vec<Finding> {
 
 fn g06_room(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| {
-        if port.gids.slots == 0 {
+        let Some(room) = port.gids.pods() else {
             return Some(Finding::unknown("the table's size cannot be read"));
-        }
-        let room = port.gids.slots / ENTRIES_OF_A_CHILD;
-        let wanted = usize::try_from(port.children).unwrap_or(usize::MAX);
+        };
+        let wanted = port.children;
         let finding = if wanted > room {
             Finding::warn(
                 format!(

@@ -1,329 +1,14 @@
 //! All of preflight on hosts made of files: what is read, and not only how it is judged.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::time::Duration;
+mod node_tree;
 
-use hca::network::Uplinks;
-use hca::topology::{Machine, Wanted};
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, machine};
+use std::fs;
+
+use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 
 use super::*;
 use crate::verdict::Verdict;
-
-struct Node {
-    directory: tempfile::TempDir,
-    tree: Tree,
-    sockets: Vec<UnixListener>,
-    /// What was changed: the path, and where what was there waits, if anything was.
-    changed: RefCell<Vec<(PathBuf, Option<PathBuf>)>>,
-    aside: tempfile::TempDir,
-}
-
-impl Node {
-    /// A host without anything.
-    fn bare() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = Tree::new(directory.path());
-        tree.file(
-            "/proc/sys/kernel/random/boot_id",
-            "11111111-2222-3333-4444-555555555555",
-        );
-        Self {
-            directory,
-            tree,
-            sockets: Vec::new(),
-            changed: RefCell::default(),
-            aside: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    /// Removes something until [`Node::restore`].
-    fn take(&self, path: &str) {
-        let path = self.tree.path(path);
-        let mut changed = self.changed.borrow_mut();
-        let place = self.aside.path().join(changed.len().to_string());
-        let was_there = fs::rename(&path, &place).is_ok();
-        changed.push((path, was_there.then_some(place)));
-    }
-
-    /// Writes a file until [`Node::restore`].
-    fn put(&self, path: &str, text: impl std::fmt::Display) {
-        self.take(path);
-        self.tree.file(path, text);
-    }
-
-    /// Undoes all changes.
-    fn restore(&self) {
-        for (path, place) in self.changed.borrow_mut().drain(..).rev() {
-            if fs::remove_file(&path).is_err() {
-                let _ = fs::remove_dir_all(&path);
-            }
-            if let Some(place) = place {
-                fs::rename(place, path).unwrap();
-            }
-        }
-    }
-
-    /// An A4 where nothing is wrong.
-    fn fit() -> Self {
-        let mut node = Self::bare();
-        machine::a4(&node.tree);
-        node.tree.rdma_core(true);
-        node.lay_modules();
-        node.lay_functions();
-        node.lay_ports();
-        node.lay_network();
-        node.lay_runtime();
-        node.lay_kubelet();
-        node.changed.borrow_mut().clear();
-        node
-    }
-
-    fn lay_modules(&self) {
-        let tree = &self.tree;
-        let modules = [
-            "ib_core",
-            "ib_uverbs",
-            "rdma_ucm",
-            "mlx5_core",
-            "mlx5_ib",
-            "nvidia",
-            "nvidia_uvm",
-        ];
-        for module in modules {
-            tree.file(format!("/sys/module/{module}/refcnt"), 1);
-        }
-        tree.file("/proc/sys/kernel/osrelease", "6.8.0-45-generic");
-        tree.file("/proc/cpuinfo", "flags\t\t: fpu vme");
-        tree.file(
-            "/proc/driver/nvidia/version",
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06",
-        );
-        tree.file(
-            "/proc/kallsyms",
-            "0 T ib_umem_dmabuf_get\t[ib_uverbs]\n0 t mlx5_ib_reg_user_mr_dmabuf\t[mlx5_ib]",
-        );
-    }
-
-    fn lay_functions(&self) {
-        let names = fs::read_dir(self.tree.path("/sys/bus/pci/devices")).unwrap();
-        for name in names.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
-            let directory = format!("/sys/bus/pci/devices/{name}");
-            self.config(&name, 0x5936, Some(0x0001));
-            self.tree
-                .file(format!("{directory}/power/runtime_status"), "active");
-            self.tree.file(format!("{directory}/power/control"), "on");
-            self.tree.file(
-                format!("{directory}/aer_dev_correctable"),
-                "RxErr 0\nTOTAL_ERR_COR 0",
-            );
-            self.tree
-                .file(format!("{directory}/iommu_group/type"), "identity");
-            self.tree.file(
-                format!("{directory}/resource"),
-                "0x00000000f8000000 0x00000000f8ffffff 0x0000000000040200\n\
-                 0x0000380000000000 0x0000383fffffffff 0x000000000014220c",
-            );
-        }
-    }
-
-    fn config(&self, address: &str, device: u16, acs: Option<u16>) {
-        let bytes = pcie::config_space::tests::space(device, acs, None);
-        let path = format!("/sys/bus/pci/devices/{address}/config");
-        self.take(&path);
-        fs::write(self.tree.path(path), bytes).unwrap();
-    }
-
-    fn lay_ports(&self) {
-        for number in 0..8 {
-            let port = format!("/sys/class/infiniband/mlx5_{number}/ports/1");
-            let ip = format!("0000:0000:0000:0000:0000:ffff:c0a8:{:02x}04", number + 1);
-            for (index, kind) in [(2, "IB/RoCE v1"), (3, "RoCE v2")] {
-                self.tree.file(format!("{port}/gids/{index}"), &ip);
-                self.tree
-                    .file(format!("{port}/gid_attrs/types/{index}"), kind);
-                self.tree.file(
-                    format!("{port}/gid_attrs/ndevs/{index}"),
-                    format!("gpu{number}rdma0"),
-                );
-            }
-            self.tree.file(format!("{port}/counters/symbol_error"), 0);
-            self.tree
-                .file(format!("{port}/hw_counters/out_of_buffer"), 0);
-            self.tree.file(
-                format!("/sys/kernel/config/rdma_cm/mlx5_{number}/ports/1/default_roce_tos"),
-                106,
-            );
-            let netdev = format!("/sys/class/net/gpu{number}rdma0");
-            self.tree.file(format!("{netdev}/carrier"), 1);
-            self.tree.file(format!("{netdev}/name_assign_type"), 4);
-            self.tree.file(format!("{netdev}/qos/trust"), "dscp");
-            for (file, value) in [
-                ("roce_rp/enable/3", 1),
-                ("roce_np/enable/3", 1),
-                ("roce_np/cnp_dscp", 48),
-                ("roce_np/cnp_802p_prio", 6),
-            ] {
-                self.tree.file(format!("{netdev}/ecn/{file}"), value);
-            }
-            // The nodes of a tree are files; a link to a real character device is one.
-            self.null_node(
-                &format!("infiniband_verbs/uverbs{number}"),
-                &format!("uverbs{number}"),
-            );
-        }
-        self.null_node("misc/rdma_cm", "rdma_cm");
-    }
-
-    fn null_node(&self, class: &str, name: &str) {
-        self.tree.file(format!("/sys/class/{class}/dev"), "1:3");
-        let node = self.tree.path(format!("/dev/infiniband/{name}"));
-        fs::remove_file(&node).unwrap();
-        std::os::unix::fs::symlink("/dev/null", node).unwrap();
-    }
-
-    fn lay_network(&self) {
-        let mut routes = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n\
-            eth0 00000000 0100A8C0 0003 0 0 100 00000000 0 0 0\n"
-            .to_owned();
-        let mut trie = "Local:\n".to_owned();
-        for number in 1..=8 {
-            let network = u32::from_ne_bytes([192, 168, number, 0]);
-            let mask = u32::from_ne_bytes([255, 255, 255, 0]);
-            routes.push_str(&format!(
-                "gpu{}rdma0 {network:08X} 00000000 0001 0 0 0 {mask:08X} 0 0 0\n",
-                number - 1
-            ));
-            trie.push_str(&format!(
-                "     |-- 192.168.{number}.4\n        /32 host LOCAL\n"
-            ));
-        }
-        self.tree.file("/proc/1/net/route", routes);
-        self.tree.file("/proc/1/net/fib_trie", trie);
-        self.tree
-            .file("/proc/sys/net/core/devconf_inherit_init_net", 0);
-        for netdev in (0..8)
-            .map(|n| format!("gpu{n}rdma0"))
-            .chain(["all".to_owned()])
-        {
-            let conf = format!("/proc/sys/net/ipv4/conf/{netdev}");
-            for (setting, value) in [("arp_ignore", 0), ("arp_announce", 0), ("rp_filter", 0)] {
-                self.tree.file(format!("{conf}/{setting}"), value);
-            }
-        }
-    }
-
-    fn lay_runtime(&self) {
-        for (pid, name) in [
-            (1, "systemd"),
-            (700, "containerd"),
-            (800, "nvidia-device-p"),
-            (900, "kubelet"),
-        ] {
-            self.tree.file(format!("/proc/{pid}/comm"), name);
-        }
-        self.tree.file(
-            "/proc/700/limits",
-            "Max locked memory         unlimited            unlimited            bytes",
-        );
-        self.tree.file("/proc/800/environ", "MOFED_ENABLED=false\0");
-        self.tree
-            .file("/etc/containerd/config.toml", "enable_cdi = true");
-        fs::write(
-            self.tree.path("/proc/900/cmdline"),
-            "kubelet\0--config=/etc/kubelet.yaml\0--topology-manager-scope=pod\0",
-        )
-        .unwrap();
-        self.tree.file(
-            "/etc/kubelet.yaml",
-            "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node",
-        );
-    }
-
-    fn lay_kubelet(&mut self) {
-        let plugins = self.tree.path("/var/lib/kubelet/device-plugins");
-        fs::create_dir_all(&plugins).unwrap();
-        self.sockets
-            .push(UnixListener::bind(plugins.join("kubelet.sock")).unwrap());
-        self.tree.file(
-            "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
-            r#"{"Data":{"RegisteredDevices":{"rdma/rails":["0000:91:00.0"]}}}"#,
-        );
-        self.tree.file("/etc/cni/net.d/00-multus.conf", "{}");
-        for program in node::cni_program::NAMES {
-            let path = format!("/opt/cni/bin/{program}");
-            self.tree.file(
-                &path,
-                format!("#!/bin/sh\necho {program} {}", env!("CARGO_PKG_VERSION")),
-            );
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            fs::set_permissions(self.tree.path(&path), mode).unwrap();
-        }
-    }
-
-    fn settings(&self) -> Settings {
-        let root = self.directory.path();
-        Settings {
-            node_addresses: Vec::new(),
-            root: root.to_owned(),
-            kubelet_root_dir: root.join("var/lib/kubelet"),
-            device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
-            cni_bin_dir: root.join("opt/cni/bin"),
-            cni_conf_dir: root.join("etc/cni/net.d"),
-            policy: root.join("etc/rdma-netdev/policy.json"),
-            scope: Scope::Node,
-            requirements: Requirements {
-                window: Duration::ZERO,
-                ..Requirements::default()
-            },
-            node_object: None,
-            networks: None,
-        }
-    }
-
-    /// The verdict of each check. PodResources is a real kubelet's, and left out.
-    fn verdicts(&self) -> BTreeMap<&'static str, Verdict> {
-        self.verdicts_with(self.settings(), None)
-    }
-
-    fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
-        let host = self.tree.host();
-        let inventory = hca::inventory(&host).unwrap();
-        let snapshot = Snapshot {
-            machine: Machine::read(&host, &inventory, &Wanted::default()).unwrap(),
-            uplinks: Uplinks::of_host(&host, &[]),
-            inventory,
-            in_host_namespace: false,
-        };
-        Context::new(settings, snapshot, pools)
-    }
-
-    fn verdicts_with(
-        &self,
-        settings: Settings,
-        pools: Option<Pools>,
-    ) -> BTreeMap<&'static str, Verdict> {
-        let selection = Selection::new(&[], &["K02".to_owned()]).unwrap();
-        let outcomes = run(&self.context(settings, pools), &selection);
-        outcomes
-            .into_iter()
-            .map(|outcome| (outcome.id, outcome.verdict))
-            .collect()
-    }
-
-    /// Checks that complain.
-    fn complaints(&self) -> Vec<&'static str> {
-        let verdicts = self.verdicts().into_iter();
-        verdicts
-            .filter(|(_, verdict)| *verdict >= Verdict::Warn)
-            .map(|(id, _)| id)
-            .collect()
-    }
-}
+use node_tree::Node;
 
 #[test]
 fn a_fit_node_passes_what_a_tree_of_files_can_show() {
@@ -350,10 +35,28 @@ fn a_fit_node_passes_what_a_tree_of_files_can_show() {
     );
 }
 
+/// Breaks one thing on a node, which the check with this id has to find.
+type Break = (&'static str, fn(&Node));
+
+/// On a node where all else is as it should be.
+fn each_is_found(breaks: &[Break]) {
+    let node = Node::fit();
+    for (id, break_it) in breaks {
+        break_it(&node);
+        let selection = Selection::new(&[(*id).to_owned()], &[]).unwrap();
+        let outcomes = run(&node.context(node.settings(), None), &selection);
+        assert!(
+            outcomes[0].verdict >= Verdict::Warn,
+            "{id} does not see it: {outcomes:?}"
+        );
+        node.restore();
+    }
+    assert_eq!(node.complaints(), Vec::<&str>::new(), "all is as before");
+}
+
 #[test]
-fn each_broken_file_is_found_by_its_check() {
-    type Break = fn(&Node);
-    let cases: &[(&str, Break)] = &[
+fn what_is_wrong_with_modules_is_found() {
+    each_is_found(&[
         ("M01", |node| node.take("/sys/module/rdma_ucm")),
         ("M02", |node| {
             node.take("/sys/bus/pci/devices/0000:91:00.0/driver")
@@ -368,6 +71,12 @@ fn each_broken_file_is_found_by_its_check() {
         ("M08", |node| {
             node.put("/proc/sys/kernel/osrelease", "5.4.0-190-generic")
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_links_is_found() {
+    each_is_found(&[
         ("L01", |node| {
             node.put("/sys/class/net/gpu1rdma0/carrier", 0)
         }),
@@ -388,6 +97,12 @@ fn each_broken_file_is_found_by_its_check() {
         ("L11", |node| {
             node.put("/sys/class/net/gpu1rdma0/name_assign_type", 1)
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_gids_is_found() {
+    each_is_found(&[
         ("G01", |node| {
             node.put(
                 "/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/types/3",
@@ -400,6 +115,12 @@ fn each_broken_file_is_found_by_its_check() {
                 "gpu2rdma0",
             );
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_pcie_is_found() {
+    each_is_found(&[
         ("P01", |node| {
             node.put("/sys/bus/pci/devices/0000:91:00.0/current_link_width", 8)
         }),
@@ -426,6 +147,12 @@ fn each_broken_file_is_found_by_its_check() {
                 "suspended",
             )
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_gpudirect_is_found() {
+    each_is_found(&[
         ("D01", |node| node.take("/proc/driver/nvidia/version")),
         ("D03", |node| node.put("/proc/kallsyms", "0 T printk")),
         ("D06", |node| node.take("/sys/module/nvidia_uvm")),
@@ -442,6 +169,12 @@ fn each_broken_file_is_found_by_its_check() {
             };
             node.tree.pci(&spec);
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_runtime_is_found() {
+    each_is_found(&[
         ("R01", |node| {
             node.put(
                 "/proc/700/limits",
@@ -465,12 +198,24 @@ fn each_broken_file_is_found_by_its_check() {
                 "mlx5_0 hca_handle=2 hca_object=max",
             );
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_rails_is_found() {
+    each_is_found(&[
         ("A03", |node| {
             node.put("/proc/sys/net/ipv4/conf/gpu1rdma0/rp_filter", 1)
         }),
         ("A04", |node| {
             node.put("/proc/sys/net/ipv4/conf/all/rp_filter", 1)
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_qos_is_found() {
+    each_is_found(&[
         ("Q01", |node| {
             node.put("/sys/class/net/gpu1rdma0/qos/trust", "pcp")
         }),
@@ -486,6 +231,12 @@ fn each_broken_file_is_found_by_its_check() {
         ("Q05", |node| {
             node.put("/sys/class/net/gpu1rdma0/ecn/roce_np/cnp_dscp", 0)
         }),
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_kubernetes_is_found() {
+    each_is_found(&[
         ("K01", |node| {
             node.take("/var/lib/kubelet/device-plugins/kubelet.sock")
         }),
@@ -502,19 +253,7 @@ fn each_broken_file_is_found_by_its_check() {
         }),
         ("K08", |node| node.take("/opt/cni/bin/rdma-ipam")),
         ("K09", |node| node.put("/etc/rdma-netdev/policy.json", "{")),
-    ];
-    let node = Node::fit();
-    for (id, break_it) in cases {
-        break_it(&node);
-        let selection = Selection::new(&[(*id).to_owned()], &[]).unwrap();
-        let outcomes = run(&node.context(node.settings(), None), &selection);
-        assert!(
-            outcomes[0].verdict >= Verdict::Warn,
-            "{id} does not see it: {outcomes:?}"
-        );
-        node.restore();
-    }
-    assert_eq!(node.complaints(), Vec::<&str>::new(), "all is as before");
+    ]);
 }
 
 #[test]

@@ -308,7 +308,7 @@ mod tests {
         inet6 fd000000000000000000000000000007 net1\n";
 
     #[test]
-    fn only_what_the_pod_may_open_is_tested_and_by_its_own_gid() {
+    fn a_pods_own_devices_are_tested_by_its_own_gid() {
         let end = read(POD, None, None);
         assert!(end.connection_manager);
         assert_eq!(end.tools, ["ping", "ib_write_bw"]);

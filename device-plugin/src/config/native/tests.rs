@@ -1,5 +1,6 @@
 //! Our own format: what it means, and what it says when it is wrong.
 
+use super::form::MAX_MALFORMED_POOLS;
 use super::*;
 use crate::config::parse;
 
@@ -301,7 +302,7 @@ pools:
 }
 
 #[test]
-fn a_file_of_nothing_but_mistakes_is_read_a_bounded_number_of_times() {
+fn a_file_full_of_mistakes_is_read_a_bounded_number_of_times() {
     let pools = "- { resource: rdma/a, mode: sharde }\n".repeat(5000);
     let problems = parse(&format!("version: 1\npools:\n{pools}")).unwrap_err();
     assert_eq!(problems.iter().count(), MAX_MALFORMED_POOLS);

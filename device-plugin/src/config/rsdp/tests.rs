@@ -5,6 +5,9 @@ use std::time::Duration;
 use super::*;
 use crate::config::{Problems, parse};
 
+/// A selector that chooses something.
+const VENDOR: &str = r#""selectors": {"vendors": ["15b3"]}"#;
+
 /// What a file should be read as: for each pool the resource, the units and the selector; then
 /// words that its warnings contain.
 type Expected<'a> = (&'a [(&'a str, Option<u32>, &'a str)], &'a [&'a str]);
@@ -46,6 +49,12 @@ fn check(text: &str, (pools, warnings): Expected<'_>) {
     }
 }
 
+fn check_all(cases: &[(&str, Expected<'_>)]) {
+    for (text, expected) in cases {
+        check(text, *expected);
+    }
+}
+
 fn refused(text: &str) -> Problems {
     parse(text)
         .map(|config| panic!("{text}: accepted as {config:?}"))
@@ -53,9 +62,8 @@ fn refused(text: &str) -> Problems {
 }
 
 #[test]
-fn files_that_work_there_work_here() {
-    let vendor = r#""selectors": {"vendors": ["15b3"]}"#;
-    let cases: &[(&str, Expected<'_>)] = &[
+fn every_key_is_read_and_a_prefix_may_be_left_out() {
+    check_all(&[
         // Every key, as the plugin's own example writes them.
         (
             &one(
@@ -76,22 +84,28 @@ fn files_that_work_there_work_here() {
         // The prefix may be absent, null or empty.
         (
             &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 5, {vendor}}}"#
+                r#"{{"resourceName": "a", "rdmaHcaMax": 5, {VENDOR}}}"#
             )),
             (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
         ),
         (
             &one(&format!(
-                r#"{{"resourceName": "a", "resourcePrefix": null, "rdmaHcaMax": 5, {vendor}}}"#
+                r#"{{"resourceName": "a", "resourcePrefix": null, "rdmaHcaMax": 5, {VENDOR}}}"#
             )),
             (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
         ),
         (
             &one(&format!(
-                r#"{{"resourceName": "a", "resourcePrefix": "", "rdmaHcaMax": 5, {vendor}}}"#
+                r#"{{"resourceName": "a", "resourcePrefix": "", "rdmaHcaMax": 5, {VENDOR}}}"#
             )),
             (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
         ),
+    ]);
+}
+
+#[test]
+fn devices_are_names_of_netdevs() {
+    check_all(&[
         // The old list of names.
         (
             &one(r#"{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ib0", "ib1"]}"#),
@@ -114,30 +128,67 @@ fn files_that_work_there_work_here() {
         ),
         (
             &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 5, "devices": [], {vendor}}}"#
+                r#"{{"resourceName": "a", "rdmaHcaMax": 5, "devices": [], {VENDOR}}}"#
             )),
             (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
         ),
         (
             &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 5, "devices": null, {vendor}}}"#
+                r#"{{"resourceName": "a", "rdmaHcaMax": 5, "devices": null, {VENDOR}}}"#
             )),
             (&[("rdma/a", Some(5), "vendors: 15b3")], &[]),
         ),
+    ]);
+}
+
+#[test]
+fn units_may_be_none_derived_or_too_many() {
+    check_all(&[
         // No unit, said so and not said.
         (
             &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 0, {vendor}}}"#
+                r#"{{"resourceName": "a", "rdmaHcaMax": 0, {VENDOR}}}"#
             )),
             (&[("rdma/a", Some(0), "vendors: 15b3")], &["offers no unit"]),
         ),
         (
-            &one(&format!(r#"{{"resourceName": "a", {vendor}}}"#)),
+            &one(&format!(r#"{{"resourceName": "a", {VENDOR}}}"#)),
             (
                 &[("rdma/a", None, "vendors: 15b3")],
                 &["derived from the GID table"],
             ),
         ),
+        // More than one message holds is lowered; -0 is an integer in Go.
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 123001, {VENDOR}}}"#
+            )),
+            (
+                &[("rdma/a", Some(123_000), "vendors: 15b3")],
+                &["123000 units are offered"],
+            ),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 99999999999, {VENDOR}}}"#
+            )),
+            (
+                &[("rdma/a", Some(123_000), "vendors: 15b3")],
+                &["123000 units are offered"],
+            ),
+        ),
+        (
+            &one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": -0, {VENDOR}}}"#
+            )),
+            (&[("rdma/a", Some(0), "vendors: 15b3")], &["offers no unit"]),
+        ),
+    ]);
+}
+
+#[test]
+fn keys_are_read_as_go_reads_them() {
+    check_all(&[
         // Case of keys does not matter, that of values does.
         (
             r#"{"CONFIGLIST": [{"ResourceName": "A", "RDMAHCAMAX": 3, "Selectors": {"DeviceIds": ["1017"]}}]}"#,
@@ -147,7 +198,7 @@ fn files_that_work_there_work_here() {
         (
             &one(&format!(
                 r#"{{"resourceName": "a", "resourceName": "b", "rdmaHcaMax": 3, "rdmaHcaMax": null,
-                {vendor}, "selectors": {{"drivers": ["mlx5_core"]}}}}"#
+                {VENDOR}, "selectors": {{"drivers": ["mlx5_core"]}}}}"#
             )),
             (
                 &[("rdma/b", Some(3), "vendors: 15b3; drivers: mlx5_core")],
@@ -163,7 +214,7 @@ fn files_that_work_there_work_here() {
         (
             &format!(
                 r#"{{"logLevel": 3, "configList": [{{"resourceName": "a", "rdmaHcaMaxx": 9,
-                "rdmaHcaMax": 3, {vendor}, "selectors": {{"ifName": ["ib0"]}}}}]}}"#
+                "rdmaHcaMax": 3, {VENDOR}, "selectors": {{"ifName": ["ib0"]}}}}]}}"#
             ),
             (
                 &[("rdma/a", Some(3), "vendors: 15b3")],
@@ -174,11 +225,17 @@ fn files_that_work_there_work_here() {
                 ],
             ),
         ),
+    ]);
+}
+
+#[test]
+fn one_name_may_stand_under_two_prefixes() {
+    check_all(&[
         // One name under two prefixes; order is that of the file.
         (
             &one(&format!(
-                r#"{{"resourceName": "z", "resourcePrefix": "b.io", "rdmaHcaMax": 1, {vendor}}},
-                {{"resourceName": "z", "resourcePrefix": "a.io", "rdmaHcaMax": 2, {vendor}}}"#
+                r#"{{"resourceName": "z", "resourcePrefix": "b.io", "rdmaHcaMax": 1, {VENDOR}}},
+                {{"resourceName": "z", "resourcePrefix": "a.io", "rdmaHcaMax": 2, {VENDOR}}}"#
             )),
             (
                 &[
@@ -188,31 +245,12 @@ fn files_that_work_there_work_here() {
                 &[],
             ),
         ),
-        // More than one message holds is lowered; -0 is an integer in Go.
-        (
-            &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 123001, {vendor}}}"#
-            )),
-            (
-                &[("rdma/a", Some(123_000), "vendors: 15b3")],
-                &["123000 units are offered"],
-            ),
-        ),
-        (
-            &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 99999999999, {vendor}}}"#
-            )),
-            (
-                &[("rdma/a", Some(123_000), "vendors: 15b3")],
-                &["123000 units are offered"],
-            ),
-        ),
-        (
-            &one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": -0, {vendor}}}"#
-            )),
-            (&[("rdma/a", Some(0), "vendors: 15b3")], &["offers no unit"]),
-        ),
+    ]);
+}
+
+#[test]
+fn values_that_match_nothing_are_read_with_a_warning() {
+    check_all(&[
         // Values that can never match, with the spelling that can.
         (
             &one(
@@ -238,31 +276,37 @@ fn files_that_work_there_work_here() {
                 &["matches no HCA; write \"ether\""],
             ),
         ),
-        // Patterns are not patterns there.
-        (
-            &one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifNames": ["ens*"]}}"#),
-            (&[("rdma/a", Some(1), "ifNames: ens*")], &[]),
-        ),
-    ];
-    for (text, expected) in cases {
-        check(text, *expected);
-    }
-    let literal = parse(cases[cases.len() - 1].0).unwrap();
+    ]);
+}
+
+#[test]
+fn a_pattern_is_a_literal() {
+    // Patterns are not patterns there.
+    let text = one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifNames": ["ens*"]}}"#);
+    check(&text, (&[("rdma/a", Some(1), "ifNames: ens*")], &[]));
     assert_eq!(
-        literal.pools[0].selectors[0].if_names,
+        parse(&text).unwrap().pools[0].selectors[0].if_names,
         [Pattern::Exact("ens*".into())]
     );
 }
 
+fn named(name: &str) -> String {
+    one(&format!(
+        r#"{{"resourceName": "{name}", "rdmaHcaMax": 1, {VENDOR}}}"#
+    ))
+}
+
+/// Each text is refused, and the refusal contains the words.
+fn refused_with(cases: &[(String, &str)]) {
+    for (text, expected) in cases {
+        let message = refused(text).to_string();
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+}
+
 #[test]
-fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
-    let vendor = r#""selectors": {"vendors": ["15b3"]}"#;
-    let with_name = |name: &str| {
-        one(&format!(
-            r#"{{"resourceName": "{name}", "rdmaHcaMax": 1, {vendor}}}"#
-        ))
-    };
-    let cases = [
+fn a_file_of_another_form_is_refused() {
+    refused_with(&[
         (r#"{"configList": []}"#.into(), "configList is empty"),
         (r#"{"configList": null}"#.into(), "configList is empty"),
         (
@@ -275,19 +319,49 @@ fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
         ),
         (r#"{"configList": [{}]"#.into(), "not valid JSON"),
         (r#"{"configList": []} x"#.into(), "not valid JSON"),
-        (with_name("hca-a"), "character '-'"),
-        (with_name("hca.a"), "character '.'"),
-        (with_name("hca a"), "character ' '"),
-        (with_name("rdma/hca"), "character '/'"),
-        (with_name(""), "resourceName is missing"),
-        (with_name("hca_"), "begins and ends with a letter or digit"),
-        (with_name(&"a".repeat(64)), "at most 63"),
+        (
+            r#"{"configlist": [], "resourceList": []}"#.into(),
+            "both configList and resourceList",
+        ),
+        (
+            r#"{"version": 1, "configList": []}"#.into(),
+            "together with a peer's list",
+        ),
+        ("{}".into(), "the format is unknown"),
+        ("null".into(), "the format is unknown"),
+        ("[]".into(), "expected an object"),
+    ]);
+}
+
+#[test]
+fn a_resource_name_that_kubernetes_refuses_is_refused() {
+    refused_with(&[
+        (named("hca-a"), "character '-'"),
+        (named("hca.a"), "character '.'"),
+        (named("hca a"), "character ' '"),
+        (named("rdma/hca"), "character '/'"),
+        (named(""), "resourceName is missing"),
+        (named("hca_"), "begins and ends with a letter or digit"),
+        (named(&"a".repeat(64)), "at most 63"),
         (
             one(&format!(
-                r#"{{"resourceName": "a", "resourcePrefix": "Rdma_x", "rdmaHcaMax": 1, {vendor}}}"#
+                r#"{{"resourceName": "a", "resourcePrefix": "Rdma_x", "rdmaHcaMax": 1, {VENDOR}}}"#
             )),
             "character 'R' in the prefix",
         ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 1, {VENDOR}}},
+                {{"resourceName": "a", "rdmaHcaMax": 2, {VENDOR}}}"#
+            )),
+            "resource rdma/a is configured twice",
+        ),
+    ]);
+}
+
+#[test]
+fn a_pool_without_selector_or_with_a_wrong_one_is_refused() {
+    refused_with(&[
         (
             one(r#"{"resourceName": "a", "rdmaHcaMax": 1}"#),
             "no selector",
@@ -302,27 +376,9 @@ fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
         ),
         (
             one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["ib0"], {vendor}}}"#
+                r#"{{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["ib0"], {VENDOR}}}"#
             )),
             "both devices and selectors",
-        ),
-        (
-            one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": -1, {vendor}}}"#
-            )),
-            "rdmaHcaMax is -1",
-        ),
-        (
-            one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": "8", {vendor}}}"#
-            )),
-            "configList[0].rdmaHcaMax: expected an integer, found the string \"8\"",
-        ),
-        (
-            one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 1.5, {vendor}}}"#
-            )),
-            "expected an integer",
         ),
         (
             one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": "15b3"}}"#),
@@ -332,35 +388,37 @@ fn files_that_are_wrong_there_are_wrong_here_with_a_reason() {
             one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": [15]}}"#),
             "selectors.vendors[0]: expected a string, found the number 15",
         ),
+    ]);
+}
+
+#[test]
+fn a_number_that_is_none_is_refused() {
+    refused_with(&[
         (
             one(&format!(
-                r#"{{"resourceName": "a", "rdmaHcaMax": 1, {vendor}}},
-                {{"resourceName": "a", "rdmaHcaMax": 2, {vendor}}}"#
+                r#"{{"resourceName": "a", "rdmaHcaMax": -1, {VENDOR}}}"#
             )),
-            "resource rdma/a is configured twice",
+            "rdmaHcaMax is -1",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": "8", {VENDOR}}}"#
+            )),
+            "configList[0].rdmaHcaMax: expected an integer, found the string \"8\"",
+        ),
+        (
+            one(&format!(
+                r#"{{"resourceName": "a", "rdmaHcaMax": 1.5, {VENDOR}}}"#
+            )),
+            "expected an integer",
         ),
         (
             format!(
-                r#"{{"periodicUpdateInterval": -5, "configList": [{{"resourceName": "a", {vendor}}}]}}"#
+                r#"{{"periodicUpdateInterval": -5, "configList": [{{"resourceName": "a", {VENDOR}}}]}}"#
             ),
             "periodicUpdateInterval is -5",
         ),
-        (
-            r#"{"configlist": [], "resourceList": []}"#.into(),
-            "both configList and resourceList",
-        ),
-        (
-            r#"{"version": 1, "configList": []}"#.into(),
-            "together with a peer's list",
-        ),
-        ("{}".into(), "the format is unknown"),
-        ("null".into(), "the format is unknown"),
-        ("[]".into(), "expected an object"),
-    ];
-    for (text, expected) in cases {
-        let message = refused(&text).to_string();
-        assert!(message.contains(expected), "{text}: {message}");
-    }
+    ]);
 }
 
 #[test]

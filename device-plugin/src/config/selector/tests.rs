@@ -1,5 +1,7 @@
 //! Selectors against HCAs.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::candidate::example::{infiniband, virtual_function};
 use crate::config::{Format, parse};
@@ -66,11 +68,32 @@ fn each_criterion_takes_and_refuses() {
         // Two criteria of one HCA.
         ("functions: [vf], vendors: [8086]", false, false),
     ];
+    for Criterion { key, .. } in CRITERIA {
+        let taken = cases
+            .iter()
+            .any(|(words, vf, ib)| words.starts_with(key) && (*vf || *ib));
+        let refused = cases
+            .iter()
+            .any(|(words, vf, ib)| words.starts_with(key) && !(*vf && *ib));
+        assert!(taken && refused, "{key} is not tried");
+    }
     for (words, vf, ib) in cases {
         let selector = selector(words);
         assert_eq!(selector.matches(&virtual_function()), vf, "{words}: VF");
         assert_eq!(selector.matches(&infiniband()), ib, "{words}: InfiniBand");
     }
+}
+
+/// A key that our format reads and that no criterion matches would select everything.
+#[test]
+fn every_key_of_our_format_is_a_criterion() {
+    let text =
+        "version: 1\npools:\n- resource: rdma/a\n  mode: shared\n  select: { qqqqqqqqqqqq: 1 }\n";
+    let refusal = parse(text).unwrap_err().to_string();
+    let (_, keys) = refusal.split_once("known keys: ").unwrap();
+    let read: BTreeSet<&str> = keys.trim().split(", ").collect();
+    let matched = CRITERIA.iter().map(|criterion| criterion.key);
+    assert_eq!(read, matched.chain(["not"]).collect::<BTreeSet<_>>());
 }
 
 #[test]
@@ -82,7 +105,7 @@ fn port_criteria_hold_for_one_and_the_same_port() {
 }
 
 #[test]
-fn of_several_entries_for_a_pf_any_counts_with_us_and_the_first_there() {
+fn any_entry_for_a_pf_counts_and_the_first_in_the_peers_format() {
     let ours = selector("pfNames: [\"ens1f0np0#0\", \"ens1f0np0#3\"]");
     assert!(ours.matches(&virtual_function()));
     let theirs = Selector {

@@ -42,9 +42,24 @@ fn read(text: &str) -> (Vec<(String, Vec<String>)>, Vec<String>) {
     (pools.collect(), config.warnings)
 }
 
+/// A text; for each resource its name and the criteria of each alternative; how many warnings.
+type Meant<'a> = (String, Vec<(&'a str, Vec<&'a str>)>, usize);
+
+fn check_all(cases: &[Meant<'_>]) {
+    for (text, expected, warnings) in cases {
+        let (pools, warned) = read(text);
+        let plain: Vec<(&str, Vec<&str>)> = pools
+            .iter()
+            .map(|(name, all)| (name.as_str(), all.iter().map(String::as_str).collect()))
+            .collect();
+        assert_eq!(plain, *expected, "{text}");
+        assert_eq!(warned.len(), *warnings, "{text}: {warned:?}");
+    }
+}
+
 #[test]
-fn files_that_work_there_work_here() {
-    let cases = [
+fn selectors_are_read() {
+    check_all(&[
         // Every selector of a netDevice.
         (
             with(
@@ -64,13 +79,25 @@ fn files_that_work_there_work_here() {
             0,
         ),
         // All RDMA functions.
-        (with(r#"{"isRdma": true}"#), vec![("intel.com/a", vec![""])], 0),
+        (
+            with(r#"{"isRdma": true}"#),
+            vec![("intel.com/a", vec![""])],
+            0,
+        ),
         // Alternatives, in order.
         (
-            with(r#"[{"vendors": ["15b3"], "isRdma": true}, {"vendors": ["8086"], "isRdma": true}]"#),
+            with(
+                r#"[{"vendors": ["15b3"], "isRdma": true}, {"vendors": ["8086"], "isRdma": true}]"#,
+            ),
             vec![("intel.com/a", vec!["vendors: 15b3", "vendors: 8086"])],
             0,
         ),
+    ]);
+}
+
+#[test]
+fn resources_have_their_names() {
+    check_all(&[
         // Prefixes: own, null, empty.
         (
             one(
@@ -91,6 +118,21 @@ fn files_that_work_there_work_here() {
             vec![("intel.com/mlnx-sriov_1", vec![""])],
             0,
         ),
+        // One name under two prefixes.
+        (
+            one(
+                r#"{"resourceName": "a", "resourcePrefix": "x.io", "selectors": {"isRdma": true}},
+                {"resourceName": "a", "resourcePrefix": "y.io", "selectors": {"isRdma": true}}"#,
+            ),
+            vec![("x.io/a", vec![""]), ("y.io/a", vec![""])],
+            0,
+        ),
+    ]);
+}
+
+#[test]
+fn device_types_decide_what_is_applied() {
+    check_all(&[
         // The device type may be said, also as null.
         (
             one(
@@ -113,7 +155,17 @@ fn files_that_work_there_work_here() {
             1,
         ),
         // auxTypes on a netDevice means nothing.
-        (with(r#"{"auxTypes": ["sf"], "isRdma": true}"#), vec![("intel.com/a", vec![""])], 1),
+        (
+            with(r#"{"auxTypes": ["sf"], "isRdma": true}"#),
+            vec![("intel.com/a", vec![""])],
+            1,
+        ),
+    ]);
+}
+
+#[test]
+fn keys_are_read_as_go_reads_them() {
+    check_all(&[
         // Keys in another case; the Go field isRdma has no tag of its own in old releases.
         (
             r#"{"ResourceList": [{"RESOURCENAME": "a", "Selectors": {"IsRdma": true, "PFNames": ["x"]}}]}"#
@@ -141,6 +193,12 @@ fn files_that_work_there_work_here() {
             vec![("intel.com/a", vec![""])],
             3,
         ),
+    ]);
+}
+
+#[test]
+fn numbers_that_cannot_be_read_match_nothing() {
+    check_all(&[
         // Ranges that cannot be read match nothing from there on.
         (
             with(r#"{"pfNames": ["ens1f0#0-1,x,3"], "isRdma": true}"#),
@@ -180,6 +238,12 @@ fn files_that_work_there_work_here() {
             vec![("intel.com/a", vec!["pKeys: 0x0000"])],
             1,
         ),
+    ]);
+}
+
+#[test]
+fn what_is_odd_is_read_with_a_warning() {
+    check_all(&[
         // Spellings that match nothing.
         (
             with(r#"{"vendors": ["0x15B3"], "pciAddresses": ["3b:00.0"], "isRdma": true}"#),
@@ -206,30 +270,25 @@ fn files_that_work_there_work_here() {
             vec![("intel.com/a", vec!["linkTypes: ether or infiniband"])],
             1,
         ),
-        // One name under two prefixes.
-        (
-            one(
-                r#"{"resourceName": "a", "resourcePrefix": "x.io", "selectors": {"isRdma": true}},
-                {"resourceName": "a", "resourcePrefix": "y.io", "selectors": {"isRdma": true}}"#,
-            ),
-            vec![("x.io/a", vec![""]), ("y.io/a", vec![""])],
-            0,
-        ),
-    ];
-    for (text, expected, warnings) in cases {
-        let (pools, warned) = read(&text);
-        let plain: Vec<(&str, Vec<&str>)> = pools
-            .iter()
-            .map(|(name, all)| (name.as_str(), all.iter().map(String::as_str).collect()))
-            .collect();
-        assert_eq!(plain, expected, "{text}");
-        assert_eq!(warned.len(), warnings, "{text}: {warned:?}");
+    ]);
+}
+
+/// Each text is refused, and the refusal contains the words.
+fn refused_with(cases: &[(String, &str)]) {
+    for (text, expected) in cases {
+        let problems = parse(text)
+            .map(|config| panic!("{text}: {config:?}"))
+            .unwrap_err();
+        assert!(
+            problems.to_string().contains(expected),
+            "{text}: {problems}"
+        );
     }
 }
 
 #[test]
-fn files_that_are_wrong_or_not_served_here_say_why() {
-    let cases = [
+fn a_file_of_another_form_is_refused() {
+    refused_with(&[
         (r#"{"resourceList": []}"#.into(), "resourceList is empty"),
         (r#"{"resourceList": null}"#.into(), "resourceList is empty"),
         (
@@ -241,6 +300,34 @@ fn files_that_are_wrong_or_not_served_here_say_why() {
             "resourceList[0]: expected an object",
         ),
         (r#"{"resourceList": [}"#.into(), "not valid JSON"),
+        (
+            one(r#"{"resourceName": "a"}"#),
+            "resourceList[0].selectors is missing",
+        ),
+        (
+            one(r#"{"resourceName": "a", "selectors": null}"#),
+            "selectors is missing",
+        ),
+        (with("[]"), "is an empty list"),
+        (with("3"), "resourceList[0].selectors: expected an object"),
+        (with(r#"["x"]"#), "selectors[0]: expected an object"),
+        (with(r#"{"isRdma": "true"}"#), "expected true or false"),
+        (
+            with(r#"{"isRdma": true, "vendors": "15b3"}"#),
+            "vendors: expected a list",
+        ),
+        (
+            one(
+                r#"{"resourceName": "a", "additionalInfo": {"*": 1}, "selectors": {"isRdma": true}}"#,
+            ),
+            "additionalInfo.*: expected an object",
+        ),
+    ]);
+}
+
+#[test]
+fn a_resource_name_that_kubernetes_refuses_is_refused() {
+    refused_with(&[
         (
             one(r#"{"selectors": {"isRdma": true}}"#),
             "resourceName is missing",
@@ -262,21 +349,16 @@ fn files_that_are_wrong_or_not_served_here_say_why() {
             "character '_' in the prefix",
         ),
         (
-            one(r#"{"resourceName": "a"}"#),
-            "resourceList[0].selectors is missing",
+            one(r#"{"resourceName": "a", "selectors": {"isRdma": true}},
+                {"resourceName": "a", "selectors": {"isRdma": true}}"#),
+            "intel.com/a is configured twice",
         ),
-        (
-            one(r#"{"resourceName": "a", "selectors": null}"#),
-            "selectors is missing",
-        ),
-        (with("[]"), "is an empty list"),
-        (with("3"), "resourceList[0].selectors: expected an object"),
-        (with(r#"["x"]"#), "selectors[0]: expected an object"),
-        (with(r#"{"isRdma": "true"}"#), "expected true or false"),
-        (
-            with(r#"{"isRdma": true, "vendors": "15b3"}"#),
-            "vendors: expected a list",
-        ),
+    ]);
+}
+
+#[test]
+fn what_is_not_served_here_is_refused_by_name() {
+    refused_with(&[
         (with("{}"), "no resource of this file has RDMA"),
         (
             with(r#"{"isRdma": false}"#),
@@ -313,27 +395,7 @@ fn files_that_are_wrong_or_not_served_here_say_why() {
             aux(r#"{"isRdma": true, "auxTypes": ["eth"]}"#),
             "auxTypes \"eth\" is unknown",
         ),
-        (
-            one(r#"{"resourceName": "a", "selectors": {"isRdma": true}},
-                {"resourceName": "a", "selectors": {"isRdma": true}}"#),
-            "intel.com/a is configured twice",
-        ),
-        (
-            one(
-                r#"{"resourceName": "a", "additionalInfo": {"*": 1}, "selectors": {"isRdma": true}}"#,
-            ),
-            "additionalInfo.*: expected an object",
-        ),
-    ];
-    for (text, expected) in cases {
-        let problems = parse(&text)
-            .map(|config| panic!("{text}: {config:?}"))
-            .unwrap_err();
-        assert!(
-            problems.to_string().contains(expected),
-            "{text}: {problems}"
-        );
-    }
+    ]);
 }
 
 #[test]

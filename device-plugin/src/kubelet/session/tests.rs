@@ -286,7 +286,7 @@ async fn registers_again_when_the_stream_ends_or_never_comes() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_ends_each_stream_at_once_gets_no_storm_of_registrations() {
+async fn streams_that_end_at_once_cause_no_storm_of_registrations() {
     const SPACING: Duration = Duration::from_millis(300);
     let mut scene = Scene::with(Timing {
         spacing: SPACING,
@@ -312,7 +312,7 @@ async fn a_kubelet_that_ends_each_stream_at_once_gets_no_storm_of_registrations(
 
 /// As after a long outage, when the waits between attempts have grown.
 #[tokio::test]
-async fn a_new_kubelet_that_refuses_once_is_asked_again_after_the_first_wait() {
+async fn a_new_kubelet_that_refuses_is_asked_again_soon() {
     const REFUSALS: u64 = 6;
     let mut scene = Scene::with(Timing {
         back_off: Duration::from_millis(100),

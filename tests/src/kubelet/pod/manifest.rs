@@ -194,7 +194,7 @@ spec:
     }
 
     #[test]
-    fn a_daemon_set_is_its_pod_with_the_config_maps_of_the_manifest() {
+    fn a_daemon_set_is_its_pod_with_its_config_maps() {
         let manifest = r"
 apiVersion: v1
 kind: ConfigMap

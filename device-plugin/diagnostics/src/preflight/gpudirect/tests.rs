@@ -46,8 +46,7 @@ fn neither() -> Facts {
     }
 }
 
-#[test]
-fn each_check_says_what_is_wrong() {
+fn d01() -> Vec<Case<Facts>> {
     let amd = || Facts {
         nvidia_gpus: 0,
         other_gpus: 8,
@@ -58,7 +57,7 @@ fn each_check_says_what_is_wrong() {
         nvidia_version: Some(text.to_owned()),
         ..good()
     };
-    let cases: Vec<Case<Facts>> = vec![
+    vec![
         ("D01", good(), Pass, ""),
         ("D01", peermem(), Warn, "closed driver"),
         (
@@ -78,6 +77,11 @@ fn each_check_says_what_is_wrong() {
         ),
         ("D01", amd(), NotApplicable, "exports dma-bufs itself"),
         ("D01", Facts::default(), NotApplicable, "no GPU"),
+    ]
+}
+
+fn d02() -> Vec<Case<Facts>> {
+    vec![
         ("D02", good(), Pass, "dma-buf serves"),
         ("D02", peermem(), Pass, "can be registered"),
         ("D02", neither(), Warn, "GPUDirect RDMA is off"),
@@ -90,6 +94,17 @@ fn each_check_says_what_is_wrong() {
             Pass,
             "",
         ),
+    ]
+}
+
+fn d03() -> Vec<Case<Facts>> {
+    let amd = || Facts {
+        nvidia_gpus: 0,
+        other_gpus: 8,
+        nvidia_version: None,
+        ..good()
+    };
+    vec![
         ("D03", good(), Pass, ""),
         ("D03", amd(), Pass, ""),
         ("D03", peermem(), Pass, "a peer memory module serves"),
@@ -112,6 +127,11 @@ fn each_check_says_what_is_wrong() {
             Unknown,
             "",
         ),
+    ]
+}
+
+fn d04() -> Vec<Case<Facts>> {
+    vec![
         ("D04", good(), NotApplicable, "not needed"),
         ("D04", peermem(), Pass, ""),
         ("D04", neither(), Warn, "Invalid argument"),
@@ -124,6 +144,11 @@ fn each_check_says_what_is_wrong() {
             Unknown,
             "",
         ),
+    ]
+}
+
+fn d05() -> Vec<Case<Facts>> {
+    vec![
         ("D05", good(), NotApplicable, ""),
         ("D05", peermem(), Pass, ""),
         (
@@ -135,6 +160,11 @@ fn each_check_says_what_is_wrong() {
             Warn,
             "does not hold the RDMA core",
         ),
+    ]
+}
+
+fn d06() -> Vec<Case<Facts>> {
+    vec![
         ("D06", good(), Pass, ""),
         (
             "D06",
@@ -146,6 +176,11 @@ fn each_check_says_what_is_wrong() {
             "CUDA does not start",
         ),
         ("D06", Facts::default(), NotApplicable, ""),
+    ]
+}
+
+fn d07() -> Vec<Case<Facts>> {
+    vec![
         ("D07", good(), Pass, ""),
         (
             "D07",
@@ -165,6 +200,11 @@ fn each_check_says_what_is_wrong() {
             Unknown,
             "hostPID",
         ),
+    ]
+}
+
+fn d08() -> Vec<Case<Facts>> {
+    vec![
         ("D08", good(), Pass, ""),
         (
             "D08",
@@ -193,8 +233,13 @@ fn each_check_says_what_is_wrong() {
             NotApplicable,
             "",
         ),
-    ];
-    prove(CHECKS, &cases);
+    ]
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let cases = [d01(), d02(), d03(), d04(), d05(), d06(), d07(), d08()];
+    prove(CHECKS, &cases.concat());
 }
 
 #[test]

@@ -49,17 +49,9 @@ fn policy(topology: &str, cpu: &str) -> Facts {
     })
 }
 
-#[test]
-fn each_check_says_what_is_wrong() {
+fn k01() -> Vec<Case<Facts>> {
     let bare = || with(|facts| facts.kubelet = false);
-    let wrong_store = Err(("directory is gone".to_owned(), "mount it".to_owned()));
-    let slots = || {
-        vec![format!(
-            "0000:3b:00.0_{}_0",
-            hca::unit::PoolTag::of("rdma/x")
-        )]
-    };
-    let cases: Vec<Case<Facts>> = vec![
+    vec![
         ("K01", good(), Pass, ""),
         ("K01", bare(), NotApplicable, "no kubelet"),
         (
@@ -80,6 +72,11 @@ fn each_check_says_what_is_wrong() {
             Fail,
             "socket is not",
         ),
+    ]
+}
+
+fn k02() -> Vec<Case<Facts>> {
+    vec![
         ("K02", good(), Pass, ""),
         (
             "K02",
@@ -93,6 +90,11 @@ fn each_check_says_what_is_wrong() {
             Fail,
             "refused",
         ),
+    ]
+}
+
+fn k03() -> Vec<Case<Facts>> {
+    vec![
         ("K03", good(), Pass, ""),
         ("K03", policy("best-effort", "none"), Warn, "no promise"),
         ("K03", policy("restricted", "none"), Warn, "CPUs are not"),
@@ -106,6 +108,11 @@ fn each_check_says_what_is_wrong() {
             Pass,
             "but one",
         ),
+    ]
+}
+
+fn k04() -> Vec<Case<Facts>> {
+    vec![
         ("K04", good(), Pass, ""),
         (
             "K04",
@@ -131,6 +138,11 @@ fn each_check_says_what_is_wrong() {
             Pass,
             "",
         ),
+    ]
+}
+
+fn k05() -> Vec<Case<Facts>> {
+    vec![
         ("K05", good(), Pass, ""),
         (
             "K05",
@@ -156,6 +168,11 @@ fn each_check_says_what_is_wrong() {
             Unknown,
             "--node-object",
         ),
+    ]
+}
+
+fn k06() -> Vec<Case<Facts>> {
+    vec![
         ("K06", good(), Pass, ""),
         (
             "K06",
@@ -169,6 +186,17 @@ fn each_check_says_what_is_wrong() {
             NotApplicable,
             "",
         ),
+    ]
+}
+
+fn k07() -> Vec<Case<Facts>> {
+    let slots = || {
+        vec![format!(
+            "0000:3b:00.0_{}_0",
+            hca::unit::PoolTag::of("rdma/x")
+        )]
+    };
+    vec![
         ("K07", good(), Pass, ""),
         (
             "K07",
@@ -193,6 +221,11 @@ fn each_check_says_what_is_wrong() {
             NotApplicable,
             "",
         ),
+    ]
+}
+
+fn k08() -> Vec<Case<Facts>> {
+    vec![
         ("K08", good(), Pass, ""),
         (
             "K08",
@@ -218,6 +251,12 @@ fn each_check_says_what_is_wrong() {
             Unknown,
             "--cni-bin-dir",
         ),
+    ]
+}
+
+fn k09() -> Vec<Case<Facts>> {
+    let wrong_store = Err(("directory is gone".to_owned(), "mount it".to_owned()));
+    vec![
         ("K09", good(), Pass, ""),
         (
             "K09",
@@ -231,6 +270,11 @@ fn each_check_says_what_is_wrong() {
             Fail,
             "line 3",
         ),
+    ]
+}
+
+fn k10() -> Vec<Case<Facts>> {
+    vec![
         ("K10", good(), Pass, ""),
         (
             "K10",
@@ -246,6 +290,22 @@ fn each_check_says_what_is_wrong() {
         ),
         ("K10", with(|facts| facts.pkeys[0].1.clear()), Fail, "empty"),
         ("K10", with(|facts| facts.pkeys.clear()), NotApplicable, ""),
+    ]
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let cases = [
+        k01(),
+        k02(),
+        k03(),
+        k04(),
+        k05(),
+        k06(),
+        k07(),
+        k08(),
+        k09(),
+        k10(),
     ];
-    prove(CHECKS, &cases);
+    prove(CHECKS, &cases.concat());
 }

@@ -46,10 +46,9 @@ fn with(change: impl FnOnce(&mut Facts)) -> Facts {
     facts
 }
 
-#[test]
-fn each_check_says_what_is_wrong() {
+fn a01() -> Vec<Case<Facts>> {
     let own_subnets = || with(|facts| facts.rails[1].subnets = vec![(ip("10.1.0.0"), 16)]);
-    let cases: Vec<Case<Facts>> = vec![
+    vec![
         ("A01", good(), Pass, ""),
         (
             "A01",
@@ -64,6 +63,11 @@ fn each_check_says_what_is_wrong() {
             "",
         ),
         ("A01", own_subnets(), NotApplicable, ""),
+    ]
+}
+
+fn a02() -> Vec<Case<Facts>> {
+    vec![
         ("A02", good(), Pass, ""),
         (
             "A02",
@@ -71,6 +75,11 @@ fn each_check_says_what_is_wrong() {
             Warn,
             "neighbours then learn",
         ),
+    ]
+}
+
+fn a03() -> Vec<Case<Facts>> {
+    vec![
         ("A03", good(), Pass, ""),
         (
             "A03",
@@ -88,6 +97,11 @@ fn each_check_says_what_is_wrong() {
             "strict",
         ),
         ("A03", with(|f| f.rails.truncate(1)), NotApplicable, ""),
+    ]
+}
+
+fn a04() -> Vec<Case<Facts>> {
+    vec![
         ("A04", good(), Pass, ""),
         (
             "A04",
@@ -105,6 +119,11 @@ fn each_check_says_what_is_wrong() {
             "",
         ),
         ("A04", with(|f| f.inherit = None), Unknown, ""),
+    ]
+}
+
+fn a05() -> Vec<Case<Facts>> {
+    vec![
         ("A05", good(), Pass, ""),
         (
             "A05",
@@ -113,6 +132,11 @@ fn each_check_says_what_is_wrong() {
             "no rule for 10.0.0.",
         ),
         ("A05", with(|f| f.rules = None), Unknown, ""),
+    ]
+}
+
+fn a06() -> Vec<Case<Facts>> {
+    vec![
         ("A06", good(), Pass, ""),
         (
             "A06",
@@ -121,6 +145,11 @@ fn each_check_says_what_is_wrong() {
             "rail1 carries it",
         ),
         ("A06", with(|f| f.in_pod = false), NotApplicable, "--pod"),
+    ]
+}
+
+fn a07() -> Vec<Case<Facts>> {
+    vec![
         ("A07", good(), Pass, "table 100"),
         (
             "A07",
@@ -134,6 +163,11 @@ fn each_check_says_what_is_wrong() {
             NotApplicable,
             "",
         ),
+    ]
+}
+
+fn a08() -> Vec<Case<Facts>> {
+    vec![
         ("A08", good(), Pass, ""),
         (
             "A08",
@@ -147,8 +181,13 @@ fn each_check_says_what_is_wrong() {
             Unknown,
             "arping",
         ),
-    ];
-    prove(CHECKS, &cases);
+    ]
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let cases = [a01(), a02(), a03(), a04(), a05(), a06(), a07(), a08()];
+    prove(CHECKS, &cases.concat());
 }
 
 #[test]

@@ -60,13 +60,8 @@ fn on_node(change: impl FnOnce(&mut Facts)) -> Facts {
     })
 }
 
-#[test]
-fn each_check_says_what_is_wrong() {
-    let number = DeviceNumber {
-        major: 231,
-        minor: 193,
-    };
-    let cases: Vec<Case<Facts>> = vec![
+fn r01() -> Vec<Case<Facts>> {
+    vec![
         ("R01", good(), Pass, "without limit"),
         ("R01", limited(), Pass, "CAP_IPC_LOCK goes beyond"),
         (
@@ -94,6 +89,11 @@ fn each_check_says_what_is_wrong() {
             "hostPID",
         ),
         ("R01", Facts::default(), NotApplicable, ""),
+    ]
+}
+
+fn r02() -> Vec<Case<Facts>> {
+    vec![
         ("R02", good(), Pass, "in effect"),
         (
             "R02",
@@ -114,6 +114,11 @@ fn each_check_says_what_is_wrong() {
             "not in effect",
         ),
         ("R02", on_node(|_| {}), NotApplicable, "--pod"),
+    ]
+}
+
+fn r03() -> Vec<Case<Facts>> {
+    vec![
         ("R03", good(), Pass, ""),
         (
             "R03",
@@ -122,6 +127,15 @@ fn each_check_says_what_is_wrong() {
             "64 MiB",
         ),
         ("R03", with(|facts| facts.shared_memory = None), Unknown, ""),
+    ]
+}
+
+fn r04() -> Vec<Case<Facts>> {
+    let number = DeviceNumber {
+        major: 231,
+        minor: 193,
+    };
+    vec![
         ("R04", good(), Pass, ""),
         (
             "R04",
@@ -160,6 +174,11 @@ fn each_check_says_what_is_wrong() {
             Pass,
             "",
         ),
+    ]
+}
+
+fn r05() -> Vec<Case<Facts>> {
+    vec![
         ("R05", good(), Pass, ""),
         (
             "R05",
@@ -167,6 +186,11 @@ fn each_check_says_what_is_wrong() {
             Fail,
             "Operation not permitted",
         ),
+    ]
+}
+
+fn r06() -> Vec<Case<Facts>> {
+    vec![
         ("R06", good(), Pass, ""),
         (
             "R06",
@@ -181,6 +205,11 @@ fn each_check_says_what_is_wrong() {
             "switched off",
         ),
         ("R06", Facts::default(), NotApplicable, ""),
+    ]
+}
+
+fn r07() -> Vec<Case<Facts>> {
+    vec![
         ("R07", good(), Pass, "50 of 100"),
         (
             "R07",
@@ -188,6 +217,11 @@ fn each_check_says_what_is_wrong() {
             Warn,
             "all are in use",
         ),
+    ]
+}
+
+fn r08() -> Vec<Case<Facts>> {
+    vec![
         ("R08", good(), Pass, ""),
         (
             "R08",
@@ -196,8 +230,13 @@ fn each_check_says_what_is_wrong() {
             "limited",
         ),
         ("R08", with(|facts| facts.cgroup = None), NotApplicable, ""),
-    ];
-    prove(CHECKS, &cases);
+    ]
+}
+
+#[test]
+fn each_check_says_what_is_wrong() {
+    let cases = [r01(), r02(), r03(), r04(), r05(), r06(), r07(), r08()];
+    prove(CHECKS, &cases.concat());
 }
 
 #[test]

@@ -1,0 +1,291 @@
+//! Changing, moving and deleting a link.
+
+use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
+
+use netlink_packet_core::{DefaultNla, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
+
+use super::{
+    AF_INET6, IFLA_AF_SPEC, IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INET6_TOKEN,
+    IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_OPERSTATE, IFLA_PROTO_DOWN_REASON,
+    IFLA_PROTO_DOWN_REASON_VALUE, IFLA_XDP, Link, NUMBERS, RTM_NEWLINK, RTM_SETLINK, XdpMode,
+    named,
+};
+use crate::{Name, Namespace, Result, Socket, attribute::Raw};
+
+const RTM_DELLINK: u16 = 17;
+const RTM_NEWLINKPROP: u16 = 108;
+const RTM_DELLINKPROP: u16 = 109;
+const IFLA_PROTO_DOWN_REASON_MASK: u16 = 1;
+const IFLA_XDP_FD: u16 = 1;
+const IFLA_XDP_FLAGS: u16 = 3;
+
+/// What is to become of a link, in one request. Everything left at its default stays.
+#[derive(Clone, Debug, Default)]
+pub struct Change<'a> {
+    /// Another namespace. The link is down afterwards, without addresses and routes.
+    pub netns: Option<&'a Namespace>,
+    /// Another name.
+    pub name: Option<&'a [u8]>,
+    /// MTU in bytes.
+    pub mtu: Option<u32>,
+    /// Hardware address.
+    pub mac: Option<&'a [u8]>,
+    /// Hardware address of all others on the link.
+    pub broadcast: Option<&'a [u8]>,
+    /// Length of the transmit queue in packets.
+    pub tx_queue_length: Option<u32>,
+    /// `ifalias`; an empty one removes it.
+    pub alias: Option<&'a [u8]>,
+    /// The flags named in the second, set as in the first.
+    pub flags: Option<(LinkFlags, LinkFlags)>,
+}
+
+impl Change<'_> {
+    /// Up, and nothing else.
+    pub fn up() -> Self {
+        Change {
+            flags: Some((LinkFlags::Up, LinkFlags::Up)),
+            ..Change::default()
+        }
+    }
+
+    /// Down, and nothing else.
+    pub fn down() -> Self {
+        Change {
+            flags: Some((LinkFlags::empty(), LinkFlags::Up)),
+            ..Change::default()
+        }
+    }
+}
+
+/// Changes a link.
+///
+/// # Errors
+/// The kernel's refusal; the link may then be changed in part.
+pub fn change(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    change: &Change<'_>,
+) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    if let Some((flags, mask)) = change.flags {
+        message.header.flags = flags;
+        message.header.change_mask = mask;
+    }
+    let attributes = &mut message.attributes;
+    attributes.extend(change.netns.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
+    attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
+    attributes.extend(change.mtu.map(LinkAttribute::Mtu));
+    attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+    let broadcast = change.broadcast.map(<[u8]>::to_vec);
+    attributes.extend(broadcast.map(LinkAttribute::Broadcast));
+    attributes.extend(change.tx_queue_length.map(LinkAttribute::TxQueueLen));
+    attributes.extend(
+        change
+            .alias
+            .map(|alias| LinkAttribute::Other(DefaultNla::new(IFLA_IFALIAS, alias.to_vec()))),
+    );
+    socket.request(what, RTM_SETLINK, 0, &message)
+}
+
+fn set(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    attributes: Vec<LinkAttribute>,
+) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = attributes;
+    socket.request(what, RTM_SETLINK, 0, &message)
+}
+
+/// Sets one of [`Link::numbers`]. A name that is none of them is passed over.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_number(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    name: &str,
+    value: u32,
+) -> Result<()> {
+    let Some(known) = NUMBERS.iter().find(|known| known.name == name) else {
+        return Ok(());
+    };
+    let bytes = match known.bytes {
+        1 => vec![u8::try_from(value).unwrap_or(u8::MAX)],
+        _ => value.to_ne_bytes().to_vec(),
+    };
+    let attribute = LinkAttribute::Other(DefaultNla::new(known.attribute, bytes));
+    set(socket, what, index, vec![attribute])
+}
+
+/// The names of [`Link::numbers`] in the order in which they are to be set.
+pub fn number_names() -> impl Iterator<Item = &'static str> {
+    NUMBERS.iter().map(|known| known.name)
+}
+
+/// Sets numbers that the kind of a link says of itself.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_info(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    kind: &str,
+    info: &BTreeMap<u16, Vec<u8>>,
+) -> Result<()> {
+    let mut data = Raw::default();
+    for (attribute, value) in info {
+        data = data.with(*attribute, value);
+    }
+    let info = Raw::default()
+        .with(IFLA_INFO_KIND, &Name::from(kind).to_attribute())
+        .nest(IFLA_INFO_DATA, &data);
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = vec![nested(IFLA_LINKINFO, &info)];
+    // Without a flag that allows creation it changes the link that is there.
+    socket.request(what, RTM_NEWLINK, 0, &message)
+}
+
+/// Sets whether a link is held down, and by whom, in one request: the kernel refuses to let go of a
+/// link that still has a reason (`do_set_proto_down()`).
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_proto_down(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    down: bool,
+    reasons: u32,
+) -> Result<()> {
+    let reason = Raw::default()
+        .with(IFLA_PROTO_DOWN_REASON_MASK, &u32::MAX.to_ne_bytes())
+        .with(IFLA_PROTO_DOWN_REASON_VALUE, &reasons.to_ne_bytes());
+    let reason = nested(IFLA_PROTO_DOWN_REASON, &reason);
+    let down = LinkAttribute::ProtoDown(down.into());
+    set(socket, what, index, vec![reason, down])
+}
+
+/// Sets RFC 2863's state of a link that waits for it (`set_operstate()`).
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_oper_state(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    state: u8,
+) -> Result<()> {
+    let attribute = LinkAttribute::Other(DefaultNla::new(IFLA_OPERSTATE, vec![state]));
+    set(socket, what, index, vec![attribute])
+}
+
+/// Sets the interface part of IPv6 addresses; none is `::`.
+///
+/// # Errors
+/// The kernel's refusal: EINVAL on links that take no router advertisements.
+pub fn set_token(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    token: Ipv6Addr,
+) -> Result<()> {
+    let inet6 = Raw::default().with(IFLA_INET6_TOKEN, &token.octets());
+    let attribute = nested(IFLA_AF_SPEC, &Raw::default().nest(AF_INET6, &inet6));
+    set(socket, what, index, vec![attribute])
+}
+
+/// Detaches the XDP program of one mode.
+///
+/// # Errors
+/// The kernel's refusal: EBUSY for one that a BPF link holds (`dev_xdp_attach()`).
+pub fn detach_xdp(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    mode: XdpMode,
+) -> Result<()> {
+    let detach = Raw::default()
+        .with(IFLA_XDP_FD, &(-1i32).to_ne_bytes())
+        .with(IFLA_XDP_FLAGS, &mode.flag().to_ne_bytes());
+    let attribute = nested(IFLA_XDP, &detach);
+    set(socket, what, index, vec![attribute])
+}
+
+/// Deletes a link; one that is gone is deleted.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn delete(socket: &mut Socket, link: &Link) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = link.index;
+    match socket.request(
+        format_args!("delete {}", link.name),
+        RTM_DELLINK,
+        0,
+        &message,
+    ) {
+        Err(e) if e.is(libc::ENODEV) => Ok(()),
+        done => done,
+    }
+}
+
+/// Gives a link an alternative name; one that it has is given.
+///
+/// # Errors
+/// The kernel's refusal: EEXIST when another link has it.
+pub fn add_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> {
+    if link.altnames.contains(name) {
+        return Ok(());
+    }
+    altname(
+        socket,
+        RTM_NEWLINKPROP,
+        NLM_F_CREATE | NLM_F_EXCL,
+        link,
+        name,
+    )
+}
+
+/// Takes an alternative name from a link.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn remove_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> {
+    altname(socket, RTM_DELLINKPROP, 0, link, name)
+}
+
+fn altname(socket: &mut Socket, kind: u16, flags: u16, link: &Link, name: &Name) -> Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = link.index;
+    let property = Prop::Other(DefaultNla::new(IFLA_ALT_IFNAME, name.to_attribute()));
+    message
+        .attributes
+        .push(LinkAttribute::PropList(vec![property]));
+    let verb = if kind == RTM_NEWLINKPROP {
+        "give"
+    } else {
+        "take"
+    };
+    socket.request(
+        format_args!("{verb} alternative name {name} of {}", link.name),
+        kind,
+        flags,
+        &message,
+    )
+}
+
+/// An attribute that holds others.
+fn nested(kind: u16, inner: &Raw) -> LinkAttribute {
+    let inner = inner.as_bytes().to_vec();
+    LinkAttribute::Other(DefaultNla::new(kind | NLA_F_NESTED, inner))
+}

@@ -1,0 +1,76 @@
+//! The numbers by which one network namespace knows another (`nsid`).
+
+use netlink_packet_core::Parseable;
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+
+use crate::{Error, Namespace, Result, Socket};
+
+const RTM_NEWNSID: u16 = 88;
+const RTM_GETNSID: u16 = 90;
+
+/// The number by which the socket's namespace knows another one; none when it has none.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn known_number(socket: &mut Socket, other: &Namespace) -> Result<Option<i32>> {
+    ask_number(socket, &number_of(other)?, other)
+}
+
+/// The number by which the socket's namespace knows another one; made when there is none.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
+    let message = number_of(other)?;
+    if let Some(number) = ask_number(socket, &message, other)? {
+        return Ok(number);
+    }
+    let mut assign = message.clone();
+    assign.attributes.push(NsidAttribute::Id(-1));
+    let what = format_args!("number namespace {}", other.path().display()).to_string();
+    match socket.request(&what, RTM_NEWNSID, 0, &assign) {
+        Ok(()) => {}
+        // Another attachment of the pod was quicker.
+        Err(e) if e.is(libc::EEXIST) => {}
+        Err(e) => return Err(e),
+    }
+    ask_number(socket, &message, other)?.ok_or(Error::Answer {
+        what,
+        cause: "it has no number although it was given one".into(),
+    })
+}
+
+fn number_of(other: &Namespace) -> Result<NsidMessage> {
+    let mut message = NsidMessage::default();
+    let fd = u32::try_from(other.fd()).map_err(|_| Error::Answer {
+        what: "number a namespace".into(),
+        cause: "its file is closed".into(),
+    })?;
+    message.attributes.push(NsidAttribute::Fd(fd));
+    Ok(message)
+}
+
+fn ask_number(
+    socket: &mut Socket,
+    message: &NsidMessage,
+    other: &Namespace,
+) -> Result<Option<i32>> {
+    let mut number = None;
+    socket.ask(
+        format_args!("ask for the number of namespace {}", other.path().display()),
+        RTM_GETNSID,
+        0,
+        message,
+        |payload| {
+            number = NsidMessage::parse(payload)?
+                .attributes
+                .iter()
+                .find_map(|a| match a {
+                    NsidAttribute::Id(id) if *id >= 0 => Some(*id),
+                    _ => None,
+                });
+            Ok(())
+        },
+    )?;
+    Ok(number)
+}

@@ -1,0 +1,127 @@
+//! `attach`: what becomes the pod's interface.
+
+use cni_wire::{Code, Error, Request, Section};
+
+/// What becomes the pod's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// The netdev itself.
+    Move,
+    /// A child of it.
+    Child(ChildKind),
+    /// No interface: the RDMA device of one that another plugin of the chain made.
+    RdmaOnly,
+}
+
+cni_wire::words! {
+    /// Kinds of children, by the names that they have in the kernel.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ChildKind {
+        /// With a MAC address of its own.
+        Macvlan = "macvlan",
+        /// With its parent's MAC address.
+        Ipvlan = "ipvlan",
+        /// In a partition of an InfiniBand port.
+        Ipoib = "ipoib",
+    }
+}
+
+impl Attach {
+    /// As written in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Attach::Move => "move",
+            Attach::Child(kind) => kind.as_str(),
+            Attach::RdmaOnly => "rdma-only",
+        }
+    }
+
+    /// The kind that a request names; that of the RDMA CNI plugin where this one stands in its
+    /// place. Nothing else of the request is read.
+    ///
+    /// # Errors
+    /// Code 7: it is no kind of attachment.
+    pub fn of(request: &Request) -> Result<Option<Attach>, Error> {
+        let root = request.config.root();
+        match root.text("attach")? {
+            None => Ok(stands_in(&root)?.then_some(Attach::RdmaOnly)),
+            Some(text) => Attach::parse(text).map(Some).ok_or_else(|| {
+                root.wrong(
+                    "attach",
+                    format_args!("{text:?} is not a kind of attachment"),
+                )
+                .with_details(format!(
+                    "expected {}",
+                    one_of(Attach::all().map(Attach::as_str))
+                ))
+            }),
+        }
+    }
+
+    fn all() -> impl Iterator<Item = Attach> {
+        let children = ChildKind::ALL.into_iter().map(Attach::Child);
+        [Attach::Move]
+            .into_iter()
+            .chain(children)
+            .chain([Attach::RdmaOnly])
+    }
+
+    fn parse(text: &str) -> Option<Attach> {
+        Attach::all().find(|attach| attach.as_str() == text)
+    }
+
+    /// Code 7: a key that only children have is set for something else.
+    pub(crate) fn has_no(self, key: &str) -> Error {
+        Error::new(
+            Code::InvalidConfig,
+            format!("{key}: has no meaning for attach {}", self.as_str()),
+        )
+        .with_details(format!(
+            "leave it out, or set attach to {}",
+            one_of(ChildKind::ALL.into_iter().map(ChildKind::as_str))
+        ))
+    }
+}
+
+/// As in `macvlan, ipvlan or ipoib`.
+fn one_of(words: impl Iterator<Item = &'static str>) -> String {
+    let words: Vec<&str> = words.collect();
+    match words.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// The `type` under which the RDMA CNI plugin is installed.
+const DROP_IN: &str = "rdma";
+
+/// Whether this plugin is installed in the RDMA CNI plugin's place, and does what that does.
+pub(super) fn stands_in(root: &Section<'_>) -> Result<bool, Error> {
+    Ok(root.text("type")? == Some(DROP_IN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_read_by_its_word() {
+        for attach in Attach::all() {
+            assert_eq!(Attach::parse(attach.as_str()), Some(attach));
+        }
+        assert_eq!(Attach::all().count(), ChildKind::ALL.len() + 2);
+        assert_eq!(Attach::parse("Macvlan"), None);
+    }
+
+    #[test]
+    fn a_refusal_lists_the_kinds_that_there_are() {
+        let details = Attach::Move.has_no("master").details;
+        let (_, kinds) = details.split_once("set attach to ").unwrap();
+        let kinds: Vec<&str> = kinds
+            .split(", ")
+            .flat_map(|part| part.split(" or "))
+            .collect();
+        assert_eq!(kinds, ChildKind::ALL.map(ChildKind::as_str));
+    }
+}

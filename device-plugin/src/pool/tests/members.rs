@@ -1,0 +1,190 @@
+//! Which HCAs a pool has, and which it excludes.
+
+use super::*;
+
+#[test]
+fn nothing_is_listed_where_there_is_nothing() {
+    let node = Node::new(|_| {});
+    let shared = "resource: rdma/b, mode: shared, select: { functions: [pf] }";
+    for config in [legacy(1000, r#""vendors": ["15b3"]"#), native(&[shared])] {
+        let snapshot = node.pools(&config).snapshots.remove(0);
+        assert!(snapshot.listing().devices.is_empty());
+        assert_eq!(snapshot.count(), Counts::default());
+    }
+}
+
+#[test]
+fn an_hca_in_two_pools_belongs_to_the_first_unless_both_share() {
+    let node = Node::new(two_nics);
+    let exclusive = "resource: rdma/x, mode: exclusive, select: { functions: [pf] }";
+    let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [ens1] }";
+    let both_shared = "resource: rdma/t, mode: shared, slots: 1, select: { ifNames: [ens1] }";
+
+    let pools = node.pools(&native(&[shared, exclusive, both_shared]));
+    assert_eq!(pools.snapshots[0].members().len(), 1);
+    assert_eq!(ids(&pools.snapshots[1]), ["0000:86:00.0"]);
+    assert_eq!(pools.snapshots[2].members().len(), 1);
+    assert_eq!(
+        pools.excluded,
+        [Excluded {
+            resource: ResourceName::parse("rdma/x").unwrap(),
+            id: "0000:3b:00.0".parse().unwrap(),
+            reason: Reason::Claimed(ResourceName::parse("rdma/s").unwrap()),
+        }]
+    );
+    assert!(
+        pools.excluded[0]
+            .to_string()
+            .contains("narrow the selectors")
+    );
+}
+
+#[test]
+fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
+    let node = Node::new(|tree| {
+        two_nics(tree);
+        tree.pci(&PciSpec {
+            address: "0000:5e:00.0",
+            ..PciSpec::MLX5
+        });
+        tree.rdma(&RdmaSpec {
+            name: "mlx5_2",
+            on: On::Pci("0000:5e:00.0"),
+            ..RdmaSpec::default()
+        });
+        tree.vf(
+            "0000:5e:00.0",
+            0,
+            &PciSpec {
+                address: "0000:5e:00.2",
+                ..PciSpec::MLX5
+            },
+        );
+        tree.rdma(&RdmaSpec {
+            name: "mlx5_3",
+            on: On::Pci("0000:5e:00.2"),
+            ..RdmaSpec::default()
+        });
+        tree.netdev(&NetdevSpec {
+            name: "bond0",
+            kind: "bond",
+            lowers: &["ens2"],
+            ..NetdevSpec::default()
+        });
+    });
+    node.tree.file(
+        "/proc/1/net/route",
+        "Iface Destination Gateway Flags RefCnt Use Metric Mask\n\
+         bond0 00000000 010011AC 0003 0 0 0 00000000\n",
+    );
+    let rule = "mode: exclusive, select: { rdmaDevices: [\"*\"] }";
+    let pools = node.pools(&native(&[&format!("resource: rdma/a, {rule}")]));
+    assert_eq!(ids(&pools.snapshots[0]), ["0000:3b:00.0", "0000:5e:00.2"]);
+    let excluded: Vec<String> = pools.excluded.iter().map(ToString::to_string).collect();
+    assert!(
+        excluded[0].contains("0000:86:00.0") && excluded[0].contains("needs ens2: bond0"),
+        "{excluded:?}"
+    );
+    assert!(
+        excluded[1].contains("0000:5e:00.0") && excluded[1].contains("1 virtual functions"),
+        "{excluded:?}"
+    );
+
+    let pools = node.pools(&native(&[&format!(
+        "resource: rdma/a, exclude: [], {rule}"
+    )]));
+    assert_eq!(pools.snapshots[0].members().len(), 4);
+    assert!(pools.excluded.is_empty());
+}
+
+#[test]
+fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
+    let node = Node::new(|tree| {
+        two_nics(tree);
+        tree.rdma_core(false);
+    });
+    let config = native(&[
+        "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [ens1] }",
+        "resource: rdma/x, mode: exclusive, select: { ifNames: [ens2] }",
+    ]);
+    let pools = node.pools(&config);
+    assert_eq!(
+        pools.snapshots[0].count(),
+        Counts {
+            healthy: 0,
+            unhealthy: 1
+        }
+    );
+    assert!(matches!(
+        &pools.snapshots[0].members()[0].health,
+        Health::Unhealthy(UnhealthyReason::NetnsMode(reason)) if reason.contains("rdma system set netns shared")
+    ));
+    assert_eq!(
+        pools.snapshots[1].count(),
+        Counts {
+            healthy: 1,
+            unhealthy: 0
+        }
+    );
+}
+
+#[test]
+fn an_exclusive_pool_offers_nothing_while_uplinks_are_unknown() {
+    let node = Node::new(two_nics);
+    node.tree.remove("/proc/1/net/route");
+    let select = "select: { functions: [pf] }";
+    let exclusive = native(&[&format!("resource: rdma/a, mode: exclusive, {select}")]);
+    let shared = native(&[&format!(
+        "resource: rdma/a, mode: shared, slots: 1, {select}"
+    )]);
+    let allowed = native(&[&format!(
+        "resource: rdma/a, mode: exclusive, exclude: [pfsWithVfs], {select}"
+    )]);
+    let pools = node.pools(&exclusive);
+    assert!(pools.snapshots[0].members().is_empty());
+    let said = pools.excluded[0].to_string();
+    assert!(
+        said.contains("is not known: read ") && said.contains("proc/net/route"),
+        "{said}"
+    );
+    assert_eq!(node.pools(&shared).snapshots[0].members().len(), 2);
+    assert_eq!(node.pools(&allowed).snapshots[0].members().len(), 2);
+}
+
+#[test]
+fn a_scalable_function_is_seen_and_kept_out_of_old_vendor_pools() {
+    let node = Node::new(|tree| {
+        tree.pci(&PciSpec::MLX5);
+        tree.rdma(&RdmaSpec {
+            on: On::Pci("0000:3b:00.0"),
+            ..RdmaSpec::default()
+        });
+        tree.subfunction("0000:3b:00.0", "mlx5_core.sf.4", 88);
+        tree.rdma(&RdmaSpec {
+            name: "mlx5_1",
+            on: On::Auxiliary("mlx5_core.sf.4"),
+            ..RdmaSpec::default()
+        });
+    });
+    let old = node
+        .pools(&legacy(1, r#""vendors": ["15b3"]"#))
+        .snapshots
+        .remove(0);
+    assert_eq!(old.members().len(), 1);
+    let aux = config::parse(
+        r#"{"resourceList": [{"resourceName": "sf", "deviceType": "auxNetDevice", "selectors":
+            {"isRdma": true, "auxTypes": ["sf"], "rootDevices": ["0000:3b:00.0#80-90"]}}]}"#,
+    );
+    let pools = node.pools(&aux.unwrap());
+    assert_eq!(ids(&pools.snapshots[0]), ["mlx5_core.sf.4"]);
+    let answer = allocate(&pools.snapshots[0], &["mlx5_core.sf.4".into()]).unwrap();
+    assert_eq!(answer.envs["PCIDEVICE_INTEL_COM_SF"], "mlx5_core.sf.4");
+    assert_eq!(answer.envs["RDMA_DEVICES_INTEL_COM_SF"], "mlx5_1");
+}
+
+#[test]
+fn every_function_of_dual_port_cards_is_an_hca() {
+    let node = Node::new(oci_h100);
+    let config = native(&["resource: rdma/a, mode: exclusive, select: { rdmaDevices: [\"*\"] }"]);
+    assert_eq!(node.pools(&config).snapshots[0].members().len(), 16);
+}

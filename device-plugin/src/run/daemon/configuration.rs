@@ -1,0 +1,147 @@
+//! The configuration file: read again, watched, put in force.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Daemon;
+use crate::config::{self, Config};
+use crate::events::{Trigger, Triggers};
+use crate::kubelet::allocated;
+
+/// How long the kubelet may take to say who holds what, before a configuration is used.
+const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Daemon {
+    /// Reads the configuration again. A wrong one changes nothing, and so does one that is wrong in
+    /// part: what is in force is better. True if another one is in force.
+    pub(super) async fn reload(&mut self) -> bool {
+        let file = self.settings.config_file.clone();
+        self.config_read = FileId::of(&file);
+        let read = config::text(&file).and_then(|text| {
+            let config = config::check(&file, &text, &self.settings.defaults)?;
+            Ok((text, config))
+        });
+        let error = match read {
+            Ok((_, config)) if config == self.config => {
+                self.configuration.error = None;
+                return false;
+            }
+            Ok((text, config)) if config.refused.is_empty() => {
+                self.keep = Some(text);
+                self.follow(config).await;
+                return true;
+            }
+            Ok((_, config)) => config.refused.join("; "),
+            Err(error) => error.to_string(),
+        };
+        if self.configuration.error.as_ref() != Some(&error) {
+            tracing::error!(
+                error,
+                "configuration refused; the one before stays in force"
+            );
+            self.configuration.refused += 1;
+            self.configuration.error = Some(error);
+        }
+        false
+    }
+
+    /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
+    /// must not be offered by another pool.
+    async fn follow(&mut self, config: Config) {
+        if let Ok(allocated) = allocated::ask(&self.settings.sources(), HOLDINGS_TIMEOUT).await {
+            let allocated = allocated.with_names_of(self.allocated.as_deref());
+            self.allocated = Some(Arc::new(allocated));
+        }
+        self.configuration.error = None;
+        let old = std::mem::replace(&mut self.config, config);
+        let pool = |config: &Config, name: &_| {
+            config
+                .pools
+                .iter()
+                .find(|pool| pool.resource == *name)
+                .cloned()
+        };
+        let new = &self.config;
+        self.pool_states
+            .keep_only(|name| pool(&old, name) == pool(new, name));
+        self.sessions.follow(&self.config);
+        self.configuration.format = self.config.format;
+        self.configuration.generation += 1;
+        log_configuration(&self.settings.config_file, &self.config);
+    }
+
+    /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
+    /// beside it. A directory that was itself replaced is watched anew.
+    pub(super) fn watch_configuration(&mut self, triggers: &Triggers) {
+        let file = &self.settings.config_file;
+        let parent = file
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let directory = parent.unwrap_or(Path::new("."));
+        let now = FileId::of_directory(directory);
+        if now == self.config_watch.as_ref().map(|(id, _)| *id) {
+            return;
+        }
+        self.config_watch = None;
+        let Some(id) = now else { return };
+        let triggers = triggers.clone();
+        match crate::watch::directory(directory, move || triggers.send(Trigger::Configuration)) {
+            Ok(watcher) => {
+                self.config_watch = Some((id, watcher));
+                self.config_unwatched = None;
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if self.config_unwatched.as_ref() != Some(&error) {
+                    tracing::warn!(
+                        file = %file.display(), error,
+                        "cannot watch the configuration; it is read before each scan"
+                    );
+                    self.config_unwatched = Some(error);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn log_configuration(file: &Path, config: &Config) {
+    tracing::info!(
+        file = %file.display(), format = %config.format, pools = config.pools.len(),
+        "configuration in force"
+    );
+    for warning in &config.warnings {
+        tracing::warn!("configuration: {warning}");
+    }
+    for refused in &config.refused {
+        tracing::error!("configuration: {refused}; this resource is not served, the others are");
+    }
+}
+
+/// A file or directory, distinguished from its successor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+    /// Size and time of change; zero for a directory, which changes with what is in it.
+    version: (u64, i64, i64),
+}
+
+impl FileId {
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let meta = std::fs::metadata(path).ok()?;
+        Some(Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            version: (meta.len(), meta.mtime(), meta.mtime_nsec()),
+        })
+    }
+
+    fn of_directory(path: &Path) -> Option<Self> {
+        Some(Self {
+            version: (0, 0, 0),
+            ..Self::of(path)?
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! How units are delivered: chosen, written for containers, removed after the last pod.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use diagnostics::container_runtime;
+
+use super::Daemon;
+use crate::config::Delivery;
+use crate::deliver::{cdi, choice, device_info};
+use crate::snapshot::Snapshot;
+
+impl Daemon {
+    /// Chooses how pools are delivered that state nothing, when the kubelet or the configuration is
+    /// another one, and on SIGHUP. True if it is another delivery than before.
+    ///
+    /// What pods have stays as it is: the kubelet keeps its answers, CDI files of pods stay in place
+    /// and true, and a start with nodes is compared with the nodes of now.
+    pub(super) async fn choose_delivery(&mut self) -> bool {
+        let kubelet = self.known.client.borrow_and_update().clone();
+        let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
+        let read = move || {
+            let root = host.sys.parent().unwrap_or(Path::new("/"));
+            choice::choose(&choice::Facts {
+                kubelet,
+                runtime: container_runtime::of_running_runtime(root, &host.proc),
+                directory: choice::directory_obstacle(&directory, root == Path::new("/")),
+            })
+        };
+        let chosen = match tokio::task::spawn_blocking(read).await {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                tracing::error!(%error, "choosing a delivery failed");
+                return false;
+            }
+        };
+        let is_another = chosen.delivery != self.choice.delivery;
+        if chosen != self.choice && self.config.pools.iter().any(|pool| pool.delivery.is_none()) {
+            tracing::info!(
+                delivery = chosen.delivery.word(),
+                reason = chosen.reason,
+                "delivery of exclusive pools that state none"
+            );
+        }
+        self.choice = chosen;
+        self.pool_states
+            .set_automatic_delivery(self.choice.delivery);
+        is_another
+    }
+
+    /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
+    /// whose specification cannot be written has nothing to give.
+    pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
+        let snapshots = self.pool_states.snapshots().to_vec();
+        let directory = self.settings.cdi_dir.clone();
+        let has_no_file = |snapshot: &Arc<Snapshot>| {
+            snapshot.terms().delivery != Delivery::Cdi
+                && !cdi::exists(&directory, snapshot.resource())
+        };
+        if snapshots.iter().all(has_no_file) {
+            return snapshots;
+        }
+        let stated: BTreeSet<_> = self
+            .config
+            .pools
+            .iter()
+            .filter(|pool| pool.delivery.is_some())
+            .map(|pool| pool.resource.clone())
+            .collect();
+        let write = move |snapshots: Vec<Arc<Snapshot>>| {
+            let written = snapshots.into_iter().map(|snapshot| {
+                let by_cdi = snapshot.terms().delivery == Delivery::Cdi;
+                // Of a pool that was delivered by CDI before, pods may still hold names.
+                if !by_cdi && !cdi::exists(&directory, snapshot.resource()) {
+                    return snapshot;
+                }
+                match cdi::write(&directory, &snapshot) {
+                    Ok(_) => snapshot,
+                    Err(error) if by_cdi && stated.contains(snapshot.resource()) => {
+                        tracing::error!(resource = %snapshot.resource(), %error, "units cannot be delivered");
+                        Arc::new(snapshot.undeliverable(&error.to_string()))
+                    }
+                    Err(error) => {
+                        tracing::error!(resource = %snapshot.resource(), %error, "device nodes are delivered instead");
+                        Arc::new(snapshot.by_device_nodes())
+                    }
+                }
+            });
+            written.collect()
+        };
+        tokio::task::spawn_blocking(move || write(snapshots))
+            .await
+            .unwrap_or_default()
+    }
+
+    /// Removes what was put in place for units that no pod holds any more.
+    pub(super) async fn tidy(&self) {
+        // What is no news is in the newest answer alone, and says until when it is none.
+        let newest = self.known.held.borrow().clone();
+        let known = [newest, self.allocated.clone()].into_iter().flatten();
+        let Some(allocated) = known.max_by_key(|allocated| allocated.asked()) else {
+            return;
+        };
+        let asked = allocated.asked();
+        let of_cdi = self
+            .config
+            .pools
+            .iter()
+            .filter(|pool| pool.delivery != Some(Delivery::DeviceSpecs));
+        let used: BTreeSet<_> = of_cdi
+            .map(|pool| pool.resource.clone())
+            .chain(allocated.resources())
+            .collect();
+        let pools = self.config.pools.iter();
+        let held: Vec<_> = pools
+            .map(|pool| (pool.resource.clone(), allocated.units(&pool.resource)))
+            .collect();
+        let (cdi_dir, info_dir) = (
+            self.settings.cdi_dir.clone(),
+            self.settings.device_info_dir.clone(),
+        );
+        let tidied = tokio::task::spawn_blocking(move || {
+            cdi::remove_unused(&cdi_dir, &used);
+            device_info::remove_unallocated(&info_dir, &held, asked);
+        });
+        if let Err(error) = tidied.await {
+            tracing::warn!(%error, "tidying failed");
+        }
+    }
+}

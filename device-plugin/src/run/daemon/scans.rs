@@ -1,0 +1,227 @@
+//! Scans of the host: started, late, ended, and what follows from one.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use hca::HcaId;
+use hca::inventory::Inventory;
+use tokio::sync::mpsc;
+
+use super::{Daemon, START_GRACE_PERIOD};
+use crate::config::Gate;
+use crate::events::{Trigger, Triggers};
+use crate::host_snapshot::HostSnapshot;
+use crate::kubelet::service::Waiting;
+use crate::links;
+use crate::run::node_files;
+use crate::scan::Scan;
+use crate::sessions::Withhold;
+use crate::snapshot::Shape;
+
+/// How long events are gathered before a scan: a device that appears causes several.
+const GATHER_INTERVAL: Duration = Duration::from_millis(10);
+/// The same for the configuration's directory, where a file may be written in pieces.
+const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
+/// Shortest time between two scans that events ask for.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Daemon {
+    /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
+    /// new configuration outweighs all that is heard with it.
+    pub(super) async fn gather(
+        &self,
+        first: Trigger,
+        heard: &mut mpsc::Receiver<Trigger>,
+    ) -> Trigger {
+        let settle = match first {
+            Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
+            _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.last_scan.elapsed())),
+        };
+        tokio::time::sleep(settle).await;
+        let mut reason = first;
+        while let Ok(another) = heard.try_recv() {
+            if another == Trigger::Configuration {
+                reason = another;
+            }
+        }
+        reason
+    }
+
+    /// Starts a scan, or has one follow the present one.
+    pub(super) fn want(&mut self, reason: Trigger, triggers: &Triggers) {
+        self.watch_configuration(triggers);
+        if let Some(scan) = &mut self.scan {
+            if scan.is_late() {
+                self.scans.late = Some(scan.call_late());
+                self.publish();
+            }
+            self.wanted = Some(reason);
+            return;
+        }
+        let mut gates: Vec<Gate> = self
+            .config
+            .pools
+            .iter()
+            .flat_map(|pool| pool.wait_for.iter().cloned())
+            .collect();
+        gates.sort();
+        gates.dedup();
+        let (host, addresses) = (&self.settings.host, &self.settings.node_addresses);
+        match Scan::start(reason, host.clone(), addresses.clone(), gates) {
+            Ok(scan) => self.scan = Some(scan),
+            Err(error) => {
+                self.scan_failed(format!("start a thread: {error}"));
+                self.waiting.clear();
+                self.publish();
+            }
+        }
+    }
+
+    /// A container that is about to start waits for a scan that begins now or later, unless there is
+    /// one that does not come to its end.
+    pub(super) fn wait_for_scan(&mut self, waiting: Waiting, triggers: &Triggers) {
+        match &mut self.scan {
+            Some(scan) if scan.is_late() => {
+                let _ = waiting.send(Err(scan.call_late().to_string()));
+            }
+            Some(_) => {
+                self.waiting_next.push(waiting);
+                self.wanted.get_or_insert(Trigger::Container);
+            }
+            None => {
+                self.waiting.push(waiting);
+                self.want(Trigger::Container, triggers);
+            }
+        }
+    }
+
+    /// Reports to every waiting caller that the present scan does not end.
+    pub(super) fn scan_is_late(&mut self) {
+        let Some(scan) = &mut self.scan else { return };
+        let late = scan.call_late();
+        tracing::error!("{late}; what was known stays in force");
+        let waiting = self.waiting.drain(..).chain(self.waiting_next.drain(..));
+        waiting.for_each(|waiting| {
+            let _ = waiting.send(Err(late.to_string()));
+        });
+        self.scans.late = Some(late);
+        self.publish();
+    }
+
+    /// Takes in what a scan saw, and starts the one that was wanted meanwhile.
+    pub(super) async fn scan_ended(
+        &mut self,
+        outcome: Result<HostSnapshot, String>,
+        triggers: &Triggers,
+    ) {
+        let Some(scan) = self.scan.take() else { return };
+        let now = Instant::now();
+        self.last_scan = now;
+        *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
+        self.scans.last = scan.elapsed();
+        self.scans.total += self.scans.last;
+        if self.scans.late.take().is_some() {
+            tracing::info!(took = ?self.scans.last, "the scan that was late has ended");
+        }
+        match outcome {
+            Ok(seen) => {
+                self.scans.error = None;
+                self.scans.done = true;
+                self.take_in(&seen, now).await;
+            }
+            Err(error) => self.scan_failed(error),
+        }
+        self.watch_nodes(triggers);
+        tracing::debug!(reason = %scan.reason, took = ?self.scans.last, "scanned the host");
+        self.publish();
+        for waiting in self.waiting.drain(..) {
+            // A container that does not wait any more is none of our business.
+            let _ = waiting.send(Ok(()));
+        }
+        self.waiting = std::mem::take(&mut self.waiting_next);
+        if let Some(reason) = self.wanted.take() {
+            self.want(reason, triggers);
+        }
+    }
+
+    fn scan_failed(&mut self, error: String) {
+        self.scans.failures += 1;
+        if self.scans.error.as_ref() != Some(&error) {
+            tracing::error!(error, "cannot scan the host; what was known stays in force");
+            self.scans.error = Some(error);
+        }
+        self.due = None;
+    }
+
+    async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
+        self.netns_mode = seen.inventory.netns_mode;
+        self.watched.set(
+            seen.inventory
+                .netdevs
+                .iter()
+                .map(|netdev| netdev.ifindex)
+                .collect(),
+        );
+        let taken = self.known.found.borrow_and_update().taken.clone();
+        self.pool_states
+            .memory_mut()
+            .note_taken(taken.iter().cloned());
+        self.pool_states.set_holdings(self.allocated.clone());
+        self.due = self.pool_states.update(&self.config, seen, now);
+        self.faults.clone_from(&seen.faults);
+        self.set_links_up(&seen.inventory).await;
+        self.write_state_files(&seen.inventory).await;
+        let ready = self.write_specifications().await;
+        let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
+            true if self.booted_now => Withhold::DriversAndPorts,
+            true => Withhold::Drivers,
+            false => Withhold::Over,
+        };
+        self.sessions.show(&ready, withhold);
+    }
+
+    /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
+    async fn set_links_up(&mut self, inventory: &Inventory) {
+        let snapshots = self.pool_states.snapshots();
+        let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
+        if down.is_empty() {
+            return;
+        }
+        let settings = self.settings.reclaim.clone();
+        match tokio::task::spawn_blocking(move || links::set_up(&settings, down)).await {
+            Ok(outcomes) => self.links.tried(outcomes),
+            Err(error) => tracing::error!(%error, "setting links up failed"),
+        }
+    }
+
+    /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
+    /// before the kubelet hears of them, or it is a fault that this cannot be written.
+    async fn write_state_files(&mut self, inventory: &Inventory) {
+        let exclusive: BTreeSet<HcaId> = self
+            .pool_states
+            .snapshots()
+            .iter()
+            .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
+            .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
+            .collect();
+        let good = self.kept.path().zip(self.keep.as_deref());
+        let files = node_files::wanted(&self.settings, &exclusive, inventory, good);
+        self.files.want(files);
+        if self.exclusive.as_ref() != Some(&exclusive) {
+            self.files.settled().await;
+            self.exclusive = Some(exclusive);
+        }
+    }
+
+    /// Watches the device nodes from the moment on that their directory exists.
+    fn watch_nodes(&mut self, triggers: &Triggers) {
+        let directory = self.settings.host.dev.join("infiniband");
+        if !directory.is_dir() {
+            self.nodes = None;
+        } else if self.nodes.is_none() {
+            let triggers = triggers.clone();
+            self.nodes =
+                crate::watch::directory(&directory, move || triggers.send(Trigger::Node)).ok();
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The daemon's reclaim loop, and what `status` shows of attachments.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
+use e2e::case;
+use e2e::cni_host::CniHost;
+use e2e::harness::Case;
+use e2e::netns::Netns;
+use e2e::unanswered::Unanswered;
+use serde_json::{Value, json};
+
+use super::dp_admin::{POOLS, document};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(
+        attachments_are_shown_with_the_state_of_their_namespace,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        attachments_and_leases_of_dead_pods_are_reclaimed,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting,
+        Root,
+        Netns,
+        Macvlan,
+        Fuse
+    ),
+];
+
+/// Two pods with a macvlan and an address each, attached long ago: `dead` and `alive`.
+struct Pods {
+    host: CniHost,
+    network: String,
+    dead: Netns,
+    alive: Netns,
+}
+
+impl Pods {
+    fn new() -> Result<Self> {
+        let host = CniHost::new()?;
+        let config = host.config(&json!({
+            "attach": "macvlan", "master": "nic0",
+            "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+        }));
+        let (dead, alive) = (host.pod()?, host.pod()?);
+        let pods = Self {
+            host,
+            network: config.to_string(),
+            dead,
+            alive,
+        };
+        for (pod, container) in [(&pods.dead, "dead"), (&pods.alive, "alive")] {
+            let arguments = format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}");
+            let call = pods.host.call(pod, container, "net1");
+            let call = call.env("CNI_ARGS", arguments);
+            call.run("ADD", pods.network.as_bytes())?.success()?;
+        }
+        for entry in fs::read_dir(pods.host.state().join("attachments"))? {
+            let path = entry?.path();
+            let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
+            record["created"] = json!(1);
+            fs::write(&path, record.to_string())?;
+        }
+        Ok(pods)
+    }
+
+    fn policy(&self) -> PathBuf {
+        self.host.directory().join("policy.json")
+    }
+
+    /// The node's policy with another store, which is named before the other one.
+    fn policy_with_store(&self, directory: &Path) -> Result<PathBuf> {
+        let mut policy: Value = serde_json::from_slice(&fs::read(self.policy())?)?;
+        policy["stores"]["a-share"] = json!({"type": "file", "directory": directory});
+        let file = self.host.directory().join("policy-with-store.json");
+        fs::write(&file, policy.to_string())?;
+        Ok(file)
+    }
+
+    fn status(&self, policy: &Path) -> Result<Value> {
+        let mut command = self.host.netns.command(product("rdma-device-plugin")?);
+        command.args([
+            "status",
+            "--json",
+            "--metrics-addr",
+            "127.0.0.1:1",
+            "--policy",
+        ]);
+        document(&command.arg(policy).output()?)
+    }
+
+    fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(
+            self.host.directory().join("daemon.log"),
+        )?)
+    }
+
+    /// A daemon that reclaims each second.
+    fn daemon(&self, policy: &Path) -> Result<Killed> {
+        let directory = |name: &str| self.host.directory().join(name);
+        fs::write(directory("config.yaml"), POOLS)?;
+        let kubelet = directory("kubelet");
+        fs::create_dir(&kubelet)?;
+        let mut daemon = self.host.netns.command(product("rdma-device-plugin")?);
+        daemon.args(["run", "--reclaim-interval", "1"]);
+        daemon.arg("--config-file").arg(directory("config.yaml"));
+        daemon.arg("--policy").arg(policy);
+        daemon.arg("--device-plugin-dir").arg(&kubelet);
+        daemon.arg("--kubelet-root-dir").arg(&kubelet);
+        daemon
+            .arg("--node-socket")
+            .arg(directory("rdma-netdev/node.sock"));
+        let log = fs::File::create(directory("daemon.log"))?;
+        Ok(Killed(daemon.stdout(Stdio::null()).stderr(log).spawn()?))
+    }
+
+    /// Waits until the attachment of the dead pod is undone; that of the living one stays.
+    fn reclaimed(&self) -> Result<()> {
+        let mut left = Vec::new();
+        for _ in 0..200 {
+            thread::sleep(Duration::from_millis(100));
+            let status = self.status(&self.policy())?;
+            left = status["attachments"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            if left.len() == 1 {
+                break;
+            }
+        }
+        let log = self.log()?;
+        ensure!(
+            left.len() == 1 && left[0]["pod"] == "default/alive",
+            "{left:?}; {log}"
+        );
+        ensure!(log.contains("attachment undone"), "{log}");
+        let leases = self.status(&self.policy())?["leases"]
+            .as_array()
+            .map(Vec::len);
+        assert_eq!(leases, Some(1));
+        assert!(
+            self.alive.ip("link show net1").is_ok(),
+            "a living pod lost its interface"
+        );
+        Ok(())
+    }
+
+    fn end(&self) -> Result<()> {
+        let call = self.host.call(&self.alive, "alive", "net1");
+        call.run("DEL", self.network.as_bytes())?.success()?;
+        Ok(())
+    }
+}
+
+fn attachments_are_shown_with_the_state_of_their_namespace() -> Result<()> {
+    let pods = Pods::new()?;
+    let answer = pods.status(&pods.policy())?;
+    let all = answer["attachments"].as_array().context("no attachments")?;
+    assert_eq!(all.len(), 2, "{answer}");
+    let dead = all
+        .iter()
+        .find(|one| one["pod"] == "default/dead")
+        .context("not there")?;
+    assert_eq!(dead["addresses"], json!(["10.9.0.10/24"]), "{answer}");
+    assert_eq!(
+        (&dead["netnsState"], &dead["netdev"]),
+        (&json!("alive"), &json!("nic0"))
+    );
+    pods.dead.delete()?;
+    let gone = pods.status(&pods.policy())?;
+    assert!(
+        gone["attachments"].to_string().contains("\"gone\""),
+        "{gone}"
+    );
+    pods.end()
+}
+
+fn attachments_and_leases_of_dead_pods_are_reclaimed() -> Result<()> {
+    let pods = Pods::new()?;
+    pods.dead.delete()?;
+    let mut daemon = pods.daemon(&pods.policy())?;
+    pods.reclaimed()?;
+    daemon.end();
+    pods.end()
+}
+
+fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Result<()> {
+    let share = tempfile::tempdir()?;
+    let _mount = Unanswered::on(share.path())?;
+    let pods = Pods::new()?;
+    pods.dead.delete()?;
+    let policy = pods.policy_with_store(share.path())?;
+    let status = pods.status(&policy)?.to_string();
+    for part in [
+        "10.9.0.11",
+        "leases of store \\\"a-share\\\": no answer within",
+    ] {
+        assert!(status.contains(part), "no {part} in {status}");
+    }
+    let mut daemon = pods.daemon(&policy)?;
+    pods.reclaimed()?;
+
+    // It is said once, and rounds go on.
+    let late = "the clean-up of store \"a-share\" is late"
+        .escape_default()
+        .to_string();
+    for _ in 0..400 {
+        thread::sleep(Duration::from_millis(100));
+        if pods.log()?.contains(&late) {
+            break;
+        }
+    }
+    thread::sleep(Duration::from_secs(3));
+    let log = pods.log()?;
+    ensure!(log.matches("is late").count() == 1, "{log}");
+    let threads = fs::read_dir(format!("/proc/{}/task", daemon.0.id()))?
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.trim() == "reclaim");
+    assert_eq!(threads.count(), 1, "more than one thread is stuck");
+    daemon.end();
+    pods.end()
+}
+
+/// A process that does not outlive its case.
+struct Killed(std::process::Child);
+
+impl Killed {
+    fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
