@@ -18,7 +18,7 @@
 //! only so many netdevs; the file of an attachment's lock is removed by whoever holds it.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -26,6 +26,7 @@ use std::{
 };
 
 use cni_wire::{AttachmentId, ContainerId, IfName};
+use nix::fcntl::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
@@ -277,11 +278,13 @@ impl Store {
             network: record.network.clone(),
         };
         let path = self.attachments().join(&key.0);
-        let new = match self.write_new(key, record, MAX_NEW_RECORD_BYTES) {
+        let text = self.encoded(key, record, MAX_NEW_RECORD_BYTES)?;
+        let new = match self.draft(key) {
             // Another ADD is writing it.
             Err(Error::Locked { .. }) => return Err(exists()),
-            written => written?,
+            locked => locked?,
         };
+        write_all(&new, &text)?;
         fs::hard_link(&new.path, &path).map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => exists(),
             _ => Error::file("write", &path, e),
@@ -294,33 +297,43 @@ impl Store {
     /// [`Error::TooLarge`], or the file system's; the old one is there then.
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
-        let new = self.write_new(key, record, MAX_RECORD_BYTES)?;
+        let text = self.encoded(key, record, MAX_RECORD_BYTES)?;
+        let new = self.draft(key)?;
+        reserve(&new.file, text.len());
+        write_all(&new, &text)?;
         fs::rename(&new.path, &path).map_err(|e| Error::file("write", &path, e))
     }
 
-    /// A record under the name it has while it is written. Dropping it removes what still has that
-    /// name.
-    fn write_new(&self, key: &Key, record: &Record, limit: usize) -> Result<Passing, Error> {
-        let path = self.attachments().join(format!("{NEW}{}", key.0));
+    fn encoded(&self, key: &Key, record: &Record, limit: usize) -> Result<Vec<u8>, Error> {
+        let path = self.attachments().join(&key.0);
         let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
         if text.len() > limit {
             return Err(Error::TooLarge {
-                path: self.attachments().join(&key.0),
+                path,
                 bytes: text.len(),
                 limit,
             });
         }
+        Ok(text)
+    }
+
+    /// An empty file under the name that a record has while it is written. Dropping it removes what
+    /// still has that name.
+    fn draft(&self, key: &Key) -> Result<Passing, Error> {
+        let path = self.attachments().join(format!("{NEW}{}", key.0));
         loop {
             let new = Passing::lock(&path, Duration::ZERO)?;
             let failed = |e| Error::file("write", &path, e);
+            let meta = new.file.metadata().map_err(failed)?;
             // Left by a call that was killed after it had linked it: it is the record.
-            if new.file.metadata().map_err(failed)?.nlink() > 1 {
+            if meta.nlink() > 1 {
                 continue;
             }
-            new.file
-                .set_len(0)
-                .and_then(|()| (&new.file).write_all(&text))
-                .map_err(failed)?;
+            // Not of an empty file: ext4 allocates the blocks of a truncated one as soon as it is
+            // closed (`EXT4_STATE_DA_ALLOC_CLOSE`), also of one that is removed a moment later.
+            if meta.len() > 0 {
+                new.file.set_len(0).map_err(failed)?;
+            }
             return Ok(new);
         }
     }
@@ -439,9 +452,10 @@ impl Store {
         };
         let text = serde_json::to_vec(&claim).map_err(|e| failed(e.into()))?;
         let file = file::open_to_lock(&path)?;
-        file.set_len(0)
-            .and_then(|()| (&file).write_all(&text))
-            .map_err(failed)
+        if file.metadata().map_err(failed)?.len() > 0 {
+            file.set_len(0).map_err(failed)?;
+        }
+        (&file).write_all(&text).map_err(failed)
     }
 
     /// Removes the claim of a netdev. Call with its lock held.
@@ -450,6 +464,20 @@ impl Store {
     /// The file system's.
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
+    }
+}
+
+fn write_all(new: &Passing, text: &[u8]) -> Result<(), Error> {
+    let written = (&new.file).write_all(text);
+    written.map_err(|e| Error::file("write", &new.path, e))
+}
+
+/// Allocates the blocks of a file that will be renamed over another: ext4 writes out those that it has
+/// put off until then (`ext4_alloc_da_blocks()` in `ext4_rename()`), which takes as long as all else
+/// of the record. A file system that cannot do it needs it not.
+fn reserve(file: &File, bytes: usize) {
+    if let Ok(bytes) = bytes.try_into() {
+        let _ = fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes);
     }
 }
 
