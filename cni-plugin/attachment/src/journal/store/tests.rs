@@ -1,0 +1,474 @@
+use super::*;
+use crate::journal::record::Netns;
+
+fn id(container: &str, ifname: &str) -> AttachmentId {
+    AttachmentId {
+        container_id: ContainerId::parse(container).unwrap(),
+        ifname: IfName::parse(ifname).unwrap(),
+    }
+}
+
+fn record() -> Record {
+    Record {
+        version: VERSION,
+        network: "rail0".into(),
+        container_id: "c1".into(),
+        ifname: "net1".into(),
+        pod: Some("default/a".into()),
+        created: 1,
+        boot: "b".into(),
+        netns: Netns {
+            path: "/run/netns/a".into(),
+            device: 4,
+            inode: 5,
+        },
+        moved: None,
+        awaits_name: false,
+        hcas: Vec::new(),
+        child: None,
+        rdma: Vec::new(),
+        rules: Vec::new(),
+        ipam: None,
+    }
+}
+
+fn store() -> (tempfile::TempDir, Store, Key) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::at(&dir.path().join("state"));
+    (dir, store, Key::of("rail0", &id("c1", "net1")).unwrap())
+}
+
+#[test]
+fn a_record_is_read_until_it_is_forgotten() {
+    let (_dir, store, key) = store();
+    assert_eq!(store.read(&key).unwrap(), None);
+    assert!(store.list().unwrap().is_empty());
+    store.create(&key, &record()).unwrap();
+    assert_eq!(store.read(&key).unwrap(), Some(record()));
+    assert!(matches!(
+        store.create(&key, &record()),
+        Err(Error::Exists { .. })
+    ));
+    let changed = Record {
+        created: 2,
+        ..record()
+    };
+    fs::write(store.attachments().join(".new-rail0@c1@net1"), "{\"ver").unwrap();
+    store.replace(&key, &changed).unwrap();
+    assert_eq!(store.read(&key).unwrap(), Some(changed));
+    assert_eq!(
+        store.list().unwrap(),
+        [(key.clone(), "rail0".into(), id("c1", "net1"))]
+    );
+    fs::write(store.attachments().join(".new-rail0@c1@net1"), "{\"ver").unwrap();
+    store.forget(&key).unwrap();
+    store.forget(&key).unwrap();
+    assert_eq!(store.read(&key).unwrap(), None);
+    assert_eq!(fs::read_dir(store.attachments()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_record_that_was_cut_off_says_that_nothing_was_done() {
+    let (_dir, store, key) = store();
+    store.create(&key, &record()).unwrap();
+    let path = store.attachments().join(key.as_str());
+    let whole = fs::read(&path).unwrap();
+    for length in 0..whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert_eq!(store.read(&key).unwrap(), None, "{length} bytes");
+    }
+}
+
+#[test]
+fn a_record_is_there_whole_or_not_at_all() {
+    let (_dir, store, key) = store();
+    let path = store.attachments().join(key.as_str());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut sizes = std::collections::BTreeSet::new();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                sizes.extend(fs::read(&path).ok().map(|text| text.len()));
+            }
+            sizes
+        });
+        let creators: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    let made = (0..300).filter(|_| {
+                        let made = store.create(&key, &record());
+                        if made.is_ok() {
+                            store.forget(&key).unwrap();
+                        }
+                        made.is_ok()
+                    });
+                    made.count()
+                })
+            })
+            .collect();
+        let made: usize = creators.into_iter().map(|c| c.join().unwrap()).sum();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let whole = serde_json::to_vec(&record()).unwrap().len();
+        assert!(made > 0);
+        assert!(reader.join().unwrap().iter().all(|size| *size == whole));
+    });
+}
+
+#[test]
+fn a_record_whose_writer_was_killed_between_link_and_unlink_is_kept_whole() {
+    let (_dir, store, key) = store();
+    store.create(&key, &record()).unwrap();
+    let path = store.attachments().join(key.as_str());
+    let new = store.attachments().join(format!("{NEW}{}", key.as_str()));
+    fs::hard_link(&path, &new).unwrap();
+    let other = Record {
+        created: 2,
+        ..record()
+    };
+    assert!(matches!(
+        store.create(&key, &other),
+        Err(Error::Exists { .. })
+    ));
+    assert_eq!(store.read(&key).unwrap(), Some(record()));
+    fs::hard_link(&path, &new).unwrap();
+    store.replace(&key, &other).unwrap();
+    assert_eq!(store.read(&key).unwrap(), Some(other));
+    assert!(!new.exists());
+}
+
+#[test]
+fn a_record_too_large_to_be_read_is_not_written() {
+    let (_dir, store, key) = store();
+    let large = Record {
+        ipam: Some(crate::journal::record::Ipam {
+            kind: "static".into(),
+            config: "x".repeat(MAX_NEW_RECORD_BYTES),
+            args: String::new(),
+            path: Vec::new(),
+        }),
+        ..record()
+    };
+    assert!(matches!(
+        store.create(&key, &large),
+        Err(Error::TooLarge { .. })
+    ));
+    assert!(store.list().unwrap().is_empty());
+    store.create(&key, &record()).unwrap();
+    store.replace(&key, &large).unwrap();
+    assert_eq!(store.read(&key).unwrap(), Some(large));
+    // Somebody else's doing; half of it would read as "nothing was done".
+    let path = store.attachments().join(key.as_str());
+    fs::write(&path, " ".repeat(MAX_RECORD_BYTES + 1)).unwrap();
+    assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
+}
+
+#[test]
+fn one_unreadable_record_hides_no_other() {
+    let (dir, store, key) = store();
+    store.create(&key, &record()).unwrap();
+    let at = |name: &str| store.attachments().join(name);
+    fs::write(at("rail0@newer@net1"), r#"{"version": 99}"#).unwrap();
+    fs::write(at("rail0@garbage@net1"), "no JSON").unwrap();
+    fs::write(at("rail0@half@net1"), r#"{"version": 1, "netw"#).unwrap();
+    fs::create_dir(at("rail0@directory@net1")).unwrap();
+    let secret = dir.path().join("elsewhere");
+    fs::write(&secret, serde_json::to_vec(&record()).unwrap()).unwrap();
+    std::os::unix::fs::symlink(&secret, at("rail0@link@net1")).unwrap();
+    nix::unistd::mkfifo(
+        &at("rail0@fifo@net1"),
+        nix::sys::stat::Mode::from_bits_truncate(0o600),
+    )
+    .unwrap();
+    let (records, unreadable) = store.records().unwrap();
+    assert_eq!(records, [(key, record())]);
+    let errors: Vec<String> = unreadable
+        .iter()
+        .map(|one| {
+            let error = format!("{:?}", one.error);
+            let word = error.split([' ', '{']).next().unwrap().to_owned();
+            format!("{} {word}", one.id.container_id)
+        })
+        .collect();
+    assert_eq!(
+        errors,
+        [
+            "directory NotRegular",
+            "fifo NotRegular",
+            "garbage Damaged",
+            "half Incomplete",
+            "link NotRegular",
+            "newer Newer",
+        ]
+    );
+}
+
+#[test]
+fn an_attachment_is_locked_whatever_its_network() {
+    let (_dir, store, key) = store();
+    let other_network = Key::of("rail1", &id("c1", "net1")).unwrap();
+    let other_interface = Key::of("rail0", &id("c1", "net2")).unwrap();
+    let held = store.lock_attachment(&key, Duration::ZERO).unwrap();
+    assert!(matches!(
+        store.lock_attachment(&other_network, Duration::from_millis(30)),
+        Err(Error::Locked { .. })
+    ));
+    store
+        .lock_attachment(&other_interface, Duration::ZERO)
+        .unwrap();
+    drop(held);
+    store
+        .lock_attachment(&other_network, Duration::ZERO)
+        .unwrap();
+    assert_eq!(
+        fs::read_dir(store.locks()).unwrap().count(),
+        0,
+        "locks stay"
+    );
+}
+
+#[test]
+fn one_at_a_time_holds_an_attachments_lock() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let (_dir, store, key) = store();
+    let (inside, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let _held = store
+                        .lock_attachment(&key, Duration::from_secs(60))
+                        .unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    std::thread::yield_now();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    assert_eq!(done.into_inner(), 400);
+    assert_eq!(fs::read_dir(store.locks()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_lock_that_a_killed_process_left_is_free() {
+    let (_dir, store, key) = store();
+    drop(store.lock_attachment(&key, Duration::ZERO).unwrap());
+    let path = store.locks().join("@c1@net1");
+    fs::write(&path, "").unwrap();
+    store.lock_attachment(&key, Duration::ZERO).unwrap();
+    assert!(!path.exists());
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    assert!(matches!(
+        store.lock_attachment(&key, Duration::ZERO),
+        Err(Error::NotRegular { .. })
+    ));
+}
+
+#[test]
+fn a_state_directory_that_others_can_change_is_not_safe() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let own = dir.path().join("above/state");
+    let store = Store::at(&own);
+    store.check_owner().unwrap();
+    let key = Key::of("rail0", &id("c1", "net1")).unwrap();
+    store.create(&key, &record()).unwrap();
+    store.check_owner().unwrap();
+    let refused = |why: &str| {
+        let error = store.check_owner().unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+    };
+    let chmod =
+        |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    for path in [own.clone(), store.attachments(), dir.path().join("above")] {
+        let before = fs::metadata(&path).unwrap().permissions();
+        for mode in [0o775, 0o757] {
+            chmod(&path, mode);
+            refused("is writable");
+        }
+        fs::set_permissions(&path, before).unwrap();
+    }
+    // No other user can replace a directory in a sticky directory.
+    chmod(&dir.path().join("above"), 0o1777);
+    store.check_owner().unwrap();
+    chmod(&own, 0o1777);
+    refused("is writable");
+    chmod(&own, 0o700);
+    let elsewhere = dir.path().join("elsewhere");
+    fs::rename(&own, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
+    refused("is a link");
+    fs::remove_file(&own).unwrap();
+    fs::write(&own, "").unwrap();
+    refused("is no directory");
+    // Needs root; without it chown fails.
+    fs::remove_file(&own).unwrap();
+    fs::create_dir(&own).unwrap();
+    if std::os::unix::fs::chown(&own, Some(65534), None).is_ok() {
+        refused("does not belong to root");
+    }
+}
+
+#[test]
+fn a_newer_record_is_refused_by_name() {
+    let (_dir, store, key) = store();
+    store.create(&key, &record()).unwrap();
+    let path = store.attachments().join(key.as_str());
+    fs::write(&path, r#"{"version": 2, "what": "ever"}"#).unwrap();
+    let error = store.read(&key).unwrap_err();
+    assert!(error.to_string().contains("version 2"), "{error}");
+    fs::write(&path, r#"{"version": 1, "what": "ever"}"#).unwrap();
+    assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
+}
+
+#[test]
+fn an_unwritable_directory_leaves_nothing() {
+    let (dir, _, key) = store();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let store = Store::at(&file);
+    assert!(matches!(
+        store.create(&key, &record()),
+        Err(Error::File { .. })
+    ));
+    assert!(matches!(store.check_writable(), Err(Error::File { .. })));
+    store.forget(&key).unwrap();
+}
+
+#[test]
+fn names_read_back_in_one_way_only() {
+    let odd = id("c", "a@b");
+    let key = Key::of("net", &odd).unwrap();
+    assert_eq!(
+        Key::parse(key.as_str()),
+        Some((key.clone(), "net".into(), odd))
+    );
+    assert_eq!(Key::parse("no-record"), None);
+    assert_eq!(Key::parse(".probe-7"), None);
+    assert_eq!(Key::parse(".new-rail0@c1@net1"), None);
+    assert_eq!(Key::of(&"n".repeat(250), &id("c", "net1")), None);
+}
+
+#[test]
+fn a_netdev_has_one_owner_at_a_time() {
+    let (_dir, store, key) = store();
+    let nic = Identity {
+        bus_device: Some("0000:3b:00.0".into()),
+        ..Identity::default()
+    };
+    let lock = store.lock(&nic).unwrap();
+    assert_eq!(store.claim(&nic).unwrap(), None);
+    store.take(&nic, &key, "b").unwrap();
+    assert_eq!(store.claim(&nic).unwrap().unwrap().owner, key.as_str());
+    let other = Identity {
+        bus_device: Some("0000:3b:00.1".into()),
+        ..Identity::default()
+    };
+    assert_eq!(store.claim(&other).unwrap(), None);
+    fs::write(store.devices().join(nic.key()), "{\"version\": 1, \"ow").unwrap();
+    assert_eq!(store.claim(&nic).unwrap(), None, "cut off");
+    store.take(&nic, &key, "b").unwrap();
+    store.release(&nic).unwrap();
+    assert_eq!(store.claim(&nic).unwrap(), None, "released");
+    drop(lock);
+    store.lock(&nic).unwrap();
+}
+
+/// The places that the documentation names, which an administrator and an older version of
+/// this program read.
+#[test]
+fn records_claims_and_locks_are_below_the_state_directory() {
+    let (dir, store, key) = store();
+    assert!(!store.exists());
+    let nic = Identity {
+        bus_device: Some("0000:3b:00.0".into()),
+        ..Identity::default()
+    };
+    let _netdev = store.lock(&nic).unwrap();
+    let _attachment = store.lock_attachment(&key, Duration::ZERO).unwrap();
+    store.take(&nic, &key, "b").unwrap();
+    assert!(!store.exists(), "no attachment was recorded yet");
+    store.create(&key, &record()).unwrap();
+    assert!(store.exists());
+    for file in [
+        "attachments/rail0@c1@net1",
+        &format!("devices/{}", nic.key()),
+        &format!("locks/{}", nic.key()),
+        "locks/@c1@net1",
+    ] {
+        assert!(dir.path().join("state").join(file).is_file(), "{file}");
+    }
+}
+
+#[test]
+fn a_claim_of_a_newer_version_is_refused_by_name() {
+    let (_dir, store, key) = store();
+    let nic = Identity {
+        bus_device: Some("0000:3b:00.0".into()),
+        ..Identity::default()
+    };
+    store.take(&nic, &key, "b").unwrap();
+    let path = store.devices().join(nic.key());
+    fs::write(&path, r#"{"version": 2, "owner": "x", "boot": "b"}"#).unwrap();
+    let error = store.claim(&nic).unwrap_err();
+    assert!(error.to_string().contains("version 2"), "{error}");
+}
+
+/// A record of a size, in bytes as it is written.
+fn record_of(bytes: usize) -> Record {
+    let with = |config: String| Record {
+        ipam: Some(crate::journal::record::Ipam {
+            kind: "static".into(),
+            config,
+            args: String::new(),
+            path: Vec::new(),
+        }),
+        ..record()
+    };
+    let empty = serde_json::to_vec(&with(String::new())).unwrap().len();
+    with("x".repeat(bytes - empty))
+}
+
+#[test]
+fn a_record_of_exactly_the_most_bytes_is_written() {
+    let (_dir, store, key) = store();
+    let refused = store.create(&key, &record_of(MAX_NEW_RECORD_BYTES + 1));
+    assert!(matches!(refused, Err(Error::TooLarge { .. })));
+    store
+        .create(&key, &record_of(MAX_NEW_RECORD_BYTES))
+        .unwrap();
+}
+
+/// Otherwise GC and reclaim would find nothing to do, and a NIC would stay in a pod.
+#[test]
+fn a_journal_that_cannot_be_listed_is_not_an_empty_one() {
+    let (dir, _, _) = store();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let store = Store::at(&file);
+    assert!(matches!(store.list(), Err(Error::File { .. })));
+    assert!(store.records().is_err());
+    let below = Store::at(&file.join("state"));
+    let error = below.check_owner().unwrap_err();
+    assert!(matches!(error, Error::File { .. }), "{error}");
+}
+
+#[test]
+fn an_unreadable_record_is_shown_with_its_attachment_and_what_to_do() {
+    let (_dir, store, key) = store();
+    store.create(&key, &record()).unwrap();
+    let at = |name: &str| store.attachments().join(name);
+    fs::write(at("rail0@c1@net1"), r#"{"version": 99}"#).unwrap();
+    fs::write(at("rail0@c2@net1"), "").unwrap();
+    let (_, unreadable) = store.records().unwrap();
+    let shown: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
+    let [newer, incomplete] = shown.as_slice() else {
+        panic!("{shown:?}");
+    };
+    assert!(
+        newer.starts_with("net1 of container c1 of rail0: ") && newer.ends_with("newer before)"),
+        "{newer}"
+    );
+    assert!(incomplete.ends_with("did nothing"), "{incomplete}");
+}

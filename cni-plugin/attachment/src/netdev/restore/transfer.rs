@@ -1,0 +1,191 @@
+//! The way from the pod to the host, and what stands on the netdev in the pod.
+
+use netlink::{
+    Name, Namespace, Socket, attribute,
+    link::{self, By, Change, Link},
+    neighbour,
+};
+use netlink_packet_route::link::InfoKind;
+
+use super::{Error, HostContext, Returned, attributes::restore_mac};
+use crate::netdev::{identity::Place, snapshot::Snapshot};
+
+/// How often a netdev is moved again whose names were taken between reading and moving.
+pub(super) const ATTEMPTS: u32 = 8;
+
+/// What the names of netdevs begin with whose own is taken. With seven digits it has 15 bytes.
+pub(super) const TEMPORARY: &str = "rdma-dev";
+
+/// `IFLA_VXLAN_LINK` (`include/uapi/linux/if_link.h`)
+pub(super) const IFLA_VXLAN_LINK: u16 = 3;
+
+pub(super) fn find<'a>(
+    taken: &Snapshot,
+    links: &'a [Link],
+    place: Place<'_>,
+    location: &'static str,
+) -> Result<Option<&'a Link>, Error> {
+    let found = taken.identity.find(links, place);
+    found.map_err(|cause| Error::Ambiguous {
+        name: taken.name.clone(),
+        place: location,
+        cause,
+    })
+}
+
+/// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
+/// a peer lives as long as that.
+pub(super) fn is_gone(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+) -> netlink::Result<bool> {
+    if let (Some(bus), Some(device)) = (&taken.bus, &taken.identity.bus_device) {
+        let devices = host_context.sys.join("bus").join(bus).join("devices");
+        return Ok(devices.is_dir() && !devices.join(device).exists());
+    }
+    if let Some(peer) = taken.identity.peer() {
+        let peer = link::get(host_context.socket, By::Index(peer))?;
+        let kind = peer.and_then(|peer| peer.kind);
+        return Ok(kind.map(|kind| kind.to_string()) != taken.identity.kind);
+    }
+    Ok(taken.identity.kind.is_some())
+}
+
+/// Deletes what the pod built upon a netdev: a change of namespaces does not take the netdev away from
+/// beneath a VLAN or a macvlan, so that the pod would be on the host's wire until it ends.
+pub(super) fn remove_children(
+    inside: &mut Socket,
+    links: &[Link],
+    below: &Link,
+    report: &mut Returned,
+) {
+    let stands_on = |link: &&Link| {
+        let kind = link.kind.as_ref().map(ToString::to_string);
+        // A veth names its peer, a vxlan its link as part of what it says of itself.
+        let on = match kind.as_deref() {
+            None | Some("veth" | "netkit") => None,
+            Some("vxlan") => link
+                .info
+                .get(&IFLA_VXLAN_LINK)
+                .and_then(|value| attribute::number(value)),
+            Some(_) => link.parent.filter(|_| link.parent_netns.is_none()),
+        };
+        on == Some(below.index) && link.index != below.index
+    };
+    for child in links.iter().filter(stands_on) {
+        let deleted = link::delete(inside, child);
+        report.warnings.extend(deleted.err().map(|e| e.to_string()));
+    }
+}
+
+/// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
+/// processes in them. Returns what could not be, as text.
+pub(super) fn remove_children_elsewhere(
+    host_context: &HostContext<'_>,
+    inside: &mut Socket,
+    pod: &Namespace,
+    below: &Link,
+) -> netlink::Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    for other in Namespace::of_processes(host_context.proc) {
+        if [pod.id(), host_context.namespace.id()].contains(&other.id()) {
+            continue;
+        }
+        // It may have ended meanwhile.
+        let Ok(mut socket) = other.socket(host_context.namespace) else {
+            continue;
+        };
+        // One that has no number for the pod's has no link that stands on one of it.
+        let Ok(Some(number)) = link::known_number(&mut socket, pod) else {
+            continue;
+        };
+        for child in link::list(&mut socket).unwrap_or_default() {
+            let is_peer = matches!(child.kind, Some(InfoKind::Veth));
+            if child.parent == Some(below.index) && child.parent_netns == Some(number) && !is_peer {
+                let deleted = link::delete(&mut socket, &child);
+                warnings.extend(deleted.err().map(|e| e.to_string()));
+            }
+        }
+    }
+    if !below.is_infiniband()
+        && let Some(address) = neighbour::list_unicast(inside, below.index)?.first()
+    {
+        warnings.push(format!(
+            "{} received for the address {} in the pod: a child of it may be in a network namespace \
+             without a process, until that ends",
+            below.name,
+            hca::MacAddress::new(address.as_slice())
+        ));
+    }
+    Ok(warnings)
+}
+
+pub(super) fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> netlink::Result<bool> {
+    Ok(link::get(host_context.socket, By::Name(name.as_bytes()))?.is_some())
+}
+
+/// Moves a netdev out of the pod. Returns the name that it has on the host. The move sets it down
+/// before it is renamed (`do_setlink()`), so that kernels before 6.2 do that, too.
+pub(super) fn move_to_host(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    inside: &mut Socket,
+    mut link: Link,
+    report: &mut Returned,
+) -> netlink::Result<Name> {
+    restore_mac(inside, taken, &link, report);
+    let mut attempt = 0;
+    loop {
+        for altname in &link.altnames {
+            let of_host = taken.altnames.contains(altname) && *altname != taken.name;
+            let clashes = of_host && is_taken(host_context, altname)?;
+            if of_host && !clashes {
+                continue;
+            }
+            let removed = link::remove_altname(inside, &link, altname);
+            report.warnings.extend(removed.err().map(|e| e.to_string()));
+            if clashes {
+                report.warnings.push(format!(
+                    "alternative name {altname} belongs to another netdev now"
+                ));
+            }
+        }
+        let name = match attempt == 0 && !is_taken(host_context, &taken.name)? {
+            true => taken.name.clone(),
+            false => temporary_name(host_context, &link, attempt)?,
+        };
+        let change = Change {
+            netns: Some(host_context.namespace),
+            name: Some(name.as_bytes()),
+            ..Change::default()
+        };
+        let what = format!("move {} to the host as {name}", link.name);
+        match link::change(inside, what, link.index, &change) {
+            // A name was taken between reading and moving.
+            Err(e) if e.is(libc::EEXIST) && attempt < ATTEMPTS => {
+                attempt += 1;
+                if let Some(now) = link::get(inside, By::Index(link.index))? {
+                    link = now;
+                }
+            }
+            done => return done.map(|()| name),
+        }
+    }
+}
+
+/// A name that no netdev of the host has, for one whose own is taken. The kernel's own choice for a
+/// netdev that returns from a dead namespace is `dev<index>`.
+pub(super) fn temporary_name(
+    host_context: &mut HostContext<'_>,
+    link: &Link,
+    attempt: u32,
+) -> netlink::Result<Name> {
+    let mut number = link.index.wrapping_add(attempt);
+    loop {
+        let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
+        if !is_taken(host_context, &name)? {
+            return Ok(name);
+        }
+        number = number.wrapping_add(1);
+    }
+}
