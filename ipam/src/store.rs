@@ -76,7 +76,8 @@
 //! durably; remove the pod's hint. Then remove the owner's record, unless there is a higher
 //! one. Then read each lease entry once more: if an ADD linked it meanwhile, rename it now;
 //! and if the ADD made a further record meanwhile, and no other ADD put a record in the place
-//! of this one, release that. Killed anywhere, the record that is left leads
+//! of this one, release that. If the further record was there before the removal, release it
+//! and then this one again. Killed anywhere, the record that is left leads
 //! the next DEL through the same steps. Renaming cannot hit another holder: its
 //! number is another, so its name is.
 //!
@@ -89,8 +90,9 @@
 //! call's now.
 //!
 //! A record that DEL read before the ADD had written it is kept open and read once more after
-//! it was removed. An ADD that links by the name of a record that is gone, and is another
-//! ADD's now, finds that in step 4, and takes back what it linked, whosever file that is.
+//! it was removed. An ADD links the file that it has open, never what its record's name leads
+//! to: that may be the record of the runtime's next ADD, which would answer with an address
+//! that this ADD takes back in step 4.
 //!
 //! All this is for two calls that meet. Of three calls for one owner, one may remove a name
 //! that another has just removed and the third has made anew: the runtime makes one call for
@@ -206,6 +208,14 @@ pub enum StoreError {
         /// What is wrong.
         why: String,
     },
+    /// The store's FORMAT cannot be read, or is none.
+    #[error("{}: {why}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Another store than this node knew lies in the directory.
     #[error("{}: this node knew store {expected} here, now there is {found}", directory.display())]
     Identity {
@@ -242,6 +252,12 @@ pub enum StoreError {
         path: PathBuf,
         /// What the kernel said.
         source: std::io::Error,
+    },
+    /// Others than the owner of the directory may write to it.
+    #[error("store {}: it is writable for group or others", path.display())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
     },
     /// The directory must not be used as it is.
     #[error("store {}: {why}", path.display())]
@@ -302,7 +318,7 @@ pub enum StoreError {
         interface: String,
     },
     /// A record of the owner is not one of ours.
-    #[error("{}: it is {what}, not a record", path.display())]
+    #[error("{}: it cannot be used as a record: {what}", path.display())]
     Foreign {
         /// The record's place.
         path: PathBuf,
@@ -367,6 +383,9 @@ impl StoreError {
                 "name one of them in ipam.store, or add it to the policy's stores"
             }
             Self::Format { .. } => "give the store a directory of its own, or update this program",
+            Self::Damaged { .. } => {
+                "put the file back from a copy; the store's id is in stores/NAME below the policy's stateDir"
+            }
             Self::Identity { .. } => {
                 "mount the share; if the store was replaced on purpose, run rdma-ipam fsck --adopt"
             }
@@ -375,6 +394,7 @@ impl StoreError {
                 "make sure that the share is mounted, then run rdma-ipam fsck --adopt"
             }
             Self::Remember { .. } => "make the policy's stateDir writable for root on this node",
+            Self::Writable { .. } => "let its owner alone write to it: chmod go-w",
             Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } => "ask for another address, or for none",
@@ -443,7 +463,7 @@ impl Store {
             None => {
                 memory::check(&dir, expected, "no store", &file_system.name)?;
                 probe::try_out(&dir)?;
-                Format::establish(&dir, None, file_system.shared)?
+                Format::establish(&dir, None)?
             }
         };
         memory::check(&dir, expected, &format.id, &file_system.name)?;
@@ -596,7 +616,7 @@ impl Store {
             let other = known.filter(|known| place.id.is_none_or(|id| id != known));
             memory::check(&dir, other.as_deref(), "no store", &file_system.name)?;
             probe::try_out(&dir)?;
-            Format::establish(&dir, place.id, file_system.shared)?;
+            Format::establish(&dir, place.id)?;
         }
         Self::open(policy, name, node, root)
     }
@@ -816,9 +836,8 @@ fn trust(dir: &Dir) -> Result<(), StoreError> {
     if dir.stat_self()?.st_mode & 0o022 == 0 {
         return Ok(());
     }
-    Err(StoreError::Unfit {
+    Err(StoreError::Writable {
         path: dir.path().to_owned(),
-        why: "it is writable for group or others".to_owned(),
     })
 }
 

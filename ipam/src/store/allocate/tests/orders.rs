@@ -266,6 +266,20 @@ fn a_del_frees_the_further_record_that_was_made_while_it_slept() {
     begun.nothing_is_left();
 }
 
+/// The same, where the further record is there before DEL removes the first one.
+#[test]
+fn a_del_frees_the_further_record_that_was_made_after_it_listed() {
+    let begun = begun();
+    begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    let listed = begun.store.owned("c1", "net1").unwrap();
+    assert!(begun.take_lost(&[1]).is_ok());
+    let (freed, _) = begun.store.give_back_listed(&listed, "rail0").unwrap();
+    assert_eq!(freed.len(), 3);
+    begun.shard.unlink("10.0.0.2@7").unwrap();
+    begun.nothing_is_left();
+}
+
 #[test]
 fn orders_that_meet_part_and_keep_their_answers() {
     const WRITERS: usize = 6;
@@ -467,6 +481,40 @@ fn an_add_that_wakes_up_changes_no_answer() {
     assert_eq!(addresses(), given);
     begun.store.give_back("c1", "net1", "rail0").unwrap();
     begun.nothing_is_left();
+}
+
+/// The first ADD slept before its first link, and wakes up when the runtime's next ADD has
+/// made its record, and has linked nothing yet.
+#[test]
+fn an_add_that_wakes_up_takes_nothing_back_from_the_next_one() {
+    let first = begun();
+    let store = &first.store;
+    store
+        .release(
+            &store.owned("c1", "net1").unwrap().remove(0),
+            CoolDown::FromNow,
+        )
+        .unwrap();
+    let record = Record::of(order_of(&first.holder, &first.range, &THREE)).unwrap();
+    let next = store.intend(&record, 0).unwrap();
+    let woken = store.link_entry(&first.intent, &first.claims[0]);
+    let given = store.claim(&next, &first.claims).unwrap();
+    let woken = store.confirm(
+        &first.intent,
+        &first.claims,
+        vec![woken.unwrap_or(false), false, false],
+    );
+    assert!(
+        matches!(woken, Err(StoreError::Overtaken { .. })),
+        "{woken:?}"
+    );
+    assert_eq!(
+        first.held().len(),
+        given.iter().filter(|given| **given).count(),
+        "an address that was given is free"
+    );
+    store.give_back("c1", "net1", "rail0").unwrap();
+    first.nothing_is_left();
 }
 
 /// A runtime gave up waiting for an ADD that still runs: the ADD may fail, and when both have
