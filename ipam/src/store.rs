@@ -76,7 +76,8 @@
 //! durably; remove the pod's hint. Then remove the owner's record, unless there is a higher
 //! one. Then read each lease entry once more: if an ADD linked it meanwhile, rename it now;
 //! and if the ADD made a further record meanwhile, and no other ADD put a record in the place
-//! of this one, release that. Killed anywhere, the record that is left leads
+//! of this one, release that. If the further record was there before the removal, release it
+//! and then this one again. Killed anywhere, the record that is left leads
 //! the next DEL through the same steps. Renaming cannot hit another holder: its
 //! number is another, so its name is.
 //!

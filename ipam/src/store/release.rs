@@ -40,9 +40,18 @@ impl Store {
         interface: &str,
         network: &str,
     ) -> Result<(Vec<Lease>, Vec<String>), StoreError> {
+        self.give_back_listed(&self.owned(container, interface)?, network)
+    }
+
+    /// The same of records that were listed just now.
+    pub(super) fn give_back_listed(
+        &self,
+        listed: &[Owned],
+        network: &str,
+    ) -> Result<(Vec<Lease>, Vec<String>), StoreError> {
         let (mut freed, mut strange, mut first_error) = (Vec::new(), Vec::new(), None);
         // From the top, so that the numbering never has gaps.
-        for owned in self.owned(container, interface)?.iter().rev() {
+        for owned in listed.iter().rev() {
             if is_of_another_network(owned, network) {
                 continue;
             }
@@ -53,8 +62,45 @@ impl Store {
                 Ok(leases) => freed.extend(leases),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
+            match self.release_above(owned, listed, network) {
+                Ok(leases) => freed.extend(leases),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
         }
         first_error.map_or(Ok((freed, strange)), Err)
+    }
+
+    /// Releases what an ADD that still runs has taken since the records were listed: a further
+    /// record, which keeps the one below it from being removed.
+    fn release_above(
+        &self,
+        owned: &Owned,
+        listed: &[Owned],
+        network: &str,
+    ) -> Result<Vec<Lease>, StoreError> {
+        let Some(next) = name::next_owned(&owned.name) else {
+            return Ok(Vec::new());
+        };
+        let known = |other: &Owned| other.is_beside(owned) && other.name == next;
+        let there = owned.dir.meta(&owned.name)?;
+        if listed.iter().any(known) || !there.is_some_and(|there| owned.is_file(&there)) {
+            return Ok(Vec::new());
+        }
+        let mut freed = Vec::new();
+        if let Some(content) = read(&owned.dir, &next)? {
+            let next = Owned {
+                dir: Rc::clone(&owned.dir),
+                name: next,
+                content,
+            };
+            if is_of_another_network(&next, network) {
+                return Ok(freed);
+            }
+            freed.extend(self.release(&next, CoolDown::FromNow)?);
+            freed.extend(self.release_above(&next, listed, network)?);
+        }
+        freed.extend(self.release(owned, CoolDown::FromNow)?);
+        Ok(freed)
     }
 
     /// Releases the addresses of one record and removes the record. Answers the leases that

@@ -266,6 +266,20 @@ fn a_del_frees_the_further_record_that_was_made_while_it_slept() {
     begun.nothing_is_left();
 }
 
+/// The same, where the further record is there before DEL removes the first one.
+#[test]
+fn a_del_frees_the_further_record_that_was_made_after_it_listed() {
+    let begun = begun();
+    begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
+    begun.store.claim(&begun.intent, &begun.claims).unwrap();
+    let listed = begun.store.owned("c1", "net1").unwrap();
+    assert!(begun.take_lost(&[1]).is_ok());
+    let (freed, _) = begun.store.give_back_listed(&listed, "rail0").unwrap();
+    assert_eq!(freed.len(), 3);
+    begun.shard.unlink("10.0.0.2@7").unwrap();
+    begun.nothing_is_left();
+}
+
 #[test]
 fn orders_that_meet_part_and_keep_their_answers() {
     const WRITERS: usize = 6;
