@@ -90,8 +90,9 @@
 //! call's now.
 //!
 //! A record that DEL read before the ADD had written it is kept open and read once more after
-//! it was removed. An ADD that links by the name of a record that is gone, and is another
-//! ADD's now, finds that in step 4, and takes back what it linked, whosever file that is.
+//! it was removed. An ADD links the file that it has open, never what its record's name leads
+//! to: that may be the record of the runtime's next ADD, which would answer with an address
+//! that this ADD takes back in step 4.
 //!
 //! All this is for two calls that meet. Of three calls for one owner, one may remove a name
 //! that another has just removed and the third has made anew: the runtime makes one call for

@@ -105,9 +105,13 @@ impl Store {
     /// Step 3: whether the lease entry is this record.
     pub(super) fn link_entry(&self, intent: &Intent, claim: &Claim) -> Result<bool, StoreError> {
         let name = LeaseName::of(&claim.lease).name();
-        let linked = match intent.dir.link(&intent.name, &claim.shard, &name) {
+        // The open file, not its name: that may be another ADD's record by now, which must not
+        // get a lease entry from this call.
+        let linked = match claim.shard.link_file(&intent.file, &name) {
             // The record is gone: a DEL was here.
-            Err(error) if error.source == Errno::ENOENT => return Err(overtaken(&claim.lease)),
+            Err(error) if matches!(error.source, Errno::ENOENT | Errno::ESTALE) => {
+                return Err(overtaken(&claim.lease));
+            }
             other => other?,
         };
         if linked {
@@ -210,9 +214,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes back a link that this call made. It is not compared: where a DEL removed the
-    /// record and another ADD has its name now, what was linked is that one's file. The record
-    /// may be refilled for another address or removed next: a loss of power must not bring
+    /// Takes back a link that this call made. It is not compared: nobody else can have linked
+    /// the name, or gets it once it was freed. The record may be refilled for another address or removed next: a loss of power must not bring
     /// the link back after that.
     pub(super) fn withdraw(&self, shard: &Dir, lease_name: LeaseName) -> Result<(), StoreError> {
         let name = lease_name.name();

@@ -6,13 +6,13 @@
 //! to the store's owner is not believed.
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::RawDir;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -325,6 +325,21 @@ impl Dir {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
             Err(source) => Err(to.failed("link", new)(source)),
+        }
+    }
+
+    /// Gives a file that this process has open a name in this directory; false when that name
+    /// is taken. Unlike [`Self::link`] it cannot hit another file that has got the name by
+    /// which it was opened. One that has no name any more cannot get one (`ENOENT`, or
+    /// `ESTALE` where another client removed it).
+    pub(crate) fn link_file(&self, file: &File, new: &str) -> Result<bool, DirError> {
+        // linkat(2): the way that needs no CAP_DAC_READ_SEARCH, unlike AT_EMPTY_PATH.
+        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let follow = AtFlags::AT_SYMLINK_FOLLOW;
+        match nix::unistd::linkat(AT_FDCWD, open.as_str(), &self.fd, new, follow) {
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST) => Ok(false),
+            Err(source) => Err(self.failed("link", new)(source)),
         }
     }
 

@@ -483,6 +483,40 @@ fn an_add_that_wakes_up_changes_no_answer() {
     begun.nothing_is_left();
 }
 
+/// The first ADD slept before its first link, and wakes up when the runtime's next ADD has
+/// made its record, and has linked nothing yet.
+#[test]
+fn an_add_that_wakes_up_takes_nothing_back_from_the_next_one() {
+    let first = begun();
+    let store = &first.store;
+    store
+        .release(
+            &store.owned("c1", "net1").unwrap().remove(0),
+            CoolDown::FromNow,
+        )
+        .unwrap();
+    let record = Record::of(order_of(&first.holder, &first.range, &THREE)).unwrap();
+    let next = store.intend(&record, 0).unwrap();
+    let woken = store.link_entry(&first.intent, &first.claims[0]);
+    let given = store.claim(&next, &first.claims).unwrap();
+    let woken = store.confirm(
+        &first.intent,
+        &first.claims,
+        vec![woken.unwrap_or(false), false, false],
+    );
+    assert!(
+        matches!(woken, Err(StoreError::Overtaken { .. })),
+        "{woken:?}"
+    );
+    assert_eq!(
+        first.held().len(),
+        given.iter().filter(|given| **given).count(),
+        "an address that was given is free"
+    );
+    store.give_back("c1", "net1", "rail0").unwrap();
+    first.nothing_is_left();
+}
+
 /// A runtime gave up waiting for an ADD that still runs: the ADD may fail, and when both have
 /// ended, one more DEL leaves nothing, also where the range has too few addresses for all.
 #[test]
