@@ -233,14 +233,15 @@ fn range_of(planned: &Planned) -> Result<Range> {
 
 /// Whether it was leased now; false when the same holder has it already.
 fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Result<bool> {
-    let there = store.owned(&holder.container, &holder.interface)?;
+    // What a record names may have been released by hand since, or lost to another.
+    let held = store.held_by(holder)?;
     let same = |lease: &crate::lease::Lease| {
         lease.address == planned.address && lease.network_name == planned.network_name
     };
-    if there.iter().flat_map(|owned| owned.leases()).any(same) {
+    if held.iter().any(same) {
         return Ok(false);
     }
-    let index = store.records_under(&holder.node, &holder.container, &holder.interface)?;
+    let index = store.owned_by(holder)?.len();
     let want = Want {
         range,
         network_name: planned.network_name.as_deref(),
@@ -254,11 +255,8 @@ fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Re
 fn give_back(store: &Store, done: &[&Planned], holder: &impl Fn(&Planned) -> Holder) -> String {
     let mut left = 0;
     for planned in done.iter().rev() {
-        let holder = holder(planned);
-        let last = store
-            .owned(&holder.container, &holder.interface)
-            .ok()
-            .and_then(|mut all| all.pop());
+        let last = store.owned_by(&holder(planned)).ok();
+        let last = last.and_then(|mut all| all.pop());
         match last.map(|last| store.release(&last, CoolDown::NeverAnswered)) {
             Some(Ok(_)) => {}
             _ => left += 1,

@@ -9,7 +9,7 @@ use super::StoreError;
 use super::dir::{Dir, DirError, Found, Meta};
 use super::name::{self, LeaseName};
 use super::shard::Standing;
-use crate::lease::{self, Lease, Record};
+use crate::lease::{self, Holder, Lease, Record};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -104,18 +104,17 @@ impl Store {
         self.owned_at(&self.node.name, container, interface)
     }
 
-    /// How many records an attachment has under a node's name; an empty one stands for
-    /// an import that does not know it.
+    /// The records of an attachment under the name of the node that it names, which may be
+    /// another one than this; an empty one stands for an import that does not know it.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn records_under(
-        &self,
-        node: &str,
-        container: &str,
-        interface: &str,
-    ) -> Result<usize, StoreError> {
-        Ok(self.owned_at(name::node(node), container, interface)?.len())
+    pub fn owned_by(&self, holder: &Holder) -> Result<Vec<Owned>, StoreError> {
+        self.owned_at(
+            name::node(&holder.node),
+            &holder.container,
+            &holder.interface,
+        )
     }
 
     /// Where records of this machine's attachments may be: under its name, under
@@ -129,8 +128,22 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn held(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
+        self.held_of(&self.owned(container, interface)?)
+    }
+
+    /// The leases that an attachment holds by records on this node or on the one it names.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn held_by(&self, holder: &Holder) -> Result<Vec<Lease>, StoreError> {
+        let mut held = self.held(&holder.container, &holder.interface)?;
+        held.extend(self.held_of(&self.owned_by(holder)?)?);
+        Ok(held)
+    }
+
+    fn held_of(&self, records: &[Owned]) -> Result<Vec<Lease>, StoreError> {
         let mut held = Vec::new();
-        for owned in self.owned(container, interface)? {
+        for owned in records {
             if let Content::Record(record, meta) = &owned.content {
                 for lease in record.leases() {
                     if self.holds(lease, meta)? {

@@ -680,6 +680,80 @@ spec:
     assert_eq!(place.held(), ["10.0.0.5", "fd00::8000:0:0:1"]);
 }
 
+/// A container with an address of each of two pools, whose node has a slice of both.
+fn two_pools(place: &Place) -> String {
+    let file = place.path().join("pools.yaml");
+    let pool = |name: &str, range: &str| {
+        json!({
+            "kind": "IPPool",
+            "metadata": {"name": format!("n7-{name}")},
+            "spec": {"range": range, "allocations": {
+                "5": {"id": "c7", "podref": "ml/train-7", "ifname": "net1"},
+            }},
+        })
+    };
+    let slices = |range: &str, slice: &str| {
+        json!({
+            "kind": "NodeSlicePool",
+            "metadata": {"name": range.replace(['.', '/'], "-")},
+            "spec": {"range": range, "sliceSize": "/24"},
+            "status": {"allocations": [{"nodeName": "n7", "sliceRange": slice}]},
+        })
+    };
+    let items = [
+        slices("10.5.0.0/16", "10.5.1.0/24"),
+        slices("10.6.0.0/16", "10.6.1.0/24"),
+        pool("10.5.1.0-24", "10.5.1.0/24"),
+        pool("10.6.1.0-24", "10.6.1.0/24"),
+    ];
+    std::fs::write(&file, json!({"kind": "List", "items": items}).to_string()).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn import_of_another_nodes_leases_is_whole_or_not_at_all_and_can_be_repeated() {
+    let place = Place::new();
+    let from = two_pools(&place);
+    let yes = ["import", "whereabouts", &from, "--yes"];
+    let config = range("10.6.0.0/16");
+    place
+        .add(&c("taken").args("IP=10.6.1.5"), &config)
+        .address();
+    let clash = place.admin(&yes);
+    assert!(
+        clash.status == Some(1) && clash.stderr.contains("nothing was imported"),
+        "{clash:?}"
+    );
+    assert_eq!(place.held(), ["10.6.1.5"], "half of it was imported");
+    assert!(place.del(&c("taken"), &config).ok());
+    for (imported, there) in [(2, 0), (0, 2)] {
+        let answer = place.admin(&yes);
+        let said = format!("{imported} imported, {there} were there");
+        assert!(
+            answer.ok() && text(&answer.document).contains(&said),
+            "{answer:?}"
+        );
+        assert_eq!(place.held(), ["10.5.1.5", "10.6.1.5"]);
+    }
+}
+
+/// Its record stays below the one of the container's other address.
+#[test]
+fn import_takes_an_address_that_was_released_by_hand_again() {
+    let place = Place::new();
+    let from = two_pools(&place);
+    let yes = ["import", "whereabouts", &from, "--yes"];
+    assert!(place.admin(&yes).ok());
+    assert!(place.admin(&["release", "10.5.1.5", "--yes"]).ok());
+    assert_eq!(place.held(), ["10.6.1.5"]);
+    let answer = place.admin(&yes);
+    assert!(
+        answer.ok() && text(&answer.document).contains("1 imported, 1 were there"),
+        "{answer:?}"
+    );
+    assert_eq!(place.held(), ["10.5.1.5", "10.6.1.5"]);
+}
+
 #[test]
 fn a_failing_command_says_so() {
     let place = Place::new();
