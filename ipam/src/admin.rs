@@ -120,8 +120,18 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The error and its causes, each once: some messages end with the text of their cause.
+/// The error and its causes, each once: some messages end with the text of their cause. With
+/// what to do, where the store is at fault.
 fn chain(error: &anyhow::Error) -> String {
+    let mut text = causes(error);
+    let store = error.chain().find_map(|cause| cause.downcast_ref());
+    if let Some(store) = store.map(StoreError::remedy) {
+        text += &format!(" ({store})");
+    }
+    text
+}
+
+fn causes(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |mut text, cause| {
         let cause = cause.to_string();
         if !text.contains(&cause) {
@@ -207,4 +217,22 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
 /// What a path is called in output.
 fn shown(path: &Path) -> String {
     cni_wire::text::printable(&path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_the_store_is_said_with_what_to_do() {
+        let fault = StoreError::Squashed {
+            directory: "/srv/ipam".into(),
+            owner: 0,
+            by: 65534,
+        };
+        let (text, remedy) = (fault.to_string(), fault.remedy());
+        let error = anyhow::Error::from(fault).context("raise the store");
+        assert_eq!(chain(&error), format!("raise the store: {text} ({remedy})"));
+        assert_eq!(chain(&anyhow!("no such thing")), "no such thing");
+    }
 }

@@ -208,6 +208,14 @@ pub enum StoreError {
         /// What is wrong.
         why: String,
     },
+    /// The store's FORMAT cannot be read, or is none.
+    #[error("{}: {why}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Another store than this node knew lies in the directory.
     #[error("{}: this node knew store {expected} here, now there is {found}", directory.display())]
     Identity {
@@ -244,6 +252,12 @@ pub enum StoreError {
         path: PathBuf,
         /// What the kernel said.
         source: std::io::Error,
+    },
+    /// Others than the owner of the directory may write to it.
+    #[error("store {}: it is writable for group or others", path.display())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
     },
     /// The directory must not be used as it is.
     #[error("store {}: {why}", path.display())]
@@ -369,6 +383,9 @@ impl StoreError {
                 "name one of them in ipam.store, or add it to the policy's stores"
             }
             Self::Format { .. } => "give the store a directory of its own, or update this program",
+            Self::Damaged { .. } => {
+                "put the file back from a copy; the store's id is in stores/NAME below the policy's stateDir"
+            }
             Self::Identity { .. } => {
                 "mount the share; if the store was replaced on purpose, run rdma-ipam fsck --adopt"
             }
@@ -377,6 +394,7 @@ impl StoreError {
                 "make sure that the share is mounted, then run rdma-ipam fsck --adopt"
             }
             Self::Remember { .. } => "make the policy's stateDir writable for root on this node",
+            Self::Writable { .. } => "let its owner alone write to it: chmod go-w",
             Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } => "ask for another address, or for none",
@@ -445,7 +463,7 @@ impl Store {
             None => {
                 memory::check(&dir, expected, "no store", &file_system.name)?;
                 probe::try_out(&dir)?;
-                Format::establish(&dir, None, file_system.shared)?
+                Format::establish(&dir, None)?
             }
         };
         memory::check(&dir, expected, &format.id, &file_system.name)?;
@@ -598,7 +616,7 @@ impl Store {
             let other = known.filter(|known| place.id.is_none_or(|id| id != known));
             memory::check(&dir, other.as_deref(), "no store", &file_system.name)?;
             probe::try_out(&dir)?;
-            Format::establish(&dir, place.id, file_system.shared)?;
+            Format::establish(&dir, place.id)?;
         }
         Self::open(policy, name, node, root)
     }
@@ -818,9 +836,8 @@ fn trust(dir: &Dir) -> Result<(), StoreError> {
     if dir.stat_self()?.st_mode & 0o022 == 0 {
         return Ok(());
     }
-    Err(StoreError::Unfit {
+    Err(StoreError::Writable {
         path: dir.path().to_owned(),
-        why: "it is writable for group or others".to_owned(),
     })
 }
 

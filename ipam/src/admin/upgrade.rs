@@ -3,7 +3,7 @@
 use super::{Global, Outcome, confirmed, say, say_json};
 use crate::lease::RecordFormat;
 use crate::store::Store;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::json;
 
@@ -26,7 +26,10 @@ impl Upgrade {
             return Ok(Outcome::Found);
         }
         if raised {
-            store.raise()?;
+            store.raise().with_context(|| {
+                let latest = RecordFormat::LATEST.version();
+                format!("raise store {} to format {latest}", store.id())
+            })?;
         }
         if global.json {
             say_json(json!({

@@ -29,6 +29,8 @@ fn code(error: &StoreError) -> Code {
         | StoreError::NoSlice { .. } => Code::Exhausted,
         StoreError::SliceSize { .. } | StoreError::Oversize { .. } => Code::InvalidConfig,
         StoreError::Format { .. }
+        | StoreError::Damaged { .. }
+        | StoreError::Writable { .. }
         | StoreError::Identity { .. }
         | StoreError::NotShared { .. }
         | StoreError::Forgotten { .. }

@@ -35,15 +35,14 @@ pub(crate) struct Format {
 impl Format {
     /// Reads the file; `None` when there is none.
     pub(crate) fn read(root: &Dir) -> Result<Option<Self>, StoreError> {
-        let refuse = |why: String| StoreError::Format {
-            path: root.path().join(NAME),
-            why,
-        };
+        let path = || root.path().join(NAME);
+        let refuse = |why: String| StoreError::Format { path: path(), why };
+        let damaged = |why: String| StoreError::Damaged { path: path(), why };
         let bytes = match root.read(NAME, 4096)? {
             None => return Ok(None),
             Some(Found::File(bytes, _)) => bytes,
-            Some(Found::TooLarge(_)) => return Err(refuse("it is too large".to_owned())),
-            Some(Found::Foreign(what)) => return Err(refuse(format!("it is {what}"))),
+            Some(Found::TooLarge(_)) => return Err(damaged("it is too large".to_owned())),
+            Some(Found::Foreign(what)) => return Err(damaged(format!("it is {what}"))),
         };
         #[derive(Deserialize)]
         struct Head {
@@ -51,7 +50,7 @@ impl Format {
             version: u64,
         }
         let head: Head = serde_json::from_slice(&bytes)
-            .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
+            .map_err(|e| damaged(format!("it cannot be decoded: {e}")))?;
         if head.format != KIND {
             return Err(refuse(format!("it belongs to {:?}", head.format)));
         }
@@ -63,9 +62,9 @@ impl Format {
             )));
         }
         let format: Self = serde_json::from_slice(&bytes)
-            .map_err(|e| refuse(format!("it cannot be decoded: {e}")))?;
+            .map_err(|e| damaged(format!("it cannot be decoded: {e}")))?;
         if !node::identity::is_name(&format.id) {
-            return Err(refuse("its id is no identity".to_owned()));
+            return Err(damaged("its id is no identity".to_owned()));
         }
         Ok(Some(format))
     }
@@ -78,11 +77,7 @@ impl Format {
 
     /// Makes a directory a store, unless somebody else just did: by the identity
     /// `id`, or a new one.
-    pub(crate) fn establish(
-        root: &Dir,
-        id: Option<&str>,
-        durable: bool,
-    ) -> Result<Self, StoreError> {
+    pub(crate) fn establish(root: &Dir, id: Option<&str>) -> Result<Self, StoreError> {
         let names = root.names()?;
         if let Some(foreign) = names.iter().find(|name| !may_lie_in_an_empty_store(name)) {
             // Unless somebody else was first, and uses the store already.
@@ -102,13 +97,13 @@ impl Format {
         };
         let text = serde_json::to_vec_pretty(&format).unwrap_or_default();
         let draft = format!(".{NAME}.{:016x}", random64());
-        if root.create(&draft, &text, durable)?.is_some() {
+        // Synced on every file system: what is linked is not written first, as what is renamed
+        // is. Emptied by a loss of power, it would stop every ADD and DEL of the node.
+        if root.create(&draft, &text, true)?.is_some() {
             let linked = root.link(&draft, root, NAME);
             root.unlink(&draft)?;
             linked?;
-            if durable {
-                root.sync()?;
-            }
+            root.sync()?;
         }
         Self::read(root)?.ok_or_else(|| StoreError::Format {
             path: root.path().join(NAME),
@@ -149,7 +144,12 @@ impl Format {
         }
         root.rename(&draft, NAME)?;
         root.sync()?;
-        Ok(true)
+        // Its name may have been gone: the answer to a rename that was done was lost, or somebody
+        // removed it.
+        match Self::read(root)? {
+            Some(now) if now.records() == RecordFormat::LATEST => Ok(true),
+            _ => Err(root.failed("rename", &draft)(nix::errno::Errno::ENOENT).into()),
+        }
     }
 }
 
@@ -177,8 +177,8 @@ mod tests {
     fn the_first_user_makes_the_store_and_the_second_finds_it() {
         let (place, dir) = place();
         assert_eq!(Format::read(&dir).unwrap(), None);
-        let first = Format::establish(&dir, None, false).unwrap();
-        assert_eq!(Format::establish(&dir, None, false).unwrap(), first);
+        let first = Format::establish(&dir, None).unwrap();
+        assert_eq!(Format::establish(&dir, None).unwrap(), first);
         assert_eq!(Format::read(&dir).unwrap(), Some(first));
         assert_eq!(
             std::fs::read_dir(place.path()).unwrap().count(),
@@ -191,9 +191,7 @@ mod tests {
     fn a_directory_of_something_else_is_not_taken_over() {
         let (place, dir) = place();
         std::fs::write(place.path().join("10.0.0.5"), "container\r\neth0").unwrap();
-        let error = Format::establish(&dir, None, false)
-            .unwrap_err()
-            .to_string();
+        let error = Format::establish(&dir, None).unwrap_err().to_string();
         assert!(
             error.contains("10.0.0.5") && error.contains("no store"),
             "{error}"
@@ -234,7 +232,7 @@ mod tests {
     fn a_store_keeps_its_version_until_it_is_raised() {
         let (place, dir) = place();
         std::fs::write(place.path().join(NAME), OLD).unwrap();
-        let old = Format::establish(&dir, None, false).unwrap();
+        let old = Format::establish(&dir, None).unwrap();
         assert_eq!((old.version, old.records()), (1, RecordFormat::PerLease));
         assert!(Format::raise(&dir).unwrap());
         let raised = Format::read(&dir).unwrap().unwrap();
@@ -245,6 +243,35 @@ mod tests {
         assert_eq!((&raised.id, raised.created), (&old.id, old.created));
         assert!(!Format::raise(&dir).unwrap(), "again");
         assert_eq!(dir.names().unwrap(), [NAME], "a draft is left");
+    }
+
+    #[test]
+    fn a_store_whose_draft_is_removed_meanwhile_is_not_said_to_be_raised() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let (place, dir) = place();
+        let done = AtomicBool::new(false);
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    for file in std::fs::read_dir(place.path()).unwrap().flatten() {
+                        if file.file_name().to_string_lossy().starts_with(".FORMAT.") {
+                            let _ = std::fs::remove_file(file.path());
+                        }
+                    }
+                }
+            });
+            let raise = || {
+                std::fs::write(place.path().join(NAME), OLD).unwrap();
+                let raised = Format::raise(&dir).is_ok();
+                (raised, Format::read(&dir).unwrap().unwrap().version == 2)
+            };
+            let answers = (0..20).map(|_| raise()).collect();
+            done.store(true, Ordering::SeqCst);
+            answers
+        });
+        for (raised, is_raised) in answers {
+            assert_eq!(raised, is_raised);
+        }
     }
 
     #[test]

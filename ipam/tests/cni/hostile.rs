@@ -493,7 +493,24 @@ fn a_store_others_can_write_is_refused() {
     let place = Place::new();
     std::fs::set_permissions(place.store(), PermissionsExt::from_mode(0o777)).unwrap();
     let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
-    assert!(code == 105 && text.contains("writable"), "{code} {text}");
+    assert!(
+        code == 105 && text.contains("writable") && text.contains("chmod go-w"),
+        "{code} {text}"
+    );
+}
+
+/// As a loss of power left it. Another directory would have no lease of the pods that run.
+#[test]
+fn an_emptied_format_is_to_be_put_back() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    std::fs::write(place.store().join("FORMAT"), "").unwrap();
+    let (code, text) = place.add(&c("b"), &range("10.0.0.0/24")).error();
+    assert!(
+        code == 105 && text.contains("from a copy") && !text.contains("of its own"),
+        "{code} {text}"
+    );
+    assert_eq!(place.files("leases").len(), 1);
 }
 
 #[test]
