@@ -28,7 +28,7 @@ pub use check::{NoSuchCheck, Selection};
 pub use context::{
     Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
 };
-pub use hcas::Expected;
+pub use hcas::{Expected, NoExpectation};
 
 use crate::verdict::Outcome;
 use check::{Checks, Subject};

@@ -2,7 +2,6 @@
 //! that has lost all of it.
 
 use std::collections::BTreeMap;
-use std::num::ParseIntError;
 use std::str::FromStr;
 
 use super::check::Check;
@@ -18,19 +17,23 @@ pub struct Expected {
     pub hcas: usize,
 }
 
+/// A text that is no [`Expected`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected a number of HCAs, or a resource and a number, such as 8 or rdma/rails=8")]
+pub struct NoExpectation;
+
 impl FromStr for Expected {
-    type Err = ParseIntError;
+    type Err = NoExpectation;
 
     /// `8` or `rdma/rails=8`.
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+    fn from_str(text: &str) -> Result<Self, NoExpectation> {
         let (resource, number) = match text.rsplit_once('=') {
+            Some(("", _)) => return Err(NoExpectation),
             Some((resource, number)) => (Some(resource.to_owned()), number),
             None => (None, text),
         };
-        Ok(Self {
-            resource,
-            hcas: number.parse()?,
-        })
+        let hcas = number.parse().map_err(|_| NoExpectation)?;
+        Ok(Self { resource, hcas })
     }
 }
 
@@ -158,12 +161,24 @@ fn h03_expected(facts: &Facts) -> Vec<Finding> {
         let none = Vec::new();
         let (of, hcas) = match (&expected.resource, &facts.pools) {
             (None, _) => ("this node".to_owned(), &facts.hcas),
-            (Some(resource), Some(pools)) => {
-                (resource.clone(), pools.get(resource).unwrap_or(&none))
-            }
-            (Some(resource), None) => {
-                return Finding::unknown("no configuration says which HCAs are of this pool")
+            (Some(resource), Some(pools)) => match pools.get(resource) {
+                None if expected.hcas > 0 => {
+                    let names: Vec<&str> = pools.keys().map(String::as_str).collect();
+                    return Finding::fail(
+                        "no pool has this resource",
+                        format!("the configuration has {}", names.join(", ")),
+                    )
                     .on(resource);
+                }
+                pool => (resource.clone(), pool.unwrap_or(&none)),
+            },
+            // What waits for the HCAs of a pool must not go on without any.
+            (Some(resource), None) => {
+                return Finding::fail(
+                    "no configuration says which HCAs are of this pool",
+                    "name the device plugin's configuration by --config-file",
+                )
+                .on(resource);
             }
         };
         let (usable, wanted) = (usable(hcas), expected.hcas);

@@ -1,6 +1,6 @@
 use super::super::check::prove;
 use super::*;
-use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
+use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Warn};
 
 fn hcas(number: usize, faulty: usize) -> Vec<PoolHca> {
     let hca = |n: usize| PoolHca {
@@ -68,11 +68,12 @@ fn each_check_says_what_is_wrong() {
         ("H03", expecting("8", node(0, 0)), Fail, "0 of 8"),
         ("H03", expecting("rdma/a=2", two(0)), Pass, ""),
         ("H03", expecting("rdma/a=2", two(1)), Fail, "1 of 2"),
-        ("H03", expecting("rdma/x=1", two(0)), Fail, "0 of 1"),
+        ("H03", expecting("rdma/x=1", two(0)), Fail, "no pool has"),
+        ("H03", expecting("rdma/x=0", two(0)), Pass, ""),
         (
             "H03",
             expecting("rdma/a=2", node(8, 0)),
-            Unknown,
+            Fail,
             "no configuration",
         ),
     ];
@@ -81,8 +82,9 @@ fn each_check_says_what_is_wrong() {
 
 #[test]
 fn an_expectation_is_a_number_with_or_without_a_resource() {
-    for wrong in ["", "x", "rdma/a=", "rdma/a=-1"] {
-        wrong.parse::<Expected>().unwrap_err();
+    for wrong in ["", "x", "rdma/a=", "rdma/a=-1", "=2", "="] {
+        let error = wrong.parse::<Expected>().unwrap_err().to_string();
+        assert!(error.contains("rdma/rails=8"), "{error}");
     }
     let expected: Expected = "rdma/a=2".parse().unwrap();
     assert_eq!(
