@@ -340,8 +340,8 @@ impl Lease {
         if self.prefix > if self.address.is_ipv4() { 32 } else { 128 } {
             return wrong("prefix", &self.prefix);
         }
-        if !self.network_name.as_deref().is_none_or(is_name) {
-            return wrong("networkName", &format!("{:?}", self.network_name));
+        if let Some(name) = self.network_name.as_deref().filter(|name| !is_name(name)) {
+            return wrong("networkName", &name);
         }
         if ContainerId::parse(&holder.container).is_err() || holder.container.len() > 200 {
             return wrong("container", &holder.container);
@@ -530,10 +530,11 @@ pub(crate) mod tests {
             }
             for bad in [bad, bad_order] {
                 let refused = Record::decode(bad.to_string().as_bytes());
-                assert!(
-                    matches!(refused, Err(LeaseError::Field { .. })),
-                    "{key} {value}: {refused:?}"
-                );
+                let found = match &refused {
+                    Err(LeaseError::Field { value, .. }) => value,
+                    other => panic!("{key} {value}: {other:?}"),
+                };
+                assert_eq!(found, value, "{key}");
             }
         }
         let mut bad = good.clone();

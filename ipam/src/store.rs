@@ -318,7 +318,7 @@ pub enum StoreError {
         interface: String,
     },
     /// A record of the owner is not one of ours.
-    #[error("{}: it is {what}, not a record", path.display())]
+    #[error("{}: it cannot be used as a record: {what}", path.display())]
     Foreign {
         /// The record's place.
         path: PathBuf,

@@ -135,7 +135,7 @@ fn a_strange_record_of_an_owner_is_an_error_for_him_alone() {
         .add(&c("a").interface("net2"), &range("10.0.0.0/24"))
         .error();
     assert!(
-        code == 105 && text.contains("symbolic link"),
+        code == 105 && text.contains("as a record: it is a symbolic link"),
         "{code} {text}"
     );
     assert!(
