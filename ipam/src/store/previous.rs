@@ -104,13 +104,18 @@ impl Store {
                 None => Netns::Unknown("no namespace is recorded"),
             };
         }
-        let earlier_boot = holder.node == self.node.name
-            && holder.machine == self.node.machine
-            && !holder.boot.is_empty()
-            && !holder.machine.is_empty();
-        match earlier_boot {
+        match self.is_of_an_earlier_boot(holder) {
             true => Netns::Gone,
             false => Netns::Unknown("it is of another machine"),
         }
+    }
+
+    /// Whether an attachment was made before this machine booted.
+    pub(super) fn is_of_an_earlier_boot(&self, holder: &Holder) -> bool {
+        holder.node == self.node.name
+            && holder.machine == self.node.machine
+            && holder.boot != self.node.boot
+            && !holder.boot.is_empty()
+            && !holder.machine.is_empty()
     }
 }

@@ -400,12 +400,15 @@ fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
 }
 
 /// Drops records from the top of each directory that hold nothing: an ADD or DEL was
-/// killed there.
+/// killed there. Also those of an earlier boot, by a runtime that gives a container its ID
+/// again: reclaim would free them, with addresses that were answered once more.
 fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
     let mut left: Vec<Owned> = Vec::new();
     for owned in there.into_iter().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
-        if !top || holds_for_good(store, &owned)? {
+        let first = owned.leases().first();
+        let is_over = first.is_some_and(|lease| store.is_of_an_earlier_boot(&lease.holder));
+        if !top || (!is_over && holds_for_good(store, &owned)?) {
             left.push(owned);
             continue;
         }
@@ -628,6 +631,31 @@ mod tests {
         );
         assert!(store.owned(container, "net2").unwrap().is_empty());
         assert_eq!(store.held(&holder.container, "net1").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_an_earlier_boot_had_is_leased_anew() {
+        let place = tempfile::tempdir().unwrap();
+        let mut store = open(place.path());
+        store.node.machine = "m1".into();
+        let mut order = order(vec![
+            part(None, "10.0.0.0/24", None),
+            part(None, "10.0.1.0/24", None),
+        ]);
+        order.holder.machine = "m1".into();
+        order.holder.boot = "earlier".into();
+        store.take(&order).unwrap();
+        order.holder.boot.clone_from(&store.node.boot);
+        let answered = addresses(&store.take(&order).unwrap());
+        let held = store.held(&order.holder.container, "net1").unwrap();
+        assert_eq!(addresses(&held), answered);
+        for lease in held {
+            assert_eq!(
+                lease.holder.boot, store.node.boot,
+                "reclaim frees {lease:?}"
+            );
+        }
+        assert_eq!(addresses(&store.take(&order).unwrap()), answered, "again");
     }
 
     #[test]
