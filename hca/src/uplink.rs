@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_own_address_makes_an_uplink_and_a_rails_address_does_not() {
+    fn the_nodes_address_makes_an_uplink() {
         let address = |text: &str| text.parse::<IpAddr>().unwrap();
         let network = Network {
             ways_out: Vec::new(),

@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_may_be_a_slice_is_not_taken_for_a_network() {
+    fn a_pool_that_may_be_a_slice_is_refused() {
         let record = json!({"5": {"id": "c1", "podref": "a/b"}});
         let pool = ip_pool("gpu-7-10.0.0.0-12", "10.0.0.0/12", record);
         let refused = whereabouts(std::slice::from_ref(&pool), &[]).unwrap_err();

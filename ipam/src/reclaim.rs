@@ -587,7 +587,7 @@ mod tests {
     /// Files have whole seconds here: in the second in which the machine began, a call may have
     /// run already.
     #[test]
-    fn an_emptied_record_of_the_second_in_which_the_boot_began_is_kept() {
+    fn an_emptied_record_of_the_boots_first_second_is_kept() {
         let crashed = Crashed::new();
         let store = crashed.store();
         let booted = u64::try_from(store.node().booted().unwrap()).unwrap();

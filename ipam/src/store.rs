@@ -863,7 +863,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_server_s_time_is_that_of_a_new_file_which_does_not_stay() {
+    fn the_file_servers_time_is_read_from_a_new_file() {
         let place = tempfile::tempdir().unwrap();
         let dir = Dir::open_path(place.path()).unwrap();
         let before = jiff::Timestamp::now().as_second();

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_an_index_finds_its_child_by_mac_else_by_name() {
+    fn without_an_index_a_child_is_found_by_mac_or_name() {
         let links = [link(5, "net1", 1), link(6, "evil", 9)];
         assert_eq!(
             found(&links, &child(None, Some("02:00:00:00:00:09"))),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_another_kind_or_on_another_link_is_not_the_child() {
+    fn another_kind_or_another_parent_is_not_the_child() {
         let ours = child(Some(5), None);
         let of = |change: &dyn Fn(&mut Link)| {
             let mut one = link(5, "net1", 1);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_ipoib_is_found_though_the_kernel_reports_less_of_it() {
+    fn an_ipoib_child_is_found_by_the_little_that_is_reported() {
         let ours = Child {
             kind: "ipoib".into(),
             ..child(Some(3), None)

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_mtu_is_at_most_the_masters_or_what_the_netdev_can_have() {
+    fn an_mtu_is_bounded_by_master_and_netdev() {
         let mtu = |mtu| Config {
             mtu: Some(mtu),
             ..config()

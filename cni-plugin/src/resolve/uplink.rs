@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_end_of_a_tunnel_is_read_from_what_its_kind_says() {
+    fn the_far_end_of_a_tunnel_is_read_by_kind() {
         let six: Ipv6Addr = "fd00::1".parse().unwrap();
         let info = BTreeMap::from([
             (2, vec![10, 0, 0, 1]),

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_that_is_too_large_is_refused_and_a_full_house_makes_room() {
+    async fn large_heads_are_refused_and_a_full_server_makes_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serving = tokio::spawn(accept(listener, Details::Loopback, reports()));

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_freed_by_a_clock_that_is_ahead_rests_and_is_not_lost() {
+    fn an_address_freed_in_the_future_rests_and_is_not_lost() {
         for freed in ["10.0.0.1~1.9000000", "10.0.0.1~1.1010000"] {
             let (free, resting) = choice(&[freed], 1_000_000);
             assert_eq!((free[0].0, resting.as_slice()), (2, &[1][..]), "{freed}");

@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_found_without_its_hint_and_never_by_a_wrong_one() {
+    fn a_wrong_hint_never_finds_a_slice() {
         let place = tempfile::tempdir().unwrap();
         let range = range("10.0.0.0/24", &[]);
         let [one, two] = ["n1", "n2"].map(|node| open(place.path(), node));

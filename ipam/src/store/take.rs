@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_cannot_be_served_takes_nothing_and_keeps_what_was_there() {
+    fn an_order_that_fails_takes_nothing() {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path());
         store

@@ -270,7 +270,7 @@ fn reclaim_frees_what_is_over_after_a_second_reading() {
 }
 
 #[test]
-fn reclaim_frees_leases_of_an_earlier_boot_and_what_a_crash_left_empty() {
+fn reclaim_frees_what_an_earlier_boot_left() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     place.add(&c("old"), &config).address();
@@ -803,7 +803,7 @@ fn explain_reads_lists_and_network_attachment_definitions() {
 }
 
 #[test]
-fn a_range_whose_exclusions_were_edited_is_one_pool_and_each_lease_counts_once() {
+fn edited_exclusions_leave_one_pool_with_each_lease_once() {
     let place = Place::new();
     let excluding = |exclude: &str| {
         network(

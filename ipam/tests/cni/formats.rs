@@ -26,7 +26,7 @@ fn keys(place: &Place) -> Vec<BTreeSet<String>> {
 }
 
 #[test]
-fn a_new_store_has_the_latest_format_and_one_file_for_an_order() {
+fn a_new_store_has_one_file_for_an_order() {
     let place = Place::new();
     let given = place.add(&c("a"), &three()).addresses();
     assert_eq!(given, ["10.0.0.1/24", "fd00::1/64", "10.0.0.2/24"]);
@@ -164,7 +164,7 @@ fn the_next_sandbox_of_a_pod_gets_the_addresses_of_an_order() {
 }
 
 #[test]
-fn an_order_that_asks_for_an_address_of_its_own_choice_is_told_who_has_it() {
+fn an_order_for_a_held_address_is_answered_with_its_holder() {
     let place = Place::new();
     let mut config = three();
     config["runtimeConfig"] = json!({"ips": ["10.0.0.7/24"]});

@@ -83,7 +83,7 @@ fn what_the_file_system_itself_keeps_in_a_store_is_no_finding() {
 }
 
 #[test]
-fn a_record_that_is_another_file_than_the_lease_is_no_record_of_it() {
+fn another_file_is_no_record_of_the_lease() {
     let (place, shard) = used(&["a"]);
     let record = record(&place, "a", 0);
     let copy = place.path().join("copy");
@@ -101,7 +101,7 @@ fn a_record_that_is_another_file_than_the_lease_is_no_record_of_it() {
 }
 
 #[test]
-fn the_record_of_an_add_that_was_killed_is_removed_once_it_is_old() {
+fn a_killed_adds_record_is_removed_once_old() {
     let (place, _) = used(&["a"]);
     let killed = record(&place, "a", 0).with_file_name("killed:net1:0");
     std::fs::write(&killed, "").unwrap();

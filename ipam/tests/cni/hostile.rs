@@ -268,7 +268,7 @@ fn a_directory_that_the_policy_names_is_never_created() {
 }
 
 #[test]
-fn a_shared_store_is_not_made_or_used_on_a_file_system_of_this_machine() {
+fn a_shared_store_is_refused_on_a_local_file_system() {
     let place = Place::new();
     name_store(&place, json!({"shared": true}));
     let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();

@@ -41,7 +41,7 @@ fn explain_counts_each_leased_address_of_several_shards_once() {
 }
 
 #[test]
-fn the_address_that_was_released_first_is_leased_first_whichever_shard_it_is_in() {
+fn the_address_released_first_is_leased_first_in_any_shard() {
     for released in [["d", "a"], ["a", "d"]] {
         let place = Place::new();
         let mut address_of = std::collections::BTreeMap::new();

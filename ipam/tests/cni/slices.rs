@@ -29,7 +29,7 @@ fn slice(slice: &str, node: &str) -> (String, String) {
 }
 
 #[test]
-fn release_of_a_node_in_one_pool_keeps_its_slices_of_other_pools() {
+fn release_of_one_pool_keeps_slices_of_others() {
     let place = Place::new();
     let (a, b) = (sliced("10.5.0.0/24", "/28"), sliced("10.6.0.0/24", "/28"));
     place.add(&c("a").node("n2"), &a).address();
@@ -81,7 +81,7 @@ fn release_of_a_node_shows_its_slices_before_it_asks() {
 }
 
 #[test]
-fn release_of_this_node_is_refused_while_it_has_leases_of_this_boot() {
+fn release_of_this_node_is_refused_while_it_has_leases() {
     let place = Place::new();
     let config = sliced("10.5.0.0/24", "/28");
     place.add(&c("a"), &config).address();
@@ -101,7 +101,7 @@ fn release_of_this_node_is_refused_while_it_has_leases_of_this_boot() {
 }
 
 #[test]
-fn a_pool_with_a_slice_names_the_command_that_gives_up_this_slice_alone() {
+fn the_command_that_gives_up_one_slice_is_named() {
     let place = Place::new();
     let config = sliced("10.5.0.0/24", "/28");
     let blue = network(

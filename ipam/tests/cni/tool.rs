@@ -41,7 +41,7 @@ fn previous_without_a_node_is_wrong_usage() {
 }
 
 #[test]
-fn show_finds_a_container_by_its_whole_short_id_and_refuses_a_short_beginning() {
+fn show_finds_a_whole_id_and_no_short_beginning() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     place.add(&c("c1"), &config).address();
@@ -184,7 +184,7 @@ fn import_says_a_fault_once_with_its_place() {
 }
 
 #[test]
-fn a_value_of_a_wrong_type_names_its_key_and_the_type_expected() {
+fn a_wrong_type_is_said_with_key_and_expected_type() {
     let place = Place::new();
     for (ipam, part) in [
         (

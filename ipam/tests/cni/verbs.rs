@@ -9,7 +9,7 @@ fn c(name: &str) -> Attachment {
 }
 
 #[test]
-fn the_first_two_pods_of_an_empty_range_get_the_first_two_addresses() {
+fn an_empty_range_gives_its_first_addresses_first() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
     assert_eq!(place.add(&c("a"), &config).address(), "10.0.0.1/24");

@@ -20,7 +20,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(show_and_release_of_an_address_read_its_place_alone, Strace),
     case!(
-        fsck_makes_as_many_system_calls_for_each_lease_of_many_as_of_few,
+        the_system_calls_of_fsck_grow_with_the_leases_alone,
         Strace
     ),
 ];
@@ -98,7 +98,7 @@ fn show_and_release_of_an_address_read_its_place_alone() -> Result<()> {
     Ok(())
 }
 
-fn fsck_makes_as_many_system_calls_for_each_lease_of_many_as_of_few() -> Result<()> {
+fn the_system_calls_of_fsck_grow_with_the_leases_alone() -> Result<()> {
     let store = LeaseStore::new("30s")?;
     store.add_node("n1")?;
     let fsck = || -> Result<(usize, usize)> {

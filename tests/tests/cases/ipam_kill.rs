@@ -31,15 +31,15 @@ pub(crate) const CASES: &[Case] = &[
         Strace
     ),
     case!(
-        an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_undone_by_del,
+        format_1_an_order_of_eight_killed_anywhere_is_undone,
         Strace
     ),
     case!(
-        an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_taken_up_by_the_next,
+        format_1_an_order_of_eight_killed_anywhere_is_taken_up,
         Strace
     ),
     case!(
-        a_del_of_eight_in_a_store_of_format_1_killed_anywhere_is_finished_by_the_next,
+        format_1_a_del_of_eight_killed_anywhere_is_finished,
         Strace
     ),
     case!(an_upgrade_killed_anywhere_leaves_a_store_that_works, Strace),
@@ -296,16 +296,16 @@ fn a_del_of_eight_killed_anywhere_is_finished_by_the_next() -> Result<()> {
     del_then_del(&eight_of_format_2())
 }
 
-fn an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_undone_by_del() -> Result<()> {
+fn format_1_an_order_of_eight_killed_anywhere_is_undone() -> Result<()> {
     add_then_del(&eight_of_format_1())
 }
 
-fn an_order_of_eight_in_a_store_of_format_1_killed_anywhere_is_taken_up_by_the_next() -> Result<()>
+fn format_1_an_order_of_eight_killed_anywhere_is_taken_up() -> Result<()>
 {
     add_then_add(&eight_of_format_1())
 }
 
-fn a_del_of_eight_in_a_store_of_format_1_killed_anywhere_is_finished_by_the_next() -> Result<()> {
+fn format_1_a_del_of_eight_killed_anywhere_is_finished() -> Result<()> {
     del_then_del(&eight_of_format_1())
 }
 

@@ -20,19 +20,19 @@ pub(crate) const CASES: &[Case] = &[
         Strace
     ),
     case!(
-        an_add_on_a_share_syncs_the_record_before_the_address_and_both_before_the_answer,
+        add_on_a_share_syncs_record_then_address_then_answers,
         Strace
     ),
     case!(
-        a_del_on_a_share_syncs_the_release_of_the_address_before_it_removes_the_record,
+        del_on_a_share_syncs_the_release_before_the_record_goes,
         Strace
     ),
     case!(
-        an_order_on_a_share_creates_and_syncs_one_record_for_all_its_addresses,
+        an_order_on_a_share_creates_and_syncs_one_record,
         Strace
     ),
     case!(
-        a_del_of_an_order_on_a_share_syncs_each_release_before_it_removes_the_record,
+        del_on_a_share_syncs_each_release_before_the_record_goes,
         Strace
     ),
     case!(
@@ -193,7 +193,7 @@ fn a_first_add_on_a_share_syncs_every_directory_that_it_makes() -> Result<()> {
     Ok(())
 }
 
-fn an_add_on_a_share_syncs_the_record_before_the_address_and_both_before_the_answer() -> Result<()>
+fn add_on_a_share_syncs_record_then_address_then_answers() -> Result<()>
 {
     let store = store()?;
     store.add(&Caller::new("n1", "first"), &network(&["10.0.0.0/24"]))?;
@@ -236,7 +236,7 @@ fn an_add_on_a_share_syncs_the_record_before_the_address_and_both_before_the_ans
     Ok(())
 }
 
-fn a_del_on_a_share_syncs_the_release_of_the_address_before_it_removes_the_record() -> Result<()> {
+fn del_on_a_share_syncs_the_release_before_the_record_goes() -> Result<()> {
     let store = store()?;
     store.add(&caller(), &network(&["10.0.0.0/24"]))?;
     let steps = steps(&store, "DEL", &caller())?;
@@ -306,7 +306,7 @@ fn cost_of_eight(store: &LeaseStore) -> Result<[usize; 4]> {
     ])
 }
 
-fn an_order_on_a_share_creates_and_syncs_one_record_for_all_its_addresses() -> Result<()> {
+fn an_order_on_a_share_creates_and_syncs_one_record() -> Result<()> {
     let one = cost_of_eight(&LeaseStore::new("0")?)?;
     let each = cost_of_eight(&LeaseStore::of_format_1("0")?)?;
     println!("records made, synced; syncs of owners, of shards: {one:?}, in format 1 {each:?}");
@@ -315,7 +315,7 @@ fn an_order_on_a_share_creates_and_syncs_one_record_for_all_its_addresses() -> R
     Ok(())
 }
 
-fn a_del_of_an_order_on_a_share_syncs_each_release_before_it_removes_the_record() -> Result<()> {
+fn del_on_a_share_syncs_each_release_before_the_record_goes() -> Result<()> {
     let store = store()?;
     store.add(&caller(), &eight())?;
     let steps = steps_of(&store, "DEL", &caller(), &eight())?;

@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_on_an_old_kernel_is_identified_by_its_index_in_the_pod() {
+    fn old_kernels_identify_hardware_by_index_in_the_pod() {
         let old = |name: &str, index, mac| Link {
             bus_device: None,
             permanent_mac: vec![],

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_not_left_without_an_address_unless_an_ipam_gives_one() {
+    fn a_leased_address_alone_is_refused_without_an_ipam() {
         let mut snapshot = Snapshot {
             name: "ens1".into(),
             addresses: vec![address("10.0.0.1", 600)],

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_of_an_earlier_version_is_read_and_asks_for_nothing_that_it_does_not_say() {
+    fn an_earlier_versions_snapshot_asks_for_what_it_says_only() {
         let text = r#"{
             "identity": {"busDevice": "0000:3b:00.0", "permanentMac": "02:00:00:00:00:01",
                          "mac": "02:00:00:00:00:01", "index": 5},

@@ -311,7 +311,7 @@ fn a_configuration_says_which_nics_have_to_be_in_order() {
 }
 
 #[test]
-fn a_node_that_lost_a_nic_or_all_of_them_is_not_fit() {
+fn a_node_that_lost_an_hca_is_not_fit() {
     let node = Node::fit();
     let expecting = |number: &str| {
         let mut settings = node.settings();

@@ -105,7 +105,7 @@ fn port_criteria_hold_for_one_and_the_same_port() {
 }
 
 #[test]
-fn any_entry_for_a_pf_counts_and_the_first_in_the_peers_format() {
+fn any_pf_entry_counts_and_the_first_in_peers_files() {
     let ours = selector("pfNames: [\"ens1f0np0#0\", \"ens1f0np0#3\"]");
     assert!(ours.matches(&virtual_function()));
     let theirs = Selector {

@@ -389,7 +389,7 @@ fn a_claim_whose_contender_stays_is_given_up() {
 /// One ADD has an address of a range where it overlaps others; another, where it
 /// does not, had linked its claim of the same address and was killed.
 #[test]
-fn a_claim_that_was_killed_is_given_up_for_a_holder_of_the_other_class() {
+fn a_killed_claim_yields_to_a_holder_of_the_other_class() {
     for killed_overlaps in [true, false] {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path(), "n1");
@@ -526,7 +526,7 @@ fn a_del_that_overtakes_an_add_wins() {
 
 /// NFS gives a file that is open another name when it is removed, and counts that one.
 #[test]
-fn a_del_that_overtakes_an_add_wins_where_the_removed_record_keeps_a_name() {
+fn an_overtaking_del_wins_though_the_record_keeps_a_name() {
     for place in places() {
         let store = open(place.path(), "n1");
         let range = range("10.0.0.0/24");

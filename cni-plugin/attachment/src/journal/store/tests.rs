@@ -115,7 +115,7 @@ fn a_record_is_there_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_record_whose_writer_was_killed_between_link_and_unlink_is_kept_whole() {
+fn a_record_is_kept_when_its_writer_died_before_the_unlink() {
     let (_dir, store, key) = store();
     store.create(&key, &record()).unwrap();
     let path = store.attachments().join(key.as_str());

@@ -14,7 +14,7 @@ fn search<'a>(store: &'a Store, range: &'a Range, holder: &'a Holder) -> Search<
 }
 
 #[test]
-fn an_add_that_was_overtaken_does_not_ask_for_the_lowest_address_again() {
+fn an_overtaken_add_asks_for_another_address() {
     let place = tempfile::tempdir().unwrap();
     let store = open(place.path(), "n1");
     let (range, holder) = (range("10.0.0.0/24"), holder("slower"));

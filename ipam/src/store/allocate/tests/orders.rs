@@ -353,7 +353,7 @@ fn orders_that_meet_part_and_keep_their_answers() {
 }
 
 #[test]
-fn an_order_of_one_address_released_by_hand_keeps_its_record_for_the_others() {
+fn a_release_by_hand_keeps_the_record_for_the_others() {
     let begun = begun();
     begun.store.claim(&begun.intent, &begun.claims).unwrap();
     for (left, address) in [(2, THREE[0]), (1, THREE[2]), (0, THREE[1])] {
@@ -367,7 +367,7 @@ fn an_order_of_one_address_released_by_hand_keeps_its_record_for_the_others() {
 }
 
 #[test]
-fn fsck_gives_an_order_its_owner_back_and_removes_one_that_holds_nothing() {
+fn fsck_restores_an_orders_owner_and_removes_an_empty_one() {
     let begun = begun();
     begun.store.claim(&begun.intent, &begun.claims).unwrap();
     let owned = begun.store.owned("c1", "net1").unwrap().remove(0);

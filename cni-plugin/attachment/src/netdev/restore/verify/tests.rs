@@ -181,7 +181,7 @@ fn an_address_whose_lifetime_ended_is_not_missed() {
 }
 
 #[test]
-fn a_listener_to_everything_that_stayed_is_named_and_one_that_left_is_not() {
+fn promiscuity_that_stayed_is_named() {
     for (users, expected) in [
         (Some(0), None),
         (Some(1), None),
