@@ -108,9 +108,12 @@ impl Store {
         // The open file, not its name: that may be another ADD's record by now, which must not
         // get a lease entry from this call.
         let linked = match claim.shard.link_file(&intent.file, &name) {
-            // The record is gone: a DEL was here.
+            // The record is gone: a DEL was here. A file server may say so of one that is there.
             Err(error) if matches!(error.source, Errno::ENOENT | Errno::ESTALE) => {
-                return Err(overtaken(&claim.lease));
+                return Err(match self.is_overtaken(intent, &[]) {
+                    Ok(false) => error.into(),
+                    Ok(true) | Err(_) => overtaken(&claim.lease),
+                });
             }
             other => other?,
         };
@@ -215,8 +218,8 @@ impl Store {
     }
 
     /// Takes back a link that this call made. It is not compared: nobody else can have linked
-    /// the name, or gets it once it was freed. The record may be refilled for another address or removed next: a loss of power must not bring
-    /// the link back after that.
+    /// the name, or gets it once it was freed. The record may be refilled for another address or
+    /// removed next: a loss of power must not bring the link back after that.
     pub(super) fn withdraw(&self, shard: &Dir, lease_name: LeaseName) -> Result<(), StoreError> {
         let name = lease_name.name();
         match self.format {

@@ -8,10 +8,10 @@
 //! store of version 1 stays one, which nodes of an older version can use, until an
 //! administrator raises it: a file beside takes the place of `FORMAT` by one rename. Killed
 //! before, the store has version 1, and a file that fsck removes. A node that had just opened
-//! the file that was replaced may be refused once by an NFS server (ESTALE), and tries again. Calls that run meanwhile
-//! need not end: those that read version 1 write records of format 1, which are read in any
-//! store; to older ones a record of format 2 is one that cannot be decoded, so they leave it
-//! alone.
+//! the file that was replaced may be refused once by an NFS server (ESTALE), and tries again.
+//! Calls that run meanwhile need not end: those that read version 1 write records of format 1,
+//! which are read in any store; to older ones a record of format 2 is one that cannot be decoded,
+//! so they leave it alone.
 
 use super::StoreError;
 use super::dir::{Dir, Found};

@@ -121,5 +121,7 @@ for version in 4.2 3; do
 	back "$round"
 	finish "$round"
 	# A round of the daemon may be reading it.
-	wait_for 60 umount $store
+	check "$round: the store is unmounted" wait_for 60 umount $store
+	# The guest that serves it ends last.
+	meet "unmounted-$version"
 done
