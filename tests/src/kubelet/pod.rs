@@ -150,6 +150,9 @@ pub struct Container {
     /// Ports that it names.
     #[serde(default)]
     pub ports: Vec<ContainerPort>,
+    /// The other probes are asked only once this is answered.
+    #[serde(default)]
+    pub startup_probe: Option<Probe>,
     /// The pod runs only once this is answered.
     #[serde(default)]
     pub readiness_probe: Option<Probe>,

@@ -26,6 +26,9 @@ pub struct ContainerPort {
 pub struct Probe {
     /// Where it is asked.
     pub http_get: HttpGet,
+    /// Seconds before the first question.
+    #[serde(default)]
+    pub initial_delay_seconds: u64,
     /// Seconds between two questions.
     #[serde(default = "ten")]
     pub period_seconds: u64,

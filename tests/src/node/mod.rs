@@ -87,8 +87,27 @@ fn address() -> IpAddr {
     outward.next().unwrap_or(Ipv4Addr::LOCALHOST).into()
 }
 
+/// Waits until a container says that it has started. The kubelet kills one that does not within its
+/// probe's time.
+fn expect_started(container: &Container, at: IpAddr) -> Result<()> {
+    let Some(probe) = &container.startup_probe else {
+        return Ok(());
+    };
+    thread::sleep(Duration::from_secs(probe.initial_delay_seconds));
+    let mut failures = 0;
+    while let Err(error) = probe.ask(container, at) {
+        failures += 1;
+        if failures >= probe.failure_threshold {
+            return Err(error.context(format!("{} does not start", container.name)));
+        }
+        thread::sleep(Duration::from_secs(probe.period_seconds));
+    }
+    Ok(())
+}
+
 /// Waits until a container says that it is ready, and asks whether it lives.
 fn expect_ready(container: &Container, at: IpAddr) -> Result<()> {
+    expect_started(container, at)?;
     let Some(probe) = &container.readiness_probe else {
         return Ok(());
     };
