@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_whose_draft_is_removed_meanwhile_is_not_said_to_be_raised() {
+    fn a_store_that_lost_its_draft_is_not_raised() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let (place, dir) = place();
         let done = AtomicBool::new(false);

@@ -711,7 +711,7 @@ fn two_pools(place: &Place) -> String {
 }
 
 #[test]
-fn import_of_another_nodes_leases_is_whole_or_not_at_all_and_can_be_repeated() {
+fn import_of_another_nodes_leases_can_be_repeated() {
     let place = Place::new();
     let from = two_pools(&place);
     let yes = ["import", "whereabouts", &from, "--yes"];
