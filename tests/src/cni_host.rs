@@ -213,14 +213,12 @@ impl CniHost {
                     text(&link, "ifname"),
                     text(&address, "local")
                 );
-                let mut compared = address.clone();
-                if let Some(compared) = compared.as_object_mut() {
-                    // Whether detection was skipped is not part of what an address is.
-                    compared.remove("nodad");
-                    compared.remove("tentative");
-                    compared.remove("protocol");
-                }
-                picture.insert(key, compared.to_string());
+                let fields = address.as_object().into_iter().flatten();
+                // Whether detection was skipped is not part of what an address is.
+                let compared: BTreeMap<&String, &Value> = fields
+                    .filter(|(key, _)| !["nodad", "tentative", "protocol"].contains(&key.as_str()))
+                    .collect();
+                picture.insert(key, json!(compared).to_string());
             }
         }
         for family in ["-4", "-6"] {
@@ -229,7 +227,10 @@ impl CniHost {
                 .ip(&format!("{family} route show table all"))?
                 .lines()
             {
-                picture.insert(format!("route {family} {}", route.trim()), String::new());
+                // The kernel makes it when it is done with detection, some time after the address.
+                if !route.starts_with("local fe80:") {
+                    picture.insert(format!("route {family} {}", route.trim()), String::new());
+                }
             }
             for rule in self.netns.ip(&format!("{family} rule show"))?.lines() {
                 picture.insert(format!("rule {family} {}", rule.trim()), String::new());

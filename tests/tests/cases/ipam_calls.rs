@@ -19,10 +19,7 @@ pub(crate) const CASES: &[Case] = &[
         Strace
     ),
     case!(show_and_release_of_an_address_read_its_place_alone, Strace),
-    case!(
-        the_system_calls_of_fsck_grow_with_the_leases_alone,
-        Strace
-    ),
+    case!(the_system_calls_of_fsck_grow_with_the_leases_alone, Strace),
 ];
 
 /// System calls of fsck for each lease, with its share of the directories that are listed.

@@ -30,18 +30,12 @@ pub(crate) const CASES: &[Case] = &[
         a_del_of_eight_killed_anywhere_is_finished_by_the_next,
         Strace
     ),
-    case!(
-        format_1_an_order_of_eight_killed_anywhere_is_undone,
-        Strace
-    ),
+    case!(format_1_an_order_of_eight_killed_anywhere_is_undone, Strace),
     case!(
         format_1_an_order_of_eight_killed_anywhere_is_taken_up,
         Strace
     ),
-    case!(
-        format_1_a_del_of_eight_killed_anywhere_is_finished,
-        Strace
-    ),
+    case!(format_1_a_del_of_eight_killed_anywhere_is_finished, Strace),
     case!(an_upgrade_killed_anywhere_leaves_a_store_that_works, Strace),
 ];
 
@@ -300,8 +294,7 @@ fn format_1_an_order_of_eight_killed_anywhere_is_undone() -> Result<()> {
     add_then_del(&eight_of_format_1())
 }
 
-fn format_1_an_order_of_eight_killed_anywhere_is_taken_up() -> Result<()>
-{
+fn format_1_an_order_of_eight_killed_anywhere_is_taken_up() -> Result<()> {
     add_then_add(&eight_of_format_1())
 }
 

@@ -27,10 +27,7 @@ pub(crate) const CASES: &[Case] = &[
         del_on_a_share_syncs_the_release_before_the_record_goes,
         Strace
     ),
-    case!(
-        an_order_on_a_share_creates_and_syncs_one_record,
-        Strace
-    ),
+    case!(an_order_on_a_share_creates_and_syncs_one_record, Strace),
     case!(
         del_on_a_share_syncs_each_release_before_the_record_goes,
         Strace
@@ -193,8 +190,7 @@ fn a_first_add_on_a_share_syncs_every_directory_that_it_makes() -> Result<()> {
     Ok(())
 }
 
-fn add_on_a_share_syncs_record_then_address_then_answers() -> Result<()>
-{
+fn add_on_a_share_syncs_record_then_address_then_answers() -> Result<()> {
     let store = store()?;
     store.add(&Caller::new("n1", "first"), &network(&["10.0.0.0/24"]))?;
     let steps = steps(&store, "ADD", &caller())?;
