@@ -140,7 +140,12 @@ impl QuestionResult {
                 FailureKind::AmbiguousPod => "ambiguous_pod",
                 FailureKind::KubeletUnavailable => "kubelet_unavailable",
                 FailureKind::AnswerTooLarge => "answer_too_large",
-                FailureKind::Other => "other",
+                // The broker's kinds, and those of later versions, are none of the daemon's.
+                FailureKind::Exhausted
+                | FailureKind::HeldByAnotherNode
+                | FailureKind::ClusterUnavailable
+                | FailureKind::Mismatch
+                | FailureKind::Other => "other",
             },
         }
     }
@@ -152,7 +157,7 @@ pub(crate) struct Counts(Mutex<BTreeMap<QuestionResult, u64>>);
 
 impl Default for Counts {
     fn default() -> Self {
-        let failures = FailureKind::ALL.map(QuestionResult::Failed);
+        let failures = FailureKind::OF_DAEMON.map(QuestionResult::Failed);
         let results = [QuestionResult::Answered, QuestionResult::TimedOut];
         let all = results.into_iter().chain(failures);
         Self(Mutex::new(all.map(|result| (result, 0)).collect()))

@@ -4,6 +4,8 @@
 //! - [`admin`]: the administrator's command line
 //! - [`range`]: which addresses a configured range may give
 //! - [`config`]: the `ipam` object of a network configuration
+//! - [`block`]: blocks of addresses, of which a node has some
+//! - [`grants`]: which blocks the cluster gave to this node
 //! - [`lease`]: what a lease records
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing the leases of pods that ended
@@ -13,7 +15,9 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod block;
 pub mod config;
+pub mod grants;
 pub mod import;
 pub mod lease;
 pub mod plugin;

@@ -356,7 +356,7 @@ impl Plugin {
 
     /// Refuses ranges and network names that the policy's store is not for.
     fn within_bounds(&self, config: &Config) -> Result<(), Error> {
-        let Some(StorePolicy::File { bounds, .. }) = self.policy.stores.get(&config.store) else {
+        let Some(StorePolicy { bounds, .. }) = self.policy.stores.get(&config.store) else {
             return Ok(());
         };
         let refuse = |what: String| {

@@ -177,6 +177,27 @@ impl Range {
         }
     }
 
+    /// The same range, of which only addresses of some networks are given.
+    #[must_use]
+    pub fn within(&self, networks: &[IpNetwork]) -> Self {
+        let mut networks: Vec<Span> = networks
+            .iter()
+            .filter(|network| network.is_ipv4() == self.subnet.is_ipv4())
+            .map(|network| Span::of(*network))
+            .collect();
+        networks.sort_by_key(|network| network.first);
+        let of_network = |network: Span| {
+            self.spans
+                .iter()
+                .filter_map(move |span| span.intersection(network))
+        };
+        Self {
+            subnet: self.subnet,
+            window: self.window,
+            spans: networks.into_iter().flat_map(of_network).collect(),
+        }
+    }
+
     /// The network, host bits zero. Its prefix length goes into the result.
     #[must_use]
     pub fn subnet(&self) -> IpNetwork {

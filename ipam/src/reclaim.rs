@@ -515,17 +515,12 @@ mod tests {
         }
 
         fn store(&self) -> Store {
-            use node::policy::{Policy, Store as StorePolicy, StoreBounds};
+            use node::policy::{Policy, Store as StorePolicy};
             let mut policy = Policy {
                 state_dir: self.place.path().join("state"),
                 ..Policy::default()
             };
-            let store = StorePolicy::File {
-                directory: self.place.path().join("store"),
-                id: None,
-                shared: false,
-                bounds: StoreBounds::default(),
-            };
+            let store = StorePolicy::file(self.place.path().join("store"));
             policy.stores.insert("default".into(), store);
             let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
             Store::open(&policy, "default", node, Path::new("/")).unwrap()

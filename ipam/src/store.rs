@@ -127,6 +127,7 @@ mod claim;
 mod dir;
 mod format;
 mod fsck;
+mod granted;
 mod hint;
 #[cfg(test)]
 mod meeting;
@@ -145,6 +146,8 @@ mod take;
 pub use allocate::{Survey, Want};
 pub use dir::DirError;
 pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};
+pub use granted::Need;
+pub(crate) use name::space as space_directory;
 pub use owner::Owned;
 pub use pools::Pool;
 pub use previous::PreviousLease;
@@ -153,14 +156,16 @@ pub use scan::{Entry, Finding};
 pub use slices::Slice;
 pub use take::{Order, Part, Refused, Space};
 
+use crate::grants::{self, GrantsError};
 use crate::lease::RecordFormat;
 use dir::Dir;
 use format::Format;
 use fsck::server_time;
+use granted::BlockFiles;
 use memory::Memory;
 use nix::errno::Errno;
 use node::identity::{IdentityError, NodeIdentity};
-use node::policy::{DEFAULT_STORE_DIRECTORY, Policy, Store as StorePolicy};
+use node::policy::{DEFAULT_STORE_DIRECTORY, Policy, StoreKind};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -182,6 +187,8 @@ pub struct Store {
     /// Previous names of this machine in this boot.
     previous_names: Vec<String>,
     cooldown: Duration,
+    /// Where the cluster gives blocks of addresses to nodes.
+    blocks: Option<BlockFiles>,
     /// What the administrator should hear although it works.
     warnings: Vec<String>,
 }
@@ -309,6 +316,12 @@ pub enum StoreError {
         /// How it came to that.
         why: String,
     },
+    /// Which blocks this node has cannot be read.
+    #[error(transparent)]
+    Grants(#[from] GrantsError),
+    /// This node's blocks have no address to give.
+    #[error("{0}")]
+    NeedsBlock(Box<Need>),
     /// A DEL or another ADD of the same attachment overtook this ADD.
     #[error("another call for {container} {interface} overtook this one")]
     Overtaken {
@@ -403,6 +416,12 @@ impl StoreError {
             Self::Exhausted { .. } => {
                 "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
             }
+            Self::Grants(_) => {
+                "remove the file and restart the pod rdma-device-plugin of this node: its broker writes it again"
+            }
+            Self::NeedsBlock(_) => {
+                "see rdma-ipam pools, and the log of the container rdma-ipam-broker on this node"
+            }
             Self::SliceExhausted { .. } => {
                 "see rdma-ipam pools and rdma-ipam reclaim; for a larger node_slice_size, all nodes must give up their slices of the range"
             }
@@ -451,7 +470,7 @@ impl Store {
         let dir = Dir::open_path(place.directory)?;
         trust(&dir)?;
         let path = memory::path(&policy.state_dir, name);
-        let remembered = place.remembered(&path, place.id.is_some())?;
+        let remembered = place.remembered(&path, place.id().is_some())?;
         let file_system = match &remembered {
             Some(memory) if memory.knows(&node) => probe::known(&dir, &memory.filesystem)?,
             _ => probe::file_system(&dir, root)?,
@@ -490,15 +509,10 @@ impl Store {
                 }
             }
         }
-        Ok(Self::with(
-            policy,
-            dir,
-            format,
-            file_system,
-            node,
-            memory,
-            warnings,
-        ))
+        Ok(Self {
+            blocks: place.block_files(policy, name),
+            ..Self::with(policy, dir, format, file_system, node, memory, warnings)
+        })
     }
 
     /// Opens a store of the policy if it is there; writes nothing, probes nothing.
@@ -538,15 +552,10 @@ impl Store {
             return missing();
         };
         memory::check(&dir, expected, &format.id, "its file system")?;
-        Ok(Some(Self::with(
-            policy,
-            dir,
-            format,
-            file_system,
-            node,
-            memory,
-            Vec::new(),
-        )))
+        Ok(Some(Self {
+            blocks: place.block_files(policy, name),
+            ..Self::with(policy, dir, format, file_system, node, memory, Vec::new())
+        }))
     }
 
     /// The stores that this node used under a name of the policy and that the policy
@@ -610,13 +619,13 @@ impl Store {
         let file_system = probe::file_system(&dir, root)?;
         place.check_shared(&file_system)?;
         let path = memory::path(&policy.state_dir, name);
-        let remembered = place.remembered(&path, place.id.is_some())?;
+        let remembered = place.remembered(&path, place.id().is_some())?;
         if Format::read(&dir)?.is_none() {
             let known = remembered.map(|memory| memory.id);
-            let other = known.filter(|known| place.id.is_none_or(|id| id != known));
+            let other = known.filter(|known| place.id().is_none_or(|id| id != known));
             memory::check(&dir, other.as_deref(), "no store", &file_system.name)?;
             probe::try_out(&dir)?;
-            Format::establish(&dir, place.id)?;
+            Format::establish(&dir, place.id())?;
         }
         Self::open(policy, name, node, root)
     }
@@ -647,6 +656,7 @@ impl Store {
             node,
             previous_names,
             cooldown,
+            blocks: None,
             warnings,
         }
     }
@@ -746,24 +756,35 @@ impl Store {
 /// Where the policy says that a store is.
 struct Place<'p> {
     directory: &'p Path,
-    id: Option<&'p str>,
-    shared: bool,
+    kind: &'p StoreKind,
 }
 
 impl<'p> Place<'p> {
     fn of(policy: &'p Policy, name: &str) -> Result<Self, StoreError> {
         match policy.stores.get(name) {
-            Some(StorePolicy::File {
-                directory,
-                id,
-                shared,
-                bounds: _,
-            }) => Ok(Self {
-                directory,
-                id: id.as_deref(),
-                shared: *shared,
+            Some(store) => Ok(Self {
+                directory: &store.directory,
+                kind: &store.kind,
             }),
             None => Err(StoreError::unknown(policy, name)),
+        }
+    }
+
+    /// The store's identity, where the policy names it.
+    fn id(&self) -> Option<&'p str> {
+        match self.kind {
+            StoreKind::File { id, .. } => id.as_deref(),
+            StoreKind::Kubernetes { .. } => None,
+        }
+    }
+
+    fn block_files(&self, policy: &Policy, name: &str) -> Option<BlockFiles> {
+        match self.kind {
+            StoreKind::File { .. } => None,
+            StoreKind::Kubernetes { .. } => Some(BlockFiles {
+                store: name.to_owned(),
+                directory: grants::directory(&policy.state_dir, name),
+            }),
         }
     }
 
@@ -790,17 +811,25 @@ impl<'p> Place<'p> {
     }
 
     fn expected<'m>(&'m self, remembered: Option<&'m Memory>) -> Option<&'m str> {
-        self.id.or(remembered.map(|memory| memory.id.as_str()))
+        self.id().or(remembered.map(|memory| memory.id.as_str()))
     }
 
     fn check_shared(&self, file_system: &probe::FileSystem) -> Result<(), StoreError> {
-        if self.shared && !file_system.shared {
-            return Err(StoreError::NotShared {
+        match (self.kind, file_system.shared) {
+            (StoreKind::File { shared: true, .. }, false) => Err(StoreError::NotShared {
                 directory: self.directory.to_owned(),
                 found: file_system.name.clone(),
-            });
+            }),
+            // Others' leases would be in it, too.
+            (StoreKind::Kubernetes { .. }, true) => Err(StoreError::Unfit {
+                path: self.directory.to_owned(),
+                why: format!(
+                    "a store of type kubernetes has the leases of one node, but {} is a file system of several",
+                    file_system.name
+                ),
+            }),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -55,13 +55,37 @@ pub struct Policy {
     pub log: Log,
 }
 
-/// A lease store of the policy.
+/// A lease store of the policy: a directory of leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Store {
-    /// `{"type": "file", "directory": ...}`: a directory, local or shared by nodes.
+pub struct Store {
+    /// `directory`: absolute path.
+    pub directory: PathBuf,
+    /// `type`, with the keys that only it has.
+    pub kind: StoreKind,
+    /// Which networks may use it.
+    pub bounds: StoreBounds,
+}
+
+impl Store {
+    /// A file store in a directory, with default keys.
+    #[must_use]
+    pub fn file(directory: impl Into<PathBuf>) -> Self {
+        Self {
+            directory: directory.into(),
+            kind: StoreKind::File {
+                id: None,
+                shared: false,
+            },
+            bounds: StoreBounds::default(),
+        }
+    }
+}
+
+/// Whom the addresses of a store are unique among.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreKind {
+    /// `"type": "file"`: the nodes that use the directory.
     File {
-        /// Absolute path.
-        directory: PathBuf,
         /// `id`: the store's identity. When it is named, no other store is used
         /// and none is made: a share that is not mounted cannot be mistaken.
         id: Option<String>,
@@ -69,9 +93,32 @@ pub enum Store {
         /// this machine has is refused there: it is what lies below the mount point
         /// of a share that is not mounted.
         shared: bool,
-        /// Which networks may use it.
-        bounds: StoreBounds,
     },
+    /// `"type": "kubernetes"`: the nodes of the cluster. Its API says which node has which
+    /// block of addresses; the directory has the leases of this node.
+    Kubernetes {
+        /// `blocks`: how long a block is.
+        blocks: BlockLength,
+    },
+}
+
+/// Prefix lengths of the blocks that a range is cut into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockLength {
+    /// Of IPv4 addresses, 16 to 32.
+    pub ipv4: u8,
+    /// Of IPv6 addresses, 112 to 128.
+    pub ipv6: u8,
+}
+
+impl Default for BlockLength {
+    /// 16 addresses of IPv4, 64 of IPv6.
+    fn default() -> Self {
+        Self {
+            ipv4: 28,
+            ipv6: 122,
+        }
+    }
 }
 
 /// Which ranges and network names a store may be used for.
@@ -181,15 +228,7 @@ impl Default for Policy {
         Self {
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
-            stores: BTreeMap::from([(
-                "default".to_owned(),
-                Store::File {
-                    directory,
-                    id: None,
-                    shared: false,
-                    bounds: StoreBounds::default(),
-                },
-            )]),
+            stores: BTreeMap::from([("default".to_owned(), Store::file(directory))]),
             ipam: Ipam {
                 profile: None,
                 cooldown: Duration::from_secs(30),

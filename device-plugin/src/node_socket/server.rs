@@ -197,6 +197,7 @@ async fn serve_one(mut stream: UnixStream, answers: Arc<Answers>, asked: Arc<Ato
             name_hcas(&mut units, &answers.reports.borrow());
             Answer::PodUnits(units)
         }),
+        Ok(question @ Question::Block(_)) => Err(question.not_mine()),
         Err(failure) => Err(failure.clone()),
     };
     answers.counts.add(match &answer {

@@ -21,14 +21,15 @@ fn code(error: &StoreError) -> Code {
             | Errno::EMFILE => Code::TryAgain,
             _ => Code::State,
         },
-        StoreError::Overtaken { .. } => Code::TryAgain,
+        StoreError::Overtaken { .. } | StoreError::NeedsBlock(_) => Code::TryAgain,
         StoreError::Unknown { .. } => Code::Policy,
         StoreError::Held { .. }
         | StoreError::Exhausted { .. }
         | StoreError::SliceExhausted { .. }
         | StoreError::NoSlice { .. } => Code::Exhausted,
         StoreError::SliceSize { .. } | StoreError::Oversize { .. } => Code::InvalidConfig,
-        StoreError::Format { .. }
+        StoreError::Grants(_)
+        | StoreError::Format { .. }
         | StoreError::Damaged { .. }
         | StoreError::Writable { .. }
         | StoreError::Identity { .. }

@@ -440,12 +440,7 @@ mod tests {
 
     fn open(place: &Path, node: &str) -> Store {
         std::fs::create_dir_all(place.join("store")).unwrap();
-        let store = StorePolicy::File {
-            directory: place.join("store"),
-            id: None,
-            shared: false,
-            bounds: node::policy::StoreBounds::default(),
-        };
+        let store = StorePolicy::file(place.join("store"));
         let mut policy = Policy {
             state_dir: place.join("state"),
             ..Policy::default()

@@ -6,6 +6,7 @@
 
 use super::allocate::{Goal, Made, Search, Survey, Want};
 use super::dir::Meta;
+use super::granted::Granted;
 use super::owner::{Content, Owned};
 use super::previous::PreviousLease;
 use super::release::CoolDown;
@@ -140,6 +141,16 @@ struct Missing<'o> {
     goal: Goal,
 }
 
+impl Missing<'_> {
+    fn explain(&self, error: StoreError, granted: &Granted<'_>, count: usize) -> StoreError {
+        let address = match self.goal {
+            Goal::This(address) => Some(address),
+            Goal::Lowest | Goal::Rather(_) => None,
+        };
+        granted.explain(name_slice(error, self.slice), self.part, address, count)
+    }
+}
+
 impl Store {
     /// Takes one address for each part of the order, all or none. What the attachment
     /// has already is answered again.
@@ -148,6 +159,7 @@ impl Store {
     /// [`Refused`] naming the part. Nothing that was taken now is left, but an error of
     /// a system call may leave records that lead the owner's DEL to what was begun.
     pub fn take(&self, order: &Order) -> Result<Vec<Lease>, Refused> {
+        let granted = Granted::new(self);
         let mut attached: BTreeMap<&str, Attached> = BTreeMap::new();
         for part in &order.parts {
             let interface = order.interface_of(part);
@@ -158,7 +170,19 @@ impl Store {
         let mut leases: BTreeMap<usize, Lease> = BTreeMap::new();
         let mut interfaces = attached.iter_mut();
         let taken = interfaces
-            .try_for_each(|(interface, of)| self.take_interface(order, interface, of, &mut leases));
+            .try_for_each(|(interface, of)| {
+                self.take_interface(order, interface, &granted, of, &mut leases)
+            })
+            .and_then(|()| {
+                let all = leases.iter().map(|(number, lease)| (*number, lease));
+                match granted.lost(&order.parts, all)? {
+                    Some((number, error)) => Err(Refused {
+                        part: Some(number),
+                        error,
+                    }),
+                    None => Ok(()),
+                }
+            });
         if let Err(refused) = taken {
             for of in attached.values() {
                 self.release_made(&of.made, &refused.error);
@@ -179,6 +203,7 @@ impl Store {
         &self,
         order: &Order,
         interface: &str,
+        granted: &Granted<'_>,
         of: &mut Attached,
         leases: &mut BTreeMap<usize, Lease>,
     ) -> Result<(), Refused> {
@@ -191,12 +216,13 @@ impl Store {
                 part: Some(number),
                 error,
             };
-            let slice = part
-                .slice
+            let slice = self
+                .slice_length(part)
                 .map(|length| self.slice(part.space.network_name.as_deref(), &part.range, length))
                 .transpose()
                 .map_err(refused)?;
-            let range = part.cut_to(slice);
+            let range = granted.cut(&part.space, part.cut_to(slice));
+            let range = range.map_err(refused)?;
             let kept = self.keep(order.profile, number, part, &range, &mut of.there);
             match kept.map_err(refused)? {
                 Some(lease) => drop(leases.insert(number, lease)),
@@ -222,7 +248,7 @@ impl Store {
             }
         }
         let holder = of.made.holder().clone();
-        self.set_goals(order.profile, &mut missing, &holder)?;
+        self.set_goals(order.profile, granted, &mut missing, &holder)?;
         let searches = missing.iter().map(|missing| {
             let want = missing.part.want(&missing.range, &holder);
             Search::new(self, want, missing.goal, missing.number)
@@ -234,11 +260,21 @@ impl Store {
                 Ok(())
             }
             Err(failed) => {
-                let missing = missing.get(failed.search);
-                let slice = missing.and_then(|missing| missing.slice);
+                let lacking = missing.get(failed.search);
+                let alike = |other: &&Missing<'_>| {
+                    lacking.is_some_and(|lacking| {
+                        (&other.part.range, &other.part.space)
+                            == (&lacking.part.range, &lacking.part.space)
+                    })
+                };
+                let count = missing.iter().filter(alike).count();
+                let error = match lacking {
+                    Some(lacking) => lacking.explain(failed.error, granted, count),
+                    None => failed.error,
+                };
                 Err(Refused {
-                    part: missing.map(|missing| missing.number),
-                    error: name_slice(failed.error, slice),
+                    part: lacking.map(|lacking| lacking.number),
+                    error,
                 })
             }
         }
@@ -249,6 +285,7 @@ impl Store {
     fn set_goals(
         &self,
         profile: Profile,
+        granted: &Granted<'_>,
         missing: &mut [Missing<'_>],
         holder: &Holder,
     ) -> Result<(), Refused> {
@@ -260,7 +297,11 @@ impl Store {
                 part: Some(number),
                 error,
             };
+            let space = &missing.part.space;
             if let Some(address) = missing.part.requested {
+                if !granted.has(space, address).map_err(refused)? {
+                    return Err(refused(granted.needs(missing.part, address)));
+                }
                 missing.goal = Goal::This(address);
                 continue;
             }
@@ -270,6 +311,9 @@ impl Store {
                 && may_take_over(profile, previous.lease(), holder, previous.netns())
                 && (profile == Profile::Compatible
                     || missing.range.window_contains(previous.lease().address))
+                && granted
+                    .has(space, previous.lease().address)
+                    .map_err(refused)?
             {
                 missing.goal = Goal::Rather(previous.lease().address);
                 found.push((number, previous));
@@ -292,10 +336,11 @@ impl Store {
     /// [`StoreError::Exhausted`] or [`StoreError::SliceExhausted`], or what kept it from
     /// being read.
     pub fn room(&self, part: &Part, holder: &Holder) -> Result<(), StoreError> {
+        let granted = Granted::new(self);
         let slice = self.slice_of_part_to_come(part)?;
-        let range = part.cut_to(slice);
+        let range = granted.cut(&part.space, part.cut_to(slice))?;
         self.has_room(&part.want(&range, holder))
-            .map_err(|error| name_slice(error, slice))
+            .map_err(|error| granted.explain(name_slice(error, slice), part, None, 1))
     }
 
     /// What [`Store::take`] would find on its way for a part now.
@@ -304,13 +349,20 @@ impl Store {
     /// When the store cannot be read.
     pub fn survey_part(&self, part: &Part, holder: &Holder) -> Result<Survey, StoreError> {
         let range = part.cut_to(self.slice_of_part_to_come(part)?);
+        let range = Granted::new(self).cut(&part.space, range)?;
         self.survey(&part.want(&range, holder))
+    }
+
+    /// Prefix length of the node's slice of a part's range. Where nodes have blocks, they have no
+    /// slices: each node has a part of the range either way.
+    fn slice_length(&self, part: &Part) -> Option<u8> {
+        part.slice.filter(|_| self.blocks.is_none())
     }
 
     /// The slice that this node has or would take of a part's range, if it is cut.
     fn slice_of_part_to_come(&self, part: &Part) -> Result<Option<IpNetwork>, StoreError> {
         let network_name = part.space.network_name.as_deref();
-        part.slice
+        self.slice_length(part)
             .map(|length| self.slice_to_come(network_name, &part.range, length))
             .transpose()
     }
@@ -528,12 +580,7 @@ mod tests {
     fn open(place: &std::path::Path) -> Store {
         use node::policy::{Policy, Store as StorePolicy};
         std::fs::create_dir_all(place.join("store")).unwrap();
-        let store = StorePolicy::File {
-            directory: place.join("store"),
-            id: None,
-            shared: false,
-            bounds: node::policy::StoreBounds::default(),
-        };
+        let store = StorePolicy::file(place.join("store"));
         let mut policy = Policy {
             state_dir: place.join("state"),
             ..Policy::default()

@@ -1,7 +1,8 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
 use super::{
-    Allow, Ipam, Log, LogLevel, Policy, PolicyError, Profile, Selector, Store, StoreBounds,
+    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, Ipam, Log, LogLevel, Policy, PolicyError, Profile,
+    Selector, Store, StoreBounds, StoreKind,
 };
 use crate::{duration, pattern::Pattern, spelling};
 use serde_json::{Map, Value};
@@ -32,6 +33,9 @@ const SELECTOR_KEYS: [&str; 7] = [
     "linkTypes",
     "rdmaDevices",
 ];
+
+/// A block has at most 2 to the power of this many addresses.
+const MAX_BLOCK_BITS: u32 = 16;
 
 /// The whole file, every key and value in order.
 pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
@@ -108,57 +112,102 @@ impl Reader<'_> {
     fn stores(&self, value: &Value) -> Result<BTreeMap<String, Store>, PolicyError> {
         let mut stores = Policy::default().stores;
         for (name, value) in self.map("stores", value)? {
-            let at = format!("stores.{name}");
-            let object = self.map(&at, value)?;
-            self.known(
-                &at,
-                object,
-                &[
-                    "type",
-                    "directory",
-                    "id",
-                    "shared",
-                    "ranges",
-                    "networkNames",
-                ],
-            )?;
-            match object.get("type") {
-                Some(kind) if kind == "file" => {}
-                other => {
-                    let kind = other.unwrap_or(&Value::Null);
-                    return Err(self.wrong(&format!("{at}.type"), kind, "must be \"file\""));
-                }
-            }
-            let directory = object.get("directory").unwrap_or(&Value::Null);
-            let directory = self.directory(&format!("{at}.directory"), directory)?;
-            let id = match object.get("id") {
-                None => None,
-                Some(Value::String(id)) if crate::identity::is_name(id) => Some(id.clone()),
-                Some(other) => {
-                    let rule = "must be a store's identity, as rdma-ipam pools shows it";
-                    return Err(self.wrong(&format!("{at}.id"), other, rule));
-                }
-            };
-            let shared = match object.get("shared") {
-                None => false,
-                Some(Value::Bool(shared)) => *shared,
-                Some(other) => {
-                    return Err(self.wrong(
-                        &format!("{at}.shared"),
-                        other,
-                        "must be true or false",
-                    ));
-                }
-            };
-            let store = Store::File {
-                directory,
-                id,
-                shared,
-                bounds: self.bounds(&at, object)?,
-            };
+            let store = self.store(name, value)?;
             stores.insert(name.clone(), store);
         }
         Ok(stores)
+    }
+
+    fn store(&self, name: &str, value: &Value) -> Result<Store, PolicyError> {
+        let at = format!("stores.{name}");
+        let object = self.map(&at, value)?;
+        let keys: &[&str] = match object.get("type").and_then(Value::as_str) {
+            Some("file") => &["id", "shared"],
+            Some("kubernetes") => &["blocks"],
+            _ => {
+                let kind = object.get("type").unwrap_or(&Value::Null);
+                let rule = "must be \"file\" or \"kubernetes\"";
+                return Err(self.wrong(&format!("{at}.type"), kind, rule));
+            }
+        };
+        let common = ["type", "directory", "ranges", "networkNames"];
+        self.known(&at, object, &[&common, keys].concat())?;
+        let directory = object.get("directory");
+        let kind = match keys {
+            ["blocks"] => StoreKind::Kubernetes {
+                blocks: match object.get("blocks") {
+                    Some(blocks) => self.blocks(&format!("{at}.blocks"), blocks)?,
+                    None => BlockLength::default(),
+                },
+            },
+            _ => StoreKind::File {
+                id: self.store_id(&at, object)?,
+                shared: self.boolean(&format!("{at}.shared"), object.get("shared"))?,
+            },
+        };
+        let directory = match (directory, &kind) {
+            // Of the default store the built-in one; each other store beside it.
+            (None, StoreKind::Kubernetes { .. }) if name == "default" => {
+                PathBuf::from(DEFAULT_STORE_DIRECTORY)
+            }
+            (directory, _) => {
+                let directory = directory.unwrap_or(&Value::Null);
+                self.directory(&format!("{at}.directory"), directory)?
+            }
+        };
+        Ok(Store {
+            directory,
+            kind,
+            bounds: self.bounds(&at, object)?,
+        })
+    }
+
+    fn store_id(
+        &self,
+        at: &str,
+        store: &Map<String, Value>,
+    ) -> Result<Option<String>, PolicyError> {
+        match store.get("id") {
+            None => Ok(None),
+            Some(Value::String(id)) if crate::identity::is_name(id) => Ok(Some(id.clone())),
+            Some(other) => {
+                let rule = "must be a store's identity, as rdma-ipam pools shows it";
+                Err(self.wrong(&format!("{at}.id"), other, rule))
+            }
+        }
+    }
+
+    fn boolean(&self, at: &str, value: Option<&Value>) -> Result<bool, PolicyError> {
+        match value {
+            None => Ok(false),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(other) => Err(self.wrong(at, other, "must be true or false")),
+        }
+    }
+
+    /// Lengths of blocks, which the file says in addresses.
+    fn blocks(&self, at: &str, value: &Value) -> Result<BlockLength, PolicyError> {
+        let object = self.map(at, value)?;
+        self.known(at, object, &["ipv4", "ipv6"])?;
+        let mut blocks = BlockLength::default();
+        for (key, longest, length) in [
+            ("ipv4", 32, &mut blocks.ipv4),
+            ("ipv6", 128, &mut blocks.ipv6),
+        ] {
+            let Some(value) = object.get(key) else {
+                continue;
+            };
+            let addresses = value.as_u64().filter(|count| count.is_power_of_two());
+            *length = addresses
+                .map(u64::trailing_zeros)
+                .filter(|bits| *bits <= MAX_BLOCK_BITS)
+                .and_then(|bits| u8::try_from(longest - bits).ok())
+                .ok_or_else(|| {
+                    let rule = "must be a count of addresses: 1, 2, 4 and so on, at most 65536";
+                    self.wrong(&format!("{at}.{key}"), value, rule)
+                })?;
+        }
+        Ok(blocks)
     }
 
     fn bounds(&self, at: &str, store: &Map<String, Value>) -> Result<StoreBounds, PolicyError> {
@@ -423,10 +472,12 @@ mod tests {
         assert_eq!(policy.state_dir, Path::new("/srv/state"));
         let names: Vec<_> = policy.stores.keys().map(String::as_str).collect();
         assert_eq!(names, ["default", "shared"]);
-        let shared = Store::File {
+        let shared = Store {
             directory: "/mnt/leases".into(),
-            id: None,
-            shared: true,
+            kind: StoreKind::File {
+                id: None,
+                shared: true,
+            },
             bounds: StoreBounds {
                 ranges: Some(vec![([10, 0, 0, 0].into(), 8)]),
                 network_names: Some(vec!["blue".into(), String::new()]),
@@ -494,7 +545,7 @@ mod tests {
             (r#"{"stateDir": "/a/../b"}"#, "absolute path"),
             (
                 r#"{"stores": {"a": {"type": "etcd"}}}"#,
-                "stores.a.type: must be \"file\", not \"etcd\"",
+                "stores.a.type: must be \"file\" or \"kubernetes\", not \"etcd\"",
             ),
             (
                 r#"{"stores": {"a": {"type": "file"}}}"#,
@@ -550,20 +601,63 @@ mod tests {
     }
 
     #[test]
+    fn a_kubernetes_store_has_blocks_and_a_built_in_directory() {
+        let read = |store: &str| {
+            let text = format!(r#"{{"stores": {{"default": {store}}}}}"#);
+            policy(Path::new("p"), text.as_bytes()).map(|policy| policy.stores["default"].clone())
+        };
+        let plain = read(r#"{"type": "kubernetes"}"#).unwrap();
+        assert_eq!(plain.directory, Path::new(DEFAULT_STORE_DIRECTORY));
+        let blocks = BlockLength {
+            ipv4: 28,
+            ipv6: 122,
+        };
+        assert_eq!(plain.kind, StoreKind::Kubernetes { blocks });
+        let text =
+            r#"{"type": "kubernetes", "directory": "/srv", "blocks": {"ipv4": 1, "ipv6": 65536}}"#;
+        let other = read(text).unwrap();
+        let blocks = BlockLength {
+            ipv4: 32,
+            ipv6: 112,
+        };
+        assert_eq!(other.kind, StoreKind::Kubernetes { blocks });
+        for (wrong, says) in [
+            (r#"{"type": "kubernetes", "id": "x"}"#, "id"),
+            (r#"{"type": "kubernetes", "shared": true}"#, "shared"),
+            (
+                r#"{"type": "file", "directory": "/s", "blocks": {}}"#,
+                "blocks",
+            ),
+            (
+                r#"{"type": "kubernetes", "blocks": {"ipv4": 24}}"#,
+                "blocks.ipv4",
+            ),
+            (
+                r#"{"type": "kubernetes", "blocks": {"ipv4": 131072}}"#,
+                "blocks.ipv4",
+            ),
+            (
+                r#"{"type": "kubernetes", "blocks": {"ipv6": 0}}"#,
+                "blocks.ipv6",
+            ),
+            (r#"{"type": "nfs"}"#, "type"),
+        ] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        // A second store has no built-in directory.
+        let text = br#"{"stores": {"blue": {"type": "kubernetes"}}}"#;
+        let error = policy(Path::new("p"), text).unwrap_err().to_string();
+        assert!(error.contains("stores.blue.directory"), "{error}");
+    }
+
+    #[test]
     fn a_wrong_file_still_names_the_directories_of_the_leases() {
         let text = br#"{"stateDir": "/srv", "typo": 1, "ipam": {"cooldown": 3},
             "stores": {"default": {"type": "file", "directory": "/mnt"}}}"#;
         let policy = salvage(Path::new("p"), text);
         assert_eq!(policy.state_dir, Path::new("/srv"));
-        assert_eq!(
-            policy.stores.get("default"),
-            Some(&Store::File {
-                directory: "/mnt".into(),
-                id: None,
-                shared: false,
-                bounds: StoreBounds::default(),
-            })
-        );
+        assert_eq!(policy.stores.get("default"), Some(&Store::file("/mnt")));
         assert_eq!(policy.ipam, Policy::default().ipam);
         assert_eq!(salvage(Path::new("p"), b"garbage"), Policy::default());
     }

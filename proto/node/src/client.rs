@@ -1,4 +1,4 @@
-//! Asks the daemon, blocking, within one time limit for everything.
+//! Asks a server of the node, blocking, within one time limit for everything.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,62 +15,100 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
+use crate::block::{BlockNeed, BlocksGranted};
 use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
 
 /// Permission bits that let somebody else than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
+/// A program of the node that answers questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    /// `rdma-device-plugin`.
+    Daemon,
+    /// `rdma-ipam-broker`.
+    Broker,
+}
+
+impl Server {
+    fn of(question: &Question) -> Self {
+        match question {
+            Question::PodUnits(_) => Self::Daemon,
+            Question::Block(_) => Self::Broker,
+        }
+    }
+}
+
+/// A server at its socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Which server.
+    pub server: Server,
+    /// Path of its socket.
+    pub socket: PathBuf,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let server = match self.server {
+            Server::Daemon => "the node's RDMA daemon",
+            Server::Broker => "the node's address broker",
+        };
+        write!(f, "{server} at {}", self.socket.display())
+    }
+}
+
 /// Why there is no answer. The text says what was attempted and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no socket.
     #[error(
-        "ask the node's RDMA daemon at {socket}: there is no such socket; \
+        "ask {peer}: there is no such socket; \
          is the DaemonSet rdma-device-plugin running on this node?"
     )]
     NoSocket {
-        /// The path.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
     },
     /// There is a socket, and no process listens on it.
     #[error(
-        "ask the node's RDMA daemon at {socket}: connection refused, the daemon that made this \
+        "ask {peer}: connection refused, the process that made this \
          socket has ended; is the DaemonSet rdma-device-plugin running on this node?"
     )]
     Refused {
-        /// The path.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
     },
     /// The socket may be somebody else's. Nothing was asked.
     #[error(
-        "the node's RDMA daemon at {socket} is not asked: {why}; only root may be able to put a \
+        "{peer} is not asked: {why}; only root may be able to put a \
          socket there: remove it and restart the DaemonSet rdma-device-plugin on this node"
     )]
     NotTrusted {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
         /// What is wrong, and with which object.
         why: String,
     },
     /// The time limit passed.
     #[error(
-        "ask the node's RDMA daemon at {socket}: {step} took longer than the limit of {limit:?} \
+        "ask {peer}: {step} took longer than the limit of {limit:?} \
          for the whole question; see the log of the DaemonSet rdma-device-plugin on this node"
     )]
     TimedOut {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
         /// What it was spent on.
         step: Step,
         /// The limit.
         limit: Duration,
     },
     /// The kernel refused.
-    #[error("ask the node's RDMA daemon at {socket}: {step}: {source}")]
+    #[error("ask {peer}: {step}: {source}")]
     Io {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
         /// What was attempted.
         step: Step,
         /// What the kernel said.
@@ -78,58 +116,58 @@ pub enum ClientError {
     },
     /// The daemon closed the connection first.
     #[error(
-        "ask the node's RDMA daemon at {socket}: it closed the connection without an answer; \
+        "ask {peer}: it closed the connection without an answer; \
          see the log of the DaemonSet rdma-device-plugin on this node"
     )]
     Closed {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
     },
     /// The question is longer than [`QUESTION_MAX_BYTES`]. Nothing was asked.
-    #[error(
-        "the question to the node's RDMA daemon has {bytes} bytes, more than {QUESTION_MAX_BYTES}"
-    )]
+    #[error("the question to {peer} has {bytes} bytes, more than {QUESTION_MAX_BYTES}")]
     QuestionTooLarge {
+        /// Who was to be asked.
+        peer: Peer,
         /// Its length.
         bytes: usize,
     },
     /// The answer is longer than [`ANSWER_MAX_BYTES`].
     #[error(
-        "the answer of the node's RDMA daemon at {socket} is longer than {ANSWER_MAX_BYTES} bytes: \
+        "the answer of {peer} is longer than {ANSWER_MAX_BYTES} bytes: \
          install both programs of one release"
     )]
     AnswerTooLarge {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
     },
     /// The answer is no valid document.
     #[error(
-        "the answer of the node's RDMA daemon at {socket} is malformed: {why}; \
+        "the answer of {peer} is malformed: {why}; \
          install both programs of one release"
     )]
     Malformed {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
         /// What is wrong.
         why: String,
     },
     /// The answer is of another version of the documents.
     #[error(
-        "the answer of the node's RDMA daemon at {socket} has version {version}, this program \
+        "the answer of {peer} has version {version}, this program \
          knows version {}: install both programs of one release",
         crate::VERSION
     )]
     Version {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
         /// The answer's version.
         version: u64,
     },
     /// The daemon answered with a failure.
-    #[error("the node's RDMA daemon at {socket} answered: {failure}")]
+    #[error("{peer} answered: {failure}")]
     Failed {
-        /// The path of the socket.
-        socket: PathBuf,
+        /// Who was asked.
+        peer: Peer,
         /// What it said.
         failure: Failure,
     },
@@ -175,8 +213,36 @@ impl std::fmt::Display for Step {
 /// # Errors
 /// As [`ask`].
 pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, ClientError> {
-    let Answer::PodUnits(units) = ask(socket, &Question::PodUnits(pod.clone()), limit)?;
-    Ok(units)
+    match ask(socket, &Question::PodUnits(pod.clone()), limit)? {
+        Answer::PodUnits(units) => Ok(units),
+        answer @ Answer::Block(_) => Err(another(socket, &answer)),
+    }
+}
+
+/// Asks for blocks of addresses. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn blocks(
+    socket: &Path,
+    need: &BlockNeed,
+    limit: Duration,
+) -> Result<BlocksGranted, ClientError> {
+    match ask(socket, &Question::Block(need.clone()), limit)? {
+        Answer::Block(granted) => Ok(granted),
+        answer @ Answer::PodUnits(_) => Err(another(socket, &answer)),
+    }
+}
+
+/// The error of an answer to another question, which [`document::decode_answer`] does not make.
+fn another(socket: &Path, answer: &Answer) -> ClientError {
+    ClientError::Malformed {
+        peer: Peer {
+            server: Server::Daemon,
+            socket: socket.into(),
+        },
+        why: format!("it answers another question: {answer:?}"),
+    }
 }
 
 /// Asks the daemon behind a socket. `limit` is for connect, write and read together.
@@ -186,13 +252,19 @@ pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, 
 /// own user could have made.
 pub fn ask(socket: &Path, question: &Question, limit: Duration) -> Result<Answer, ClientError> {
     let document = question.encode();
+    let peer = Peer {
+        server: Server::of(question),
+        socket: socket.into(),
+    };
     if document.len() > QUESTION_MAX_BYTES {
         return Err(ClientError::QuestionTooLarge {
+            peer,
             bytes: document.len(),
         });
     }
     let call = Call {
         socket,
+        peer,
         limit,
         deadline: Instant::now() + limit,
         own_uid: geteuid().as_raw(),
@@ -205,15 +277,15 @@ pub fn ask(socket: &Path, question: &Question, limit: Duration) -> Result<Answer
     match document::decode_answer(question, &answer) {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(ClientError::Failed {
-            socket: socket.into(),
+            peer: call.peer.clone(),
             failure,
         }),
         Err(NoAnswer::Malformed(why)) => Err(ClientError::Malformed {
-            socket: socket.into(),
+            peer: call.peer.clone(),
             why,
         }),
         Err(NoAnswer::Version(version)) => Err(ClientError::Version {
-            socket: socket.into(),
+            peer: call.peer.clone(),
             version,
         }),
     }
@@ -221,6 +293,7 @@ pub fn ask(socket: &Path, question: &Question, limit: Duration) -> Result<Answer
 
 struct Call<'c> {
     socket: &'c Path,
+    peer: Peer,
     limit: Duration,
     deadline: Instant,
     own_uid: u32,
@@ -250,7 +323,7 @@ impl Call<'_> {
     fn meta(&self, path: &Path) -> Result<fs::Metadata, ClientError> {
         fs::symlink_metadata(path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => ClientError::NoSocket {
-                socket: self.socket.into(),
+                peer: self.peer.clone(),
             },
             _ => self.io(Step::Check, error),
         })
@@ -279,10 +352,10 @@ impl Call<'_> {
     fn connect(&self) -> Result<UnixStream, ClientError> {
         let failed = |errno: Errno| match errno {
             Errno::ENOENT => ClientError::NoSocket {
-                socket: self.socket.into(),
+                peer: self.peer.clone(),
             },
             Errno::ECONNREFUSED => ClientError::Refused {
-                socket: self.socket.into(),
+                peer: self.peer.clone(),
             },
             Errno::EAGAIN => self.late(Step::Connect),
             errno => self.io(Step::Connect, errno.into()),
@@ -363,13 +436,13 @@ impl Call<'_> {
             }
             if answer.len() > ANSWER_MAX_BYTES {
                 return Err(ClientError::AnswerTooLarge {
-                    socket: self.socket.into(),
+                    peer: self.peer.clone(),
                 });
             }
         }
         if answer.is_empty() {
             return Err(ClientError::Closed {
-                socket: self.socket.into(),
+                peer: self.peer.clone(),
             });
         }
         Ok(answer)
@@ -393,7 +466,7 @@ impl Call<'_> {
 
     fn late(&self, step: Step) -> ClientError {
         ClientError::TimedOut {
-            socket: self.socket.into(),
+            peer: self.peer.clone(),
             step,
             limit: self.limit,
         }
@@ -401,7 +474,7 @@ impl Call<'_> {
 
     fn io(&self, step: Step, source: io::Error) -> ClientError {
         ClientError::Io {
-            socket: self.socket.into(),
+            peer: self.peer.clone(),
             step,
             source,
         }
@@ -409,7 +482,7 @@ impl Call<'_> {
 
     fn distrust(&self, why: String) -> ClientError {
         ClientError::NotTrusted {
-            socket: self.socket.into(),
+            peer: self.peer.clone(),
             why,
         }
     }

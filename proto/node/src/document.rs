@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::block::{BlockNeed, BlocksGranted};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -13,8 +14,10 @@ const NAME_MAX_BYTES: usize = 253;
 /// What a program of the node wants to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// Which units of which resources does this pod hold?
+    /// To the daemon: which units of which resources does this pod hold?
     PodUnits(Pod),
+    /// To the broker: this node needs a block of addresses.
+    Block(BlockNeed),
 }
 
 /// A pod, as a CNI plugin knows it from `CNI_ARGS`.
@@ -46,6 +49,8 @@ impl fmt::Display for Pod {
 pub enum Answer {
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
+    /// To [`Question::Block`].
+    Block(BlocksGranted),
 }
 
 /// Units that a pod holds, of all device plugins.
@@ -127,14 +132,22 @@ pub enum FailureKind {
     KubeletUnavailable,
     /// The answer is longer than [`ANSWER_MAX_BYTES`].
     AnswerTooLarge,
+    /// Every block of the range is some node's and has leases.
+    Exhausted,
+    /// The address that is wanted is in another node's block.
+    HeldByAnotherNode,
+    /// The Kubernetes API did not answer.
+    ClusterUnavailable,
+    /// The cluster and the node's policy do not agree on the store.
+    Mismatch,
     /// A kind that this version of the crate does not know.
     #[serde(other)]
     Other,
 }
 
 impl FailureKind {
-    /// Every kind that a daemon answers with.
-    pub const ALL: [Self; 9] = [
+    /// Every kind that the daemon answers with.
+    pub const OF_DAEMON: [Self; 9] = [
         Self::UnsupportedVersion,
         Self::UnknownQuestion,
         Self::Malformed,
@@ -145,10 +158,22 @@ impl FailureKind {
         Self::KubeletUnavailable,
         Self::AnswerTooLarge,
     ];
+    /// Every kind that the broker answers with.
+    pub const OF_BROKER: [Self; 9] = [
+        Self::UnsupportedVersion,
+        Self::UnknownQuestion,
+        Self::Malformed,
+        Self::NotAllowed,
+        Self::AnswerTooLarge,
+        Self::Exhausted,
+        Self::HeldByAnotherNode,
+        Self::ClusterUnavailable,
+        Self::Mismatch,
+    ];
 }
 
-/// The name of the only question so far.
 const POD_UNITS: &str = "podUnits";
+const BLOCK: &str = "block";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -158,7 +183,30 @@ struct PodUnitsQuestion {
     pod: Pod,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockQuestion {
+    version: u64,
+    question: String,
+    need: BlockNeed,
+}
+
 impl Question {
+    /// Its name in the document.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::PodUnits(_) => POD_UNITS,
+            Self::Block(_) => BLOCK,
+        }
+    }
+
+    /// The failure with which a server answers a question that is another server's.
+    #[must_use]
+    pub fn not_mine(&self) -> Failure {
+        unknown_question(&Value::from(self.name()))
+    }
+
     /// The document.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -167,6 +215,11 @@ impl Question {
                 version: VERSION,
                 question: POD_UNITS.to_owned(),
                 pod: pod.clone(),
+            }),
+            Self::Block(need) => encode(&BlockQuestion {
+                version: VERSION,
+                question: BLOCK.to_owned(),
+                need: need.clone(),
             }),
         }
     }
@@ -212,16 +265,20 @@ impl Question {
                 check(&question.pod).map_err(malformed)?;
                 Ok(Self::PodUnits(question.pod))
             }
-            _ => Err(Failure::new(
-                FailureKind::UnknownQuestion,
-                format!(
-                    "the question {} is unknown to this daemon, which knows {POD_UNITS:?}: \
-                     install both programs of one release",
-                    field("question")
-                ),
-            )),
+            Some(BLOCK) => {
+                let question: BlockQuestion = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{BLOCK} is malformed: {error}")))?;
+                Ok(Self::Block(question.need))
+            }
+            _ => Err(unknown_question(field("question"))),
         }
     }
+}
+
+fn unknown_question(question: &Value) -> Failure {
+    let why =
+        format!("the question {question} is unknown here: install all programs of one release");
+    Failure::new(FailureKind::UnknownQuestion, why)
 }
 
 fn check(pod: &Pod) -> Result<(), String> {
@@ -248,39 +305,42 @@ struct AnswerDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod_units: Option<PodUnits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    block: Option<BlocksGranted>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
+}
+
+impl AnswerDocument {
+    fn new(answer: &Result<Answer, Failure>) -> Self {
+        let mut document = Self {
+            version: VERSION,
+            pod_units: None,
+            block: None,
+            error: None,
+        };
+        match answer.clone() {
+            Ok(Answer::PodUnits(units)) => document.pod_units = Some(units),
+            Ok(Answer::Block(granted)) => document.block = Some(granted),
+            Err(failure) => document.error = Some(failure),
+        }
+        document
+    }
 }
 
 /// The document of an answer or of a failure, at most [`ANSWER_MAX_BYTES`] long: an answer that
 /// would be longer becomes the failure [`FailureKind::AnswerTooLarge`].
 #[must_use]
 pub fn encode_answer(answer: &Result<Answer, Failure>) -> Vec<u8> {
-    let bytes = encode(&match answer {
-        Ok(Answer::PodUnits(units)) => AnswerDocument {
-            version: VERSION,
-            pod_units: Some(units.clone()),
-            error: None,
-        },
-        Err(failure) => AnswerDocument {
-            version: VERSION,
-            pod_units: None,
-            error: Some(failure.clone()),
-        },
-    });
+    let bytes = encode(&AnswerDocument::new(answer));
     if bytes.len() <= ANSWER_MAX_BYTES {
         return bytes;
     }
-    encode(&AnswerDocument {
-        version: VERSION,
-        pod_units: None,
-        error: Some(Failure::new(
-            FailureKind::AnswerTooLarge,
-            format!(
-                "the answer has {} bytes, more than {ANSWER_MAX_BYTES}",
-                bytes.len()
-            ),
-        )),
-    })
+    let why = format!(
+        "the answer has {} bytes, more than {ANSWER_MAX_BYTES}",
+        bytes.len()
+    );
+    let failure = Failure::new(FailureKind::AnswerTooLarge, why);
+    encode(&AnswerDocument::new(&Err(failure)))
 }
 
 /// Why bytes are not an answer.
@@ -313,13 +373,17 @@ pub fn decode_answer(
         return Err(NoAnswer::Version(head.version));
     }
     let document: AnswerDocument = serde_json::from_slice(document).map_err(malformed)?;
-    match (question, document.pod_units, document.error) {
-        (_, None, Some(failure)) => Ok(Err(failure)),
-        (Question::PodUnits(_), Some(units), None) => Ok(Ok(Answer::PodUnits(units))),
-        (_, Some(_), Some(_)) => Err(NoAnswer::Malformed(
+    let answer = match question {
+        Question::PodUnits(_) => document.pod_units.map(Answer::PodUnits),
+        Question::Block(_) => document.block.map(Answer::Block),
+    };
+    match (answer, document.error) {
+        (None, Some(failure)) => Ok(Err(failure)),
+        (Some(answer), None) => Ok(Ok(answer)),
+        (Some(_), Some(_)) => Err(NoAnswer::Malformed(
             "it has both an answer and an error".to_owned(),
         )),
-        (_, None, None) => Err(NoAnswer::Malformed(
+        (None, None) => Err(NoAnswer::Malformed(
             "it has neither an answer to the question nor an error".to_owned(),
         )),
     }
@@ -518,11 +582,43 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_name_of_its_own() {
-        let names: std::collections::BTreeSet<String> = FailureKind::ALL
-            .iter()
-            .map(|kind| serde_json::to_string(kind).unwrap())
-            .collect();
-        assert_eq!(names.len(), FailureKind::ALL.len());
+        for kinds in [FailureKind::OF_DAEMON, FailureKind::OF_BROKER] {
+            let name = |kind: &FailureKind| serde_json::to_string(kind).unwrap();
+            let names: std::collections::BTreeSet<String> = kinds.iter().map(name).collect();
+            assert_eq!(names.len(), kinds.len());
+            assert!(!names.contains("\"other\""));
+        }
+    }
+
+    #[test]
+    fn the_question_for_a_block_has_the_documented_form() {
+        let question = Question::Block(BlockNeed {
+            store: "default".into(),
+            network_name: None,
+            range: "10.0.0.0/24".into(),
+            spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
+            address: None,
+            count: 1,
+        });
+        let document: Value = serde_json::from_slice(&question.encode()).unwrap();
+        let need = json!({"store": "default", "range": "10.0.0.0/24",
+                          "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1});
+        let form = json!({"version": 1, "question": "block", "need": need});
+        assert_eq!(document, form);
+        assert_eq!(Question::decode(&question.encode()), Ok(question.clone()));
+        assert_eq!(question.not_mine().kind, FailureKind::UnknownQuestion);
+        let answer = Ok(Answer::Block(BlocksGranted {
+            blocks: vec!["10.0.0.16/28".into()],
+        }));
+        assert_eq!(
+            decode_answer(&question, &encode_answer(&answer)),
+            Ok(answer.clone())
+        );
+        // The answer to another question is none.
+        let other = decode_answer(&Question::PodUnits(pod()), &encode_answer(&answer));
+        assert!(matches!(other, Err(NoAnswer::Malformed(_))), "{other:?}");
+        let unknown = json!({"version": 1, "question": "block", "need": {"more": 1}});
+        assert_eq!(failure_of(&unknown).kind, FailureKind::Malformed);
     }
 
     proptest! {

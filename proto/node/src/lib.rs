@@ -1,10 +1,12 @@
-//! What programs of a node ask the daemon `rdma-device-plugin` over a unix socket.
+//! What programs of a node ask each other over unix sockets: the daemon `rdma-device-plugin` which
+//! units a pod holds, the broker `rdma-ipam-broker` for blocks of addresses.
 //!
 //! - [`document`]: the questions and answers as JSON documents;
+//! - [`block`]: those to the broker;
 //! - [`client`]: asking, blocking, within a time limit.
 //!
 //! One connection carries one question and one answer. The client connects, writes one JSON
-//! document and shuts its writing side down. The daemon writes one JSON document and closes. The
+//! document and shuts its writing side down. The server writes one JSON document and closes. The
 //! end of the stream ends a document, so a document that was cut short is never a whole one. A
 //! question has at most [`QUESTION_MAX_BYTES`] bytes and an answer at most [`ANSWER_MAX_BYTES`].
 //!
@@ -16,23 +18,30 @@
 //!     {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7c2f…"]}]}}
 //!
 //! {"version": 1, "error": {"kind": "unknownPod", "message": "the kubelet knows no pod ml/train-0 …"}}
+//!
+//! {"version": 1, "question": "block", "need": {"store": "default", "range": "10.0.0.0/24",
+//!     "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1}}
+//!
+//! {"version": 1, "block": {"blocks": ["10.0.0.16/28"]}}
 //! ```
 //!
-//! Every document carries `version`. A daemon refuses a question of another version, a question
+//! Every document carries `version`. A server refuses a question of another version, a question
 //! that it does not know, and a field that it does not know, each by name: a field that was
 //! ignored could be the one that narrows the question. A client ignores fields of an answer that
 //! it does not know, so version 1 can gain some.
 //!
-//! Only root may ask. The daemon checks the user of its peer, and the client checks that the
+//! Only root may ask. The server checks the user of its peer, and the client checks that the
 //! socket, its directory and the listening process belong to root or to the client's own user.
 //!
 //! The crate knows no path: each program names the socket that it serves or asks.
 #![forbid(unsafe_code)]
 
+pub mod block;
 pub mod client;
 pub mod document;
 
-pub use client::{ClientError, ask, pod_units};
+pub use block::{BlockNeed, BlocksGranted};
+pub use client::{ClientError, Peer, Server, ask, blocks, pod_units};
 pub use document::{Allocation, Answer, Failure, FailureKind, Pod, PodUnits, Question};
 
 /// The version of the documents that this crate reads and writes.

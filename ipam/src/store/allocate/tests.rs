@@ -42,12 +42,7 @@ fn shards_ascend_and_skip_what_is_excluded() {
 }
 
 fn policy(place: &Path) -> Policy {
-    let store = StorePolicy::File {
-        directory: place.join("store"),
-        id: None,
-        shared: false,
-        bounds: node::policy::StoreBounds::default(),
-    };
+    let store = StorePolicy::file(place.join("store"));
     std::fs::create_dir_all(place.join("store")).unwrap();
     let mut policy = Policy {
         state_dir: place.join("state"),

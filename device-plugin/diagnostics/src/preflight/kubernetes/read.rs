@@ -10,7 +10,7 @@ use kubelet_api::client;
 use nix::unistd::{AccessFlags, access};
 use node::cni_program;
 use node::identity::NodeIdentity;
-use node::policy::{Policy, Store as StorePolicy};
+use node::policy::Policy;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -284,8 +284,8 @@ fn resources(
 fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
     let mut policy = Policy::load(&context.settings.policy).map_err(|error| error.to_string())?;
     let root = &context.settings.root;
-    for StorePolicy::File { directory, .. } in policy.stores.values_mut() {
-        *directory = mounted(root, directory);
+    for store in policy.stores.values_mut() {
+        store.directory = mounted(root, &store.directory);
     }
     policy.state_dir = mounted(root, &policy.state_dir);
     let node = NodeIdentity::read(&context.settings.root, &policy.node_name(None));

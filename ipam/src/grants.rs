@@ -1,0 +1,269 @@
+//! Which blocks of addresses the cluster gave to this node.
+//!
+//! ```text
+//! <stateDir>/blocks/<store>/<space>     one file for each address space
+//! {"version": 1, "networkName": "blue", "blocks": [{"block": "10.0.0.16/28", "uid": "…", "epoch": 1}]}
+//! ```
+//! The broker writes it after the API has acknowledged a block; an ADD reads it. A file is
+//! replaced as a whole, so a reader sees the blocks of one moment, and it is durable before the
+//! broker goes on: a block that was given back does not come back with the power.
+//!
+//! # Why giving a block back and an ADD in it cannot cross
+//! The broker takes the block out of the file, and then looks for leases in it; where it
+//! finds one, it puts the block back. An ADD makes its lease entry, and then looks whether the
+//! file still has the block; where it does not, it withdraws. Of the two, one looks last. If that
+//! is the ADD, the block was out of the file by then, and it withdraws. If it is the broker, the
+//! lease was there by then, and the block stays. Both may give way. None of it needs a lock, and
+//! either may die between any two steps: a lease that an ADD left without its second look keeps
+//! the block with the node until its owner's DEL.
+
+use crate::block::AddressSpace;
+use ipnetwork::IpNetwork;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// A file is no longer than this, in bytes: some 10,000 blocks.
+const MAX_BYTES: u64 = 1 << 20;
+const VERSION: u64 = 1;
+
+/// One block that this node has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Its addresses.
+    pub block: IpNetwork,
+    /// UID of its object.
+    pub uid: String,
+    /// How often it changed hands, with this time.
+    pub epoch: u64,
+}
+
+/// The blocks of one address space that this node has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Grants {
+    version: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network_name: Option<String>,
+    /// The blocks, in no order.
+    pub blocks: Vec<Grant>,
+}
+
+/// Why the node's blocks are not known.
+#[derive(Debug, thiserror::Error)]
+#[error("read which blocks of addresses this node has: {}: {why}", path.display())]
+pub struct GrantsError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// Where the files of a store's address spaces are.
+#[must_use]
+pub fn directory(state_dir: &Path, store: &str) -> PathBuf {
+    state_dir.join("blocks").join(store)
+}
+
+impl Grants {
+    /// None yet.
+    #[must_use]
+    pub fn none(space: &AddressSpace) -> Self {
+        Self {
+            version: VERSION,
+            network_name: space.network_name.clone(),
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Reads those of a space; a file that is not there has none.
+    ///
+    /// # Errors
+    /// [`GrantsError`]: the file is not one of ours.
+    pub fn read(directory: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
+        Ok(Reading::new(directory, space)?.grants)
+    }
+
+    /// Replaces those of a space, durably.
+    ///
+    /// # Errors
+    /// What the kernel said; the file is as it was.
+    pub fn write(&self, directory: &Path, space: &AddressSpace) -> io::Result<()> {
+        node::file::make_directories(directory)?;
+        let text = serde_json::to_vec(self)?;
+        node::file::replace(&directory.join(space.directory_name()), text)
+    }
+
+    /// Whether an address is in one of the blocks.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.blocks
+            .iter()
+            .any(|grant| grant.block.contains(address))
+    }
+
+    /// The blocks' addresses.
+    #[must_use]
+    pub fn networks(&self) -> Vec<IpNetwork> {
+        self.blocks.iter().map(|grant| grant.block).collect()
+    }
+
+    /// `network_name` of their space.
+    #[must_use]
+    pub fn network_name(&self) -> Option<&str> {
+        self.network_name.as_deref()
+    }
+}
+
+/// What a file said, and whether it says so still.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    path: PathBuf,
+    /// Held open: another file cannot have its inode meanwhile.
+    file: Option<File>,
+    pub(crate) grants: Grants,
+}
+
+impl Reading {
+    pub(crate) fn new(directory: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
+        let path = directory.join(space.directory_name());
+        match read(&path, space) {
+            Ok((file, grants)) => Ok(Self { path, file, grants }),
+            Err(why) => Err(GrantsError { path, why }),
+        }
+    }
+
+    /// Whether the file is the one that was read. The broker replaces it, and never writes into it.
+    pub(crate) fn is_current(&self) -> bool {
+        let there = std::fs::symlink_metadata(&self.path);
+        match (&self.file, there) {
+            (None, Err(error)) => error.kind() == io::ErrorKind::NotFound,
+            (Some(file), Ok(there)) => file
+                .metadata()
+                .is_ok_and(|read| (read.dev(), read.ino()) == (there.dev(), there.ino())),
+            _ => false,
+        }
+    }
+}
+
+fn read(path: &Path, space: &AddressSpace) -> Result<(Option<File>, Grants), String> {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let mut file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok((None, Grants::none(space)));
+        }
+        Err(error) if error.raw_os_error() == Some(Errno::ELOOP as i32) => {
+            return Err("it is a symbolic link".to_owned());
+        }
+        other => other.map_err(|error| error.to_string())?,
+    };
+    let mut text = Vec::new();
+    let length = Read::by_ref(&mut file)
+        .take(MAX_BYTES + 1)
+        .read_to_end(&mut text);
+    if length.map_err(|error| error.to_string())? as u64 > MAX_BYTES {
+        return Err(format!("it is longer than {MAX_BYTES} bytes"));
+    }
+    let grants: Grants = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    if grants.version != VERSION {
+        return Err(format!(
+            "it has version {}, this program knows version {VERSION}: install all programs of one release",
+            grants.version
+        ));
+    }
+    if grants.network_name != space.network_name {
+        return Err("it is of another network_name".to_owned());
+    }
+    Ok((Some(file), grants))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn granted(space: &AddressSpace, blocks: &[&str]) -> Grants {
+        let mut grants = Grants::none(space);
+        for block in blocks {
+            grants.blocks.push(Grant {
+                block: block.parse().unwrap(),
+                uid: "8f".into(),
+                epoch: 1,
+            });
+        }
+        grants
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = directory(place.path(), "default");
+        for name in [None, Some("blue")] {
+            let space = AddressSpace::new("default", name);
+            assert_eq!(Grants::read(&directory, &space).unwrap().blocks, []);
+            let grants = granted(&space, &["10.0.0.16/28", "fd00::40/122"]);
+            grants.write(&directory, &space).unwrap();
+            let read = Grants::read(&directory, &space).unwrap();
+            assert_eq!(read, grants);
+            assert_eq!(read.network_name(), name);
+            assert!(read.has("10.0.0.31".parse().unwrap()));
+            assert!(!read.has("10.0.0.32".parse().unwrap()));
+            assert!(read.has("fd00::7f".parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_replaced_file_is_seen() {
+        let place = tempfile::tempdir().unwrap();
+        let space = AddressSpace::new("default", None);
+        let none = Reading::new(place.path(), &space).unwrap();
+        assert!(none.is_current());
+        let grants = granted(&space, &["10.0.0.16/28"]);
+        grants.write(place.path(), &space).unwrap();
+        assert!(!none.is_current());
+        let one = Reading::new(place.path(), &space).unwrap();
+        assert!(one.is_current());
+        // The same text in a new file: whoever wrote it may have looked at the leases between.
+        for _ in 0..3 {
+            grants.write(place.path(), &space).unwrap();
+            assert!(!one.is_current());
+        }
+        std::fs::remove_file(&one.path).unwrap();
+        assert!(!one.is_current());
+    }
+
+    #[test]
+    fn what_is_no_grants_file_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let space = AddressSpace::new("default", None);
+        let path = place.path().join(space.directory_name());
+        for (text, says) in [
+            ("", "EOF"),
+            (r#"{"version": 2, "blocks": []}"#, "version 2"),
+            (
+                r#"{"version": 1, "networkName": "blue", "blocks": []}"#,
+                "network_name",
+            ),
+            (
+                r#"{"version": 1, "blocks": [{"block": "10.0.0/28", "uid": "", "epoch": 1}]}"#,
+                "invalid",
+            ),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = Grants::read(place.path(), &space).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
+        let error = Grants::read(place.path(), &space).unwrap_err().to_string();
+        assert!(error.contains("symbolic link"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        let fifo = nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR);
+        fifo.unwrap();
+        assert!(Grants::read(place.path(), &space).is_err());
+    }
+}
