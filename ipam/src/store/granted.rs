@@ -7,9 +7,9 @@
 use super::name::{self, LeaseName};
 use super::release::now;
 use super::take::{Part, Space};
-use super::{Store, StoreError};
+use super::{Finding, Store, StoreError};
 use crate::block::AddressSpace;
-use crate::grants::{Grants, Reading};
+use crate::grants::{Grant, Grants, GrantsError, Reading};
 use crate::lease::Lease;
 use crate::range::{Range, bits};
 use ipnetwork::IpNetwork;
@@ -32,6 +32,29 @@ pub(super) struct BlockFiles {
 impl BlockFiles {
     fn space(&self, space: &Space) -> AddressSpace {
         AddressSpace::new(&self.store, space.network_name.as_deref())
+    }
+
+    /// The blocks of all address spaces of the store.
+    fn all(&self) -> Result<Vec<Grants>, StoreError> {
+        let failed = |error: std::io::Error| GrantsError {
+            path: self.directory.clone(),
+            why: error.to_string(),
+        };
+        let entries = match std::fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed)?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let file = entry.map_err(failed)?.file_name();
+            // What a killed writer left begins with a dot.
+            let network_name = file.to_str().and_then(name::network_name);
+            if let Some(network_name) = network_name {
+                let space = AddressSpace::new(&self.store, network_name.as_deref());
+                all.push(Grants::read(&self.directory, &space)?);
+            }
+        }
+        Ok(all)
     }
 }
 
@@ -172,7 +195,71 @@ pub struct BlockUse {
     pub cooling_down: usize,
 }
 
+/// A block of this node, and what of it is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeBlock {
+    /// `network_name` of its address space.
+    pub network_name: Option<String>,
+    /// The block, as the cluster gave it.
+    pub grant: Grant,
+    /// What of it is in use.
+    pub used: BlockUse,
+}
+
 impl Store {
+    /// This node's blocks, by network name and address; `None` of a store that is no Kubernetes
+    /// store.
+    ///
+    /// # Errors
+    /// When the store, or which blocks the node has, cannot be read.
+    pub fn node_blocks(&self) -> Result<Option<Vec<NodeBlock>>, StoreError> {
+        let Some(files) = &self.blocks else {
+            return Ok(None);
+        };
+        let mut blocks = Vec::new();
+        for grants in files.all()? {
+            for grant in &grants.blocks {
+                blocks.push(NodeBlock {
+                    network_name: grants.network_name().map(str::to_owned),
+                    used: self.block_use(grants.network_name(), grant.block)?,
+                    grant: grant.clone(),
+                });
+            }
+        }
+        blocks.sort_by(|a, b| {
+            (&a.network_name, a.grant.block).cmp(&(&b.network_name, b.grant.block))
+        });
+        Ok(Some(blocks))
+    }
+
+    /// Leases in blocks that this node does not have: another node may give the same addresses.
+    ///
+    /// # Errors
+    /// As [`Store::node_blocks`].
+    pub fn outside_blocks(&self) -> Result<Vec<Finding>, StoreError> {
+        let Some(files) = &self.blocks else {
+            return Ok(Vec::new());
+        };
+        let all: BTreeMap<Option<String>, Grants> = files
+            .all()?
+            .into_iter()
+            .map(|grants| (grants.network_name().map(str::to_owned), grants))
+            .collect();
+        let mut outside = Vec::new();
+        self.entries(false, |entry| {
+            let grants = all.get(&entry.network_name);
+            if entry.freed.is_none() && !grants.is_some_and(|all| all.has(entry.address)) {
+                let what = format!(
+                    "{} is in no block of this node: another node may give it to a pod, too; let the pod that has it here end",
+                    entry.address
+                );
+                outside.push(Finding::strange(entry.path, what));
+            }
+            Ok(())
+        })?;
+        Ok(outside)
+    }
+
     /// What of a block is in use on this node. A lease that is there from before the call until
     /// after it is seen.
     ///
@@ -218,7 +305,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grants::{Grant, directory};
+    use crate::grants::directory;
     use crate::lease::Holder;
     use crate::range::Spec;
     use crate::store::{Order, Refused};
@@ -359,7 +446,15 @@ mod tests {
             missing.address.map(|address| address.to_string()),
             Some(lease)
         );
-        // It stays its owner's, for DEL or until the block is back.
+        // It stays its owner's, for DEL or until the block is back, and fsck shows it.
+        let found = store.fsck(false, Duration::ZERO).unwrap().findings;
+        let found: Vec<&str> = found.iter().map(|problem| &*problem.finding.what).collect();
+        assert!(
+            found[0].starts_with("10.0.0.1 is in no block of this node"),
+            "{found:?}"
+        );
+        let blocks = store.node_blocks().unwrap().unwrap();
+        assert_eq!((blocks.len(), blocks[0].used.held.len()), (1, 0));
         assert_eq!(store.held("a", &first.holder.interface).unwrap().len(), 1);
     }
 
