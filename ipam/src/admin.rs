@@ -3,6 +3,7 @@
 //! Each command reads through the library and prints a table for people or, with
 //! `--json`, the same data for machines.
 
+mod blocks;
 mod explain;
 mod fsck;
 mod import;
@@ -66,6 +67,8 @@ enum Command {
     Show(show::Show),
     /// Pools: size, used, cooling down, free; and which node has which slice
     Pools(pools::Pools),
+    /// Blocks of addresses that the cluster gave to this node, and how much of each is used
+    Blocks(blocks::Blocks),
     /// Which addresses a network configuration may give, and which is next
     Explain(explain::Explain),
     /// Free this node's leases that are over
@@ -103,6 +106,7 @@ pub fn run() -> ExitCode {
         Command::List(command) => command.run(global),
         Command::Show(command) => command.run(global),
         Command::Pools(command) => command.run(global),
+        Command::Blocks(command) => command.run(global),
         Command::Explain(command) => command.run(global),
         Command::Reclaim(command) => command.run(global),
         Command::Release(command) => command.run(global),

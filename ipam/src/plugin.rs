@@ -8,6 +8,7 @@
 
 mod add;
 mod answer;
+mod blocks;
 
 use crate::config::{self, Config};
 use crate::lease::{Holder, Pod};
@@ -15,6 +16,7 @@ use crate::range::Range;
 use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
+use blocks::{BROKER_SOCKET, Broker, Fault};
 use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
@@ -111,7 +113,8 @@ impl Plugin {
         self.warn(request, &config, &store);
         let holder = self.holder(request, store.node())?;
         let request_excluded = self.policy.allow.request_excluded;
-        add::add(request, &config, &store, &holder, request_excluded)
+        let broker = self.broker();
+        add::add(request, &config, &store, &broker, &holder, request_excluded)
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
@@ -240,9 +243,12 @@ impl Plugin {
         store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
         for range in &config.ranges {
-            store
-                .room(&add::part(range, &config, None), &holder)
-                .map_err(|e| unavailable(to_error(&e, &at)))?;
+            let part = add::part(range, &config, None);
+            let room = self.broker().supply(|| Ok(store.room(&part, &holder)?));
+            room.map_err(|fault| match fault {
+                Fault::Store(refused) => unavailable(to_error(&refused.error, &at)),
+                Fault::Broker(error) => unavailable(error),
+            })?;
         }
         Ok(())
     }
@@ -311,6 +317,12 @@ impl Plugin {
             // Nothing can have been leased in a store that is not configured.
             Err(StoreError::Unknown { .. }) => Ok(None),
             other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
+        }
+    }
+
+    fn broker(&self) -> Broker {
+        Broker {
+            socket: self.root.join(BROKER_SOCKET),
         }
     }
 

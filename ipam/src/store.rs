@@ -146,7 +146,7 @@ mod take;
 pub use allocate::{Survey, Want};
 pub use dir::DirError;
 pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};
-pub use granted::Need;
+pub use granted::{BlockUse, Need, NodeBlock};
 pub(crate) use name::space as space_directory;
 pub use owner::Owned;
 pub use pools::Pool;

@@ -1,6 +1,7 @@
 //! ADD: the order that a configuration and a request make, and its result.
 
 use super::answer::to_error;
+use super::blocks::{Broker, Fault};
 use crate::config::{Config, Requested, Source};
 use crate::lease::Holder;
 use crate::range::{IpAddrWithLength, Range};
@@ -15,6 +16,7 @@ pub(super) fn add(
     request: &Request,
     config: &Config,
     store: &Store,
+    broker: &Broker,
     holder: &Holder,
     request_excluded: bool,
 ) -> Result<CniResult, Error> {
@@ -28,7 +30,11 @@ pub(super) fn add(
             .map(|(range, requested)| part(range, config, requested))
             .collect(),
     };
-    let leases = store.take(&order).map_err(|refused| {
+    let leases = broker.supply(|| store.take(&order)).map_err(|fault| {
+        let refused = match fault {
+            Fault::Store(refused) => refused,
+            Fault::Broker(error) => return error,
+        };
         let range = refused.part.and_then(|part| config.ranges.get(part));
         let attempt = match range {
             Some(range) => format!("lease an address of {} for {holder}", range.subnet()),

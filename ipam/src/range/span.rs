@@ -2,6 +2,7 @@
 
 use super::{bits, from_bits};
 use ipnetwork::IpNetwork;
+use std::net::IpAddr;
 
 /// All addresses from `first` to `last`, both included; never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,12 @@ impl Span {
         } else {
             format!("{first}-{last}")
         }
+    }
+
+    /// First and last address.
+    #[must_use]
+    pub fn addresses(self, v4: bool) -> (IpAddr, IpAddr) {
+        (from_bits(v4, self.first), from_bits(v4, self.last))
     }
 
     /// How many; `u128::MAX` for all of IPv6, one too few.

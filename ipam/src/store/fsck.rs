@@ -104,6 +104,12 @@ impl Store {
             fsck.records(node)?;
         }
         fsck.pods()?;
+        for finding in self.outside_blocks()? {
+            fsck.checkup.findings.push(Problem {
+                finding,
+                repaired: false,
+            });
+        }
         Ok(fsck.checkup)
     }
 

@@ -2,15 +2,19 @@
 //!
 //! Each address space's file is read once, before anything is chosen, and looked at once more
 //! after everything is linked (see [`crate::grants`] for why that is enough).
+//! How much of a block is in use, the broker reads here.
 
+use super::name::{self, LeaseName};
+use super::release::now;
 use super::take::{Part, Space};
-use super::{Store, StoreError};
+use super::{Finding, Store, StoreError};
 use crate::block::AddressSpace;
-use crate::grants::{Grants, Reading};
+use crate::grants::{Grant, Grants, GrantsError, Reading};
 use crate::lease::Lease;
-use crate::range::Range;
+use crate::range::{Range, bits};
+use ipnetwork::IpNetwork;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,6 +32,29 @@ pub(super) struct BlockFiles {
 impl BlockFiles {
     fn space(&self, space: &Space) -> AddressSpace {
         AddressSpace::new(&self.store, space.network_name.as_deref())
+    }
+
+    /// The blocks of all address spaces of the store.
+    fn all(&self) -> Result<Vec<Grants>, StoreError> {
+        let failed = |error: std::io::Error| GrantsError {
+            path: self.directory.clone(),
+            why: error.to_string(),
+        };
+        let entries = match std::fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed)?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let file = entry.map_err(failed)?.file_name();
+            // What a killed writer left begins with a dot.
+            let network_name = file.to_str().and_then(name::network_name);
+            if let Some(network_name) = network_name {
+                let space = AddressSpace::new(&self.store, network_name.as_deref());
+                all.push(Grants::read(&self.directory, &space)?);
+            }
+        }
+        Ok(all)
     }
 }
 
@@ -156,5 +183,369 @@ impl<'s> Granted<'s> {
             }
         }
         Ok(None)
+    }
+}
+
+/// How much of a block is in use.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BlockUse {
+    /// Addresses that are leased, ascending.
+    pub held: Vec<IpAddr>,
+    /// How many addresses were released and cool down.
+    pub cooling_down: usize,
+}
+
+/// A block of this node, and what of it is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeBlock {
+    /// `network_name` of its address space.
+    pub network_name: Option<String>,
+    /// The block, as the cluster gave it.
+    pub grant: Grant,
+    /// What of it is in use.
+    pub used: BlockUse,
+}
+
+impl Store {
+    /// This node's blocks, by network name and address; `None` of a store that is no Kubernetes
+    /// store.
+    ///
+    /// # Errors
+    /// When the store, or which blocks the node has, cannot be read.
+    pub fn node_blocks(&self) -> Result<Option<Vec<NodeBlock>>, StoreError> {
+        let Some(files) = &self.blocks else {
+            return Ok(None);
+        };
+        let mut blocks = Vec::new();
+        for grants in files.all()? {
+            for grant in &grants.blocks {
+                blocks.push(NodeBlock {
+                    network_name: grants.network_name().map(str::to_owned),
+                    used: self.block_use(grants.network_name(), grant.block)?,
+                    grant: grant.clone(),
+                });
+            }
+        }
+        blocks.sort_by(|a, b| {
+            (&a.network_name, a.grant.block).cmp(&(&b.network_name, b.grant.block))
+        });
+        Ok(Some(blocks))
+    }
+
+    /// Leases in blocks that this node does not have: another node may give the same addresses.
+    ///
+    /// # Errors
+    /// As [`Store::node_blocks`].
+    pub fn outside_blocks(&self) -> Result<Vec<Finding>, StoreError> {
+        let Some(files) = &self.blocks else {
+            return Ok(Vec::new());
+        };
+        let all: BTreeMap<Option<String>, Grants> = files
+            .all()?
+            .into_iter()
+            .map(|grants| (grants.network_name().map(str::to_owned), grants))
+            .collect();
+        let mut outside = Vec::new();
+        self.entries(false, |entry| {
+            let grants = all.get(&entry.network_name);
+            if entry.freed.is_none() && !grants.is_some_and(|all| all.has(entry.address)) {
+                let what = format!(
+                    "{} is in no block of this node: another node may give it to a pod, too; let the pod that has it here end",
+                    entry.address
+                );
+                outside.push(Finding::strange(entry.path, what));
+            }
+            Ok(())
+        })?;
+        Ok(outside)
+    }
+
+    /// What of a block is in use on this node. A lease that is there from before the call until
+    /// after it is seen.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn block_use(
+        &self,
+        network_name: Option<&str>,
+        block: IpNetwork,
+    ) -> Result<BlockUse, StoreError> {
+        let (first, last) = (bits(block.network()), bits(block.broadcast()));
+        let cooldown = u64::try_from(self.cooldown.as_millis()).unwrap_or(u64::MAX);
+        let rested = now().saturating_sub(cooldown);
+        let (mut held, mut resting) = (BTreeSet::new(), BTreeSet::new());
+        for number in name::shard_number(first)..=name::shard_number(last) {
+            let shard = name::shard(block.is_ipv4(), number);
+            let space = name::space(network_name);
+            // Not by a directory that was open: another one may be in its place.
+            let Some(dir) = self.open_below(&["leases", &space, &shard])? else {
+                continue;
+            };
+            for name in dir.names()? {
+                let Some(lease) = LeaseName::parse(&name) else {
+                    continue;
+                };
+                if !block.contains(lease.address) {
+                    continue;
+                }
+                match lease.freed {
+                    None => held.insert(lease.address),
+                    Some(freed) if freed > rested => resting.insert(lease.address),
+                    Some(_) => false,
+                };
+            }
+        }
+        Ok(BlockUse {
+            cooling_down: resting.difference(&held).count(),
+            held: held.into_iter().collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grants::directory;
+    use crate::lease::Holder;
+    use crate::range::Spec;
+    use crate::store::{Order, Refused};
+    use node::identity::NodeIdentity;
+    use node::policy::{
+        BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
+    };
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    fn open(place: &Path) -> Store {
+        std::fs::create_dir_all(place.join("store")).unwrap();
+        let store = StorePolicy {
+            directory: place.join("store"),
+            kind: StoreKind::Kubernetes {
+                blocks: BlockLength::default(),
+            },
+            bounds: StoreBounds::default(),
+        };
+        let mut policy = Policy {
+            state_dir: place.join("state"),
+            ..Policy::default()
+        };
+        policy.stores.insert("default".into(), store);
+        let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
+        Store::open(&policy, "default", node, Path::new("/")).unwrap()
+    }
+
+    fn grant(place: &Path, network_name: Option<&str>, blocks: &[&str]) {
+        let space = AddressSpace::new("default", network_name);
+        let mut grants = Grants::none(&space);
+        grants.blocks = blocks
+            .iter()
+            .map(|block| Grant {
+                block: block.parse().unwrap(),
+                uid: "8f".into(),
+                epoch: 1,
+            })
+            .collect();
+        let directory = directory(&place.join("state"), "default");
+        grants.write(&directory, &space).unwrap();
+    }
+
+    fn order(container: &str, range: &str, requested: Option<&str>) -> Order {
+        let spec = Spec {
+            range,
+            ..Spec::default()
+        };
+        let mut holder: Holder = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24").holder;
+        holder.pod = None;
+        holder.node = "n1".into();
+        holder.container = container.to_owned();
+        holder.boot = NodeIdentity::read(Path::new("/"), "n1").unwrap().boot;
+        Order {
+            holder,
+            profile: Profile::Strict,
+            parts: vec![Part {
+                interface: None,
+                range: Range::new(&spec, Profile::Strict).unwrap(),
+                slice: Some(26),
+                space: Space {
+                    network_name: None,
+                    overlapping: true,
+                },
+                requested: requested.map(|address| address.parse().unwrap()),
+            }],
+        }
+    }
+
+    fn address(taken: Result<Vec<Lease>, Refused>) -> String {
+        taken.unwrap()[0].address.to_string()
+    }
+
+    fn need(taken: Result<Vec<Lease>, Refused>) -> Need {
+        match taken.unwrap_err().error {
+            StoreError::NeedsBlock(need) => *need,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn only_addresses_of_the_nodes_blocks_are_given() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let range = "10.0.0.0/24";
+        let missing = need(store.take(&order("a", range, None)));
+        assert_eq!((missing.address, missing.count), (None, 1));
+        assert_eq!(missing.range.subnet().to_string(), range);
+        // Of another address space.
+        grant(place.path(), Some("blue"), &["10.0.0.0/28"]);
+        need(store.take(&order("a", range, None)));
+        grant(
+            place.path(),
+            None,
+            &["10.0.0.64/31", "fd00::/122", "10.0.0.16/31"],
+        );
+        assert_eq!(address(store.take(&order("a", range, None))), "10.0.0.16");
+        assert_eq!(address(store.take(&order("b", range, None))), "10.0.0.17");
+        assert_eq!(address(store.take(&order("c", range, None))), "10.0.0.64");
+        assert_eq!(address(store.take(&order("a", range, None))), "10.0.0.16");
+        assert_eq!(address(store.take(&order("d", range, None))), "10.0.0.65");
+        need(store.take(&order("e", range, None)));
+        let held = store
+            .block_use(None, "10.0.0.16/31".parse().unwrap())
+            .unwrap();
+        assert_eq!(held.held.len(), 2);
+        let blue = store.block_use(Some("blue"), "10.0.0.16/31".parse().unwrap());
+        assert_eq!(blue.unwrap(), BlockUse::default());
+    }
+
+    #[test]
+    fn a_requested_address_needs_its_block() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.0/28"]);
+        let asked = order("a", "10.0.0.0/24", Some("10.0.0.77"));
+        let missing = need(store.take(&asked));
+        assert_eq!(missing.address, Some("10.0.0.77".parse().unwrap()));
+        assert!(
+            missing.to_string().contains("10.0.0.77 is in none"),
+            "{missing}"
+        );
+        grant(place.path(), None, &["10.0.0.0/28", "10.0.0.64/28"]);
+        assert_eq!(address(store.take(&asked)), "10.0.0.77");
+    }
+
+    #[test]
+    fn a_lease_in_a_block_that_is_gone_is_not_answered_again() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.0/28"]);
+        let first = order("a", "10.0.0.0/24", None);
+        let lease = address(store.take(&first));
+        grant(place.path(), None, &["10.0.0.16/28"]);
+        let missing = need(store.take(&first));
+        assert_eq!(
+            missing.address.map(|address| address.to_string()),
+            Some(lease)
+        );
+        // It stays its owner's, for DEL or until the block is back, and fsck shows it.
+        let found = store.fsck(false, Duration::ZERO).unwrap().findings;
+        let found: Vec<&str> = found.iter().map(|problem| &*problem.finding.what).collect();
+        assert!(
+            found[0].starts_with("10.0.0.1 is in no block of this node"),
+            "{found:?}"
+        );
+        let blocks = store.node_blocks().unwrap().unwrap();
+        assert_eq!((blocks.len(), blocks[0].used.held.len()), (1, 0));
+        assert_eq!(store.held("a", &first.holder.interface).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn room_is_what_the_blocks_have() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let ordered = order("a", "10.0.0.0/24", None);
+        let room = || store.room(&ordered.parts[0], &ordered.holder);
+        assert!(matches!(room(), Err(StoreError::NeedsBlock(_))));
+        grant(place.path(), None, &["10.0.0.16/31"]);
+        room().unwrap();
+        let survey = store
+            .survey_part(&ordered.parts[0], &ordered.holder)
+            .unwrap();
+        assert_eq!(survey.next, Some("10.0.0.16".parse().unwrap()));
+        std::fs::write(place.path().join("state/blocks/default/default"), "{").unwrap();
+        assert!(matches!(room(), Err(StoreError::Grants(_))));
+    }
+
+    #[test]
+    fn released_addresses_of_a_block_cool_down() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.0/28"]);
+        let ordered = order("a", "10.0.0.0/24", None);
+        store.take(&ordered).unwrap();
+        let holder = &ordered.holder;
+        store
+            .give_back(&holder.container, &holder.interface, &holder.network)
+            .unwrap();
+        let used = store
+            .block_use(None, "10.0.0.0/28".parse().unwrap())
+            .unwrap();
+        assert_eq!((used.held.len(), used.cooling_down), (0, 1));
+    }
+
+    /// The broker's way of giving a block back, against ADDs and DELs without a pause.
+    #[test]
+    fn no_address_is_answered_from_a_block_that_was_given_back() {
+        let place = tempfile::tempdir().unwrap();
+        open(place.path());
+        let block = "10.0.0.0/28";
+        let (given_back, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (answered, returned) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let until = Instant::now() + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let store = open(place.path());
+                while !over.load(Ordering::SeqCst) {
+                    grant(place.path(), None, &[block]);
+                    std::thread::yield_now();
+                    grant(place.path(), None, &[]);
+                    let used = store.block_use(None, block.parse().unwrap()).unwrap();
+                    if !used.held.is_empty() {
+                        continue;
+                    }
+                    given_back.store(true, Ordering::SeqCst);
+                    returned.fetch_add(1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(1));
+                    given_back.store(false, Ordering::SeqCst);
+                }
+            });
+            let pods = ["a", "b"].map(|container| {
+                let (given_back, answered, returned) = (&given_back, &answered, &returned);
+                let place = place.path();
+                scope.spawn(move || {
+                    let store = open(place);
+                    let ordered = order(container, "10.0.0.0/24", None);
+                    let holder = &ordered.holder;
+                    while Instant::now() < until
+                        && (answered.load(Ordering::SeqCst) < 500
+                            || returned.load(Ordering::SeqCst) < 50)
+                    {
+                        if store.take(&ordered).is_ok() {
+                            // Held from here on: the broker sees it, or it has not answered.
+                            assert!(!given_back.load(Ordering::SeqCst), "two nodes have it");
+                            answered.fetch_add(1, Ordering::SeqCst);
+                        }
+                        store
+                            .give_back(container, &holder.interface, &holder.network)
+                            .unwrap();
+                    }
+                })
+            });
+            let ends = pods.map(std::thread::ScopedJoinHandle::join);
+            over.store(true, Ordering::SeqCst);
+            for end in ends {
+                end.unwrap();
+            }
+        });
+        assert!(answered.into_inner() > 0 && returned.into_inner() > 0);
     }
 }

@@ -55,12 +55,30 @@ struct Side {
 
 impl Side {
     fn ours(directory: &Path) -> Result<Self> {
+        Self::with_store(directory, "file")
+    }
+
+    /// A node that has blocks of the range, with room for [`FEW`] leases and some more.
+    fn with_blocks(directory: &Path) -> Result<Self> {
+        let side = Self::with_store(directory, "kubernetes")?;
+        let granted = directory.join("state/blocks/default");
+        fs::create_dir_all(&granted)?;
+        let blocks: Vec<Value> = (0..=FEW / 16)
+            .map(|number| Ipv4Addr::from(u32::from(BASE) + 16 * number))
+            .map(|first| json!({"block": format!("{first}/28"), "uid": first, "epoch": 1}))
+            .collect();
+        let grants = json!({"version": 1, "blocks": blocks});
+        fs::write(granted.join("default"), grants.to_string())?;
+        Ok(side)
+    }
+
+    fn with_store(directory: &Path, kind: &str) -> Result<Self> {
         let policy = directory.join("policy.json");
         fs::create_dir_all(directory.join("leases"))?;
         let settings = json!({
             "node": "bench",
             "stateDir": directory.join("state"),
-            "stores": {"default": {"type": "file", "directory": directory.join("leases")}},
+            "stores": {"default": {"type": kind, "directory": directory.join("leases")}},
             "ipam": {"cooldown": "0s"},
         });
         fs::write(&policy, settings.to_string())?;
@@ -227,6 +245,18 @@ fn main() -> Result<ExitCode> {
             &eight,
             &one,
             [Some(2.5), None],
+        ));
+    }
+    let blocks_directory = TempDir::new()?;
+    let blocks = Side::with_blocks(blocks_directory.path())?;
+    fill(&blocks, 0, FEW)?;
+    let [[add, del], [file_add, file_del]] = contest([&blocks, &few], arguments.rounds)?;
+    for (what, blocks, file) in [("ADD", add, file_add), ("DEL", del, file_del)] {
+        rows.push(row(
+            &format!("{what} in a node's blocks, beside a local file store"),
+            &blocks,
+            &file,
+            [Some(1.1), None],
         ));
     }
     let mut there = 0;
