@@ -8,7 +8,7 @@
 //! addresses instead, or a few nodes would have all of it; a cell of single addresses is *split*,
 //! and its object says so. A cell is a block or split, never both, because it has one name.
 
-use crate::range::{Range, bits, from_bits};
+use crate::range::{Range, Span, bits, from_bits};
 use crate::store::space_directory;
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
@@ -153,19 +153,23 @@ impl Blocks {
     /// Those of a range in a grid: cells, or single addresses where it has few.
     #[must_use]
     pub fn of(range: &Range, length: BlockLength) -> Self {
-        let v4 = range.subnet().is_ipv4();
-        let cells = Self::with_prefix(range, cell_prefix(v4, length));
+        Self::of_spans(range.subnet().is_ipv4(), range.spans(), length)
+    }
+
+    /// The same of the parts of a range that may be given, ascending and disjoint.
+    #[must_use]
+    pub fn of_spans(v4: bool, spans: &[Span], length: BlockLength) -> Self {
+        let cells = Self::with_prefix(v4, spans, cell_prefix(v4, length));
         match cells.count() < MIN_CELLS {
-            true => Self::with_prefix(range, longest(v4)),
+            true => Self::with_prefix(v4, spans, longest(v4)),
             false => cells,
         }
     }
 
-    fn with_prefix(range: &Range, prefix: u8) -> Self {
-        let v4 = range.subnet().is_ipv4();
+    fn with_prefix(v4: bool, spans: &[Span], prefix: u8) -> Self {
         let host_bits = u32::from(longest(v4) - prefix);
         let mut runs: Vec<(u128, u128)> = Vec::new();
-        for span in range.spans() {
+        for span in spans {
             let number = |address: u128| address.checked_shr(host_bits).unwrap_or(0);
             let (first, last) = (number(span.first), number(span.last));
             match runs.last_mut() {
