@@ -5,3 +5,5 @@
 
 pub mod api;
 pub mod decide;
+pub mod metrics;
+pub mod space;
