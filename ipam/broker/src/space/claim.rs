@@ -1,6 +1,6 @@
 //! Getting a block: a free one; else one of a node that is gone; else one that another node gives back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -161,11 +161,10 @@ impl Worker {
 
     /// Answers questions that waited too long for the API.
     pub(super) fn expire(&mut self) {
-        let (late, rest) = std::mem::take(&mut self.asked)
+        let (late, rest): (VecDeque<Asked>, VecDeque<Asked>) = std::mem::take(&mut self.asked)
             .into_iter()
-            .partition(|asked: &Asked| asked.at.elapsed() >= TIMEOUT);
+            .partition(|asked| asked.at.elapsed() >= TIMEOUT);
         self.asked = rest;
-        let late: Vec<Asked> = late;
         for asked in late {
             let why = format!(
                 "which blocks of {} this node has was not read from the Kubernetes API yet; see the log of \

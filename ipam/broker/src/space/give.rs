@@ -159,16 +159,21 @@ impl Worker {
         let name = self.space.block_name(network);
         let object = self.shared.client.block(&name).await?;
         let me = self.shared.me.borrow().clone();
-        match object {
-            Some(object) if object.node().is_some() && object.node() == me => {
-                self.own.insert(network, Own::new(object.clone()));
-                self.keep(object);
-            }
-            Some(object) => {
-                let node = object.node().map_or_else(String::new, |node| node.name);
-                self.lose(network, &format!("the API has it as that of node {node:?}"));
-            }
-            None => self.lose(network, "the API no longer has it"),
+        match (object, me) {
+            (Some(object), Some(me)) => match standing::own(&object, &me, &self.grants.blocks) {
+                standing::Own::Grant => {
+                    self.own.insert(network, Own::new(object.clone()));
+                    self.keep(object);
+                }
+                standing::Own::Renew => Box::pin(self.renew(object, &me)).await,
+                standing::Own::Foreign | standing::Own::Not => {
+                    let node = object.node().map_or_else(String::new, |node| node.name);
+                    self.lose(network, &format!("the API has it as that of node {node:?}"));
+                }
+            },
+            // Not known yet.
+            (Some(_), None) => {}
+            (None, _) => self.lose(network, "the API no longer has it"),
         }
         Ok(())
     }
