@@ -177,6 +177,23 @@ impl Range {
         }
     }
 
+    /// The same range, of which no address of some networks is given.
+    #[must_use]
+    pub fn without(&self, networks: &[IpNetwork]) -> Self {
+        let same_family = |network: &&IpNetwork| network.is_ipv4() == self.subnet.is_ipv4();
+        let holes: Vec<Span> = networks
+            .iter()
+            .filter(same_family)
+            .map(|network| Span::of(*network))
+            .collect();
+        let left = |whole: &Span| span::without(*whole, holes.clone());
+        Self {
+            subnet: self.subnet,
+            window: self.window,
+            spans: self.spans.iter().flat_map(left).collect(),
+        }
+    }
+
     /// The same range, of which only addresses of some networks are given.
     #[must_use]
     pub fn within(&self, networks: &[IpNetwork]) -> Self {
