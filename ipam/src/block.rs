@@ -8,7 +8,7 @@
 //! addresses instead, or a few nodes would have all of it; a cell of single addresses is *split*,
 //! and its object says so. A cell is a block or split, never both, because it has one name.
 
-use crate::range::{Range, Span, bits, from_bits};
+use crate::range::{Range, Span, bits, from_bits, spans_without};
 use crate::store::space_directory;
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
@@ -124,7 +124,13 @@ pub fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// The cell or single address of the grid that an address lies in.
+/// An address as a block of its own.
+#[must_use]
+pub fn single(address: IpAddr) -> IpNetwork {
+    IpNetwork::from(address)
+}
+
+/// The cell of the grid that an address lies in.
 #[must_use]
 pub fn cell_of(address: IpAddr, length: BlockLength) -> Option<IpNetwork> {
     let prefix = cell_prefix(address.is_ipv4(), length);
@@ -150,18 +156,36 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Those of a range in a grid: cells, or single addresses where it has few.
+    /// Those of a range in a grid: cells, or single addresses where it has few. No cell with an
+    /// address of `static_networks`, which must not be in a block with others.
     #[must_use]
-    pub fn of(range: &Range, length: BlockLength) -> Self {
-        Self::of_spans(range.subnet().is_ipv4(), range.spans(), length)
+    pub fn of(range: &Range, length: BlockLength, static_networks: &[IpNetwork]) -> Self {
+        let v4 = range.subnet().is_ipv4();
+        Self::of_spans(v4, range.spans(), length, static_networks)
     }
 
     /// The same of the parts of a range that may be given, ascending and disjoint.
     #[must_use]
-    pub fn of_spans(v4: bool, spans: &[Span], length: BlockLength) -> Self {
-        let cells = Self::with_prefix(v4, spans, cell_prefix(v4, length));
+    pub fn of_spans(
+        v4: bool,
+        spans: &[Span],
+        length: BlockLength,
+        static_networks: &[IpNetwork],
+    ) -> Self {
+        let prefix = cell_prefix(v4, length);
+        let around = |network: &IpNetwork| -> Option<IpNetwork> {
+            match network.prefix() > prefix {
+                true => cell_of(network.network(), length),
+                false => Some(*network),
+            }
+        };
+        let whole: Vec<IpNetwork> = static_networks.iter().filter_map(around).collect();
+        let cells = Self::with_prefix(v4, &spans_without(v4, spans, &whole), prefix);
         match cells.count() < MIN_CELLS {
-            true => Self::with_prefix(v4, spans, longest(v4)),
+            true => {
+                let spans = spans_without(v4, spans, static_networks);
+                Self::with_prefix(v4, &spans, longest(v4))
+            }
             false => cells,
         }
     }
@@ -254,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_range_of_sixteen_cells_is_cut_into_cells() {
-        let blocks = Blocks::of(&range("10.0.0.0/24", &[]), BlockLength::default());
+        let blocks = Blocks::of(&range("10.0.0.0/24", &[]), BlockLength::default(), &[]);
         let all = all(&blocks);
         assert_eq!(
             (all.len(), &*all[0], &*all[15]),
@@ -265,7 +289,11 @@ mod tests {
 
     #[test]
     fn a_range_of_fewer_cells_is_cut_into_its_single_addresses() {
-        let blocks = Blocks::of(&range("10.0.0.0/29", &["10.0.0.3"]), BlockLength::default());
+        let blocks = Blocks::of(
+            &range("10.0.0.0/29", &["10.0.0.3"]),
+            BlockLength::default(),
+            &[],
+        );
         let singles = [
             "10.0.0.1/32",
             "10.0.0.2/32",
@@ -279,6 +307,7 @@ mod tests {
         let few = Blocks::of(
             &range("10.0.0.10-10.0.0.30/24", &[]),
             BlockLength::default(),
+            &[],
         );
         assert_eq!((few.count(), few.nth(0).unwrap().prefix()), (21, 32));
     }
@@ -288,6 +317,7 @@ mod tests {
         let blocks = Blocks::of(
             &range("10.0.0.0/16", &["10.0.1.0/24", "10.0.2.8/29"]),
             BlockLength::default(),
+            &[],
         );
         assert_eq!(blocks.count(), 4096 - 16);
         assert_eq!(blocks.nth(16).unwrap().to_string(), "10.0.2.0/28");
@@ -295,6 +325,19 @@ mod tests {
         let around = blocks.around("10.0.2.9".parse().unwrap()).unwrap();
         assert_eq!(around.to_string(), "10.0.2.0/28");
         assert_eq!(blocks.around("fd00::1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_cell_with_a_static_address_is_no_block() {
+        let fixed: [IpNetwork; 2] =
+            ["10.0.1.0/24", "10.0.2.5/32"].map(|text| text.parse().unwrap());
+        let length = BlockLength::default();
+        let blocks = Blocks::of(&range("10.0.0.0/16", &[]), length, &fixed);
+        assert_eq!(blocks.count(), 4096 - 17);
+        assert_eq!(blocks.around("10.0.2.9".parse().unwrap()), None);
+        // Of a range that is cut into single addresses, only the static ones are left out.
+        let few = Blocks::of(&range("10.0.2.0/29", &[]), length, &fixed);
+        assert_eq!(few.count(), 5);
     }
 
     #[test]
@@ -308,7 +351,7 @@ mod tests {
                 ipv4: 28,
                 ipv6: length,
             };
-            let blocks = Blocks::of(&range(text, &[]), length);
+            let blocks = Blocks::of(&range(text, &[]), length, &[]);
             assert_eq!(blocks.count(), count, "{text}");
             let last = blocks.nth(count - 1).unwrap();
             assert_eq!(blocks.around(last.network()), Some(last));
@@ -320,7 +363,7 @@ mod tests {
     fn ranges_that_overlap_have_their_common_blocks_under_one_name() {
         let space = AddressSpace::new("default", None);
         let names = |text: &str| -> BTreeSet<String> {
-            let blocks = Blocks::of(&range(text, &[]), BlockLength::default());
+            let blocks = Blocks::of(&range(text, &[]), BlockLength::default(), &[]);
             (0..blocks.count())
                 .map(|n| space.block_name(blocks.nth(n).unwrap()))
                 .collect()
@@ -374,7 +417,7 @@ mod tests {
             let exclude: &[&str] = if inside { &[&exclude] } else { &[] };
             let range = range(spec.range, exclude);
             let grid = BlockLength { ipv4: prefix, ipv6: 122 };
-            let blocks = Blocks::of(&range, grid);
+            let blocks = Blocks::of(&range, grid, &[]);
             let address = IpAddr::from([10, second, address[0], address[1]]);
             match blocks.around(address) {
                 Some(block) => {

@@ -177,6 +177,16 @@ impl Range {
         }
     }
 
+    /// The same range, of which no address of some networks is given.
+    #[must_use]
+    pub fn without(&self, networks: &[IpNetwork]) -> Self {
+        Self {
+            subnet: self.subnet,
+            window: self.window,
+            spans: spans_without(self.subnet.is_ipv4(), &self.spans, networks),
+        }
+    }
+
     /// The same range, of which only addresses of some networks are given.
     #[must_use]
     pub fn within(&self, networks: &[IpNetwork]) -> Self {
@@ -259,6 +269,17 @@ impl Range {
 }
 
 /// The number an address is.
+/// Spans without the addresses of some networks.
+pub(crate) fn spans_without(v4: bool, spans: &[Span], networks: &[IpNetwork]) -> Vec<Span> {
+    let holes: Vec<Span> = networks
+        .iter()
+        .filter(|network| network.is_ipv4() == v4)
+        .map(|network| Span::of(*network))
+        .collect();
+    let left = |whole: &Span| span::without(*whole, holes.clone());
+    spans.iter().flat_map(left).collect()
+}
+
 pub(crate) fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),

@@ -162,6 +162,7 @@ use dir::Dir;
 use format::Format;
 use fsck::server_time;
 use granted::BlockFiles;
+use ipnetwork::IpNetwork;
 use memory::Memory;
 use nix::errno::Errno;
 use node::identity::{IdentityError, NodeIdentity};
@@ -781,7 +782,13 @@ impl<'p> Place<'p> {
     fn block_files(&self, policy: &Policy, name: &str) -> Option<BlockFiles> {
         match self.kind {
             StoreKind::File { .. } => None,
-            StoreKind::Kubernetes { .. } => Some(BlockFiles {
+            StoreKind::Kubernetes {
+                static_networks, ..
+            } => Some(BlockFiles {
+                static_networks: static_networks
+                    .iter()
+                    .filter_map(|(address, length)| IpNetwork::new(*address, *length).ok())
+                    .collect(),
                 store: name.to_owned(),
                 directory: grants::directory(&policy.state_dir, name),
             }),

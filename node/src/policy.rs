@@ -99,6 +99,9 @@ pub enum StoreKind {
     Kubernetes {
         /// `blocks`: how long a block is.
         blocks: BlockLength,
+        /// `static`: address and prefix length of networks that are not cut into blocks. Their
+        /// addresses are given on request only, each to any node by itself.
+        static_networks: Vec<(IpAddr, u8)>,
     },
 }
 

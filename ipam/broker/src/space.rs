@@ -194,6 +194,8 @@ pub struct Worker {
     shared: Rc<Shared>,
     space: AddressSpace,
     length: BlockLength,
+    /// Networks that are not cut into blocks: each of their addresses is one.
+    static_networks: Vec<IpNetwork>,
     directory: PathBuf,
     grants: Grants,
     own: BTreeMap<IpNetwork, Own>,
@@ -226,6 +228,7 @@ impl Worker {
         shared: Rc<Shared>,
         space: AddressSpace,
         length: BlockLength,
+        static_networks: Vec<IpNetwork>,
     ) -> Result<Self, ipam::grants::GrantsError> {
         let directory = ipam::grants::directory(&shared.policy.state_dir, &space.store);
         let grants = Grants::read(&directory, &space)?;
@@ -233,6 +236,7 @@ impl Worker {
             shared,
             space,
             length,
+            static_networks,
             directory,
             grants,
             own: BTreeMap::new(),
@@ -358,6 +362,11 @@ impl Worker {
             &policy.node_name(Some(&self.shared.name)),
         )?;
         Store::open_existing(policy, &self.space.store, node)
+    }
+
+    fn is_static(&self, block: IpNetwork) -> bool {
+        let mut networks = self.static_networks.iter();
+        networks.any(|network| network.contains(block.network()))
     }
 
     /// What there is to say of the space.

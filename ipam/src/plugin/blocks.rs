@@ -71,6 +71,7 @@ fn question(need: &Need) -> BlockNeed {
         range: need.range.subnet().to_string(),
         spans,
         address: need.address,
+        single: need.single,
         count: need.count,
     }
 }
@@ -122,6 +123,7 @@ mod tests {
             space: AddressSpace::new("default", Some("blue")),
             range: Range::new(&spec, Profile::Strict).unwrap(),
             address: address.map(|address| address.parse().unwrap()),
+            single: false,
             count: 2,
         };
         Refused {

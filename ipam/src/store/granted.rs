@@ -27,11 +27,18 @@ pub(super) struct BlockFiles {
     pub(super) store: String,
     /// The directory with one file for each address space.
     pub(super) directory: PathBuf,
+    /// Networks that are not cut into blocks.
+    pub(super) static_networks: Vec<IpNetwork>,
 }
 
 impl BlockFiles {
     fn space(&self, space: &Space) -> AddressSpace {
         AddressSpace::new(&self.store, space.network_name.as_deref())
+    }
+
+    fn is_static(&self, address: IpAddr) -> bool {
+        let mut networks = self.static_networks.iter();
+        networks.any(|network| network.contains(address))
     }
 
     /// The blocks of all address spaces of the store.
@@ -50,6 +57,8 @@ pub struct Need {
     pub range: Range,
     /// The one address that is wanted, if it is a certain one.
     pub address: Option<IpAddr>,
+    /// Whether the address is of a network that is not cut into blocks: it is wanted by itself.
+    pub single: bool,
     /// How many addresses are wanted.
     pub count: u32,
 }
@@ -95,9 +104,19 @@ impl<'s> Granted<'s> {
     /// A range, of which only the blocks' addresses are given.
     pub(super) fn cut(&self, space: &Space, range: Range) -> Result<Range, StoreError> {
         Ok(match self.of(space)? {
-            Some(reading) => range.within(&reading.grants.networks()),
+            Some(reading) => self.unasked(range).within(&reading.grants.networks()),
             None => range,
         })
+    }
+
+    /// A range, of which no address is given that is given on request only.
+    fn unasked(&self, range: Range) -> Range {
+        match self.files {
+            Some(files) if !files.static_networks.is_empty() => {
+                range.without(&files.static_networks)
+            }
+            _ => range,
+        }
     }
 
     /// Whether this node may lease an address.
@@ -118,7 +137,8 @@ impl<'s> Granted<'s> {
         match (error, self.files) {
             (StoreError::Exhausted { .. }, Some(files)) => StoreError::NeedsBlock(Box::new(Need {
                 space: files.space(&part.space),
-                range: part.range.clone(),
+                range: self.unasked(part.range.clone()),
+                single: address.is_some_and(|address| files.is_static(address)),
                 address,
                 count: u32::try_from(count).unwrap_or(u32::MAX),
             })),
@@ -346,6 +366,7 @@ mod tests {
             directory: place.join("store"),
             kind: StoreKind::Kubernetes {
                 blocks: BlockLength::default(),
+                static_networks: vec![([10, 0, 0, 128].into(), 25)],
             },
             bounds: StoreBounds::default(),
         };
@@ -454,6 +475,23 @@ mod tests {
         );
         grant(place.path(), None, &["10.0.0.0/28", "10.0.0.64/28"]);
         assert_eq!(address(store.take(&asked)), "10.0.0.77");
+    }
+
+    #[test]
+    fn a_static_address_is_given_on_request_only() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let range = "10.0.0.0/24";
+        let missing = need(store.take(&order("a", range, Some("10.0.0.200"))));
+        assert!(missing.single);
+        // What is wanted unasked is none of them.
+        let missing = need(store.take(&order("a", range, None)));
+        assert!(!missing.single && !missing.range.gives("10.0.0.200".parse().unwrap()));
+        assert_eq!(missing.range.size(), 127);
+        grant(place.path(), None, &["10.0.0.200/32"]);
+        need(store.take(&order("b", range, None)));
+        let taken = store.take(&order("a", range, Some("10.0.0.200")));
+        assert_eq!(address(taken), "10.0.0.200");
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Reader<'_> {
         let object = self.map(&at, value)?;
         let keys: &[&str] = match object.get("type").and_then(Value::as_str) {
             Some("file") => &["id", "shared"],
-            Some("kubernetes") => &["blocks"],
+            Some("kubernetes") => &["blocks", "static"],
             _ => {
                 let kind = object.get("type").unwrap_or(&Value::Null);
                 let rule = "must be \"file\" or \"kubernetes\"";
@@ -134,7 +134,8 @@ impl Reader<'_> {
         self.known(&at, object, &[&common, keys].concat())?;
         let directory = object.get("directory");
         let kind = match keys {
-            ["blocks"] => StoreKind::Kubernetes {
+            ["blocks", ..] => StoreKind::Kubernetes {
+                static_networks: self.networks(&at, object, "static")?.unwrap_or_default(),
                 blocks: match object.get("blocks") {
                     Some(blocks) => self.blocks(&format!("{at}.blocks"), blocks)?,
                     None => BlockLength::default(),
@@ -211,34 +212,47 @@ impl Reader<'_> {
     }
 
     fn bounds(&self, at: &str, store: &Map<String, Value>) -> Result<StoreBounds, PolicyError> {
-        let list = |key: &str, rule: &'static str| match store.get(key) {
-            None => Ok(None),
-            Some(value) => value
-                .as_array()
-                .and_then(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>())
-                .filter(|texts| !texts.is_empty())
-                .map(Some)
-                .ok_or_else(|| self.wrong(&format!("{at}.{key}"), value, rule)),
-        };
-        let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
-        let ranges = list("ranges", rule)?
-            .map(|texts| texts.into_iter().map(network).collect::<Option<Vec<_>>>())
-            .map(|ranges| {
-                ranges.ok_or_else(|| {
-                    self.wrong(
-                        &format!("{at}.ranges"),
-                        store.get("ranges").unwrap_or(&Value::Null),
-                        rule,
-                    )
-                })
-            })
-            .transpose()?;
         let rule = "must be a list of names, \"\" for networks without network_name";
-        let names = list("networkNames", rule)?;
+        let names = self.texts(at, store, "networkNames", rule)?;
         Ok(StoreBounds {
-            ranges,
+            ranges: self.networks(at, store, "ranges")?,
             network_names: names.map(|names| names.into_iter().map(str::to_owned).collect()),
         })
+    }
+
+    /// A list of networks of a store, if it has one.
+    fn networks(
+        &self,
+        at: &str,
+        store: &Map<String, Value>,
+        key: &str,
+    ) -> Result<Option<Vec<(IpAddr, u8)>>, PolicyError> {
+        let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
+        let Some(texts) = self.texts(at, store, key, rule)? else {
+            return Ok(None);
+        };
+        let networks: Option<Vec<(IpAddr, u8)>> = texts.into_iter().map(network).collect();
+        let value = store.get(key).unwrap_or(&Value::Null);
+        let wrong = || self.wrong(&format!("{at}.{key}"), value, rule);
+        networks.map(Some).ok_or_else(wrong)
+    }
+
+    /// A list of texts of a store, not empty, if it has one.
+    fn texts<'v>(
+        &self,
+        at: &str,
+        store: &'v Map<String, Value>,
+        key: &str,
+        rule: &'static str,
+    ) -> Result<Option<Vec<&'v str>>, PolicyError> {
+        let Some(value) = store.get(key) else {
+            return Ok(None);
+        };
+        let list = value.as_array().filter(|list| !list.is_empty());
+        let texts: Option<Vec<&str>> =
+            list.and_then(|list| list.iter().map(Value::as_str).collect());
+        let wrong = || self.wrong(&format!("{at}.{key}"), value, rule);
+        texts.map(Some).ok_or_else(wrong)
     }
 
     fn ipam(&self, value: &Value) -> Result<Ipam, PolicyError> {
@@ -612,15 +626,23 @@ mod tests {
             ipv4: 28,
             ipv6: 122,
         };
-        assert_eq!(plain.kind, StoreKind::Kubernetes { blocks });
-        let text =
-            r#"{"type": "kubernetes", "directory": "/srv", "blocks": {"ipv4": 1, "ipv6": 65536}}"#;
+        let kind = StoreKind::Kubernetes {
+            blocks,
+            static_networks: Vec::new(),
+        };
+        assert_eq!(plain.kind, kind);
+        let text = r#"{"type": "kubernetes", "directory": "/srv", "static": ["10.0.0.0/26"],
+                       "blocks": {"ipv4": 1, "ipv6": 65536}}"#;
         let other = read(text).unwrap();
         let blocks = BlockLength {
             ipv4: 32,
             ipv6: 112,
         };
-        assert_eq!(other.kind, StoreKind::Kubernetes { blocks });
+        let kind = StoreKind::Kubernetes {
+            blocks,
+            static_networks: vec![([10, 0, 0, 0].into(), 26)],
+        };
+        assert_eq!(other.kind, kind);
         for (wrong, says) in [
             (r#"{"type": "kubernetes", "id": "x"}"#, "id"),
             (r#"{"type": "kubernetes", "shared": true}"#, "shared"),
@@ -639,6 +661,14 @@ mod tests {
             (
                 r#"{"type": "kubernetes", "blocks": {"ipv6": 0}}"#,
                 "blocks.ipv6",
+            ),
+            (
+                r#"{"type": "kubernetes", "static": ["10.0.0.1"]}"#,
+                "static",
+            ),
+            (
+                r#"{"type": "kubernetes", "static": ["10.0.0.1"]}"#,
+                "static",
             ),
             (r#"{"type": "nfs"}"#, "type"),
         ] {

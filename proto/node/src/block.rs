@@ -20,6 +20,10 @@ pub struct BlockNeed {
     /// The one address that is wanted, if it is a certain one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
+    /// Whether that address is wanted by itself, not with a block around it: it is of a network
+    /// that the policy does not let be cut into blocks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub single: bool,
     /// How many addresses are wanted.
     pub count: u32,
 }

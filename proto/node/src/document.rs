@@ -598,6 +598,7 @@ mod tests {
             range: "10.0.0.0/24".into(),
             spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
             address: None,
+            single: false,
             count: 1,
         });
         let document: Value = serde_json::from_slice(&question.encode()).unwrap();

@@ -69,7 +69,7 @@ mod tests {
             first,
             last: first + addresses - 1,
         };
-        Blocks::of_spans(true, &[span], BlockLength::default())
+        Blocks::of_spans(true, &[span], BlockLength::default(), &[])
     }
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
             first: 0xfd00 << 112,
             last: (0xfd00 << 112) + (1 << 64) - 1,
         };
-        let blocks = Blocks::of_spans(false, &[span], BlockLength::default());
+        let blocks = Blocks::of_spans(false, &[span], BlockLength::default(), &[]);
         let mut state = 1u64;
         let random = || {
             state = state

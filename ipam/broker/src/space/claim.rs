@@ -189,7 +189,8 @@ impl Worker {
         };
         let deadline = first.at + TIMEOUT;
         if let Some(address) = first.need.address {
-            let result = self.claim_address(&range, address, deadline).await;
+            let single = first.need.single;
+            let result = self.claim_address(&range, address, single, deadline).await;
             self.shared
                 .metrics
                 .borrow_mut()
@@ -287,7 +288,7 @@ impl Worker {
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
         self.agree().await?;
-        let blocks = Blocks::of_spans(range.v4, &range.spans(), self.length);
+        let blocks = self.blocks_of(range);
         if let Some((at, failure)) = self.ranges.exhausted(range)
             && at.elapsed() < EXHAUSTED_AGE
         {
@@ -299,7 +300,7 @@ impl Worker {
             .take(MOST_BLIND)
             .collect();
         for block in first {
-            match self.attempt(block, &blocks).await? {
+            match self.attempt(block).await? {
                 Attempt::Got => return Ok(Some(block)),
                 Attempt::Taken => drop(taken.insert(block)),
             }
@@ -318,7 +319,7 @@ impl Worker {
             let Some(block) = choice::draw(&blocks, is_taken, random64) else {
                 break;
             };
-            match self.attempt(block, &blocks).await? {
+            match self.attempt(block).await? {
                 Attempt::Got => return Ok(Some(block)),
                 Attempt::Taken => drop(taken.insert(block)),
             }
@@ -340,11 +341,15 @@ impl Worker {
         &mut self,
         range: &RangeKey,
         address: IpAddr,
+        single: bool,
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
         self.agree().await?;
-        let blocks = Blocks::of_spans(range.v4, &range.spans(), self.length);
-        let Some(block) = blocks.around(address) else {
+        let block = match single {
+            true => Some(ipam::block::single(address)),
+            false => self.blocks_of(range).around(address),
+        };
+        let Some(block) = block else {
             let why = format!("block is malformed: {address} is not in the range's spans");
             return Err(Failure::new(FailureKind::Malformed, why));
         };
@@ -352,7 +357,7 @@ impl Worker {
         if self.is_own(block) {
             return Ok(block);
         }
-        if let Attempt::Got = self.attempt(block, &blocks).await? {
+        if let Attempt::Got = self.attempt(block).await? {
             return Ok(block);
         }
         let mut name = self.space.block_name(block);
@@ -395,6 +400,16 @@ impl Worker {
             Claim::Rests(until) => {
                 rests = format!("; that node is gone, and it rests until {until}")
             }
+            // Of a pod that came to this node and takes its address along.
+            Claim::Held if single && network == block => {
+                let spec = json!({"wantedBy": self.shared.name});
+                let asked = client.change_block(&seen.object.metadata, json!({}), spec);
+                asked.await.map_err(|e| failure(&e))?;
+                if self.await_this(block, deadline).await? {
+                    return Ok(block);
+                }
+                rests = "; it gives it back once the address is free and cooled down".to_owned();
+            }
             Claim::Held | Claim::Unmark => {}
         }
         let why = format!(
@@ -404,14 +419,23 @@ impl Worker {
         Err(Failure::new(FailureKind::HeldByAnotherNode, why))
     }
 
+    /// The blocks that a range can have.
+    pub(super) fn blocks_of(&self, range: &RangeKey) -> Blocks {
+        Blocks::of_spans(range.v4, &range.spans(), self.length, &self.static_networks)
+    }
+
+    fn is_cell(&self, block: IpNetwork) -> bool {
+        cell_of(block.network(), self.length) == Some(block)
+    }
+
     fn is_own(&self, block: IpNetwork) -> bool {
         let cell = cell_of(block.network(), self.length);
         self.own.contains_key(&block) || cell.is_some_and(|cell| self.own.contains_key(&cell))
     }
 
     /// Makes a block's object, below a cell that is split where it is a single address.
-    async fn attempt(&mut self, block: IpNetwork, blocks: &Blocks) -> Result<Attempt, Failure> {
-        if blocks.are_below(self.length) && !self.split_cell(block).await? {
+    async fn attempt(&mut self, block: IpNetwork) -> Result<Attempt, Failure> {
+        if !self.is_cell(block) && !self.split_cell(block).await? {
             return Ok(Attempt::Taken);
         }
         let me = self.shared.me().await?;
@@ -448,8 +472,7 @@ impl Worker {
     pub(super) async fn claim_granted(&mut self, grant: &Grant) -> Result<(), Failure> {
         let me = self.shared.me().await?;
         self.agree().await?;
-        let is_single = cell_of(grant.block.network(), self.length) != Some(grant.block);
-        if is_single && !self.split_cell(grant.block).await? {
+        if !self.is_cell(grant.block) && !self.split_cell(grant.block).await? {
             self.lose(grant.block, "its cell is not split into single addresses");
             return Ok(());
         }
@@ -733,11 +756,26 @@ impl Worker {
             let Some(block) = free.or_else(|| choice::draw(blocks, taken, random64)) else {
                 continue;
             };
-            if let Attempt::Got = self.attempt(block, blocks).await? {
+            if let Attempt::Got = self.attempt(block).await? {
                 return Ok(Some(block));
             }
         }
         Ok(None)
+    }
+
+    /// Waits until one block was given back.
+    async fn await_this(&mut self, block: IpNetwork, deadline: Instant) -> Result<bool, Failure> {
+        for wait in ASK_WAITS {
+            let at = Instant::now() + wait;
+            if at > deadline {
+                break;
+            }
+            tokio::time::sleep_until(at).await;
+            if let Attempt::Got = self.attempt(block).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The nodes of the cluster, some seconds old.

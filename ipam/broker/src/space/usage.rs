@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipam::block::Blocks;
 use ipam::store::{BlockStamp, Pool, Store, StoreError};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -152,7 +151,7 @@ impl Worker {
         let ranges = self.ranges.in_use.clone();
         let mut uses = Vec::new();
         for range in ranges {
-            let blocks = Blocks::of_spans(range.v4, &range.spans(), self.length);
+            let blocks = self.blocks_of(&range);
             let granted = self.grants.networks();
             let own = granted
                 .iter()
@@ -189,7 +188,9 @@ impl Worker {
                     .empty_since
                     .filter(|_| own.granted.elapsed() >= NEW_TIME)
                     .map(|since| since.elapsed()),
-                wanted: own.object.spec.wanted_by.is_some(),
+                // A static address is nobody's once its pod has ended.
+                wanted: own.object.spec.wanted_by.is_some()
+                    || (own.empty_since.is_some() && self.is_static(*network)),
             })
             .collect()
     }
