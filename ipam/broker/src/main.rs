@@ -1,2 +1,7 @@
-//! x
-fn main() {}
+//! Parses and calls.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rdma_ipam_broker::cli::main()
+}

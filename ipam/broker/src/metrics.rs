@@ -45,6 +45,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Of a broker that has not reached the API yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            interrupted: Some("not read yet".to_owned()),
+            ..Self::default()
+        }
+    }
+
     /// Replaces what is said of a space.
     pub fn space(&mut self, space: &AddressSpace, summary: SpaceSummary) {
         self.spaces.insert(space.clone(), summary);

@@ -36,6 +36,8 @@ pub enum Event {
     Changed(Box<BlockObject>),
     /// One was removed, or is another node's.
     Gone(Box<BlockObject>),
+    /// The watch goes on after an interruption.
+    Watching,
     /// The API does not answer, for this reason. What was known stays true as far as it goes.
     Interrupted(String),
 }
@@ -128,6 +130,9 @@ async fn watch(
         Err(error) if error.refusal().is_some_and(|(code, _)| code == 410) => return End::Expired,
         Err(error) => return End::Failed(error),
     };
+    if *failures > 0 && events.send(Event::Watching).await.is_err() {
+        return End::Unwanted;
+    }
     let mut lines = Lines::default();
     loop {
         let piece = tokio::select! {
