@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use e2e::api_server::{ApiServer, Client, Patch, Watch, WatchCache};
+use e2e::api_server::{ApiServer, Client, Patch, Response, Watch, WatchCache};
 use e2e::case;
 use e2e::harness::Case;
 use serde_json::{Value, json};
@@ -269,7 +269,6 @@ fn a_watch_from_a_compacted_version_gets_410() -> Result<()> {
 
     server.forget_history()?;
     let client = server.client();
-    wait_until_served(client)?;
     expect_gone(&watch_from(client, BLOCKS, version_of(&first)?)?)?;
 
     // As a client does then: list, and watch from there.
@@ -314,15 +313,18 @@ fn a_compaction_alone_is_noticed_without_a_watch_cache() -> Result<()> {
     Ok(())
 }
 
-/// A restarted server says 404 of a custom resource until it has read its definition.
-fn wait_until_served(client: &Client) -> Result<()> {
-    for _ in 0..600 {
-        if client.get(BLOCKS)?.status == 200 {
+/// Asks until the answer has this status.
+fn wait_for_status(status: u16, ask: impl Fn() -> Result<Response>) -> Result<()> {
+    let mut last = None;
+    for _ in 0..300 {
+        let answer = ask()?;
+        if answer.status == status {
             return Ok(());
         }
-        thread::sleep(Duration::from_millis(50));
+        last = Some(answer);
+        thread::sleep(Duration::from_millis(100));
     }
-    bail!("blocks are not served after a restart")
+    bail!("not {status}: {last:?}")
 }
 
 fn killed_servers_lose_nothing() -> Result<()> {
@@ -340,33 +342,23 @@ fn killed_servers_lose_nothing() -> Result<()> {
     server.start_etcd()?;
     server.start_api_server()?;
     assert_eq!(server.url(), url);
-    wait_until_served(server.client())?;
     let stored = server.client().get(&format!("{BLOCKS}/a"))?;
     assert_eq!(stored.expect_success()?, created);
     assert_eq!(server.node_uid("node-1")?, Some(uid));
 
     // etcd alone, with the API server waiting for it.
     server.kill_etcd()?;
-    let readiness = server.client().get("/readyz")?;
-    assert_eq!(readiness.status, 500, "{}", readiness.body);
+    let client = server.client().clone();
+    // What it says is as old as its last look at etcd.
+    wait_for_status(500, || client.get("/readyz"))?;
     server.start_etcd()?;
-    let mut answer = server.client().post(BLOCKS, &block("b", "node-1"))?;
-    for _ in 0..50 {
-        if answer.status == 201 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(200));
-        answer = server.client().post(BLOCKS, &block("b", "node-1"))?;
-        // The first try may have been stored, though nobody was told.
-        if answer.status == 409 {
-            return Ok(());
-        }
-    }
-    answer.expect_success()?;
+    wait_for_status(200, || client.get("/readyz"))?;
+    client
+        .post(BLOCKS, &block("b", "node-1"))?
+        .expect_success()?;
 
     server.stop_api_server()?;
     server.start_api_server()?;
-    wait_until_served(server.client())?;
     let list = server.client().get(BLOCKS)?.expect_success()?;
     assert_eq!(list["items"].as_array().map(Vec::len), Some(2));
     Ok(())
