@@ -773,9 +773,9 @@ fn reconcile(vector: &Value, run: Run) -> Result<(), String> {
 
 /// Runs every vector of the kinds; answers how many.
 fn run(kinds: &[&str], one: impl Fn(&Value, Run) -> Result<(), String> + Sync) -> usize {
-    // Where nodes have blocks they have no slices.
+    // Where nodes have blocks they have no slices, and nothing is imported.
     let stores: &[StoreKind] = match kinds {
-        ["slices" | "slice-assign"] => &[StoreKind::File],
+        ["slices" | "slice-assign" | "offset" | "pool-name"] => &[StoreKind::File],
         _ => &[StoreKind::File, StoreKind::Kubernetes],
     };
     let all = vectors();
@@ -851,6 +851,18 @@ fn names_of_whereabouts_are_understood_as_the_vectors_say() {
 #[test]
 fn leases_are_reclaimed_as_the_vectors_say() {
     assert_eq!(run(&["reconcile"], reconcile), 5);
+}
+
+#[test]
+fn nothing_is_imported_into_blocks() {
+    let place = Place::with_all_blocks();
+    place.set_policy(json!({}));
+    let answer = place.admin(&["import", "whereabouts", "/nowhere", "--yes"]);
+    assert!(!answer.ok(), "{answer:?}");
+    assert!(
+        answer.stderr.contains("is of type kubernetes"),
+        "{answer:?}"
+    );
 }
 
 #[test]
