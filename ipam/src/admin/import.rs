@@ -9,7 +9,7 @@ use crate::store::{CoolDown, Store, Want};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use ipnetwork::IpNetwork;
-use node::policy::Profile;
+use node::policy::{Profile, StoreKind};
 use node::table::{cell, table};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -61,6 +61,15 @@ struct How {
 impl Import {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let plugin = global.plugin()?;
+        let store = plugin.policy().stores.get(&global.store);
+        if let Some(StoreKind::Kubernetes { .. }) = store.map(|store| &store.kind) {
+            bail!(
+                "store {:?} is of type kubernetes: it has the leases of this node alone, in blocks that \
+                 the cluster gave it; list the other plugin's addresses in the network's exclude \
+                 until they have ended, or import them into a store of type file",
+                global.store
+            );
+        }
         match self.from {
             From::HostLocal {
                 directory,

@@ -12,6 +12,8 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_rdma-ipam");
 pub(crate) struct Place {
     dir: tempfile::TempDir,
     policy: std::cell::RefCell<Value>,
+    /// Whether the store is of type kubernetes.
+    blocks: bool,
 }
 
 /// One attachment, and which node its calls come from.
@@ -92,10 +94,36 @@ impl Place {
         let place = Self {
             dir: tempfile::tempdir().unwrap(),
             policy: std::cell::RefCell::default(),
+            blocks: false,
         };
         std::fs::create_dir(place.store()).unwrap();
         place.set_policy(policy);
         place
+    }
+
+    /// A Kubernetes store of which each node has all addresses: what the cluster decides is
+    /// tested elsewhere, and here that nothing else is different.
+    pub(crate) fn with_all_blocks() -> Self {
+        Self {
+            blocks: true,
+            ..Self::new()
+        }
+    }
+
+    /// Gives a machine its blocks of the space that a configuration is for.
+    fn grant(&self, machine: &str, config: &Value) {
+        let name = ["/ipam/network_name", "/network_name"];
+        let name = name.iter().find_map(|key| config.pointer(key)?.as_str());
+        let directory = self.state_of(machine).join("blocks/default");
+        std::fs::create_dir_all(&directory).unwrap();
+        let space = name.map_or_else(|| "default".to_owned(), |name| format!("net.{name}"));
+        let all = ["0.0.0.0/0", "::/0"].map(|all| json!({"block": all, "uid": all, "epoch": 1}));
+        let mut grants = json!({"version": 1, "blocks": all});
+        if let Some(name) = name {
+            grants["networkName"] = json!(name);
+        }
+        // A name that is no file's is refused.
+        let _ = std::fs::write(directory.join(space), grants.to_string());
     }
 
     /// A store as programs made it that know no other format than 1.
@@ -118,7 +146,8 @@ impl Place {
 
     /// The policy of every machine: the same but for the state directory.
     pub(crate) fn set_policy(&self, mut policy: Value) {
-        policy["stores"] = json!({"default": {"type": "file", "directory": self.store()}});
+        let kind = if self.blocks { "kubernetes" } else { "file" };
+        policy["stores"] = json!({"default": {"type": kind, "directory": self.store()}});
         *self.policy.borrow_mut() = policy;
         self.write_policy("n1");
     }
@@ -184,6 +213,9 @@ impl Place {
     }
 
     pub(crate) fn call(&self, verb: &str, who: &Attachment, config: &Value) -> Answer {
+        if self.blocks {
+            self.grant(&who.machine, config);
+        }
         let mut command = Command::new(BINARY);
         self.environment(&mut command, verb, who);
         Answer::of(feed(command, config.to_string().as_bytes()))

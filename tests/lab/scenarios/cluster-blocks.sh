@@ -1,0 +1,93 @@
+# A whole real cluster of two nodes: addresses of one range, unique by the cluster's API
+# lab: guests=2 nics=2 memory=5120 cpus=2 timeout=3000 image=yes node-image=yes kubernetes=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# shellcheck shell=bash disable=SC2016,SC2154
+
+# shellcheck source=tests/lab/guest/cluster.sh
+. /lab/guest/cluster.sh
+manifests=/lab/manifests
+own() { kubectl --namespace kube-system "$@"; }
+in_pod() { kubectl exec "$1" -- "${@:2}"; }
+address_of() { in_pod "$1" ip -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }'; }
+# meet, for as long as a cluster takes to be set up.
+meet_late() { for _ in 1 2 3 4; do meet "$1" 2>/dev/null && return; done; meet "$1"; }
+
+# eth0 is the node's own, ens2f0 the HCA to share.
+ip addr add "172.20.0.$LAB_GUEST/24" dev eth0
+ip link set eth0 up
+ip route add default dev eth0
+ip link set eth1 name ens2f0
+ip link set ens2f0 mtu 4200
+make_hca ens2f0 mlx5_0
+mount --make-rshared /
+start_containerd
+ctr --namespace k8s.io image import /lab/node-image.tar
+meet booted
+if [ "$LAB_GUEST" = 1 ]; then
+	start_cluster 172.20.0.1 node2
+else
+	wait_for 1200 test -e /lab/out/1/apiserver.crt
+	join_cluster 172.20.0.1 172.20.0.2
+fi
+meet_late joined
+before=$(host_state)
+
+if [ "$LAB_GUEST" = 1 ]; then
+	step "kubectl apply -k manifests/overlays/kubernetes-store"
+	check "the API server takes the manifests" kubectl apply -k $manifests/overlays/kubernetes-store
+	equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	show own get pods -o wide
+	step "kubectl apply -k manifests/examples/perftest"
+	check "the API server takes the example" kubectl apply -k $manifests/examples/perftest
+	check "both pods become ready" kubectl wait --for=condition=Ready --timeout=600s pod/rdma-test-pod-1 pod/rdma-test-pod-2
+	nodes=$(kubectl get pods -o json | jq -r '[.items[].spec.nodeName] | sort | join(" ")')
+	equal "each on a node of its own" "node1 node2" "$nodes"
+	addresses=$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)
+	equal "their addresses are two" 2 "$(sort -u <<<"$addresses" | grep -c '^192\.168\.111\.')"
+	check "they reach each other over the HCAs" in_pod rdma-test-pod-1 ping -c 3 -W 5 "$(tail -n 1 <<<"$addresses")"
+	show own get addressblocks
+	equal "each node has a block" "node1 node2" \
+		"$(own get addressblocks -o json | jq -r '[.items[].spec.node | select(.)] | unique | join(" ")')"
+	contains "kubectl shows block and node" '192\.168\.111\.[0-9]+/28 +node[12]' "$(own get addressblocks)"
+fi
+meet_late running
+check "rdma-ipam shows this node's block" rdma-ipam blocks
+contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
+check "fsck finds nothing" rdma-ipam fsck
+
+[ "$LAB_GUEST" = 2 ] || { step "the API server is away" && stop_api_server; }
+meet_late away
+# As the runtime calls it: Multus itself would ask the API for the pod.
+install -d /tmp/away
+cp /etc/rdma-netdev/policy.json /tmp/away/policy.json
+jq '.allow = ((.allow // {}) + {"unallocated": true})' /tmp/away/policy.json >/tmp/away/policy
+network='{"cniVersion": "1.0.0", "name": "rdma-net-ipam", "type": "rdma-netdev", "attach": "macvlan",
+	"master": "ens2f0", "ipam": {"type": "rdma-ipam", "range": "192.168.111.0/24"}}'
+export RDMA_NETDEV_POLICY=/tmp/away/policy
+for number in $(seq 10); do
+	ip netns add "away$number"
+	cni rdma-netdev ADD "away$number" "away$number" net1 "$network" |
+		jq -r '.ips[].address' >>"$LAB_OUT/addresses" || true
+done
+equal "ten more pods get an address" 10 "$(wc -l <"$LAB_OUT/addresses")"
+meet_late given
+equal "no address is given on both nodes" 20 "$(sort -u /lab/out/*/addresses | wc -l)"
+for number in $(seq 10); do
+	check "DEL of pod $number" cni rdma-netdev DEL "away$number" "away$number" net1 "$network"
+	ip netns del "away$number"
+done
+unset RDMA_NETDEV_POLICY
+[ "$LAB_GUEST" = 2 ] || start_api_server 172.20.0.1
+meet_late back
+
+if [ "$LAB_GUEST" = 1 ]; then
+	step "the pods end, what was installed goes"
+	check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=300s
+	check "what was installed goes" kubectl delete -k $manifests/overlays/kubernetes-store --timeout=300s
+	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
+fi
+meet_late over
+as_before "the host is as before" "$before"
+equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+meet_late counted
