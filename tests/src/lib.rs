@@ -4,6 +4,7 @@
 //! - [`harness`]: cases, the needs they have of the machine, and how they are run and counted;
 //! - [`need`]: what a machine can or cannot do, probed once;
 //! - [`api_server`]: an API server of Kubernetes on etcd, without a cluster;
+//! - [`cluster`]: brokers of several nodes on it;
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
@@ -24,6 +25,7 @@
 pub mod api_server;
 pub mod bin_under_test;
 pub mod bpf_object;
+pub mod cluster;
 pub mod cni;
 pub mod cni_host;
 pub mod daemon;

@@ -37,7 +37,7 @@ use node_wire::{Answer, BlockNeed, Failure, FailureKind};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::api::document::{BlockObject, NodeId};
+use crate::api::document::{BlockObject, Metadata, NodeId};
 use crate::api::{ApiError, Client, Created, NodeObject, SpaceObject};
 use crate::decide::standing::{self, NodeState};
 use crate::metrics::Metrics;
@@ -155,6 +155,25 @@ enum Doubt {
     Removed,
 }
 
+/// An object that this node removed, or that another node has: what came before is late news.
+#[derive(Debug)]
+struct Removed {
+    at: Instant,
+    uid: String,
+    /// Up to which `resourceVersion`; `None` of an object that is no more.
+    until: Option<String>,
+}
+
+impl Removed {
+    fn is_of(&self, object: &Metadata) -> bool {
+        self.uid == object.uid
+            && self
+                .until
+                .as_ref()
+                .is_none_or(|until| !is_newer(&object.resource_version, until))
+    }
+}
+
 /// A block of this node.
 #[derive(Debug)]
 struct Own {
@@ -201,8 +220,9 @@ pub struct Worker {
     own: BTreeMap<IpNetwork, Own>,
     /// Blocks of another machine that had this node's name.
     foreign: BTreeMap<IpNetwork, BlockObject>,
-    /// UIDs of objects that this node removed or lost.
-    removed: VecDeque<(Instant, String)>,
+    removed: VecDeque<Removed>,
+    /// Objects that came before it was known which node this is.
+    unread: Vec<BlockObject>,
     /// Blocks that this node lost while it had leases in them.
     lost: BTreeMap<IpNetwork, usize>,
     asked: VecDeque<Asked>,
@@ -242,6 +262,7 @@ impl Worker {
             own: BTreeMap::new(),
             foreign: BTreeMap::new(),
             removed: VecDeque::new(),
+            unread: Vec::new(),
             lost: BTreeMap::new(),
             asked: VecDeque::new(),
             listed: false,
@@ -297,7 +318,8 @@ impl Worker {
                 let network = block.spec.block;
                 let own = self.own.get(&network);
                 if own.is_some_and(|own| own.object.metadata.uid == block.metadata.uid) {
-                    self.lose(network, "the API no longer has it as this node's");
+                    let until = Some(block.metadata.resource_version.clone());
+                    self.lose(network, "the API no longer has it as this node's", until);
                 }
                 self.foreign.remove(&network);
             }
@@ -310,13 +332,7 @@ impl Worker {
             .metrics
             .borrow_mut()
             .space(&self.space, self.summary());
-        while self
-            .removed
-            .front()
-            .is_some_and(|(at, _)| at.elapsed() >= LATE_EVENTS)
-        {
-            self.removed.pop_front();
-        }
+        self.removed.retain(|one| one.at.elapsed() < LATE_EVENTS);
         if !self.listed
             || self
                 .paused_until
@@ -403,14 +419,20 @@ impl Worker {
         if let Err(error) = self.settle().await {
             tracing::warn!(space = %self.space, %error, "cannot read the node's blocks again");
         }
+        // What could not be decided now is tried again in the background.
         if !self.listed {
-            self.listed = self.claim_again().await;
+            self.listed = true;
+            self.claim_again().await;
         }
     }
 
     /// Grants on disk that the API does not have as this node's: their leases may be in use, so they
-    /// are claimed again, unless another node has them. Answers whether all were decided.
-    async fn claim_again(&mut self) -> bool {
+    /// are claimed again, unless another node has them.
+    async fn claim_again(&mut self) {
+        let unread = std::mem::take(&mut self.unread);
+        for block in unread {
+            self.changed(block).await;
+        }
         let orphans: Vec<Grant> = self
             .grants
             .blocks
@@ -418,33 +440,26 @@ impl Worker {
             .filter(|grant| !self.own.contains_key(&grant.block))
             .cloned()
             .collect();
-        let mut decided = true;
         for grant in orphans {
             if let Err(error) = self.claim_granted(&grant).await {
-                decided = false;
                 tracing::error!(
                     space = %self.space, block = %grant.block, error = error.message,
-                    "a block that this node has leases in is not its own in the API, and cannot be claimed; trying again"
+                    "a block that this node has is not its own in the API, and cannot be claimed; trying again"
                 );
             }
         }
-        decided
     }
 
     async fn changed(&mut self, block: BlockObject) {
         let network = block.spec.block;
-        if self
-            .removed
-            .iter()
-            .any(|(_, uid)| *uid == block.metadata.uid)
-        {
+        if self.removed.iter().any(|one| one.is_of(&block.metadata)) {
             return;
         }
         let me = match self.shared.me().await {
             Ok(me) => me,
             Err(failure) => {
                 tracing::error!(error = failure.message, "cannot read this node's object");
-                return;
+                return self.unread.push(block);
             }
         };
         match standing::own(&block, &me, &self.grants.blocks) {
@@ -460,7 +475,8 @@ impl Worker {
             }
             standing::Own::Not => {
                 if self.own.contains_key(&network) {
-                    self.lose(network, "the API has it as another node's");
+                    let until = Some(block.metadata.resource_version.clone());
+                    self.lose(network, "the API has it as another node's", until);
                 }
                 if !block.is_well_named() {
                     tracing::warn!(

@@ -18,6 +18,7 @@ macro_rules! modules {
 }
 
 modules! {
+    broker_blocks,
     chain_pods,
     cni_admin,
     cni_child,

@@ -473,7 +473,11 @@ impl Worker {
         let me = self.shared.me().await?;
         self.agree().await?;
         if !self.is_cell(grant.block) && !self.split_cell(grant.block).await? {
-            self.lose(grant.block, "its cell is not split into single addresses");
+            self.lose(
+                grant.block,
+                "its cell is not split into single addresses",
+                None,
+            );
             return Ok(());
         }
         let epoch = grant.epoch.saturating_add(1);
@@ -485,9 +489,33 @@ impl Worker {
                     "the API had no object of a block that this node has; it was made again"
                 );
             }
-            Attempt::Taken => self.lose(grant.block, "the API has it as another node's"),
+            Attempt::Taken => {
+                let name = self.space.block_name(grant.block);
+                let there = self.shared.client.block(&name).await;
+                // It is gone again: the next time decides.
+                if let Some(there) = there.map_err(|e| failure(&e))? {
+                    self.decide(there, &me).await;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// What an object says that was read just now of a block which is granted.
+    pub(super) async fn decide(&mut self, object: BlockObject, me: &NodeId) {
+        let network = object.spec.block;
+        match standing::own(&object, me, &self.grants.blocks) {
+            standing::Own::Grant => {
+                self.own.insert(network, Own::new(object.clone()));
+                self.keep(object);
+            }
+            standing::Own::Renew => self.renew(object, me).await,
+            standing::Own::Foreign | standing::Own::Not => {
+                let node = object.node().map_or_else(String::new, |node| node.name);
+                let why = format!("the API has it as that of node {node:?}");
+                self.lose(network, &why, Some(object.metadata.resource_version));
+            }
+        }
     }
 
     fn grant_claimed(&mut self, block: IpNetwork) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::claim::metadata_of;
-use super::{Doubt, Own, Worker};
+use super::{Doubt, Own, Removed, Worker};
 use crate::api::document::{BlockObject, NodeId};
 use crate::api::{ApiError, Changed};
 use crate::decide::standing::{self, Claim};
@@ -100,7 +100,7 @@ impl Worker {
         let metadata = own.object.metadata.clone();
         match self.shared.client.delete_block(&metadata).await {
             Ok(Changed::Done(()) | Changed::Gone) => {
-                self.removed.push_back((Instant::now(), metadata.uid));
+                self.note_removed(metadata.uid, None);
                 self.own.remove(&network);
                 tracing::info!(space = %self.space, block = %network, "gave the block back");
                 Ok(())
@@ -160,29 +160,19 @@ impl Worker {
         let object = self.shared.client.block(&name).await?;
         let me = self.shared.me.borrow().clone();
         match (object, me) {
-            (Some(object), Some(me)) => match standing::own(&object, &me, &self.grants.blocks) {
-                standing::Own::Grant => {
-                    self.own.insert(network, Own::new(object.clone()));
-                    self.keep(object);
-                }
-                standing::Own::Renew => Box::pin(self.renew(object, &me)).await,
-                standing::Own::Foreign | standing::Own::Not => {
-                    let node = object.node().map_or_else(String::new, |node| node.name);
-                    self.lose(network, &format!("the API has it as that of node {node:?}"));
-                }
-            },
+            (Some(object), Some(me)) => Box::pin(self.decide(object, &me)).await,
             // Not known yet.
             (Some(_), None) => {}
-            (None, _) => self.lose(network, "the API no longer has it"),
+            (None, _) => self.lose(network, "the API no longer has it", None),
         }
         Ok(())
     }
 
     /// The block is not this node's. Leases in it are in conflict from now on.
-    pub(super) fn lose(&mut self, network: IpNetwork, why: &str) {
+    /// `until` is the `resourceVersion` of its object, by which that was seen.
+    pub(super) fn lose(&mut self, network: IpNetwork, why: &str, until: Option<String>) {
         if let Some(own) = self.own.remove(&network) {
-            self.removed
-                .push_back((Instant::now(), own.object.metadata.uid));
+            self.note_removed(own.object.metadata.uid, until);
         }
         let was_granted = self
             .grants
@@ -210,6 +200,14 @@ impl Worker {
         );
         self.lost.insert(network, leases.len());
         self.shared.metrics.borrow_mut().lost_blocks += 1;
+    }
+
+    fn note_removed(&mut self, uid: String, until: Option<String>) {
+        // A creation without an answer has none.
+        if !uid.is_empty() {
+            let at = Instant::now();
+            self.removed.push_back(Removed { at, uid, until });
+        }
     }
 
     /// The leases of a block, for people.

@@ -1,0 +1,307 @@
+//! Blocks of addresses: brokers of several nodes on a real API server.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::case;
+use e2e::cluster::{BrokerNode, NAMESPACE, api_server, blocks, blocks_of, eventually, need};
+use e2e::harness::Case;
+use node_wire::{ClientError, FailureKind};
+use serde_json::json;
+
+pub(crate) const CASES: &[Case] = &[
+    case!(no_address_is_given_on_two_nodes, ApiServer, MountNamespace),
+    case!(
+        pods_start_without_the_api_while_there_is_room,
+        ApiServer,
+        MountNamespace
+    ),
+    case!(a_killed_broker_has_its_blocks_after_its_start, ApiServer),
+    case!(an_empty_block_goes_to_the_node_that_needs_it, ApiServer),
+    case!(
+        blocks_of_a_removed_node_are_taken_after_the_cool_down,
+        ApiServer
+    ),
+    case!(
+        a_node_that_was_replaced_does_not_keep_a_block_of_another,
+        ApiServer,
+        MountNamespace
+    ),
+    case!(
+        another_length_of_blocks_is_refused_by_both_lengths,
+        ApiServer
+    ),
+    case!(a_small_range_is_shared_by_single_addresses, ApiServer),
+    case!(
+        an_address_of_another_nodes_block_is_refused_by_its_node,
+        ApiServer
+    ),
+    case!(
+        blocks_are_claimed_again_when_their_objects_are_gone,
+        ApiServer,
+        MountNamespace
+    ),
+];
+
+const RANGE: &str = "10.9.0.0/24";
+const LATE: Duration = Duration::from_secs(60);
+
+fn kind<T>(result: Result<T, ClientError>) -> Result<FailureKind> {
+    let error = result.err().context("the broker granted it")?;
+    let failure = error
+        .failure()
+        .with_context(|| format!("no answer: {error}"))?;
+    Ok(failure.kind)
+}
+
+fn started(server: &e2e::api_server::ApiServer, name: &str) -> Result<BrokerNode> {
+    let mut node = BrokerNode::new(server, name, &json!({}))?;
+    node.start()?;
+    Ok(node)
+}
+
+fn no_address_is_given_on_two_nodes() -> Result<()> {
+    let server = api_server()?;
+    let nodes = [started(&server, "n1")?, started(&server, "n2")?];
+    let given: Vec<Result<Vec<String>>> = thread::scope(|scope| {
+        let pods = nodes.iter().flat_map(|node| {
+            (0..3).map(move |thread| {
+                scope.spawn(move || {
+                    (0..10)
+                        .map(|pod| node.add(&format!("pod-{thread}-{pod}"), RANGE))
+                        .collect()
+                })
+            })
+        });
+        let pods: Vec<_> = pods.collect();
+        pods.into_iter()
+            .map(|pod| {
+                pod.join()
+                    .unwrap_or_else(|_| Err(anyhow::anyhow!("a panic")))
+            })
+            .collect()
+    });
+    let mut addresses = Vec::new();
+    for given in given {
+        addresses.extend(given?);
+    }
+    let distinct: BTreeSet<&String> = addresses.iter().collect();
+    ensure!(
+        (addresses.len(), distinct.len()) == (60, 60),
+        "{addresses:?}"
+    );
+    for node in &nodes {
+        ensure!(node.granted()?.len() >= 2, "{:?}", node.granted());
+    }
+    for name in ["n1", "n2"] {
+        let node = &nodes[usize::from(name == "n2")];
+        ensure!(
+            blocks_of(&server, name)? == node.granted()?,
+            "{}",
+            node.log()
+        );
+    }
+    Ok(())
+}
+
+fn pods_start_without_the_api_while_there_is_room() -> Result<()> {
+    let mut server = api_server()?;
+    let mut node = started(&server, "n1")?;
+    node.add("pod-0", RANGE)?;
+    server.kill_api_server()?;
+    for pod in 1..10 {
+        node.add(&format!("pod-{pod}"), RANGE)?;
+    }
+    // The broker restarts, too, and believes its files.
+    node.kill()?;
+    node.start()?;
+    node.add("pod-10", RANGE)?;
+    let mut full = None;
+    for pod in 11..40 {
+        let answer = node.call("ADD", &format!("pod-{pod}"), RANGE)?;
+        if !answer.status.success() {
+            full = Some(answer.refusal()?);
+            break;
+        }
+    }
+    let (code, message) = full.context("an ADD without room is refused")?;
+    ensure!(
+        code == 11 && message.contains("Kubernetes API"),
+        "{code}: {message}"
+    );
+    server.start_api_server()?;
+    eventually("an ADD gets a block again", LATE, || {
+        Ok(node.add("pod-40", RANGE).is_ok())
+    })
+}
+
+fn a_killed_broker_has_its_blocks_after_its_start() -> Result<()> {
+    let server = api_server()?;
+    let mut node = started(&server, "n1")?;
+    node.ask(RANGE, 40)?;
+    let before = node.granted()?;
+    ensure!(before.len() == 3, "{before:?}");
+    node.kill()?;
+    node.start()?;
+    let again = node.ask(RANGE, 1)?;
+    ensure!(
+        node.granted()?.len() == 4 && !before.contains(&again[0]),
+        "{again:?}"
+    );
+    ensure!(blocks_of(&server, "n1")? == node.granted()?);
+    node.stop()?;
+    ensure!(
+        blocks_of(&server, "n1")? == node.granted()?,
+        "an end gives nothing back"
+    );
+    Ok(())
+}
+
+fn an_empty_block_goes_to_the_node_that_needs_it() -> Result<()> {
+    let server = api_server()?;
+    let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    one.ask(RANGE, 254)?;
+    ensure!(one.granted()?.len() == 16, "{:?}", one.granted());
+    // Not at once: an ADD may be about to use them.
+    ensure!(kind(other.ask(RANGE, 1))? == FailureKind::Exhausted);
+    eventually("the other node gets a block", LATE, || {
+        Ok(other.ask(RANGE, 1).is_ok())
+    })?;
+    let (ones, others) = (one.granted()?, other.granted()?);
+    ensure!(
+        !others.is_empty() && others.iter().all(|block| !ones.contains(block)),
+        "{ones:?} {others:?}"
+    );
+    Ok(())
+}
+
+fn blocks_of_a_removed_node_are_taken_after_the_cool_down() -> Result<()> {
+    let server = api_server()?;
+    let (mut one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    one.ask(RANGE, 254)?;
+    one.kill()?;
+    ensure!(
+        kind(other.ask(RANGE, 1))? == FailureKind::Exhausted,
+        "its node is there"
+    );
+    server.delete_node("n1")?;
+    eventually("a block of the removed node is taken", LATE, || {
+        Ok(other.ask(RANGE, 1).is_ok())
+    })?;
+    let taken = other.granted()?;
+    let object = blocks(&server)?
+        .into_iter()
+        .find(|object| object["spec"]["block"] == taken[0].as_str())
+        .context("its object")?;
+    ensure!(
+        object["spec"]["node"] == "n2" && object["spec"]["epoch"] == 2,
+        "{object}"
+    );
+    Ok(())
+}
+
+fn a_node_that_was_replaced_does_not_keep_a_block_of_another() -> Result<()> {
+    let server = api_server()?;
+    let (mut one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    one.ask(RANGE, 254)?;
+    for pod in 0..3 {
+        one.add(&format!("pod-{pod}"), RANGE)?;
+    }
+    let before = one.granted()?;
+    one.kill()?;
+    server.delete_node("n1")?;
+    eventually("all blocks are taken", LATE, || {
+        let _ = other.ask(RANGE, 254);
+        Ok(other.granted()?.len() == before.len())
+    })?;
+    server.add_node("n1")?;
+    one.start()?;
+    eventually("the node that is back drops the blocks", LATE, || {
+        Ok(one.granted()?.is_empty())
+    })?;
+    let log = one.log();
+    ensure!(
+        log.contains("another node may give these addresses") && log.contains("pod default/pod-0"),
+        "{log}"
+    );
+    Ok(())
+}
+
+fn another_length_of_blocks_is_refused_by_both_lengths() -> Result<()> {
+    let server = api_server()?;
+    let one = started(&server, "n1")?;
+    one.ask(RANGE, 1)?;
+    let mut other = BrokerNode::new(&server, "n2", &json!({"blocks": {"ipv4": 32}}))?;
+    other.start()?;
+    let error = other.ask(RANGE, 1).err().context("granted")?.to_string();
+    ensure!(error.contains("/28") && error.contains("/27"), "{error}");
+    ensure!(kind(other.ask(RANGE, 1))? == FailureKind::Mismatch);
+    Ok(())
+}
+
+fn a_small_range_is_shared_by_single_addresses() -> Result<()> {
+    let server = api_server()?;
+    let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    let small = "10.9.1.0/29";
+    let mut given = one.ask(small, 3)?;
+    given.extend(other.ask(small, 3)?);
+    given.sort();
+    given.dedup();
+    ensure!(
+        given.len() == 6 && given.iter().all(|block| block.ends_with("/32")),
+        "{given:?}"
+    );
+    ensure!(kind(one.ask(small, 1))? == FailureKind::Exhausted);
+    // The cell around them is split, and nobody's.
+    let cell = one.ask_for(&node_wire::BlockNeed {
+        address: Some([10, 9, 1, 9].into()),
+        ..need("10.9.1.0/24", 1)
+    });
+    ensure!(kind(cell)? == FailureKind::HeldByAnotherNode);
+    Ok(())
+}
+
+fn an_address_of_another_nodes_block_is_refused_by_its_node() -> Result<()> {
+    let server = api_server()?;
+    let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    let wanted = node_wire::BlockNeed {
+        address: Some([10, 9, 0, 77].into()),
+        ..need(RANGE, 1)
+    };
+    ensure!(one.ask_for(&wanted)? == ["10.9.0.64/28"]);
+    let error = other.ask_for(&wanted).err().context("granted")?;
+    ensure!(error.to_string().contains("of node n1"), "{error}");
+    ensure!(kind(other.ask_for(&wanted))? == FailureKind::HeldByAnotherNode);
+    // By itself, as of a network that is not cut into blocks, it follows its pod.
+    let single = node_wire::BlockNeed {
+        address: Some([10, 9, 2, 5].into()),
+        single: true,
+        ..need("10.9.2.0/24", 1)
+    };
+    ensure!(one.ask_for(&single)? == ["10.9.2.5/32"]);
+    eventually("the address goes to the other node", LATE, || {
+        Ok(other.ask_for(&single).is_ok())
+    })
+}
+
+fn blocks_are_claimed_again_when_their_objects_are_gone() -> Result<()> {
+    let server = api_server()?;
+    let mut node = started(&server, "n1")?;
+    let address = node.add("pod-0", RANGE)?;
+    let before = node.granted()?;
+    node.stop()?;
+    for block in blocks(&server)? {
+        let name = block["metadata"]["name"].as_str().context("a name")?;
+        let path =
+            format!("/apis/rdma-netdev.io/v1alpha1/namespaces/{NAMESPACE}/addressblocks/{name}");
+        server.client().delete(&path)?.expect_success()?;
+    }
+    node.start()?;
+    eventually("the object is there again", LATE, || {
+        Ok(blocks_of(&server, "n1")? == before)
+    })?;
+    ensure!(node.add("pod-0", RANGE)? == address);
+    Ok(())
+}
