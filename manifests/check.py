@@ -65,9 +65,12 @@ def chart(values, namespace):
     return documents, [f"helm lint: {linted.stdout.strip()}"] if linted.returncode else []
 
 
-def like_the_base(command):
-    """With its own values the chart is what manifests/base is: one truth, two ways to install it."""
-    (base, wrong), (helm, faults) = render(command, MANIFESTS / "base"), chart(None, "kube-system")
+# What the chart makes with these values is what the kustomization makes: one truth, two ways to install it.
+SAME = {MANIFESTS / "base": None, MANIFESTS / "overlays/kubernetes-store": CHART / "ci/kubernetes-store.yaml"}
+
+
+def like_the_kustomization(command, directory, values):
+    (ours, wrong), (helm, faults) = render(command, directory), chart(values, "kube-system")
     yield from wrong + faults
 
     def plain(documents):
@@ -76,31 +79,34 @@ def like_the_base(command):
             metadata = document["metadata"]
             metadata["name"] = re.sub(r"-[a-z0-9]{10}$", "", metadata["name"])
             labels = metadata.pop("labels", {})
-            found[document["kind"]] = document
+            found[f"{document['kind']} {metadata['name']}"] = document
             if document["kind"] == "ConfigMap":
                 document["data"] = {key: yaml.safe_load(text) for key, text in document["data"].items()}
-                continue
-            metadata["labels"] = {"app.kubernetes.io/name": labels.get("app.kubernetes.io/name")}
-            template = document["spec"]["template"]
-            for volume in template["spec"]["volumes"]:
-                if "configMap" in volume:
-                    volume["configMap"]["name"] = "rdma-device-plugin"
+            elif document["kind"] == "DaemonSet":
+                metadata["labels"] = {"app.kubernetes.io/name": labels.get("app.kubernetes.io/name")}
+                # In no order that means anything.
+                spec = document["spec"]["template"]["spec"]
+                for key in ("containers", "volumes"):
+                    spec[key] = {each["name"]: each for each in spec[key]}
+                for volume in spec["volumes"].values():
+                    if "configMap" in volume:
+                        volume["configMap"]["name"] = "rdma-device-plugin"
         return found
 
-    base, helm = plain(base), plain(helm)
-    for kind in sorted(base.keys() | helm.keys()):
-        yield from differences(kind, base.get(kind), helm.get(kind))
+    ours, helm = plain(ours), plain(helm)
+    for name in sorted(ours.keys() | helm.keys()):
+        yield from differences(name, ours.get(name), helm.get(name), directory)
 
 
-def differences(where, one, other):
+def differences(where, one, other, ours):
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted(one.keys() | other.keys()):
-            yield from differences(f"{where}.{key}", one.get(key), other.get(key))
+            yield from differences(f"{where}.{key}", one.get(key), other.get(key), ours)
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from differences(f"{where}[{index}]", left, right)
+            yield from differences(f"{where}[{index}]", left, right, ours)
     elif one != other:
-        yield f"{where} is {one!r} in manifests/base, and {other!r} in the chart"
+        yield f"{where} is {one!r} in {ours}, and {other!r} in the chart"
 
 
 def name_of(document):
@@ -258,7 +264,7 @@ def main():
     wrong += wrong_in(CHART, *chart(None, "kube-system"))
     for values in sorted((CHART / "ci").glob("*.yaml")):
         wrong += wrong_in(f"{CHART} with {values.name}", *chart(values, "rdma-system"))
-    problems = list(like_the_base(command))
+    problems = [p for directory, values in SAME.items() for p in like_the_kustomization(command, directory, values)]
     for problem in problems:
         print(f"WRONG  {problem}")
     print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")

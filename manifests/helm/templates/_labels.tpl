@@ -11,6 +11,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- define "broker" -}}
+{{ ternary "rdma-ipam-broker" (printf "%s-ipam-broker" .Release.Name) (eq .Release.Name "rdma-device-plugin") }}
+{{- end }}
+
+{{- define "serviceAccount" -}}
+{{ ternary .Release.Name (include "broker" .) .Values.openshift.enabled }}
+{{- end }}
+
 {{- define "image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
