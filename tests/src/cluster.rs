@@ -67,7 +67,6 @@ pub fn blocks_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
 /// A node with its broker.
 #[derive(Debug)]
 pub struct BrokerNode {
-    name: String,
     kubeconfig: PathBuf,
     place: TempDir,
     broker: Option<Child>,
@@ -90,7 +89,6 @@ impl BrokerNode {
         }
         let place = TempDir::new()?;
         let node = Self {
-            name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
             broker: None,
             place,
