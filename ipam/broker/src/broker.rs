@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::watch::{self, Event};
 use crate::api::{BlockObject, Client};
 use crate::metrics::{self, Metrics};
-use crate::space::{Asked, Message, Shared, Worker};
+use crate::space::{Asked, Message, Shared, Timing, Worker};
 
 /// How often the status file is written, if there is something new.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
@@ -54,6 +54,8 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// Where probes and metrics are served.
     pub listen: Vec<SocketAddr>,
+    /// How long things take.
+    pub timing: Timing,
 }
 
 /// Asks a broker in this process.
@@ -157,6 +159,7 @@ async fn serve(
         name: settings.node.clone(),
         me: RefCell::default(),
         nodes: RefCell::default(),
+        timing: settings.timing,
         metrics: RefCell::new(Metrics::new()),
     });
     let mut broker = Broker {

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::endpoint::SERVICE_ACCOUNT_DIR;
 use crate::api::{Client, Endpoint, Processor, Transport};
 use crate::broker::{self, Settings};
+use crate::space::Timing;
 
 /// Claims blocks of addresses for this node in the Kubernetes API, and grants them to its CNI programs.
 #[derive(Debug, Parser)]
@@ -175,6 +176,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             client: Client::new(transport, &namespace),
             socket: Some(cli.socket),
             listen: cli.metrics_addr,
+            timing: Timing::default(),
         };
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),

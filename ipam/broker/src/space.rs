@@ -42,12 +42,32 @@ use crate::api::{ApiError, Client, Created, NodeObject, SpaceObject};
 use crate::decide::standing::{self, NodeState};
 use crate::metrics::Metrics;
 
-/// How often the local store is checked for changes.
-const TICK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long an event of an object that this node removed may come late.
 const LATE_EVENTS: Duration = Duration::from_secs(3600);
 /// The longest wait before work in the background is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long things take; shorter in tests.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// How often the local store is checked for changes.
+    pub tick: Duration,
+    /// A block that came so short a time ago is not given back, though it is empty: an ADD waits for
+    /// it.
+    pub new: Duration,
+    /// How long a block is empty before the node gives it back unasked.
+    pub empty: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_secs(2),
+            new: Duration::from_secs(10),
+            empty: Duration::from_secs(600),
+        }
+    }
+}
 
 /// What all address spaces of a broker have in common.
 #[derive(Debug)]
@@ -64,6 +84,8 @@ pub struct Shared {
     pub me: RefCell<Option<NodeId>>,
     /// Nodes of the cluster as last listed.
     pub(crate) nodes: RefCell<Option<(Instant, Rc<std::collections::BTreeSet<NodeId>>)>>,
+    /// How long things take.
+    pub timing: Timing,
     /// Counts.
     pub metrics: RefCell<Metrics>,
 }
@@ -278,7 +300,7 @@ impl Worker {
 
     /// Serves until the sender is dropped.
     pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
-        let mut ticks = tokio::time::interval(TICK_INTERVAL);
+        let mut ticks = tokio::time::interval(self.shared.timing.tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticked = Instant::now();
         loop {
@@ -302,7 +324,7 @@ impl Worker {
             while let Ok(message) = messages.try_recv() {
                 self.take(message).await;
             }
-            if ticked.elapsed() >= TICK_INTERVAL {
+            if ticked.elapsed() >= self.shared.timing.tick {
                 self.tick().await;
                 ticked = Instant::now();
             }
@@ -347,7 +369,11 @@ impl Worker {
             }
             Err(why) => {
                 self.failures = self.failures.saturating_add(1);
-                let pause = TICK_INTERVAL.saturating_mul(1 << self.failures.min(6));
+                let pause = self
+                    .shared
+                    .timing
+                    .tick
+                    .saturating_mul(1 << self.failures.min(6));
                 self.paused_until = Some(Instant::now() + pause.min(LONGEST_PAUSE));
                 tracing::warn!(space = %self.space, error = why, "cannot care for the node's blocks of addresses");
             }

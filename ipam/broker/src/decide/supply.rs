@@ -8,8 +8,6 @@ use ipnetwork::IpNetwork;
 const AHEAD: (u128, u128) = (3, 4);
 /// The most blocks that are claimed ahead at one time.
 const MOST_AHEAD: u128 = 16;
-/// How long a block is empty before the node gives it back unasked.
-pub const EMPTY_TIME: Duration = Duration::from_secs(600);
 
 /// One of the node's blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,9 +81,10 @@ pub struct Returns {
     pub unmark: Vec<IpNetwork>,
 }
 
-/// Which blocks to give back. `ranges` are those that ADDs of this node used in the last day.
+/// Which blocks to give back: unasked those that are empty for `empty_time`. `ranges` are those that
+/// ADDs of this node used in the last day.
 #[must_use]
-pub fn returns(own: &[OwnBlock], ranges: &[RangeUse]) -> Returns {
+pub fn returns(own: &[OwnBlock], ranges: &[RangeUse], empty_time: Duration) -> Returns {
     let mut ranges = ranges.to_vec();
     let mut returns = Returns::default();
     let give = |block: IpNetwork, ranges: &mut Vec<RangeUse>, returns: &mut Returns| {
@@ -114,7 +113,7 @@ pub fn returns(own: &[OwnBlock], ranges: &[RangeUse]) -> Returns {
         returns.unmark.push(one.block);
     }
     for one in own {
-        let long = one.empty_for.is_some_and(|time| time >= EMPTY_TIME);
+        let long = one.empty_for.is_some_and(|time| time >= empty_time);
         let spared = || ranges.iter().all(|range| range.spares(one.block));
         if long && !returns.give_back.contains(&one.block) && spared() {
             give(one.block, &mut ranges, &mut returns);
@@ -127,6 +126,8 @@ pub fn returns(own: &[OwnBlock], ranges: &[RangeUse]) -> Returns {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const EMPTY_TIME: Duration = Duration::from_secs(600);
 
     fn network(number: u8) -> IpNetwork {
         format!("10.0.0.{}/28", u32::from(number) * 16)
@@ -169,7 +170,8 @@ mod tests {
     #[test]
     fn an_empty_block_goes_back_after_ten_minutes_while_another_has_room() {
         let ranges = [range(2, 5, 5)];
-        let given = |own: &[OwnBlock], ranges: &[RangeUse]| returns(own, ranges).give_back;
+        let given =
+            |own: &[OwnBlock], ranges: &[RangeUse]| returns(own, ranges, EMPTY_TIME).give_back;
         let used = own(0, None, false);
         assert_eq!(
             given(&[used.clone(), own(1, Some(599), false)], &ranges),
@@ -193,12 +195,20 @@ mod tests {
     #[test]
     fn who_asks_gets_an_empty_block_at_once() {
         let ranges = [range(2, 5, 5)];
-        let asked = returns(&[own(0, None, true), own(1, Some(0), false)], &ranges);
+        let asked = returns(
+            &[own(0, None, true), own(1, Some(0), false)],
+            &ranges,
+            EMPTY_TIME,
+        );
         assert_eq!(asked.give_back, [network(1)]);
         assert_eq!(asked.unmark, [network(0)]);
-        let asked = returns(&[own(0, Some(0), true), own(1, Some(0), false)], &ranges);
+        let asked = returns(
+            &[own(0, Some(0), true), own(1, Some(0), false)],
+            &ranges,
+            EMPTY_TIME,
+        );
         assert_eq!((asked.give_back, asked.unmark), (vec![network(0)], vec![]));
-        let asked = returns(&[own(0, None, true)], &ranges);
+        let asked = returns(&[own(0, None, true)], &ranges, EMPTY_TIME);
         assert_eq!((asked.give_back, asked.unmark), (vec![], vec![network(0)]));
     }
 
@@ -213,7 +223,7 @@ mod tests {
                 .collect();
             let held = own.iter().filter(|one| one.empty_for.is_none()).count() as u128;
             let before = RangeUse { used: used * held, ..range(own.len() as u8, 0, 0) };
-            let returns = returns(&own, std::slice::from_ref(&before));
+            let returns = returns(&own, std::slice::from_ref(&before), EMPTY_TIME);
             let mut after = before.clone();
             for block in &returns.give_back {
                 let one = own.iter().find(|one| one.block == *block).unwrap();

@@ -43,7 +43,7 @@ impl Worker {
             .into_iter()
             .map(|(_, used)| used)
             .collect();
-        let returns = supply::returns(&own, &ranges);
+        let returns = supply::returns(&own, &ranges, self.shared.timing.empty);
         for network in returns.give_back {
             self.give_back(network).await?;
         }

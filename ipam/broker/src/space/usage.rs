@@ -26,8 +26,6 @@ const GROWTH_TIME: Duration = Duration::from_secs(10);
 const RANGES_INTERVAL: Duration = Duration::from_secs(30);
 /// How long nothing is claimed ahead for a range that has no free block.
 const NONE_FREE_TIME: Duration = Duration::from_secs(60);
-/// A block that came just now is not given back, though it is empty: an ADD waits for it.
-const NEW_TIME: Duration = Duration::from_secs(10);
 /// How often the API is told how full a block is, at most.
 const NOTE_INTERVAL: Duration = Duration::from_secs(300);
 
@@ -186,7 +184,7 @@ impl Worker {
                 block: *network,
                 empty_for: own
                     .empty_since
-                    .filter(|_| own.granted.elapsed() >= NEW_TIME)
+                    .filter(|_| own.granted.elapsed() >= self.shared.timing.new)
                     .map(|since| since.elapsed()),
                 // A static address is nobody's once its pod has ended.
                 wanted: own.object.spec.wanted_by.is_some()
@@ -228,7 +226,7 @@ impl Worker {
             };
             let (used, all) = (known.held.len() as u64, size(*network));
             let is_due = match own.noted {
-                None => own.granted.elapsed() >= NEW_TIME,
+                None => own.granted.elapsed() >= self.shared.timing.new,
                 Some((noted, at)) => {
                     at.elapsed() >= NOTE_INTERVAL
                         && (used.abs_diff(noted) > all / 8 || (used == 0) != (noted == 0))

@@ -1,0 +1,380 @@
+//! An API server in this process, as strict as the real one in what brokers rely on: names decide,
+//! `resourceVersion` and UID are preconditions, a list says as of when it is, a watch goes on behind it
+//! in order. It loses requests and answers when told to.
+//!
+//! What only the real one can show (schemas, caches, compaction) is for the end-to-end cases.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+/// What becomes of one of the next requests that change something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It is not done, and there is no answer.
+    Lost,
+    /// It is done, and there is no answer.
+    Unanswered,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    version: u64,
+    uids: u64,
+    /// By collection and name.
+    objects: BTreeMap<(String, String), Value>,
+    events: Vec<(u64, &'static str, String, Value)>,
+    faults: VecDeque<Option<Fault>>,
+    /// Whether connections are refused.
+    down: bool,
+}
+
+/// The server.
+#[derive(Debug, Clone)]
+pub(crate) struct Api {
+    state: Arc<Mutex<State>>,
+    changed: Arc<Notify>,
+    pub(crate) port: u16,
+}
+
+struct Request {
+    method: String,
+    path: String,
+    query: BTreeMap<String, String>,
+    body: Value,
+}
+
+impl Api {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let api = Self {
+            state: Arc::default(),
+            changed: Arc::default(),
+            port: listener.local_addr().unwrap().port(),
+        };
+        let serving = api.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                if !serving.state.lock().unwrap().down {
+                    tokio::spawn(serving.clone().converse(stream));
+                }
+            }
+        });
+        api
+    }
+
+    /// What becomes of the next changes.
+    pub(crate) fn fail(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
+        self.state.lock().unwrap().faults.extend(faults);
+    }
+
+    /// Refuses connections, or takes them again.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.state.lock().unwrap().down = down;
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn add_node(&self, name: &str) {
+        let mut state = self.state.lock().unwrap();
+        let object = json!({"metadata": {"name": name}, "spec": {}});
+        state.put("nodes", name, object, true);
+    }
+
+    pub(crate) fn remove_node(&self, name: &str) {
+        let mut state = self.state.lock().unwrap();
+        state.objects.remove(&("nodes".to_owned(), name.to_owned()));
+    }
+
+    /// All blocks: network and node.
+    pub(crate) fn blocks(&self) -> BTreeMap<String, Option<String>> {
+        let state = self.state.lock().unwrap();
+        let blocks = state
+            .objects
+            .iter()
+            .filter(|((kind, _), _)| kind == "addressblocks");
+        blocks
+            .map(|(_, object)| {
+                let text = |key: &str| object["spec"][key].as_str().map(str::to_owned);
+                (text("block").unwrap(), text("node"))
+            })
+            .collect()
+    }
+
+    async fn converse(self, mut stream: TcpStream) {
+        while let Some(request) = read(&mut stream).await {
+            if self.state.lock().unwrap().down {
+                return;
+            }
+            if request.query.contains_key("watch") {
+                return self.watch(stream, &request).await;
+            }
+            let changes = request.method != "GET";
+            let fault = match changes {
+                true => self.state.lock().unwrap().faults.pop_front().flatten(),
+                false => None,
+            };
+            if fault == Some(Fault::Lost) {
+                return;
+            }
+            let (code, body) = self.state.lock().unwrap().answer(&request);
+            if changes {
+                self.changed.notify_waiters();
+            }
+            if fault == Some(Fault::Unanswered) {
+                return;
+            }
+            let body = body.to_string();
+            let head = format!(
+                "HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            );
+            if stream
+                .write_all(format!("{head}{body}").as_bytes())
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    async fn watch(self, mut stream: TcpStream, request: &Request) {
+        let mut seen: u64 = request.query["resourceVersion"].parse().unwrap();
+        let selector = request.query["labelSelector"].clone();
+        let head = "HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n";
+        if stream.write_all(head.as_bytes()).await.is_err() {
+            return;
+        }
+        loop {
+            let changed = self.changed.notified();
+            let mut text = String::new();
+            {
+                let state = self.state.lock().unwrap();
+                if state.down {
+                    return;
+                }
+                for (version, kind, labels, object) in &state.events {
+                    if *version > seen && *labels == selector {
+                        text += &format!("{}\n", json!({"type": kind, "object": object}));
+                    }
+                }
+                seen = state.version;
+            }
+            if !text.is_empty() {
+                let chunk = format!("{:x}\r\n{text}\r\n", text.len());
+                if stream.write_all(chunk.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+            let mut one = [0];
+            tokio::select! {
+                () = changed => {}
+                // The client is gone.
+                _ = stream.read(&mut one) => return,
+            }
+        }
+    }
+}
+
+impl State {
+    fn put(&mut self, kind: &str, name: &str, mut object: Value, fresh: bool) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        if fresh {
+            self.uids += 1;
+            object["metadata"]["uid"] = format!("uid-{}", self.uids).into();
+        }
+        let key = (kind.to_owned(), name.to_owned());
+        let before = self.objects.insert(key, object.clone());
+        let (old, new) = (before.as_ref().map(labels), labels(&object));
+        let kind = match old.as_ref() == Some(&new) {
+            true => "MODIFIED",
+            false => "ADDED",
+        };
+        // Who selects by a label that the object no longer has sees it go.
+        if let Some(old) = old.filter(|old| *old != new) {
+            self.events
+                .push((self.version, "DELETED", old, object.clone()));
+        }
+        self.events.push((self.version, kind, new, object.clone()));
+        object
+    }
+
+    fn answer(&mut self, request: &Request) -> (u16, Value) {
+        let parts: Vec<&str> = request.path.trim_matches('/').split('/').collect();
+        let at = match parts.as_slice() {
+            ["api", "v1", rest @ ..] => rest,
+            [
+                "apis",
+                "rdma-netdev.io",
+                "v1alpha1",
+                "namespaces",
+                "test",
+                rest @ ..,
+            ] => rest,
+            _ => return refused(404, ""),
+        };
+        let key = |kind: &str, name: &str| (kind.to_owned(), name.to_owned());
+        match (request.method.as_str(), at) {
+            ("GET", [kind]) => {
+                let selector = request.query.get("labelSelector");
+                let items = self.objects.iter().filter(|((of, _), _)| of == kind);
+                let items = items.map(|(_, object)| object);
+                let items: Vec<&Value> = items
+                    .filter(|object| {
+                        selector.is_none_or(|selector| all_labels(object).contains(selector))
+                    })
+                    .collect();
+                let version = self.version.to_string();
+                (
+                    200,
+                    json!({"metadata": {"resourceVersion": version}, "items": items}),
+                )
+            }
+            ("GET", [kind, name]) => match self.objects.get(&key(kind, name)) {
+                Some(object) => (200, object.clone()),
+                None => refused(404, "NotFound"),
+            },
+            ("POST", [kind]) => {
+                let name = request.body["metadata"]["name"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned();
+                if self.objects.contains_key(&key(kind, &name)) {
+                    return refused(409, "AlreadyExists");
+                }
+                (201, self.put(kind, &name, request.body.clone(), true))
+            }
+            ("PATCH", [kind, name, ..]) => {
+                let Some(object) = self.objects.get(&key(kind, name)) else {
+                    return refused(404, "NotFound");
+                };
+                let meta = &request.body["metadata"];
+                if !is_same(object, &meta["uid"], &meta["resourceVersion"]) {
+                    return refused(409, "Conflict");
+                }
+                let mut changed = object.clone();
+                merge(&mut changed, &request.body);
+                (200, self.put(kind, name, changed, false))
+            }
+            ("DELETE", [kind, name]) => {
+                let Some(object) = self.objects.get(&key(kind, name)) else {
+                    return refused(404, "NotFound");
+                };
+                let same = &request.body["preconditions"];
+                if !is_same(object, &same["uid"], &same["resourceVersion"]) {
+                    return refused(409, "Conflict");
+                }
+                let mut object = self.objects.remove(&key(kind, name)).unwrap();
+                self.version += 1;
+                object["metadata"]["resourceVersion"] = self.version.to_string().into();
+                let label = labels(&object);
+                self.events.push((self.version, "DELETED", label, object));
+                (200, json!({"status": "Success"}))
+            }
+            _ => refused(405, ""),
+        }
+    }
+}
+
+fn is_same(object: &Value, uid: &Value, version: &Value) -> bool {
+    let meta = &object["metadata"];
+    (uid.is_null() || *uid == meta["uid"])
+        && (version.is_null() || *version == meta["resourceVersion"])
+}
+
+fn refused(code: u16, reason: &str) -> (u16, Value) {
+    (
+        code,
+        json!({"status": "Failure", "code": code, "reason": reason, "message": "no"}),
+    )
+}
+
+/// The selector of its node that an object has.
+fn labels(object: &Value) -> String {
+    let label = "rdma-netdev.io/node-hash";
+    let value = object["metadata"]["labels"][label]
+        .as_str()
+        .unwrap_or_default();
+    format!("{label}={value}")
+}
+
+fn all_labels(object: &Value) -> Vec<String> {
+    let labels = object["metadata"]["labels"]
+        .as_object()
+        .into_iter()
+        .flatten();
+    labels
+        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap()))
+        .collect()
+}
+
+/// RFC 7396.
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        return *target = patch.clone();
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let fields = target.as_object_mut().unwrap();
+    for (key, value) in patch {
+        if value.is_null() {
+            fields.remove(key);
+        } else {
+            merge(fields.entry(key.clone()).or_insert(Value::Null), value);
+        }
+    }
+}
+
+async fn read(stream: &mut TcpStream) -> Option<Request> {
+    let mut text = Vec::new();
+    let mut piece = [0; 4096];
+    let head = loop {
+        if let Some(end) = text.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        match stream.read(&mut piece).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => text.extend_from_slice(&piece[..count]),
+        }
+    };
+    let lines = String::from_utf8(text[..head].to_vec()).unwrap();
+    let length = lines
+        .lines()
+        .find_map(|line| {
+            line.to_ascii_lowercase()
+                .strip_prefix("content-length:")
+                .map(|n| n.trim().parse().unwrap())
+        })
+        .unwrap_or(0usize);
+    while text.len() < head + 4 + length {
+        match stream.read(&mut piece).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => text.extend_from_slice(&piece[..count]),
+        }
+    }
+    let body = &text[head + 4..head + 4 + length];
+    let mut words = lines.split(' ');
+    let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    Some(Request {
+        method,
+        path: path.to_owned(),
+        query: pairs
+            .map(|(key, value)| {
+                (
+                    key.to_owned(),
+                    value.replace("%2F", "/").replace("%3D", "="),
+                )
+            })
+            .collect(),
+        body: serde_json::from_slice(body).unwrap_or(Value::Null),
+    })
+}

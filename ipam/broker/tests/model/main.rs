@@ -1,0 +1,342 @@
+//! Brokers of several nodes, their ADDs and DELs, against a model: no address is given to two pods, and
+//! none is lost, whatever is killed or unanswered at whichever step.
+
+mod api;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use api::{Api, Fault};
+use ipam::lease::Holder;
+use ipam::range::{Range, Spec};
+use ipam::store::{Order, Part, Space, Store, StoreError};
+use node::identity::NodeIdentity;
+use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind};
+use node_wire::{BlockNeed, Failure, FailureKind};
+use proptest::prelude::*;
+use rdma_ipam_broker::api::{Client, Endpoint, Transport};
+use rdma_ipam_broker::broker::{self, Asker, Settings};
+use rdma_ipam_broker::space::Timing;
+use tempfile::TempDir;
+use tokio::task::{JoinHandle, LocalSet};
+use tokio_util::sync::CancellationToken;
+
+const RANGE: &str = "10.7.0.0/26";
+const NODES: usize = 3;
+
+/// A machine: its files outlive its broker, and even its Node object.
+struct Machine {
+    name: String,
+    place: TempDir,
+    policy: Policy,
+    running: Option<(Asker, JoinHandle<()>, CancellationToken)>,
+    /// Addresses by container, as ADDs answered.
+    pods: BTreeMap<String, IpAddr>,
+    next: u32,
+}
+
+impl Machine {
+    fn new(number: usize) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::create_dir(place.path().join("leases")).unwrap();
+        let store = StorePolicy {
+            directory: place.path().join("leases"),
+            kind: StoreKind::Kubernetes {
+                // 16 blocks of four addresses.
+                blocks: BlockLength {
+                    ipv4: 30,
+                    ipv6: 126,
+                },
+                static_networks: Vec::new(),
+            },
+            bounds: StoreBounds::default(),
+        };
+        let mut policy = Policy {
+            state_dir: place.path().join("state"),
+            ..Policy::default()
+        };
+        policy.stores.insert("default".into(), store);
+        policy.ipam.cooldown = Duration::ZERO;
+        Self {
+            name: format!("n{number}"),
+            place,
+            policy,
+            running: None,
+            pods: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    fn start(&mut self, api: &Api) {
+        if self.running.is_some() {
+            return;
+        }
+        let endpoint = Endpoint {
+            base: format!("http://127.0.0.1:{}", api.port).parse().unwrap(),
+            namespace: None,
+            authorities: Vec::new(),
+            certificate: None,
+            token: None,
+        };
+        let settings = Settings {
+            policy: self.policy.clone(),
+            node: self.name.clone(),
+            root: "/".into(),
+            client: Client::new(Transport::new(endpoint).unwrap(), "test"),
+            socket: None,
+            listen: Vec::new(),
+            timing: Timing {
+                tick: Duration::from_millis(20),
+                new: Duration::from_millis(30),
+                empty: Duration::from_millis(60),
+            },
+        };
+        let stop = CancellationToken::new();
+        let (asker, asked) = broker::questions();
+        let (questions, ended) = ((asker.clone(), asked), stop.clone());
+        let task = tokio::task::spawn_local(async move {
+            broker::run(settings, questions, ended).await.unwrap();
+        });
+        self.running = Some((asker, task, stop));
+    }
+
+    /// As SIGKILL: whatever it waits for, it does not come to do.
+    async fn kill(&mut self) {
+        if let Some((_, task, _)) = self.running.take() {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+
+    fn store(&self) -> Store {
+        let node = NodeIdentity::read(Path::new("/"), &self.name).unwrap();
+        Store::open(&self.policy, "default", node, Path::new("/")).unwrap()
+    }
+
+    fn holder(&self, container: &str) -> Holder {
+        Holder {
+            network: "rail".into(),
+            pod: None,
+            container: container.into(),
+            interface: "net1".into(),
+            node: self.name.clone(),
+            machine: String::new(),
+            boot: NodeIdentity::read(Path::new("/"), &self.name).unwrap().boot,
+            netns: None,
+            netns_inode: None,
+            device: None,
+        }
+    }
+
+    /// An ADD: asks the broker for what is missing, as `rdma-ipam` does.
+    async fn add(&mut self) -> Result<IpAddr, FailureKind> {
+        let container = format!("c{}", self.next);
+        self.next += 1;
+        let spec = Spec {
+            range: RANGE,
+            ..Spec::default()
+        };
+        let range = Range::new(&spec, Profile::Strict).unwrap();
+        let order = Order {
+            holder: self.holder(&container),
+            profile: Profile::Strict,
+            parts: vec![Part {
+                interface: None,
+                range: range.clone(),
+                slice: None,
+                space: Space {
+                    network_name: None,
+                    overlapping: true,
+                },
+                requested: None,
+            }],
+        };
+        for _ in 0..8 {
+            match self.store().take(&order) {
+                Ok(leases) => {
+                    let address = leases[0].address;
+                    self.pods.insert(container, address);
+                    self.store().note_pool(&range, None, true, "rail");
+                    return Ok(address);
+                }
+                Err(refused) => match refused.error {
+                    StoreError::NeedsBlock(_) => {
+                        self.ask(&range).await.map_err(|failure| failure.kind)?;
+                    }
+                    other => panic!("{other}"),
+                },
+            }
+        }
+        Err(FailureKind::Other)
+    }
+
+    async fn ask(&self, range: &Range) -> Result<(), Failure> {
+        let Some((asker, ..)) = &self.running else {
+            return Err(Failure::new(FailureKind::Other, "no broker"));
+        };
+        let spans = range
+            .spans()
+            .iter()
+            .map(|span| span.addresses(true))
+            .collect();
+        let need = BlockNeed {
+            store: "default".into(),
+            network_name: None,
+            range: RANGE.into(),
+            spans,
+            address: None,
+            single: false,
+            count: 1,
+        };
+        asker.ask(need).await.map(drop)
+    }
+
+    fn del(&mut self, which: usize) {
+        let containers: Vec<String> = self.pods.keys().cloned().collect();
+        let Some(container) = containers.get(which % containers.len().max(1)) else {
+            return;
+        };
+        self.store().give_back(container, "net1", "rail").unwrap();
+        self.pods.remove(container);
+    }
+
+    /// Another machine gets the name: nothing of this one is left.
+    async fn replace(&mut self, number: usize) {
+        self.kill().await;
+        let next = self.next;
+        *self = Self {
+            next,
+            ..Self::new(number)
+        };
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Add(usize),
+    Del(usize, usize),
+    Kill(usize),
+    Start(usize),
+    /// The next changes in the API are lost or unanswered.
+    Fail(Vec<Option<Fault>>),
+    /// The API is away for some steps.
+    Down(bool),
+    /// The Node object goes with its machine, and another machine of its name comes.
+    Replace(usize),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let fault = prop_oneof![
+        Just(None),
+        Just(Some(Fault::Lost)),
+        Just(Some(Fault::Unanswered))
+    ];
+    prop_oneof![
+        12 => (0..NODES).prop_map(Step::Add),
+        8 => (0..NODES, any::<usize>()).prop_map(|(node, which)| Step::Del(node, which)),
+        2 => (0..NODES).prop_map(Step::Kill),
+        4 => (0..NODES).prop_map(Step::Start),
+        2 => proptest::collection::vec(fault, 1..4).prop_map(Step::Fail),
+        1 => Just(Step::Down(true)),
+        2 => Just(Step::Down(false)),
+        1 => (0..NODES).prop_map(Step::Replace),
+        3 => (0u64..120).prop_map(Step::Wait),
+    ]
+}
+
+/// No address twice, and each in a block that its node may use.
+fn check(machines: &[Machine]) {
+    let mut all = BTreeSet::new();
+    for machine in machines {
+        for address in machine.pods.values() {
+            assert!(all.insert(*address), "{address} is given twice");
+        }
+    }
+}
+
+async fn run(steps: Vec<Step>) {
+    let api = Api::start().await;
+    let mut machines: Vec<Machine> = (0..NODES).map(Machine::new).collect();
+    for machine in &mut machines {
+        api.add_node(&machine.name);
+        machine.start(&api);
+    }
+    for step in steps {
+        match step {
+            Step::Add(node) => drop(machines[node].add().await),
+            Step::Del(node, which) => machines[node].del(which),
+            Step::Kill(node) => machines[node].kill().await,
+            Step::Start(node) => machines[node].start(&api),
+            Step::Fail(faults) => api.fail(faults),
+            Step::Down(down) => api.set_down(down),
+            Step::Replace(node) => {
+                machines[node].replace(node).await;
+                let name = machines[node].name.clone();
+                api.remove_node(&name);
+                api.add_node(&name);
+                machines[node].start(&api);
+            }
+            Step::Wait(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
+        }
+        check(&machines);
+    }
+    // In the end all is well again, and every address can be had: none was lost.
+    api.set_down(false);
+    api.fail([]);
+    for machine in &mut machines {
+        machine.start(&api);
+        while !machine.pods.is_empty() {
+            machine.del(0);
+        }
+    }
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while machines[0].pods.len() < 62 {
+        let _ = machines[0].add().await;
+        check(&machines);
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{} of 62 addresses, blocks {:?}",
+            machines[0].pods.len(),
+            api.blocks()
+        );
+    }
+    for machine in &mut machines {
+        machine.kill().await;
+    }
+}
+
+fn on_one_thread(steps: Vec<Step>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let local = LocalSet::new();
+    local.block_on(&runtime, run(steps));
+}
+
+#[test]
+fn every_address_goes_from_node_to_node() {
+    let mut steps: Vec<Step> = (0..62).map(|_| Step::Add(1)).collect();
+    steps.extend((0..62).map(|_| Step::Del(1, 0)));
+    steps.push(Step::Add(2));
+    on_one_thread(steps);
+}
+
+#[test]
+fn a_replaced_machines_blocks_are_not_lost() {
+    let mut steps: Vec<Step> = (0..30).map(|_| Step::Add(1)).collect();
+    steps.push(Step::Replace(1));
+    steps.extend((0..40).map(|_| Step::Add(2)));
+    on_one_thread(steps);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn no_address_is_given_twice_and_none_is_lost(steps in proptest::collection::vec(step(), 1..80)) {
+        on_one_thread(steps);
+    }
+}
