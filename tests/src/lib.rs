@@ -3,6 +3,7 @@
 //! In reading order:
 //! - [`harness`]: cases, the needs they have of the machine, and how they are run and counted;
 //! - [`need`]: what a machine can or cannot do, probed once;
+//! - [`api_server`]: an API server of Kubernetes on etcd, without a cluster;
 //! - [`bin_under_test`]: where the binaries are;
 //! - [`netns`]: throw-away network namespaces;
 //! - [`cni`]: calling a CNI plugin as a runtime does;
@@ -20,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod api_server;
 pub mod bin_under_test;
 pub mod bpf_object;
 pub mod cni;

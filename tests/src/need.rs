@@ -49,6 +49,8 @@ pub enum Need {
     ReferencePlugins,
     /// containerd answers on its usual socket.
     Containerd,
+    /// `tests/api-server/build` has made an API server, and `openssl` and `curl` are there.
+    ApiServer,
     /// A real peer named by an environment variable.
     Peer(&'static str),
 }
@@ -131,6 +133,13 @@ impl Need {
                 std::os::unix::net::UnixStream::connect(socket)
                     .map(drop)
                     .map_err(|error| format!("containerd on {socket}: {error}"))
+            }
+            Self::ApiServer => {
+                output("openssl", &["version"])?;
+                output("curl", &["--version"])?;
+                crate::api_server::programs()
+                    .map(drop)
+                    .map_err(|error| format!("{error:#}"))
             }
             Self::Peer(variable) => match env::var_os(variable) {
                 Some(_) => Ok(()),

@@ -74,6 +74,7 @@ modules! {
     ipam_faults,
     ipam_kill,
     ipam_power,
+    standin_api_server,
     standin_kubelet,
     standin_multus,
     standin_netns,

@@ -1,0 +1,241 @@
+//! Requests to the API server and to etcd's JSON gateway, by `curl`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+/// The longest a single answer may take.
+const ANSWER_TIMEOUT_SECONDS: &str = "30";
+
+/// Whom requests go to, and as whom.
+#[derive(Debug, Clone)]
+pub struct Client {
+    url: String,
+    authority: PathBuf,
+    /// Path of certificate and key without `.crt` and `.key`.
+    identity: Option<PathBuf>,
+}
+
+/// What came back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Response {
+    /// HTTP status.
+    pub status: u16,
+    /// The object, the `Status` of a refusal, or a string where it was no JSON.
+    pub body: Value,
+}
+
+/// How a PATCH is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patch {
+    /// RFC 7396.
+    Merge,
+    /// Server-side apply.
+    Apply,
+}
+
+impl Response {
+    /// The object.
+    ///
+    /// # Errors
+    /// The server refused; the message has its reason.
+    pub fn expect_success(self) -> Result<Value> {
+        if (200..300).contains(&self.status) {
+            return Ok(self.body);
+        }
+        bail!("{} {}: {}", self.status, self.reason(), self.message())
+    }
+
+    /// `reason` of a refusal: `AlreadyExists`, `Conflict`, `Expired`, …; empty otherwise.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        self.body["reason"].as_str().unwrap_or_default()
+    }
+
+    fn message(&self) -> String {
+        match &self.body["message"] {
+            Value::String(message) => message.clone(),
+            _ => self.body.to_string(),
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn new(url: &str, authority: &Path, identity: Option<&Path>) -> Self {
+        Self {
+            url: url.to_owned(),
+            authority: authority.to_owned(),
+            identity: identity.map(Path::to_owned),
+        }
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Reads an object or a list.
+    ///
+    /// # Errors
+    /// There was no answer. A refusal is an answer.
+    pub fn get(&self, path: &str) -> Result<Response> {
+        self.request("GET", path, None)
+    }
+
+    /// Creates an object in a collection.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn post(&self, path: &str, body: &Value) -> Result<Response> {
+        self.request("POST", path, Some(("application/json", body)))
+    }
+
+    /// Replaces an object, if its `resourceVersion` is still that of the body.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn put(&self, path: &str, body: &Value) -> Result<Response> {
+        self.request("PUT", path, Some(("application/json", body)))
+    }
+
+    /// Changes part of an object.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn patch(&self, path: &str, patch: Patch, body: &Value) -> Result<Response> {
+        let kind = match patch {
+            Patch::Merge => "application/merge-patch+json",
+            // JSON is YAML.
+            Patch::Apply => "application/apply-patch+yaml",
+        };
+        self.request("PATCH", path, Some((kind, body)))
+    }
+
+    /// Deletes an object.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn delete(&self, path: &str) -> Result<Response> {
+        self.request("DELETE", path, None)
+    }
+
+    /// Deletes an object under conditions: `{"preconditions": {"uid": …}}`.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn delete_if(&self, path: &str, options: &Value) -> Result<Response> {
+        self.request("DELETE", path, Some(("application/json", options)))
+    }
+
+    /// Opens a watch: a collection's path with `watch=1` and what else is asked in its query.
+    ///
+    /// # Errors
+    /// `curl` cannot be started. What the server says to the request comes from [`Watch::next`].
+    pub fn watch(&self, path: &str) -> Result<Watch> {
+        let mut child = self
+            .curl("GET", path)
+            .arg("--no-buffer")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start curl")?;
+        let stdout = child.stdout.take().context("curl's output")?;
+        let (sender, events) = channel();
+        // Ends with curl's output.
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Watch { child, events })
+    }
+
+    fn curl(&self, method: &str, path: &str) -> Command {
+        let mut curl = Command::new("curl");
+        curl.args(["--disable", "--silent", "--show-error", "--noproxy", "*"])
+            .args(["--globoff", "--connect-timeout", ANSWER_TIMEOUT_SECONDS])
+            .args(["--request", method])
+            .arg(format!("{}{path}", self.url));
+        if self.url.starts_with("https") {
+            curl.arg("--cacert").arg(&self.authority);
+        }
+        if let Some(identity) = &self.identity {
+            curl.arg("--cert").arg(identity.with_extension("crt"));
+            curl.arg("--key").arg(identity.with_extension("key"));
+        }
+        curl
+    }
+
+    fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<Response> {
+        let mut curl = self.curl(method, path);
+        curl.args(["--max-time", ANSWER_TIMEOUT_SECONDS])
+            .args(["--write-out", "\n%{http_code}"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some((kind, _)) = body {
+            curl.args(["--header", &format!("Content-Type: {kind}")])
+                .args(["--data-binary", "@-"]);
+        }
+        let mut child = curl.spawn().context("start curl")?;
+        // curl reads all of its input before it says anything.
+        let mut stdin = child.stdin.take().context("curl's input")?;
+        if let Some((_, body)) = body {
+            stdin.write_all(body.to_string().as_bytes())?;
+        }
+        drop(stdin);
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            bail!(
+                "{method} {}{path}: {}",
+                self.url,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        let text = String::from_utf8(output.stdout)?;
+        let (body, status) = text.rsplit_once('\n').context("curl names no status")?;
+        Ok(Response {
+            status: status.parse()?,
+            body: serde_json::from_str(body).unwrap_or_else(|_| Value::from(body)),
+        })
+    }
+}
+
+/// A watch; dropping it closes the connection.
+#[derive(Debug)]
+pub struct Watch {
+    child: Child,
+    events: Receiver<String>,
+}
+
+impl Watch {
+    /// The next event: `{"type": …, "object": …}`. A watch that the server refuses has one
+    /// document, a `Status`. `None` when the server has ended the watch.
+    ///
+    /// # Errors
+    /// Nothing came in time, or something that is no JSON.
+    pub fn next(&self, timeout: Duration) -> Result<Option<Value>> {
+        match self.events.recv_timeout(timeout) {
+            Ok(line) => Ok(Some(
+                serde_json::from_str(&line).with_context(|| format!("not an event: {line}"))?,
+            )),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => Err(anyhow!("no event within {timeout:?}")),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,95 @@
+//! What happens to the Node objects of a cluster.
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::ApiServer;
+
+const NODES: &str = "/api/v1/nodes";
+
+impl ApiServer {
+    /// Adds a Node of this name, as a kubelet does at its first registration, and returns its UID.
+    ///
+    /// # Errors
+    /// The server refuses it: the name is taken or no name of a node.
+    pub fn add_node(&self, name: &str) -> Result<String> {
+        let node = json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        });
+        uid_of(&self.client().post(NODES, &node)?.expect_success()?)
+    }
+
+    /// Deletes a Node, as an administrator or a cloud's controller does.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn delete_node(&self, name: &str) -> Result<()> {
+        self.client()
+            .delete(&format!("{NODES}/{name}"))?
+            .expect_success()?;
+        Ok(())
+    }
+
+    /// Deletes a Node and adds one of the same name and labels, as happens when a machine is
+    /// replaced, and returns the new UID.
+    ///
+    /// # Errors
+    /// There is none, or another takes its place in between.
+    pub fn renew_node(&self, name: &str) -> Result<String> {
+        let path = format!("{NODES}/{name}");
+        let old = self.client().get(&path)?.expect_success()?;
+        let condition = json!({"preconditions": {"uid": uid_of(&old)?}});
+        self.client()
+            .delete_if(&path, &condition)?
+            .expect_success()?;
+        let node = json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": old["metadata"]["labels"]},
+        });
+        uid_of(&self.client().post(NODES, &node)?.expect_success()?)
+    }
+
+    /// Adds a taint to a Node, or replaces the one of its key and effect.
+    ///
+    /// # Errors
+    /// There is no such Node, the taint is not valid, or others write the Node all the time.
+    pub fn taint_node(&self, name: &str, key: &str, value: &str, effect: &str) -> Result<()> {
+        let path = format!("{NODES}/{name}");
+        for _ in 0..10 {
+            let mut node = self.client().get(&path)?.expect_success()?;
+            let mut taints = match node["spec"]["taints"].take() {
+                Value::Array(taints) => taints,
+                _ => Vec::new(),
+            };
+            taints.retain(|taint| taint["key"] != key || taint["effect"] != effect);
+            taints.push(json!({"key": key, "value": value, "effect": effect}));
+            node["spec"]["taints"] = taints.into();
+            let answer = self.client().put(&path, &node)?;
+            if answer.status != 409 {
+                answer.expect_success()?;
+                return Ok(());
+            }
+        }
+        bail!("Node {name} is written by others all the time")
+    }
+
+    /// A Node's UID, or nothing if there is no such Node.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn node_uid(&self, name: &str) -> Result<Option<String>> {
+        let answer = self.client().get(&format!("{NODES}/{name}"))?;
+        if answer.status == 404 {
+            return Ok(None);
+        }
+        uid_of(&answer.expect_success()?).map(Some)
+    }
+}
+
+fn uid_of(node: &Value) -> Result<String> {
+    let uid = node["metadata"]["uid"].as_str();
+    Ok(uid.context("a Node without UID")?.to_owned())
+}
