@@ -20,8 +20,8 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::host_snapshot::HostSnapshot;
-use crate::telemetry::http::Details;
 use crate::{config, reclaim, run};
+use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
 #[derive(Debug, Parser)]
@@ -358,7 +358,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {
-    crate::telemetry::log::start(
+    node_server::log::start(
         match args.log_level {
             LogLevel::Error => tracing::Level::ERROR,
             LogLevel::Warn => tracing::Level::WARN,

@@ -1,8 +1,6 @@
 //! The socket on which programs of the node ask the daemon, the CNI plugin above all.
 //!
-//! What is asked and answered is `node-wire`'s. Here, in reading order:
-//! - [`place`]: the directory and the socket file;
-//! - [`server`]: who may ask, and how long it may take;
+//! What is asked and answered is `node-wire`'s; the socket is `node-server`'s. Here:
 //! - [`pods`]: the kubelet and its checkpoint, asked no more often than needed;
 //! - [`answer`]: which units a pod holds, decided on what was read.
 //!
@@ -10,34 +8,26 @@
 //! is at `/readyz` and in the log.
 
 pub(crate) mod answer;
-pub(crate) mod place;
 pub(crate) mod pods;
-pub(crate) mod server;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use node_wire::FailureKind;
-use tokio::net::{UnixListener, UnixStream};
+use node_server::socket::connections::{Answers, Connections};
+use node_server::socket::{Counts, Socket};
+pub(crate) use node_server::socket::{NodeSocket, State};
+use node_wire::{Answer, Failure, PodUnits, Question};
 use tokio::sync::{Notify, watch};
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::report::Report;
-use place::{Bound, Present};
-use server::{Answers, Connections};
+use pods::Pods;
 
-/// How often the socket's file is checked.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long to wait before a socket that cannot be made is tried again.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the socket waits for the first scan of the host. Before that the daemon does not know
 /// which HCAs the units of its pools stand for.
 const FIRST_SCAN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long another daemon may take to accept a connection before it counts as alive but busy.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where the socket and its sources are.
 #[derive(Debug, Clone)]
@@ -54,130 +44,44 @@ pub(crate) struct Settings {
     pub nonce: String,
 }
 
-/// How the socket is doing, for the report.
-#[derive(Debug, Clone)]
-pub(crate) struct NodeSocket {
-    /// Where it is, if it is configured.
-    pub path: Option<PathBuf>,
-    /// Whether it listens, or why not.
-    pub state: watch::Receiver<State>,
-    /// Questions so far.
-    pub counts: Arc<Counts>,
-}
-
-impl NodeSocket {
-    /// Of a socket at `path` that has not been made yet, and where its state is set.
-    #[must_use]
-    pub(crate) fn new(path: Option<PathBuf>) -> (Self, watch::Sender<State>) {
-        let state = watch::Sender::new(State::default());
-        let socket = Self {
-            path,
-            state: state.subscribe(),
-            counts: Arc::default(),
-        };
-        (socket, state)
-    }
-}
-
-/// Whether the socket listens.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Not yet.
-    #[default]
-    Starting,
-    /// It listens at its place.
-    Listening,
-    /// Another daemon has the place, as in a rollout.
-    Displaced,
-    /// It cannot be made, for this reason.
-    Failed(String),
-}
-
-impl State {
-    /// One word for documents.
-    #[must_use]
-    pub(crate) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Listening => "listening",
-            Self::Displaced => "displaced",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
-
-/// What became of a question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum QuestionResult {
-    /// It was answered.
-    Answered,
-    /// It did not arrive in time.
-    TimedOut,
-    /// It was answered with a failure.
-    Failed(FailureKind),
-}
-
-impl From<FailureKind> for QuestionResult {
-    fn from(kind: FailureKind) -> Self {
-        Self::Failed(kind)
-    }
-}
-
-impl QuestionResult {
-    /// The name in metrics.
-    #[must_use]
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::TimedOut => "timed_out",
-            Self::Failed(kind) => match kind {
-                FailureKind::UnsupportedVersion => "unsupported_version",
-                FailureKind::UnknownQuestion => "unknown_question",
-                FailureKind::Malformed => "malformed",
-                FailureKind::NotAllowed => "not_allowed",
-                FailureKind::UnknownPod => "unknown_pod",
-                FailureKind::AnotherPod => "another_pod",
-                FailureKind::AmbiguousPod => "ambiguous_pod",
-                FailureKind::KubeletUnavailable => "kubelet_unavailable",
-                FailureKind::AnswerTooLarge => "answer_too_large",
-                // The broker's kinds, and those of later versions, are none of the daemon's.
-                FailureKind::Exhausted
-                | FailureKind::HeldByAnotherNode
-                | FailureKind::ClusterUnavailable
-                | FailureKind::Mismatch
-                | FailureKind::Other => "other",
-            },
-        }
-    }
-}
-
-/// Questions by what became of them, every result from the start on.
+/// What answers are made from.
 #[derive(Debug)]
-pub(crate) struct Counts(Mutex<BTreeMap<QuestionResult, u64>>);
+struct Units {
+    /// What the kubelet says.
+    pods: Pods,
+    /// What the kubelet was sent.
+    reports: watch::Receiver<Arc<Report>>,
+}
 
-impl Default for Counts {
-    fn default() -> Self {
-        let failures = FailureKind::OF_DAEMON.map(QuestionResult::Failed);
-        let results = [QuestionResult::Answered, QuestionResult::TimedOut];
-        let all = results.into_iter().chain(failures);
-        Self(Mutex::new(all.map(|result| (result, 0)).collect()))
+impl Answers for Units {
+    async fn answer(&self, question: Question) -> Result<Answer, Failure> {
+        match question {
+            Question::PodUnits(pod) => {
+                let mut units = self.pods.units(&pod).await?;
+                name_hcas(&mut units, &self.reports.borrow());
+                Ok(Answer::PodUnits(units))
+            }
+            other => Err(other.not_mine()),
+        }
     }
 }
 
-impl Counts {
-    /// One more.
-    pub(crate) fn add(&self, result: QuestionResult) {
-        *self.lock().entry(result).or_default() += 1;
-    }
-
-    /// All of them.
-    #[must_use]
-    pub(crate) fn all(&self) -> BTreeMap<QuestionResult, u64> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<QuestionResult, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+/// Names the HCAs that units of our own resources stand for.
+fn name_hcas(units: &mut PodUnits, report: &Report) {
+    for allocation in &mut units.allocations {
+        let mut pools = report.pools.iter();
+        let pool = pools.find(|pool| pool.resource.as_str() == allocation.resource);
+        let Some(snapshot) = pool.and_then(|pool| pool.snapshot.as_ref()) else {
+            continue;
+        };
+        let mut hcas = Vec::new();
+        for hca in allocation.units.iter().flat_map(|unit| snapshot.hcas(unit)) {
+            let hca = hca.to_string();
+            if !hcas.contains(&hca) {
+                hcas.push(hca);
+            }
+        }
+        allocation.hcas = Some(hcas);
     }
 }
 
@@ -197,133 +101,29 @@ pub(crate) async fn keep_serving(
         settings.device_plugin_dir,
         settings.allocated,
     );
-    let connections = Connections::new(Answers {
+    let units = Units {
         pods,
         reports: reports.clone(),
-        counts,
-    });
+    };
+    let connections = Connections::new(units, counts);
     let serve = async {
         let scanned = reports.wait_for(|report| report.scans.done);
         tokio::select! {
             () = stop.cancelled() => return,
             _ = timeout(FIRST_SCAN_TIMEOUT, scanned) => {}
         }
-        let mut socket = Socket {
+        let socket = Socket {
             path,
+            flag: "--node-socket",
             nonce: settings.nonce,
             state,
             connections,
         };
-        socket.run(&stop).await;
-        socket.connections.drain().await;
+        socket.serve(&stop).await;
     };
     tokio::select! {
         () = serve => {}
         // Not before the last question that can need it.
         () = caller.run() => {}
-    }
-}
-
-struct Socket {
-    path: PathBuf,
-    nonce: String,
-    state: watch::Sender<State>,
-    connections: Connections,
-}
-
-impl Socket {
-    /// Makes the socket and serves it, again and again, until `stop`.
-    async fn run(&mut self, stop: &CancellationToken) {
-        while !stop.is_cancelled() {
-            match self.bind().await {
-                Ok((listener, bound)) => {
-                    self.set(State::Listening);
-                    tokio::select! {
-                        () = stop.cancelled() => {}
-                        () = self.connections.serve(&listener) => {}
-                        () = lost(&bound, &self.path, &self.state) => {}
-                    }
-                    bound.remove();
-                }
-                Err(error) => {
-                    self.set(State::Failed(error));
-                    tokio::select! {
-                        () = stop.cancelled() => {}
-                        () = tokio::time::sleep(RETRY_INTERVAL) => {}
-                    }
-                }
-            }
-        }
-    }
-
-    async fn bind(&self) -> Result<(UnixListener, Bound), String> {
-        let (path, nonce) = (self.path.clone(), self.nonce.clone());
-        let (listener, bound) = tokio::task::spawn_blocking(move || place::bind(&path, &nonce))
-            .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
-        listener
-            .set_nonblocking(true)
-            .and_then(|()| UnixListener::from_std(listener))
-            .map(|listener| (listener, bound))
-            .map_err(|error| format!("serve {}: {error}", self.path.display()))
-    }
-
-    /// Logs what is news.
-    fn set(&self, new: State) {
-        let path = self.path.display();
-        self.state.send_if_modified(|state| {
-            if *state == new {
-                return false;
-            }
-            match &new {
-                State::Failed(error) => tracing::error!(
-                    error,
-                    "programs of this node cannot ask which pod holds what; trying again every {} s",
-                    RETRY_INTERVAL.as_secs()
-                ),
-                _ => tracing::info!(socket = %path, "serving the node's socket"),
-            }
-            *state = new;
-            true
-        });
-    }
-}
-
-/// Returns when the socket's place is empty, or has a socket without a listener. A place that
-/// a newer daemon has is that daemon's.
-async fn lost(bound: &Bound, path: &Path, state: &watch::Sender<State>) {
-    let mut checks = tokio::time::interval(CHECK_INTERVAL);
-    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        checks.tick().await;
-        let now = match bound.present() {
-            Present::Own => State::Listening,
-            Present::Another if is_alive(path).await => State::Displaced,
-            Present::Another => {
-                tracing::warn!(socket = %path.display(), "the daemon that had the node's socket is gone");
-                return;
-            }
-            Present::Nothing => {
-                tracing::warn!(socket = %path.display(), "the node's socket was removed");
-                return;
-            }
-        };
-        state.send_if_modified(|state| {
-            if *state == now {
-                return false;
-            }
-            tracing::info!(socket = %path.display(), state = ?now, "the node's socket");
-            *state = now;
-            true
-        });
-    }
-}
-
-/// Whether some process listens. A full backlog is that of a process.
-async fn is_alive(path: &Path) -> bool {
-    match timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
-        Ok(Err(error)) => error.kind() == std::io::ErrorKind::WouldBlock,
-        Ok(Ok(_)) | Err(_) => true,
     }
 }

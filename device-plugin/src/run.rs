@@ -17,6 +17,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hca::Host;
 use node::policy::Policy;
+use node_server::http;
+use node_wire::FailureKind;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -35,7 +37,7 @@ use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
 use crate::state_files::state_files;
-use crate::telemetry::http;
+use crate::telemetry::http::ReportPages;
 use daemon::{Daemon, Known};
 
 /// How long the kubelet may take at the start to say who holds what.
@@ -180,7 +182,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     remove_leftovers(&settings);
     let (files, writer) = state_files(settings.reclaim.policy.clone());
     services.spawn(writer.run(stop.clone()));
-    let (node_socket, state) = NodeSocket::new(settings.node_socket.clone());
+    let (node_socket, state) =
+        NodeSocket::new(settings.node_socket.clone(), &FailureKind::OF_DAEMON);
     let counts = node_socket.counts.clone();
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
     let daemon = Daemon::new(
@@ -204,8 +207,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
     for address in addresses {
-        let reports = daemon.report();
-        services.spawn(http::serve(address, details, reports, stop.clone()));
+        let pages = Arc::new(ReportPages(daemon.report()));
+        services.spawn(http::serve(address, details, pages, stop.clone()));
     }
     let mut signals = Signals::new()?;
     let ended = daemon

@@ -8,7 +8,7 @@
 //! addresses instead, or a few nodes would have all of it; a cell of single addresses is *split*,
 //! and its object says so. A cell is a block or split, never both, because it has one name.
 
-use crate::range::{Range, bits, from_bits};
+use crate::range::{Range, Span, bits, from_bits, spans_without};
 use crate::store::space_directory;
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
@@ -161,6 +161,17 @@ impl Blocks {
     #[must_use]
     pub fn of(range: &Range, length: BlockLength, static_networks: &[IpNetwork]) -> Self {
         let v4 = range.subnet().is_ipv4();
+        Self::of_spans(v4, range.spans(), length, static_networks)
+    }
+
+    /// The same of the parts of a range that may be given, ascending and disjoint.
+    #[must_use]
+    pub fn of_spans(
+        v4: bool,
+        spans: &[Span],
+        length: BlockLength,
+        static_networks: &[IpNetwork],
+    ) -> Self {
         let prefix = cell_prefix(v4, length);
         let around = |network: &IpNetwork| -> Option<IpNetwork> {
             match network.prefix() > prefix {
@@ -169,18 +180,20 @@ impl Blocks {
             }
         };
         let whole: Vec<IpNetwork> = static_networks.iter().filter_map(around).collect();
-        let cells = Self::with_prefix(&range.without(&whole), prefix);
+        let cells = Self::with_prefix(v4, &spans_without(v4, spans, &whole), prefix);
         match cells.count() < MIN_CELLS {
-            true => Self::with_prefix(&range.without(static_networks), longest(v4)),
+            true => {
+                let spans = spans_without(v4, spans, static_networks);
+                Self::with_prefix(v4, &spans, longest(v4))
+            }
             false => cells,
         }
     }
 
-    fn with_prefix(range: &Range, prefix: u8) -> Self {
-        let v4 = range.subnet().is_ipv4();
+    fn with_prefix(v4: bool, spans: &[Span], prefix: u8) -> Self {
         let host_bits = u32::from(longest(v4) - prefix);
         let mut runs: Vec<(u128, u128)> = Vec::new();
-        for span in range.spans() {
+        for span in spans {
             let number = |address: u128| address.checked_shr(host_bits).unwrap_or(0);
             let (first, last) = (number(span.first), number(span.last));
             match runs.last_mut() {

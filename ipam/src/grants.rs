@@ -18,6 +18,7 @@
 //! the block with the node until its owner's DEL.
 
 use crate::block::AddressSpace;
+use crate::store::network_name_of;
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -68,6 +69,32 @@ pub struct GrantsError {
 #[must_use]
 pub fn directory(state_dir: &Path, store: &str) -> PathBuf {
     state_dir.join("blocks").join(store)
+}
+
+/// Those of all address spaces of a store, for which there is a file.
+///
+/// # Errors
+/// [`GrantsError`]: a file is not one of ours.
+pub fn read_all(directory: &Path, store: &str) -> Result<Vec<(AddressSpace, Grants)>, GrantsError> {
+    let failed = |error: io::Error| GrantsError {
+        path: directory.to_owned(),
+        why: error.to_string(),
+    };
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let file = entry.map_err(failed)?.file_name();
+        // What a killed writer left begins with a dot.
+        if let Some(network_name) = file.to_str().and_then(network_name_of) {
+            let space = AddressSpace::new(store, network_name.as_deref());
+            let grants = Grants::read(directory, &space)?;
+            all.push((space, grants));
+        }
+    }
+    Ok(all)
 }
 
 impl Grants {

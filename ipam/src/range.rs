@@ -180,17 +180,10 @@ impl Range {
     /// The same range, of which no address of some networks is given.
     #[must_use]
     pub fn without(&self, networks: &[IpNetwork]) -> Self {
-        let same_family = |network: &&IpNetwork| network.is_ipv4() == self.subnet.is_ipv4();
-        let holes: Vec<Span> = networks
-            .iter()
-            .filter(same_family)
-            .map(|network| Span::of(*network))
-            .collect();
-        let left = |whole: &Span| span::without(*whole, holes.clone());
         Self {
             subnet: self.subnet,
             window: self.window,
-            spans: self.spans.iter().flat_map(left).collect(),
+            spans: spans_without(self.subnet.is_ipv4(), &self.spans, networks),
         }
     }
 
@@ -276,6 +269,17 @@ impl Range {
 }
 
 /// The number an address is.
+/// Spans without the addresses of some networks.
+pub(crate) fn spans_without(v4: bool, spans: &[Span], networks: &[IpNetwork]) -> Vec<Span> {
+    let holes: Vec<Span> = networks
+        .iter()
+        .filter(|network| network.is_ipv4() == v4)
+        .map(|network| Span::of(*network))
+        .collect();
+    let left = |whole: &Span| span::without(*whole, holes.clone());
+    spans.iter().flat_map(left).collect()
+}
+
 pub(crate) fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),

@@ -7,38 +7,17 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kubelet_api::deviceplugin::KUBELET_SOCKET;
+pub(crate) use node_server::socket::SocketId;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 /// How often the directory is read without an event.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
-
-/// A socket file, distinguished from its successor of the same name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SocketId {
-    device: u64,
-    inode: u64,
-    /// A file system may give the successor the same inode number; its creation time differs, and
-    /// nothing writes to a socket file after that.
-    modified: (i64, i64),
-}
-
-impl SocketId {
-    /// The socket at `path`, or `None` if there is none.
-    pub(crate) fn of(path: &Path) -> Option<Self> {
-        let meta = fs::symlink_metadata(path).ok()?;
-        meta.file_type().is_socket().then(|| Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-        })
-    }
-}
 
 /// What was last seen in the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,278 +1,52 @@
 //! `/metrics`, `/healthz`, `/readyz` and `/status` over HTTP.
 //!
-//! All four are made from the report at the moment of the question; nothing is collected
-//! beforehand. That one thread answers proves that it is not stuck, which is all `/healthz` says.
-//!
-//! Any client that reaches the port may be untrusted, and the same process serves the kubelet. So
-//! there are few connections at a time, each for one question, with a small head that has to come
-//! soon; where all places are taken, the oldest one that has still not asked goes. `/status` and
-//! the names of pods are for those who ask on the loopback address, unless the administrator opens
-//! them.
+//! All four are made from the report at the moment of the question. `/status` and the names of pods
+//! are for those who ask on the loopback address, unless the administrator opens them.
 
-use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use node_server::http::{Answer, Pages};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 use super::metrics;
 use crate::report::Report;
 
 type Reports = watch::Receiver<Arc<Report>>;
 
-/// Most connections at a time.
-const MAX_CONNECTIONS: usize = 32;
-/// Longest head of a request.
-const MAX_HEAD_BYTES: usize = 8 * 1024;
-/// How long a request's head may take to come.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the answer may take to be read.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait before a port that is taken is tried again.
-const BIND_INTERVAL: Duration = Duration::from_secs(10);
-/// How long to wait when the kernel gives no connection, for want of descriptors for instance.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// The pages of the daemon, made of its newest report.
+#[derive(Debug)]
+pub(crate) struct ReportPages(pub Reports);
 
-/// What a server says to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Details {
-    /// All of it to those on the loopback address alone.
-    Loopback,
-    /// All of it to every client.
-    EveryClient,
-}
-
-/// Serves an address until `stop`. A port that is taken is tried again: metrics are no reason for pods
-/// to go without HCAs.
-pub(crate) async fn serve(
-    address: SocketAddr,
-    details: Details,
-    reports: Reports,
-    stop: CancellationToken,
-) {
-    let mut logged = false;
-    let listener = loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
-            Err(error) if !logged => {
-                tracing::error!(
-                    %address, %error,
-                    "metrics and probes are not served; will try again; choose another address with \
-                     --metrics-addr"
-                );
-                logged = true;
-            }
-            Err(_) => {}
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(BIND_INTERVAL) => {}
-        }
-    };
-    tracing::info!(address = %listener.local_addr().unwrap_or(address), "serving metrics");
-    tokio::select! {
-        () = stop.cancelled() => {}
-        () = accept(listener, details, reports) => {}
+impl Pages for ReportPages {
+    fn paths(&self) -> &'static [&'static str] {
+        &["/metrics", "/healthz", "/readyz", "/status"]
     }
-}
 
-/// A connection that has a place.
-struct Place {
-    task: tokio::task::AbortHandle,
-    /// True from the moment on that the question is there.
-    asked: watch::Receiver<bool>,
-}
-
-async fn accept(listener: TcpListener, details: Details, reports: Reports) {
-    let mut tasks = JoinSet::new();
-    let mut places: VecDeque<Place> = VecDeque::new();
-    loop {
-        let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(_) => {
-                    // Places that are taken may free a descriptor.
-                    let fewer = places.len().saturating_sub(1);
-                    make_room(&mut places, &mut tasks, fewer).await;
-                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-                    continue;
-                }
+    fn page(&self, path: &str, in_full: bool) -> Answer {
+        let report = self.0.borrow().clone();
+        match path {
+            "/healthz" => Answer::text(200, "ok\n"),
+            "/readyz" => ready(&report, in_full),
+            "/metrics" => match metrics::render(&report, in_full) {
+                Ok(body) => Answer {
+                    status: 200,
+                    kind: metrics::CONTENT_TYPE,
+                    body,
+                },
+                Err(error) => Answer::text(500, error.to_string()),
             },
-            Some(_) = tasks.join_next() => {
-                places.retain(|place| !place.task.is_finished());
-                continue;
-            }
-        };
-        make_room(&mut places, &mut tasks, MAX_CONNECTIONS - 1).await;
-        if places.len() >= MAX_CONNECTIONS {
-            // All of them are being answered, which takes a moment.
-            drop(stream);
-            continue;
-        }
-        let asked = watch::Sender::new(false);
-        let place = asked.subscribe();
-        let reports = reports.clone();
-        let task = tasks.spawn(async move { converse(stream, details, &reports, &asked).await });
-        places.push_back(Place { task, asked: place });
-    }
-}
-
-/// Ends the oldest connections that have not asked yet, until at most this many are left.
-async fn make_room(places: &mut VecDeque<Place>, tasks: &mut JoinSet<()>, most: usize) {
-    places.retain(|place| !place.task.is_finished());
-    while places.len() > most {
-        let Some(idle) = places.iter().position(|place| !*place.asked.borrow()) else {
-            return;
-        };
-        if let Some(place) = places.remove(idle) {
-            place.task.abort();
-        }
-        // The aborted one gives its descriptor back here.
-        let _ = tasks.join_next().await;
-    }
-}
-
-/// One question, one answer.
-async fn converse(
-    mut stream: TcpStream,
-    details: Details,
-    reports: &Reports,
-    asked: &watch::Sender<bool>,
-) {
-    let to_loopback = stream
-        .local_addr()
-        .is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let in_full = details == Details::EveryClient || to_loopback;
-    let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut stream)).await;
-    let answer = match head {
-        Ok(Ok(head)) => answer(&head, in_full, reports),
-        Ok(Err(Refusal::TooLarge)) => Answer::text(431, "the head of the request is too large\n"),
-        Ok(Err(Refusal::Gone)) => return,
-        Err(_) => Answer::text(408, "the request did not come in time\n"),
-    };
-    asked.send_replace(true);
-    let text = answer.message();
-    let write = async {
-        stream.write_all(text.as_bytes()).await?;
-        stream.shutdown().await
-    };
-    // A client that does not read it does not get it.
-    let _ = tokio::time::timeout(ANSWER_TIMEOUT, write).await;
-}
-
-enum Refusal {
-    TooLarge,
-    Gone,
-}
-
-async fn read_head(stream: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
-    let mut head = Vec::new();
-    let mut piece = [0; 1024];
-    loop {
-        let read = stream.read(&mut piece).await.map_err(|_| Refusal::Gone)?;
-        let read = piece.get(..read).unwrap_or_default();
-        if read.is_empty() {
-            return Err(Refusal::Gone);
-        }
-        head.extend_from_slice(read);
-        if head.len() > MAX_HEAD_BYTES {
-            return Err(Refusal::TooLarge);
-        }
-        if head.windows(4).any(|end| end == b"\r\n\r\n") {
-            return Ok(head);
-        }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Answer {
-    status: u16,
-    kind: &'static str,
-    body: String,
-}
-
-impl Answer {
-    fn text(status: u16, body: impl Into<String>) -> Self {
-        Self {
-            status,
-            kind: "text/plain; charset=utf-8",
-            body: body.into(),
-        }
-    }
-
-    fn message(&self) -> String {
-        let reason = match self.status {
-            200 => "OK",
-            400 => "Bad Request",
-            403 => "Forbidden",
-            404 => "Not Found",
-            405 => "Method Not Allowed",
-            408 => "Request Timeout",
-            431 => "Request Header Fields Too Large",
-            503 => "Service Unavailable",
-            _ => "Internal Server Error",
-        };
-        format!(
-            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
-            self.status,
-            self.kind,
-            self.body.len(),
-            self.body
-        )
-    }
-}
-
-/// What is asked, by the request line alone (RFC 9112 3): no header changes an answer.
-fn answer(head: &[u8], in_full: bool, reports: &Reports) -> Answer {
-    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let Some([method, target, version]) = std::str::from_utf8(line)
-        .ok()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .and_then(|words| <[&str; 3]>::try_from(words).ok())
-    else {
-        return Answer::text(400, "not an HTTP request\n");
-    };
-    if !version.starts_with("HTTP/1.") {
-        return Answer::text(400, "HTTP/1 is spoken here\n");
-    }
-    let path = target.split('?').next().unwrap_or_default();
-    let known = ["/metrics", "/healthz", "/readyz", "/status"].contains(&path);
-    if known && method != "GET" && method != "HEAD" {
-        return Answer::text(405, "ask with GET\n");
-    }
-    let report = reports.borrow().clone();
-    let mut answer = match path {
-        "/healthz" => Answer::text(200, "ok\n"),
-        "/readyz" => ready(&report, in_full),
-        "/metrics" => match metrics::render(&report, in_full) {
-            Ok(body) => Answer {
+            _ if in_full => Answer {
                 status: 200,
-                kind: metrics::CONTENT_TYPE,
-                body,
+                kind: "application/json",
+                body: format!("{:#}\n", report.to_json()),
             },
-            Err(error) => Answer::text(500, error.to_string()),
-        },
-        "/status" if in_full => Answer {
-            status: 200,
-            kind: "application/json",
-            body: format!("{:#}\n", report.to_json()),
-        },
-        "/status" => Answer::text(
-            403,
-            "the status names pods; ask on the loopback address, or start the daemon with \
-             --open-status\n",
-        ),
-        _ => Answer::text(404, "there are /metrics, /healthz, /readyz and /status\n"),
-    };
-    if method == "HEAD" {
-        answer.body.clear();
+            _ => Answer::text(
+                403,
+                "the status names pods; ask on the loopback address, or start the daemon with \
+                 --open-status\n",
+            ),
+        }
     }
-    answer
 }
 
 /// The reasons name HCAs and files of the node; an untrusted client learns whether, and not why.
@@ -309,7 +83,7 @@ mod tests {
             refused: 0,
             error: None,
         };
-        let node_socket = NodeSocket::new(None).0;
+        let node_socket = NodeSocket::new(None, &[]).0;
         let report = Report {
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
             ..Report::new(Instant::now(), config, node_socket)
@@ -319,7 +93,7 @@ mod tests {
 
     fn ask(line: &str, in_full: bool) -> (u16, String) {
         let head = format!("{line}\r\nHost: node\r\n\r\n");
-        let answer = answer(head.as_bytes(), in_full, &reports());
+        let answer = node_server::http::answer(head.as_bytes(), in_full, &ReportPages(reports()));
         (answer.status, answer.body)
     }
 
@@ -338,47 +112,5 @@ mod tests {
             "{body}"
         );
         assert_eq!(ask("GET /metrics?x=1 HTTP/1.0", false).0, 200);
-    }
-
-    #[test]
-    fn what_is_no_request_is_refused() {
-        for (line, status) in [
-            ("", 400),
-            ("GET /healthz", 400),
-            ("GET /healthz HTTP/2.0", 400),
-            ("POST /healthz HTTP/1.1", 405),
-            ("GET /etc/passwd HTTP/1.1", 404),
-            ("GET / HTTP/1.1 x", 400),
-        ] {
-            assert_eq!(ask(line, true).0, status, "{line}");
-        }
-        assert_eq!(ask("HEAD /healthz HTTP/1.1", true), (200, String::new()));
-    }
-
-    #[tokio::test]
-    async fn large_heads_are_refused_and_a_full_server_makes_room() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let serving = tokio::spawn(accept(listener, Details::Loopback, reports()));
-        let mut idle = Vec::new();
-        for _ in 0..MAX_CONNECTIONS * 3 {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(b"GET /healthz").await.unwrap();
-            idle.push(stream);
-        }
-        for (request, status) in [
-            ("GET /healthz HTTP/1.1\r\n\r\n".to_owned(), "HTTP/1.1 200"),
-            (
-                format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD_BYTES)),
-                "HTTP/1.1 431",
-            ),
-        ] {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let mut said = vec![0; status.len()];
-            stream.read_exact(&mut said).await.unwrap();
-            assert_eq!(String::from_utf8_lossy(&said), status);
-        }
-        serving.abort();
     }
 }

@@ -1,5 +1,4 @@
 //! What the daemon says about itself.
 
 pub(crate) mod http;
-pub(crate) mod log;
 pub(crate) mod metrics;

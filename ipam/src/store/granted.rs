@@ -9,7 +9,7 @@ use super::release::now;
 use super::take::{Part, Space};
 use super::{Finding, Store, StoreError};
 use crate::block::AddressSpace;
-use crate::grants::{Grant, Grants, GrantsError, Reading};
+use crate::grants::{Grant, Grants, Reading};
 use crate::lease::Lease;
 use crate::range::{Range, bits};
 use ipnetwork::IpNetwork;
@@ -43,25 +43,8 @@ impl BlockFiles {
 
     /// The blocks of all address spaces of the store.
     fn all(&self) -> Result<Vec<Grants>, StoreError> {
-        let failed = |error: std::io::Error| GrantsError {
-            path: self.directory.clone(),
-            why: error.to_string(),
-        };
-        let entries = match std::fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(failed)?,
-        };
-        let mut all = Vec::new();
-        for entry in entries {
-            let file = entry.map_err(failed)?.file_name();
-            // What a killed writer left begins with a dot.
-            let network_name = file.to_str().and_then(name::network_name);
-            if let Some(network_name) = network_name {
-                let space = AddressSpace::new(&self.store, network_name.as_deref());
-                all.push(Grants::read(&self.directory, &space)?);
-            }
-        }
-        Ok(all)
+        let all = crate::grants::read_all(&self.directory, &self.store)?;
+        Ok(all.into_iter().map(|(_, grants)| grants).collect())
     }
 }
 
@@ -215,6 +198,25 @@ pub struct BlockUse {
     pub cooling_down: usize,
 }
 
+/// When the directories that have a block's leases had changed last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockStamp {
+    /// Seconds and nanoseconds of each, by the file system's clock; `None` of one that is not there.
+    times: Vec<Option<(i64, i64)>>,
+}
+
+impl BlockStamp {
+    /// Whether a later change has another stamp, for certain: a file system's clock may stand still
+    /// for some milliseconds. `now` in Unix seconds.
+    #[must_use]
+    pub fn is_settled(&self, now: i64) -> bool {
+        self.times
+            .iter()
+            .flatten()
+            .all(|(seconds, _)| *seconds < now.saturating_sub(1))
+    }
+}
+
 /// A block of this node, and what of it is in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeBlock {
@@ -278,6 +280,27 @@ impl Store {
             Ok(())
         })?;
         Ok(outside)
+    }
+
+    /// When leases of a block came or went last: much cheaper than [`Store::block_use`].
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn block_stamp(
+        &self,
+        network_name: Option<&str>,
+        block: IpNetwork,
+    ) -> Result<BlockStamp, StoreError> {
+        let (first, last) = (bits(block.network()), bits(block.broadcast()));
+        let space = name::space(network_name);
+        let mut times = Vec::new();
+        for number in name::shard_number(first)..=name::shard_number(last) {
+            let shard = name::shard(block.is_ipv4(), number);
+            let dir = self.open_below(&["leases", &space, &shard])?;
+            let stat = dir.map(|dir| dir.stat_self()).transpose()?;
+            times.push(stat.map(|stat| (stat.st_mtime.into(), stat.st_mtime_nsec.into())));
+        }
+        Ok(BlockStamp { times })
     }
 
     /// What of a block is in use on this node. A lease that is there from before the call until
@@ -528,6 +551,24 @@ mod tests {
             .block_use(None, "10.0.0.0/28".parse().unwrap())
             .unwrap();
         assert_eq!((used.held.len(), used.cooling_down), (0, 1));
+    }
+
+    #[test]
+    fn a_blocks_stamp_changes_with_its_leases() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.0/28"]);
+        let stamp = |block: &str| store.block_stamp(None, block.parse().unwrap()).unwrap();
+        let before = stamp("10.0.0.0/28");
+        assert!(before.is_settled(0));
+        store.take(&order("a", "10.0.0.0/24", None)).unwrap();
+        let after = stamp("10.0.0.0/28");
+        assert_ne!(before, after);
+        assert_eq!(after, stamp("10.0.0.0/28"));
+        let now = jiff::Timestamp::now().as_second();
+        assert!(!after.is_settled(now) && after.is_settled(now + 3));
+        assert_eq!(stamp("10.0.1.0/28"), before);
+        assert_eq!(stamp("10.0.0.0/23").times.len(), 2);
     }
 
     /// The broker's way of giving a block back, against ADDs and DELs without a pause.

@@ -1,7 +1,7 @@
 //! The socket's directory and file.
 //!
 //! A new socket is bound beside its place and renamed over it, so during a rollout there is no
-//! moment without a socket, and the newest daemon has the place. A daemon removes only the file
+//! moment without a socket, and the newest server has the place. A server removes only the file
 //! that it made itself, known by its inode.
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -12,23 +12,57 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use crate::kubelet::directory::SocketId;
-
 /// Mode of the directory.
 const DIRECTORY_MODE: u32 = 0o700;
 /// Mode of the socket.
 const SOCKET_MODE: u32 = 0o600;
 
+/// A socket file, distinguished from its successor of the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketId {
+    device: u64,
+    inode: u64,
+    /// A file system may give the successor the same inode number; its creation time differs, and
+    /// nothing writes to a socket file after that.
+    modified: (i64, i64),
+}
+
+impl SocketId {
+    /// The socket at `path`, or `None` if there is none.
+    pub fn of(path: &Path) -> Option<Self> {
+        let meta = fs::symlink_metadata(path).ok()?;
+        meta.file_type().is_socket().then(|| Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+        })
+    }
+}
+
+/// Where a socket is made.
+#[derive(Debug)]
+pub struct Place {
+    /// Its path.
+    pub path: PathBuf,
+    /// The flag that names another path, for messages.
+    pub flag: &'static str,
+}
+
 /// Why the socket cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PlaceError {
+pub enum PlaceError {
     /// The path names no file in a directory.
-    #[error("{0}: not the path of a file; see --node-socket")]
-    Path(PathBuf),
+    #[error("{path}: not the path of a file; see {flag}")]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// The flag that names it.
+        flag: &'static str,
+    },
     /// The kernel refused.
     #[error(
-        "{attempt} {path}: {source}; mount the node's directory of this path into the daemon's \
-         container, or name another socket with --node-socket"
+        "{attempt} {path}: {source}; mount the node's directory of this path into the program's \
+         container, or name another socket with {flag}"
     )]
     Io {
         /// What was attempted.
@@ -37,30 +71,34 @@ pub(crate) enum PlaceError {
         path: PathBuf,
         /// What the kernel said.
         source: std::io::Error,
+        /// The flag that names the socket.
+        flag: &'static str,
     },
     /// Another user could put a socket there.
     #[error(
         "the directory {path} is not used for the node's socket: {why}; it must be a directory of \
-         root's that no other user can write to: remove it, or name another socket with --node-socket"
+         root's that no other user can write to: remove it, or name another socket with {flag}"
     )]
     Directory {
         /// The directory.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
+        /// The flag that names the socket.
+        flag: &'static str,
     },
 }
 
 /// A socket that listens at its place.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub struct Bound {
     path: PathBuf,
     id: SocketId,
 }
 
 /// What is at the socket's place now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Present {
+pub enum Present {
     /// Our own socket.
     Own,
     /// Another socket: of a newer daemon, or left by one that died.
@@ -69,90 +107,99 @@ pub(crate) enum Present {
     Nothing,
 }
 
-/// Makes the directory if it is missing, and a socket at `path` in place of whatever is there.
-/// `nonce` distinguishes this process from another one that does the same.
-///
-/// # Errors
-/// [`PlaceError`]; what was at `path` is still there then.
-pub(crate) fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(PlaceError::Path(path.into()));
-    };
-    let directory = match directory {
-        empty if empty == Path::new("") => Path::new("."),
-        directory => directory,
-    };
-    prepare(directory)?;
-    let prefix = format!(".{}.", name.to_string_lossy());
-    remove_leftovers(directory, &prefix);
-    let fresh = directory.join(format!("{prefix}{nonce}"));
-    let bound = bind_fresh(&fresh, path);
-    if bound.is_err() {
-        let _ = fs::remove_file(&fresh);
+impl Place {
+    /// Makes the directory if it is missing, and a socket in place of whatever is there. `nonce`
+    /// distinguishes this process from another one that does the same.
+    ///
+    /// # Errors
+    /// [`PlaceError`]; what was there is still there then.
+    pub fn bind(&self, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
+        let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Err(PlaceError::Path {
+                path: self.path.clone(),
+                flag: self.flag,
+            });
+        };
+        let directory = match directory {
+            empty if empty == Path::new("") => Path::new("."),
+            directory => directory,
+        };
+        self.prepare(directory)?;
+        let prefix = format!(".{}.", name.to_string_lossy());
+        remove_leftovers(directory, &prefix);
+        let fresh = directory.join(format!("{prefix}{nonce}"));
+        let bound = self.bind_fresh(&fresh);
+        if bound.is_err() {
+            let _ = fs::remove_file(&fresh);
+        }
+        bound
     }
-    bound
-}
 
-fn bind_fresh(fresh: &Path, path: &Path) -> Result<(UnixListener, Bound), PlaceError> {
-    let io = |attempt, path: &Path| {
-        let path = path.to_owned();
+    fn failed(
+        &self,
+        attempt: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(std::io::Error) -> PlaceError {
+        let (path, flag) = (path.to_owned(), self.flag);
         move |source| PlaceError::Io {
             attempt,
             path,
             source,
+            flag,
         }
-    };
-    let listener = UnixListener::bind(fresh).map_err(io("bind", fresh))?;
-    fs::set_permissions(fresh, Permissions::from_mode(SOCKET_MODE)).map_err(io("chmod", fresh))?;
-    let id = SocketId::of(fresh).ok_or_else(|| io("bind", fresh)(ErrorKind::NotFound.into()))?;
-    fs::rename(fresh, path).map_err(io("rename the new socket to", path))?;
-    let bound = Bound {
-        path: path.into(),
-        id,
-    };
-    Ok((listener, bound))
-}
+    }
 
-/// Makes the directory, or checks the one that is there.
-fn prepare(directory: &Path) -> Result<(), PlaceError> {
-    let io = |attempt| {
-        move |source| PlaceError::Io {
-            attempt,
+    fn bind_fresh(&self, fresh: &Path) -> Result<(UnixListener, Bound), PlaceError> {
+        let listener = UnixListener::bind(fresh).map_err(self.failed("bind", fresh))?;
+        fs::set_permissions(fresh, Permissions::from_mode(SOCKET_MODE))
+            .map_err(self.failed("chmod", fresh))?;
+        let id = SocketId::of(fresh)
+            .ok_or_else(|| self.failed("bind", fresh)(ErrorKind::NotFound.into()))?;
+        let path = &self.path;
+        fs::rename(fresh, path).map_err(self.failed("rename the new socket to", path))?;
+        let bound = Bound {
+            path: path.clone(),
+            id,
+        };
+        Ok((listener, bound))
+    }
+
+    /// Makes the directory, or checks the one that is there.
+    fn prepare(&self, directory: &Path) -> Result<(), PlaceError> {
+        let refused = |why: String| PlaceError::Directory {
             path: directory.into(),
-            source,
+            why,
+            flag: self.flag,
+        };
+        match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(self.failed("create the directory", directory)(error));
+            }
+            _ => {}
         }
-    };
-    let refused = |why: String| PlaceError::Directory {
-        path: directory.into(),
-        why,
-    };
-    match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(io("create the directory")(error));
+        let meta = fs::symlink_metadata(directory)
+            .map_err(self.failed("read owner and mode of", directory))?;
+        if meta.is_symlink() {
+            return Err(refused("it is a link".to_owned()));
         }
-        _ => {}
+        if !meta.is_dir() {
+            return Err(refused("it is not a directory".to_owned()));
+        }
+        if meta.uid() != 0 && meta.uid() != geteuid().as_raw() {
+            return Err(refused(format!("it belongs to uid {}", meta.uid())));
+        }
+        let mode = meta.mode() & 0o7777;
+        if mode & 0o022 != 0 {
+            return Err(refused(format!("others can write to it (mode {mode:04o})")));
+        }
+        // The kubelet makes the directory of a hostPath volume with mode 0755. A directory that
+        // holds other things as well is not ours to close.
+        if mode & 0o077 != 0 && holds_only_sockets(directory) {
+            fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))
+                .map_err(self.failed("chmod", directory))?;
+        }
+        Ok(())
     }
-    let meta = fs::symlink_metadata(directory).map_err(io("read owner and mode of"))?;
-    if meta.is_symlink() {
-        return Err(refused("it is a link".to_owned()));
-    }
-    if !meta.is_dir() {
-        return Err(refused("it is not a directory".to_owned()));
-    }
-    if meta.uid() != 0 && meta.uid() != geteuid().as_raw() {
-        return Err(refused(format!("it belongs to uid {}", meta.uid())));
-    }
-    let mode = meta.mode() & 0o7777;
-    if mode & 0o022 != 0 {
-        return Err(refused(format!("others can write to it (mode {mode:04o})")));
-    }
-    // The kubelet makes the directory of a hostPath volume with mode 0755. A directory that holds
-    // other things as well is not ours to close.
-    if mode & 0o077 != 0 && holds_only_sockets(directory) {
-        fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))
-            .map_err(io("chmod"))?;
-    }
-    Ok(())
 }
 
 fn holds_only_sockets(directory: &Path) -> bool {
@@ -177,7 +224,7 @@ fn remove_leftovers(directory: &Path, prefix: &str) {
 impl Bound {
     /// What is at the socket's place now.
     #[must_use]
-    pub(crate) fn present(&self) -> Present {
+    pub fn present(&self) -> Present {
         match SocketId::of(&self.path) {
             Some(id) if id == self.id => Present::Own,
             Some(_) => Present::Another,
@@ -187,7 +234,7 @@ impl Bound {
 
     /// Removes the socket if it is still this one. Between the check and the removal another
     /// daemon can take the place; it notices that its socket is gone and makes it again.
-    pub(crate) fn remove(self) {
+    pub fn remove(self) {
         if self.present() == Present::Own {
             let _ = fs::remove_file(&self.path);
         }
@@ -211,6 +258,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("rdma-netdev/node.sock");
         (root, path)
+    }
+
+    fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
+        let path = path.to_owned();
+        let flag = "--node-socket";
+        Place { path, flag }.bind(nonce)
     }
 
     fn names(directory: &Path) -> Vec<String> {
@@ -283,7 +336,7 @@ mod tests {
         );
         assert!(matches!(
             bind(Path::new("/"), "a"),
-            Err(PlaceError::Path(_))
+            Err(PlaceError::Path { .. })
         ));
     }
 

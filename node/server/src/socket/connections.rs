@@ -10,16 +10,13 @@ use std::time::Duration;
 
 use nix::unistd::geteuid;
 use node_wire::document::encode_answer;
-use node_wire::{Answer, Failure, FailureKind, PodUnits, QUESTION_MAX_BYTES, Question};
+use node_wire::{Answer, Failure, FailureKind, QUESTION_MAX_BYTES, Question};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
-use super::pods::Pods;
 use super::{Counts, QuestionResult};
-use crate::report::Report;
 
 /// The most connections at a time. More wait in the listener's backlog.
 const MAX_CONNECTIONS: usize = 32;
@@ -32,21 +29,17 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest time between two log lines about refused peers.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What answers are made from.
-#[derive(Debug)]
-pub(crate) struct Answers {
-    /// What the kubelet says.
-    pub pods: Pods,
-    /// What the kubelet was sent.
-    pub reports: watch::Receiver<Arc<Report>>,
-    /// Questions so far.
-    pub counts: Arc<Counts>,
+/// Who answers.
+pub trait Answers: Send + Sync + 'static {
+    /// The answer to a question.
+    fn answer(&self, question: Question) -> impl Future<Output = Result<Answer, Failure>> + Send;
 }
 
 /// The connections of a socket.
 #[derive(Debug)]
-pub(crate) struct Connections {
-    answers: Arc<Answers>,
+pub struct Connections<A> {
+    answers: Arc<A>,
+    counts: Arc<Counts>,
     own_uid: u32,
     tasks: JoinSet<()>,
     open: Vec<Open>,
@@ -66,11 +59,12 @@ impl Open {
     }
 }
 
-impl Connections {
+impl<A: Answers> Connections<A> {
     /// No connection yet.
-    pub(crate) fn new(answers: Answers) -> Self {
+    pub fn new(answers: A, counts: Arc<Counts>) -> Self {
         Self {
             answers: Arc::new(answers),
+            counts,
             own_uid: geteuid().as_raw(),
             tasks: JoinSet::new(),
             open: Vec::new(),
@@ -79,7 +73,7 @@ impl Connections {
     }
 
     /// Serves until it is dropped. Connections that are open then stay open.
-    pub(crate) async fn serve(&mut self, listener: &UnixListener) {
+    pub async fn serve(&mut self, listener: &UnixListener) {
         loop {
             self.open.retain(|one| !one.task.is_finished());
             let room = self.open.len() < MAX_CONNECTIONS;
@@ -100,7 +94,7 @@ impl Connections {
     }
 
     /// Waits for the answers to questions that have been asked.
-    pub(crate) async fn drain(mut self) {
+    pub async fn drain(mut self) {
         let silent = self.open.iter().filter(|one| !one.has_asked());
         silent.for_each(|one| one.task.abort());
         let drained = async { while self.tasks.join_next().await.is_some() {} };
@@ -121,7 +115,7 @@ impl Connections {
         let Some(id) = idle.map(|one| one.task.id()) else {
             return;
         };
-        self.answers.counts.add(QuestionResult::TimedOut);
+        self.counts.add(QuestionResult::TimedOut);
         let closed = self.open.extract_if(.., |one| one.task.id() == id);
         closed.for_each(|one| one.task.abort());
     }
@@ -130,7 +124,7 @@ impl Connections {
         match stream.peer_cred() {
             Ok(peer) if peer.uid() == 0 || peer.uid() == self.own_uid => {}
             Ok(peer) => {
-                self.answers.counts.add(FailureKind::NotAllowed.into());
+                self.counts.add(FailureKind::NotAllowed.into());
                 self.refused.note(peer.uid(), peer.pid());
                 return refuse(&stream, peer.uid());
             }
@@ -140,7 +134,12 @@ impl Connections {
             }
         }
         let asked = Arc::new(AtomicBool::new(false));
-        let connection = serve_one(stream, self.answers.clone(), asked.clone());
+        let connection = serve_one(
+            stream,
+            self.answers.clone(),
+            self.counts.clone(),
+            asked.clone(),
+        );
         self.open.push(Open {
             since: Instant::now(),
             asked,
@@ -182,25 +181,26 @@ impl RefusedPeers {
     }
 }
 
-async fn serve_one(mut stream: UnixStream, answers: Arc<Answers>, asked: Arc<AtomicBool>) {
+async fn serve_one<A: Answers>(
+    mut stream: UnixStream,
+    answers: Arc<A>,
+    counts: Arc<Counts>,
+    asked: Arc<AtomicBool>,
+) {
     let started = Instant::now();
     let question = match timeout(PEER_TIMEOUT, read(&mut stream)).await {
-        // Another daemon that finds out whether this one is alive, for instance.
+        // Another server that finds out whether this one is alive, for instance.
         Ok(Ok(document)) if document.is_empty() => return,
         Ok(Ok(document)) => Question::decode(&document),
-        Ok(Err(error)) => return late(stream, &answers, &error.to_string()).await,
-        Err(_) => return late(stream, &answers, "the time is over").await,
+        Ok(Err(error)) => return late(stream, &counts, &error.to_string()).await,
+        Err(_) => return late(stream, &counts, "the time is over").await,
     };
     asked.store(true, Ordering::Relaxed);
     let answer = match &question {
-        Ok(Question::PodUnits(pod)) => answers.pods.units(pod).await.map(|mut units| {
-            name_hcas(&mut units, &answers.reports.borrow());
-            Answer::PodUnits(units)
-        }),
-        Ok(question @ Question::Block(_)) => Err(question.not_mine()),
+        Ok(question) => answers.answer(question.clone()).await,
         Err(failure) => Err(failure.clone()),
     };
-    answers.counts.add(match &answer {
+    counts.add(match &answer {
         Ok(_) => QuestionResult::Answered,
         Err(failure) => failure.kind.into(),
     });
@@ -216,8 +216,8 @@ async fn serve_one(mut stream: UnixStream, answers: Arc<Answers>, asked: Arc<Ato
 }
 
 /// Says that the question did not arrive.
-async fn late(mut stream: UnixStream, answers: &Answers, why: &str) {
-    answers.counts.add(QuestionResult::TimedOut);
+async fn late(mut stream: UnixStream, counts: &Counts, why: &str) {
+    counts.add(QuestionResult::TimedOut);
     tracing::debug!(why, "no question on the node's socket");
     let why = format!(
         "no whole question within {PEER_TIMEOUT:?}: {why}; shut the writing side down behind it"
@@ -236,25 +236,6 @@ async fn read(stream: &mut UnixStream) -> std::io::Result<Vec<u8>> {
         .read_to_end(&mut document)
         .await?;
     Ok(document)
-}
-
-/// Names the HCAs that units of our own resources stand for.
-fn name_hcas(units: &mut PodUnits, report: &Report) {
-    for allocation in &mut units.allocations {
-        let mut pools = report.pools.iter();
-        let pool = pools.find(|pool| pool.resource.as_str() == allocation.resource);
-        let Some(snapshot) = pool.and_then(|pool| pool.snapshot.as_ref()) else {
-            continue;
-        };
-        let mut hcas = Vec::new();
-        for hca in allocation.units.iter().flat_map(|unit| snapshot.hcas(unit)) {
-            let hca = hca.to_string();
-            if !hcas.contains(&hca) {
-                hcas.push(hca);
-            }
-        }
-        allocation.hcas = Some(hcas);
-    }
 }
 
 async fn until(moment: Option<Instant>) {

@@ -1,0 +1,20 @@
+//! The Kubernetes API, as far as the broker uses it.
+//!
+//! - [`document`]: the objects;
+//! - [`endpoint`]: where the API is, and our credentials;
+//! - [`transport`]: HTTP and TLS;
+//! - [`items`]: lists that are longer than our memory;
+//! - [`client`]: one operation each;
+//! - [`watch`]: this node's own blocks, from the first list on.
+
+pub mod client;
+pub mod document;
+pub mod endpoint;
+pub mod items;
+pub mod transport;
+pub mod watch;
+
+pub use client::{Changed, Client, Created, Freshness};
+pub use document::{BlockObject, NodeId, NodeObject, SpaceObject};
+pub use endpoint::{Endpoint, EndpointError};
+pub use transport::{ApiError, Processor, Transport};

@@ -1,0 +1,493 @@
+//! One operation on the API each.
+//!
+//! Each change names the object's UID and `resourceVersion`, so it is made to what was read or not
+//! at all.
+
+use std::collections::BTreeSet;
+
+use ipam::block::AddressSpace;
+use kube_core::params::{
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+};
+use kube_core::request::{Error as RequestError, Request};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::document::{
+    BlockObject, GROUP, Metadata, NODE_LABEL, NamedObject, NodeObject, SPACE_LABEL, SpaceObject,
+    VERSION, label_hash,
+};
+use super::items::{Items, ItemsError};
+use super::transport::{Answer, ApiError, PIECE_TIMEOUT, Transport};
+
+/// What became of a creation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Created<T> {
+    /// It is there, as the server has it.
+    New(T),
+    /// Another object has the name.
+    Taken,
+}
+
+/// What became of a change or removal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Changed<T> {
+    /// It was done.
+    Done(T),
+    /// The object is another one, or was changed since it was read.
+    Conflict,
+    /// There is no such object.
+    Gone,
+}
+
+/// How new an answer must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// As new as the question.
+    Consistent,
+    /// What the API server has in its memory; cheap, and some seconds old at worst.
+    Cached,
+}
+
+/// The operations, in one namespace.
+#[derive(Debug, Clone)]
+pub struct Client {
+    transport: Transport,
+    namespace: String,
+}
+
+impl Client {
+    /// In a namespace.
+    #[must_use]
+    pub fn new(transport: Transport, namespace: &str) -> Self {
+        Self {
+            transport,
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// The connection, for its counts.
+    #[must_use]
+    pub fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
+    /// Where the blocks are.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn path(&self, plural: &str) -> Request {
+        Request::new(format!(
+            "/apis/{GROUP}/{VERSION}/namespaces/{}/{plural}",
+            self.namespace
+        ))
+    }
+
+    fn blocks_path(&self) -> Request {
+        self.path("addressblocks")
+    }
+
+    fn spaces_path(&self) -> Request {
+        self.path("addressspaces")
+    }
+
+    async fn send(
+        &self,
+        verb: &str,
+        what: &str,
+        request: Result<http::Request<Vec<u8>>, RequestError>,
+    ) -> Result<Answer, ApiError> {
+        let attempt = format_args!("{verb} {what}").to_string();
+        match request {
+            Ok(request) => self.transport.send(&attempt, request).await,
+            Err(error) => Err(ApiError::Malformed {
+                attempt,
+                why: error.to_string(),
+            }),
+        }
+    }
+
+    async fn get<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        path: &Request,
+        name: &str,
+    ) -> Result<Option<T>, ApiError> {
+        let request = path.get(name, &GetParams::default());
+        match self.send("read", what, request).await {
+            Ok(answer) => answer.document().await.map(Some),
+            // Without a reason the path is unknown, not the object.
+            Err(error) if error.refusal() == Some((404, "NotFound")) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn create<T: Serialize + DeserializeOwned>(
+        &self,
+        what: &str,
+        path: &Request,
+        object: &T,
+    ) -> Result<Created<T>, ApiError> {
+        let body = serde_json::to_vec(object).map_err(RequestError::SerializeBody);
+        let request = body.and_then(|body| path.create(&PostParams::default(), body));
+        match self.send("create", what, request).await {
+            Ok(answer) => answer.document().await.map(Created::New),
+            Err(error) if error.refusal() == Some((409, "AlreadyExists")) => Ok(Created::Taken),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn change<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        request: Result<http::Request<Vec<u8>>, RequestError>,
+    ) -> Result<Changed<T>, ApiError> {
+        match self.send("change", what, request).await {
+            Ok(answer) => answer.document().await.map(Changed::Done),
+            Err(error) => unchanged(error),
+        }
+    }
+
+    /// The object of a space.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn space(&self, name: &str) -> Result<Option<SpaceObject>, ApiError> {
+        let what = format!("AddressSpace {name}");
+        self.get(&what, &self.spaces_path(), name).await
+    }
+
+    /// Makes the object of a space, if there is none.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn create_space(
+        &self,
+        space: &SpaceObject,
+    ) -> Result<Created<SpaceObject>, ApiError> {
+        let what = format!("AddressSpace {}", space.metadata.name);
+        self.create(&what, &self.spaces_path(), space).await
+    }
+
+    /// Changes what brokers note of a space.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn note_in_space(
+        &self,
+        space: &Metadata,
+        status: Value,
+    ) -> Result<Changed<SpaceObject>, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": same(space), "status": status}));
+        let path = self.spaces_path();
+        let request =
+            path.patch_subresource("status", &space.name, &PatchParams::default(), &patch);
+        self.change(&format!("AddressSpace {}", space.name), request)
+            .await
+    }
+
+    /// The object of a block or split cell.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn block(&self, name: &str) -> Result<Option<BlockObject>, ApiError> {
+        let what = format!("AddressBlock {name}");
+        self.get(&what, &self.blocks_path(), name).await
+    }
+
+    /// Makes the object of a block, if there is none.
+    ///
+    /// # Errors
+    /// [`ApiError`]; it may have been made all the same ([`ApiError::is_uncertain`]).
+    pub async fn create_block(
+        &self,
+        block: &BlockObject,
+    ) -> Result<Created<BlockObject>, ApiError> {
+        let what = format!("AddressBlock {}", block.metadata.name);
+        self.create(&what, &self.blocks_path(), block).await
+    }
+
+    /// Changes fields of `spec`, and labels, of the object that was read.
+    ///
+    /// # Errors
+    /// [`ApiError`]; it may have been changed all the same ([`ApiError::is_uncertain`]).
+    pub async fn change_block(
+        &self,
+        block: &Metadata,
+        labels: Value,
+        spec: Value,
+    ) -> Result<Changed<BlockObject>, ApiError> {
+        let mut metadata = same(block);
+        if let Some(metadata) = metadata.as_object_mut() {
+            metadata.insert("labels".to_owned(), labels);
+        }
+        let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
+        let path = self.blocks_path();
+        let request = path.patch(&block.name, &PatchParams::default(), &patch);
+        self.change(&format!("AddressBlock {}", block.name), request)
+            .await
+    }
+
+    /// Notes how full a block is. Of no `resourceVersion`: nobody else writes it, and it decides
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn note_in_block(
+        &self,
+        block: &Metadata,
+        status: Value,
+    ) -> Result<Changed<BlockObject>, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": {"uid": block.uid}, "status": status}));
+        let path = self.blocks_path();
+        let request =
+            path.patch_subresource("status", &block.name, &PatchParams::default(), &patch);
+        self.change(&format!("AddressBlock {}", block.name), request)
+            .await
+    }
+
+    /// Removes the object that was read.
+    ///
+    /// # Errors
+    /// [`ApiError`]; it may have been removed all the same ([`ApiError::is_uncertain`]).
+    pub async fn delete_block(&self, block: &Metadata) -> Result<Changed<()>, ApiError> {
+        let parameters = DeleteParams::default().preconditions(Preconditions {
+            uid: Some(block.uid.clone()),
+            resource_version: Some(block.resource_version.clone()),
+        });
+        let request = self.blocks_path().delete(&block.name, &parameters);
+        let what = format!("AddressBlock {}", block.name);
+        match self.send("delete", &what, request).await {
+            Ok(_) => Ok(Changed::Done(())),
+            Err(error) => unchanged(error),
+        }
+    }
+
+    /// The names of all blocks and split cells of a space.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn block_names(&self, space: &AddressSpace) -> Result<BTreeSet<String>, ApiError> {
+        let parameters = of_space(space).match_any();
+        let request = self.blocks_path().list_metadata(&parameters);
+        let mut names = BTreeSet::new();
+        self.list(
+            "the names of AddressBlocks",
+            request,
+            |item: NamedObject| {
+                names.insert(item.metadata.name);
+            },
+        )
+        .await?;
+        Ok(names)
+    }
+
+    /// Each block and split cell of a space.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn blocks_of_space(
+        &self,
+        space: &AddressSpace,
+        each: impl FnMut(BlockObject),
+    ) -> Result<(), ApiError> {
+        let request = self.blocks_path().list(&of_space(space).match_any());
+        self.list("the AddressBlocks of a space", request, each)
+            .await
+            .map(drop)
+    }
+
+    /// Each block of a node, as they are now, and the list's `resourceVersion`.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn blocks_of_node(
+        &self,
+        node: &str,
+        each: impl FnMut(BlockObject),
+    ) -> Result<String, ApiError> {
+        let selector = of_node(node);
+        let request = self
+            .blocks_path()
+            .list(&ListParams::default().labels(&selector));
+        self.list("the AddressBlocks of this node", request, each)
+            .await
+    }
+
+    /// Begins to watch the blocks of a node behind a `resourceVersion`.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub(super) async fn watch_blocks_of_node(
+        &self,
+        node: &str,
+        version: &str,
+        seconds: u32,
+    ) -> Result<Answer, ApiError> {
+        let parameters = kube_core::params::WatchParams {
+            label_selector: Some(of_node(node)),
+            field_selector: None,
+            // kube allows less than 295 here; the server more. Set below.
+            timeout: None,
+            bookmarks: true,
+            send_initial_events: false,
+        };
+        let request = self.blocks_path().watch(&parameters, version);
+        let request = request.and_then(|request| with_timeout(request, seconds));
+        self.send("watch", "the AddressBlocks of this node", request)
+            .await
+    }
+
+    /// A node of the cluster, as it is now.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn node(&self, name: &str) -> Result<Option<NodeObject>, ApiError> {
+        let path = Request::new("/api/v1/nodes");
+        self.get(&format!("Node {name}"), &path, name).await
+    }
+
+    /// Each node of the cluster, with its taints.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn nodes(&self, each: impl FnMut(NodeObject)) -> Result<(), ApiError> {
+        let path = Request::new("/api/v1/nodes");
+        let request = path.list(&ListParams::default().match_any());
+        self.list("the Nodes", request, each).await.map(drop)
+    }
+
+    /// Name and UID of each node of the cluster.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn node_names(&self, each: impl FnMut(NodeObject)) -> Result<(), ApiError> {
+        let path = Request::new("/api/v1/nodes");
+        let request = path.list_metadata(&ListParams::default().match_any());
+        self.list("the names of Nodes", request, each)
+            .await
+            .map(drop)
+    }
+
+    /// Reads a list item by item; answers its `resourceVersion`.
+    async fn list<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        request: Result<http::Request<Vec<u8>>, RequestError>,
+        mut each: impl FnMut(T),
+    ) -> Result<String, ApiError> {
+        let mut answer = self.send("list", what, request).await?;
+        let mut items = Items::default();
+        while let Some(piece) = answer.piece(PIECE_TIMEOUT).await? {
+            let fed = items.feed(&piece, |item| {
+                each(serde_json::from_slice(item)?);
+                Ok::<_, ListError>(())
+            });
+            fed.map_err(|error| answer.malformed(error))?;
+        }
+        let metadata = items.end().map_err(|error| answer.malformed(error))?;
+        let version = metadata.get("resourceVersion").and_then(Value::as_str);
+        Ok(version.unwrap_or_default().to_owned())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    #[error(transparent)]
+    Items(#[from] ItemsError),
+    #[error("an item of the list: {0}")]
+    Item(#[from] serde_json::Error),
+}
+
+fn unchanged<T>(error: ApiError) -> Result<Changed<T>, ApiError> {
+    match error.refusal() {
+        Some((409, _)) => Ok(Changed::Conflict),
+        Some((404, "NotFound")) => Ok(Changed::Gone),
+        _ => Err(error),
+    }
+}
+
+/// Precondition of a patch: the very object, as it was read.
+fn same(object: &Metadata) -> Value {
+    json!({"uid": object.uid, "resourceVersion": object.resource_version})
+}
+
+fn of_space(space: &AddressSpace) -> ListParams {
+    let hash = label_hash(&space.object_name());
+    ListParams::default().labels(&format!("{SPACE_LABEL}={hash}"))
+}
+
+fn of_node(node: &str) -> String {
+    format!("{NODE_LABEL}={}", label_hash(node))
+}
+
+fn with_timeout(
+    mut request: http::Request<Vec<u8>>,
+    seconds: u32,
+) -> Result<http::Request<Vec<u8>>, RequestError> {
+    let path = request.uri().path();
+    let query = request.uri().query().unwrap_or_default();
+    let query: Vec<&str> = query
+        .split('&')
+        .filter(|pair| !pair.starts_with("timeoutSeconds="))
+        .collect();
+    let uri = format!("{path}?{}&timeoutSeconds={seconds}", query.join("&"));
+    *request.uri_mut() = uri
+        .parse()
+        .map_err(|error: http::uri::InvalidUri| RequestError::BuildRequest(error.into()))?;
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_asks_for_bookmarks_and_its_own_time() {
+        let parameters = kube_core::params::WatchParams {
+            label_selector: Some(of_node("n1")),
+            field_selector: None,
+            timeout: None,
+            bookmarks: true,
+            send_initial_events: false,
+        };
+        let request = Request::new("/apis/x").watch(&parameters, "17").unwrap();
+        let request = with_timeout(request, 600).unwrap();
+        let query: BTreeSet<&str> = request
+            .uri()
+            .query()
+            .unwrap()
+            .split('&')
+            .filter(|p| !p.is_empty())
+            .collect();
+        let label = format!(
+            "labelSelector=rdma-netdev.io%2Fnode-hash%3D{}",
+            label_hash("n1")
+        );
+        let expected = [
+            "watch=true",
+            "timeoutSeconds=600",
+            "allowWatchBookmarks=true",
+            "resourceVersion=17",
+            &label,
+        ];
+        assert_eq!(query, expected.into_iter().collect());
+    }
+
+    #[test]
+    fn a_list_from_the_servers_memory_says_so() {
+        let parameters = of_space(&AddressSpace::new("default", None)).match_any();
+        let request = Request::new("/apis/x").list_metadata(&parameters).unwrap();
+        assert!(request.uri().query().unwrap().contains("resourceVersion=0"));
+        let accept = request.headers().get(http::header::ACCEPT).unwrap();
+        assert!(
+            accept
+                .to_str()
+                .unwrap()
+                .contains("as=PartialObjectMetadataList")
+        );
+    }
+}

@@ -1,0 +1,416 @@
+//! The objects in the API, as far as the broker reads and writes them.
+//!
+//! Reading passes over the fields that a broker does not use; `managedFields` alone is longer than the
+//! rest. Changes are merge patches ([`super::Client::change_block`]), so fields that a newer version
+//! has stay in the object.
+
+use std::collections::BTreeMap;
+
+use ipam::block::{AddressSpace, hash};
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use node::policy::BlockLength;
+use serde::{Deserialize, Serialize};
+
+/// API group of the two kinds.
+pub const GROUP: &str = "rdma-netdev.io";
+/// Their version.
+pub const VERSION: &str = "v1alpha1";
+/// Label: [`label_hash`] of the name of the node that has the block.
+pub const NODE_LABEL: &str = "rdma-netdev.io/node-hash";
+/// Label: [`label_hash`] of the name of the space's object.
+pub const SPACE_LABEL: &str = "rdma-netdev.io/space-hash";
+/// The taint with which an administrator says that a node is off
+/// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-out-of-service>).
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// A value for a label: names of nodes and spaces may be longer than the 63 bytes that one may have.
+#[must_use]
+pub fn label_hash(text: &str) -> String {
+    format!("{:016x}", hash(text))
+}
+
+/// What objects say about themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// Unique among the objects of a kind in a namespace.
+    pub name: String,
+    /// Unique among all objects that ever were.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// Another one after each change.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub resource_version: String,
+    /// What watches and lists select by.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// An object of which only the metadata was asked for.
+#[derive(Debug, Clone, Deserialize)]
+pub struct NamedObject {
+    /// All there is.
+    pub metadata: Metadata,
+}
+
+/// Addresses that are unique in the cluster, and how they are cut into blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpaceObject {
+    api_version: String,
+    kind: String,
+    /// Its name is [`AddressSpace::object_name`].
+    pub metadata: Metadata,
+    /// Never changes.
+    pub spec: SpaceSpec,
+    /// What brokers note.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<SpaceStatus>,
+}
+
+/// What a space is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpaceSpec {
+    /// Name of the store in the nodes' policies.
+    pub store: String,
+    /// `network_name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_name: Option<String>,
+    /// Length of its cells.
+    pub block_prefix: BlockPrefix,
+}
+
+/// Prefix lengths of cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockPrefix {
+    /// Of IPv4 addresses.
+    pub ipv4: u8,
+    /// Of IPv6 addresses.
+    pub ipv6: u8,
+}
+
+impl From<BlockLength> for BlockPrefix {
+    fn from(length: BlockLength) -> Self {
+        Self {
+            ipv4: length.ipv4,
+            ipv6: length.ipv6,
+        }
+    }
+}
+
+impl std::fmt::Display for BlockPrefix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "/{} of IPv4 and /{} of IPv6", self.ipv4, self.ipv6)
+    }
+}
+
+/// What brokers note of a space.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpaceStatus {
+    /// When a broker last went through all of its blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swept: Option<Timestamp>,
+}
+
+impl SpaceObject {
+    /// The object of a space whose cells have this length.
+    #[must_use]
+    pub fn new(space: &AddressSpace, length: BlockLength) -> Self {
+        Self {
+            api_version: format!("{GROUP}/{VERSION}"),
+            kind: "AddressSpace".to_owned(),
+            metadata: Metadata {
+                name: space.object_name(),
+                ..Metadata::default()
+            },
+            spec: SpaceSpec {
+                store: space.store.clone(),
+                network_name: space.network_name.clone(),
+                block_prefix: length.into(),
+            },
+            status: None,
+        }
+    }
+}
+
+/// A block of addresses that a node has, or a cell that is split into single addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockObject {
+    api_version: String,
+    kind: String,
+    /// Its name is [`AddressSpace::block_name`].
+    pub metadata: Metadata,
+    /// Whose it is.
+    pub spec: BlockSpec,
+    /// How full it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<BlockStatus>,
+}
+
+/// Whose a block is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockSpec {
+    /// Name of the store in the nodes' policies.
+    pub store: String,
+    /// `network_name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_name: Option<String>,
+    /// Its addresses.
+    pub block: IpNetwork,
+    /// Name of the node that has it; absent for a cell that is split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// UID of that node's object: another machine of its name has another one.
+    #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
+    pub node_uid: Option<String>,
+    /// One more each time that it changes hands.
+    #[serde(default)]
+    pub epoch: u64,
+    /// When it came to the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+    /// The cell's addresses are blocks of their own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub split: bool,
+    /// A node that asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_by: Option<String>,
+    /// Its node is gone, and the block rests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<Over>,
+}
+
+/// That a block's node is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Over {
+    /// Since when the block rests.
+    pub since: Timestamp,
+    /// The node whose broker found it.
+    pub by: String,
+    /// Why.
+    pub why: String,
+}
+
+/// How full a block is. Written now and then; nothing is decided by it but whom to ask first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockStatus {
+    /// Addresses that are leased.
+    #[serde(default)]
+    pub used: u64,
+    /// The others.
+    #[serde(default)]
+    pub free: u64,
+}
+
+/// A node by name and UID.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`.
+    pub uid: String,
+}
+
+impl BlockObject {
+    fn of(space: &AddressSpace, block: IpNetwork, spec: BlockSpec) -> Self {
+        let labels = [(SPACE_LABEL, space.object_name())];
+        let node = spec.node.clone().map(|node| (NODE_LABEL, node));
+        Self {
+            api_version: format!("{GROUP}/{VERSION}"),
+            kind: "AddressBlock".to_owned(),
+            metadata: Metadata {
+                name: space.block_name(block),
+                labels: labels
+                    .into_iter()
+                    .chain(node)
+                    .map(|(label, text)| (label.to_owned(), label_hash(&text)))
+                    .collect(),
+                ..Metadata::default()
+            },
+            spec,
+            status: None,
+        }
+    }
+
+    /// A block that comes to a node.
+    #[must_use]
+    pub fn new(
+        space: &AddressSpace,
+        block: IpNetwork,
+        node: &NodeId,
+        epoch: u64,
+        now: Timestamp,
+    ) -> Self {
+        let spec = BlockSpec {
+            store: space.store.clone(),
+            network_name: space.network_name.clone(),
+            block,
+            node: Some(node.name.clone()),
+            node_uid: Some(node.uid.clone()),
+            epoch,
+            since: Some(now),
+            split: false,
+            wanted_by: None,
+            over: None,
+        };
+        Self::of(space, block, spec)
+    }
+
+    /// A cell whose single addresses are blocks.
+    #[must_use]
+    pub fn split(space: &AddressSpace, cell: IpNetwork, now: Timestamp) -> Self {
+        let spec = BlockSpec {
+            store: space.store.clone(),
+            network_name: space.network_name.clone(),
+            block: cell,
+            node: None,
+            node_uid: None,
+            epoch: 1,
+            since: Some(now),
+            split: true,
+            wanted_by: None,
+            over: None,
+        };
+        Self::of(space, cell, spec)
+    }
+
+    /// The space that it is in.
+    #[must_use]
+    pub fn space(&self) -> AddressSpace {
+        AddressSpace::new(&self.spec.store, self.spec.network_name.as_deref())
+    }
+
+    /// The node that has it, unless it is a split cell.
+    #[must_use]
+    pub fn node(&self) -> Option<NodeId> {
+        Some(NodeId {
+            name: self.spec.node.clone()?,
+            uid: self.spec.node_uid.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Whether its name is the one that its spec demands. Only then the name's uniqueness means
+    /// that of the addresses.
+    #[must_use]
+    pub fn is_well_named(&self) -> bool {
+        self.metadata.name == self.space().block_name(self.spec.block)
+            && self.spec.block.ip() == self.spec.block.network()
+    }
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, Deserialize)]
+pub struct NodeObject {
+    /// Name and UID.
+    pub metadata: Metadata,
+    /// Absent where only the metadata was asked for.
+    #[serde(default)]
+    pub spec: NodeSpec,
+}
+
+/// The part of a node's `spec` that is used.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct NodeSpec {
+    #[serde(default)]
+    taints: Vec<Taint>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Taint {
+    key: String,
+}
+
+impl NodeObject {
+    /// Name and UID.
+    #[must_use]
+    pub fn id(&self) -> NodeId {
+        NodeId {
+            name: self.metadata.name.clone(),
+            uid: self.metadata.uid.clone(),
+        }
+    }
+
+    /// Whether an administrator said that it is off.
+    #[must_use]
+    pub fn is_out_of_service(&self) -> bool {
+        self.spec
+            .taints
+            .iter()
+            .any(|taint| taint.key == OUT_OF_SERVICE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn objects_have_the_form_of_the_custom_resource_definitions() {
+        let now: Timestamp = "2026-11-22T21:00:00Z".parse().unwrap();
+        let space = AddressSpace::new("default", Some("blue"));
+        let node = NodeId {
+            name: "n1".into(),
+            uid: "u1".into(),
+        };
+        let block = BlockObject::new(&space, "10.0.0.16/28".parse().unwrap(), &node, 2, now);
+        assert_eq!(
+            serde_json::to_value(&block).unwrap(),
+            json!({
+                "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
+                "metadata": {"name": "default.net-blue.10.0.0.16-28", "labels": {
+                    NODE_LABEL: label_hash("n1"), SPACE_LABEL: label_hash("default.net-blue")}},
+                "spec": {"store": "default", "networkName": "blue", "block": "10.0.0.16/28", "node": "n1",
+                    "nodeUID": "u1", "epoch": 2, "since": "2026-11-22T21:00:00Z"}
+            })
+        );
+        assert!(block.is_well_named());
+        assert_eq!((block.space(), block.node()), (space.clone(), Some(node)));
+        let cell = BlockObject::split(&space, "10.0.0.16/28".parse().unwrap(), now);
+        assert_eq!(cell.metadata.name, block.metadata.name);
+        assert_eq!((cell.node(), cell.spec.split), (None, true));
+        assert_eq!(
+            serde_json::to_value(SpaceObject::new(&space, BlockLength::default())).unwrap()["spec"],
+            json!({"store": "default", "networkName": "blue", "blockPrefix": {"ipv4": 28, "ipv6": 122}})
+        );
+    }
+
+    #[test]
+    fn an_object_under_another_blocks_name_is_not_believed() {
+        let now = Timestamp::UNIX_EPOCH;
+        let space = AddressSpace::new("default", None);
+        let node = NodeId {
+            name: "n1".into(),
+            uid: "u1".into(),
+        };
+        let mut block = BlockObject::new(&space, "10.0.0.16/28".parse().unwrap(), &node, 1, now);
+        block.spec.block = "10.0.0.32/28".parse().unwrap();
+        assert!(!block.is_well_named());
+        block.spec.block = "10.0.0.17/28".parse().unwrap();
+        assert!(!block.is_well_named());
+    }
+
+    #[test]
+    fn fields_that_are_not_known_are_passed_over() {
+        let text = json!({
+            "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "x"}]},
+            "spec": {"store": "default", "block": "10.0.0.16/28", "split": true, "newer": 1}
+        });
+        let block: BlockObject = serde_json::from_value(text).unwrap();
+        assert!(block.spec.split);
+        assert_eq!(block.metadata.resource_version, "7");
+        let node: NodeObject = serde_json::from_value(json!({
+            "metadata": {"name": "n", "uid": "u"},
+            "spec": {"podCIDR": "10.0.0.0/24", "taints": [
+                {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}]}
+        }))
+        .unwrap();
+        assert!(node.is_out_of_service());
+    }
+}

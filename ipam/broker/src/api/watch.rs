@@ -1,0 +1,293 @@
+//! The blocks of this node, from the first list on: the one watch of a broker.
+//!
+//! The list is consistent, the watch begins behind it, and goes on behind the last event after an
+//! interruption. So no event is older than what was known before, and a block that was given back
+//! does not come back. Where the server no longer has the events since (410), the list is read again.
+
+use std::time::Duration;
+
+use kube_core::WatchEvent;
+use kube_core::watch::Bookmark;
+use node::random::random64;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::client::Client;
+use super::document::BlockObject;
+use super::items::MAX_ITEM_BYTES;
+use super::transport::ApiError;
+
+/// How long one watch lasts. A longer one spares requests; a broken one is noticed sooner by
+/// keepalive.
+const WATCH_SECONDS: std::ops::Range<u64> = 480..720;
+/// How long after its end a watch is given up that the server does not end.
+const GRACE_PERIOD: Duration = Duration::from_secs(30);
+/// The wait after the first failure; it doubles up to the longest.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+/// The longest wait after failures.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// What happened to a block of this node.
+#[derive(Debug)]
+pub enum Event {
+    /// All of them, as they are now.
+    Listed(Vec<BlockObject>),
+    /// One came or was changed.
+    Changed(Box<BlockObject>),
+    /// One was removed, or is another node's.
+    Gone(Box<BlockObject>),
+    /// The watch goes on after an interruption.
+    Watching,
+    /// The API does not answer, for this reason. What was known stays true as far as it goes.
+    Interrupted(String),
+}
+
+/// Why a watch ended.
+#[derive(Debug)]
+enum End {
+    /// By the server or its time limit; another one goes on.
+    Over,
+    /// The server no longer has what comes next: the list is read again.
+    Expired,
+    /// For a failure.
+    Failed(ApiError),
+    /// Nobody wants events any more.
+    Unwanted,
+}
+
+/// Sends events until the receiver is dropped.
+pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>) {
+    let mut failures = 0u32;
+    loop {
+        let mut blocks = Vec::new();
+        let listed = client
+            .blocks_of_node(&node, |block| blocks.push(block))
+            .await;
+        let end = match listed {
+            Err(error) => End::Failed(error),
+            Ok(version) => {
+                failures = 0;
+                if events.send(Event::Listed(blocks)).await.is_err() {
+                    return;
+                }
+                follow(&client, &node, version, &events, &mut failures).await
+            }
+        };
+        let failure = match end {
+            End::Unwanted => return,
+            End::Over => continue,
+            End::Expired => "the server no longer has the changes since the last one".to_owned(),
+            End::Failed(error) => {
+                failures = failures.saturating_add(1);
+                error.to_string()
+            }
+        };
+        if events.send(Event::Interrupted(failure)).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(wait(failures.max(1), random64())).await;
+    }
+}
+
+/// Watches again and again behind the last event, until the list has to be read again.
+async fn follow(
+    client: &Client,
+    node: &str,
+    mut version: String,
+    events: &mpsc::Sender<Event>,
+    failures: &mut u32,
+) -> End {
+    loop {
+        match watch(client, node, &mut version, events, failures).await {
+            End::Over => {}
+            End::Failed(error) => {
+                *failures = failures.saturating_add(1);
+                let why = error.to_string();
+                if events.send(Event::Interrupted(why)).await.is_err() {
+                    return End::Unwanted;
+                }
+                tokio::time::sleep(wait(*failures, random64())).await;
+            }
+            end => return end,
+        }
+    }
+}
+
+async fn watch(
+    client: &Client,
+    node: &str,
+    version: &mut String,
+    events: &mpsc::Sender<Event>,
+    failures: &mut u32,
+) -> End {
+    let seconds = WATCH_SECONDS.start + random64() % (WATCH_SECONDS.end - WATCH_SECONDS.start);
+    let limit = Duration::from_secs(seconds) + GRACE_PERIOD;
+    let begun = client
+        .watch_blocks_of_node(node, version, u32::try_from(seconds).unwrap_or(u32::MAX))
+        .await;
+    let mut answer = match begun {
+        Ok(answer) => answer,
+        Err(error) if error.refusal().is_some_and(|(code, _)| code == 410) => return End::Expired,
+        Err(error) => return End::Failed(error),
+    };
+    if *failures > 0 && events.send(Event::Watching).await.is_err() {
+        return End::Unwanted;
+    }
+    let mut lines = Lines::default();
+    loop {
+        let piece = tokio::select! {
+            piece = answer.piece(limit) => piece,
+            () = events.closed() => return End::Unwanted,
+        };
+        let piece = match piece {
+            Ok(Some(piece)) => piece,
+            Ok(None) => return End::Over,
+            Err(error) => return End::Failed(error),
+        };
+        lines.feed(&piece);
+        if lines.rest.len() > MAX_ITEM_BYTES {
+            return End::Failed(answer.malformed("an event is too long"));
+        }
+        while let Some(line) = lines.next() {
+            let news = match read(&line) {
+                Ok(news) => news,
+                Err(error) => return End::Failed(answer.malformed(error)),
+            };
+            *failures = 0;
+            let event = match news {
+                News::Version(newer) => {
+                    *version = newer;
+                    continue;
+                }
+                News::Expired => return End::Expired,
+                News::Failed(why) => return End::Failed(answer.malformed(why)),
+                News::Of(event) => event,
+            };
+            if let Event::Changed(block) | Event::Gone(block) = &event {
+                version.clone_from(&block.metadata.resource_version);
+            }
+            if events.send(event).await.is_err() {
+                return End::Unwanted;
+            }
+        }
+    }
+}
+
+/// Lines that arrive in pieces.
+#[derive(Debug, Default)]
+struct Lines {
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    fn feed(&mut self, piece: &[u8]) {
+        self.rest.extend_from_slice(piece);
+    }
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let end = self.rest.iter().position(|byte| *byte == b'\n')?;
+        let mut line: Vec<u8> = self.rest.drain(..=end).collect();
+        line.pop();
+        Some(line)
+    }
+}
+
+#[derive(Debug)]
+enum News {
+    Of(Event),
+    Version(String),
+    Expired,
+    Failed(String),
+}
+
+fn read(line: &[u8]) -> Result<News, serde_json::Error> {
+    // Of an object that this version cannot read, only that object is passed over.
+    let event: WatchEvent<Value> = serde_json::from_slice(line)?;
+    let (object, is_there) = match event {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
+        WatchEvent::Deleted(object) => (object, false),
+        WatchEvent::Bookmark(Bookmark { metadata, .. }) => {
+            return Ok(News::Version(metadata.resource_version));
+        }
+        WatchEvent::Error(status) if status.code == 410 => return Ok(News::Expired),
+        WatchEvent::Error(status) => return Ok(News::Failed(status.to_string())),
+    };
+    let block: Box<BlockObject> = serde_json::from_value(object)?;
+    Ok(News::Of(match is_there {
+        true => Event::Changed(block),
+        false => Event::Gone(block),
+    }))
+}
+
+/// How long to wait after so many failures in a row, by a random number: brokers that lost one server
+/// at one time do not come back at one time.
+fn wait(failures: u32, random: u64) -> Duration {
+    let doubled = FIRST_WAIT.saturating_mul(1 << failures.saturating_sub(1).min(10));
+    let longest = u64::try_from(doubled.min(LONGEST_WAIT).as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(longest / 2 + random % (longest / 2 + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn events_that_arrive_in_pieces_are_whole() {
+        let mut lines = Lines::default();
+        let mut found = Vec::new();
+        for piece in "one\ntw"
+            .as_bytes()
+            .chunks(2)
+            .chain([&b"o\n"[..], b"\nrest"])
+        {
+            lines.feed(piece);
+            while let Some(line) = lines.next() {
+                found.push(String::from_utf8(line).unwrap());
+            }
+        }
+        assert_eq!(found, ["one", "two", ""]);
+        assert_eq!(lines.rest, b"rest");
+    }
+
+    fn news(document: &Value) -> News {
+        read(document.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn bookmarks_errors_and_objects_are_told_apart() {
+        let block = json!({"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "8"},
+            "spec": {"store": "default", "block": "10.0.0.0/28", "node": "n"}});
+        for (kind, there) in [("ADDED", true), ("MODIFIED", true), ("DELETED", false)] {
+            match news(&json!({"type": kind, "object": block})) {
+                News::Of(Event::Changed(_)) => assert!(there),
+                News::Of(Event::Gone(_)) => assert!(!there),
+                other => panic!("{other:?}"),
+            }
+        }
+        let bookmark = json!({"type": "BOOKMARK", "object": {"apiVersion": "rdma-netdev.io/v1alpha1",
+            "kind": "AddressBlock", "metadata": {"resourceVersion": "12"},
+            "spec": {"store": "", "block": "0.0.0.0/0"}}});
+        assert!(matches!(news(&bookmark), News::Version(version) if version == "12"));
+        let gone = json!({"type": "ERROR", "object": {"kind": "Status", "status": "Failure",
+            "message": "too old resource version", "reason": "Expired", "code": 410}});
+        assert!(matches!(news(&gone), News::Expired));
+        let other =
+            json!({"type": "ERROR", "object": {"status": "Failure", "message": "x", "code": 500}});
+        assert!(matches!(news(&other), News::Failed(_)));
+        assert!(read(b"{").is_err());
+    }
+
+    #[test]
+    fn waits_double_and_differ_and_end_at_the_longest() {
+        assert!(wait(1, 0) >= FIRST_WAIT / 2 && wait(1, u64::MAX) <= FIRST_WAIT);
+        for failures in 1..200 {
+            for random in [0, 1, 12_345, u64::MAX] {
+                assert!(wait(failures, random) <= LONGEST_WAIT);
+            }
+        }
+        assert!(wait(100, 0) >= LONGEST_WAIT / 2);
+        assert_ne!(wait(5, 17), wait(5, 4711));
+    }
+}

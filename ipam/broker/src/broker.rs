@@ -1,0 +1,412 @@
+//! The program: one task for each address space, the watch, the socket, and what passes between them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use ipam::block::AddressSpace;
+use ipam::grants;
+use ipnetwork::IpNetwork;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use node::policy::{BlockLength, Policy, StoreKind};
+use node_server::http::{self, Details, Pages};
+use node_server::socket::connections::{Answers, Connections};
+use node_server::socket::{NodeSocket, Socket};
+use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::LocalSet;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::watch::{self, Event};
+use crate::api::{BlockObject, Client};
+use crate::metrics::{self, Metrics};
+use crate::space::{Asked, Message, Shared, Worker};
+
+/// How often the status file is written, if there is something new.
+const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+/// How often another broker's end is waited for.
+const LOCK_INTERVAL: Duration = Duration::from_secs(1);
+/// In the directory of the stores, whose names do not begin with a dot.
+const LOCK: &str = ".lock";
+const STATUS: &str = ".status.json";
+
+/// What a broker is to do.
+#[derive(Debug)]
+pub struct Settings {
+    /// The node's policy.
+    pub policy: Policy,
+    /// The node's name in the cluster.
+    pub node: String,
+    /// Prefix of `/proc` and `/etc`.
+    pub root: PathBuf,
+    /// The API.
+    pub client: Client,
+    /// Where ADDs ask; `None` for a broker of which only this process asks.
+    pub socket: Option<PathBuf>,
+    /// Where probes and metrics are served.
+    pub listen: Vec<SocketAddr>,
+}
+
+/// Asks a broker in this process.
+#[derive(Debug, Clone)]
+pub struct Asker(mpsc::Sender<Asked>);
+
+impl Asker {
+    /// As an ADD does over the socket.
+    ///
+    /// # Errors
+    /// The failure that the ADD is answered with.
+    pub async fn ask(&self, need: BlockNeed) -> Result<Answer, Failure> {
+        let (reply, answer) = oneshot::channel();
+        let at = Instant::now();
+        let ended = || Failure::new(FailureKind::ClusterUnavailable, "the broker ends");
+        let sent = self.0.send(Asked { need, at, reply }).await;
+        sent.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+impl Answers for Asker {
+    async fn answer(&self, question: Question) -> Result<Answer, Failure> {
+        match question {
+            Question::Block(need) => self.ask(need).await,
+            other => Err(other.not_mine()),
+        }
+    }
+}
+
+/// A channel of questions: its one end goes to [`run`], the other to who asks.
+#[must_use]
+pub fn questions() -> (Asker, mpsc::Receiver<Asked>) {
+    let (sender, receiver) = mpsc::channel(64);
+    (Asker(sender), receiver)
+}
+
+/// Makes sure that one broker only writes below the state directory; waits for another one's end.
+async fn lock(directory: &Path) -> anyhow::Result<Flock<File>> {
+    node::file::make_directories(directory)
+        .with_context(|| format!("make {}", directory.display()))?;
+    let path = directory.join(LOCK);
+    let mut said = false;
+    loop {
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+            .open(&path)
+            .with_context(|| format!("open {}", path.display()))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, Errno::EWOULDBLOCK)) => {}
+            Err((_, errno)) => {
+                return Err(errno).with_context(|| format!("lock {}", path.display()));
+            }
+        }
+        if !said {
+            tracing::info!(lock = %path.display(), "another broker runs on this node; waiting for its end");
+            said = true;
+        }
+        tokio::time::sleep(LOCK_INTERVAL).await;
+    }
+}
+
+/// Serves until `stop`.
+///
+/// # Errors
+/// The state directory cannot be used, or which blocks the node has cannot be read.
+pub async fn run(
+    settings: Settings,
+    questions: (Asker, mpsc::Receiver<Asked>),
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let local = LocalSet::new();
+    local.run_until(serve(settings, questions, stop)).await
+}
+
+async fn serve(
+    settings: Settings,
+    (asker, mut asked): (Asker, mpsc::Receiver<Asked>),
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let directory = settings.policy.state_dir.join("blocks");
+    let _lock = tokio::select! {
+        lock = lock(&directory) => lock?,
+        () = stop.cancelled() => return Ok(()),
+    };
+    let pages = Arc::new(BrokerPages::default());
+    let mut services = tokio::task::JoinSet::new();
+    for address in settings.listen {
+        let stop = stop.clone();
+        services.spawn(http::serve(address, Details::Loopback, pages.clone(), stop));
+    }
+    let shared = Rc::new(Shared {
+        client: settings.client.clone(),
+        policy: settings.policy,
+        root: settings.root,
+        name: settings.node.clone(),
+        me: RefCell::default(),
+        nodes: RefCell::default(),
+        metrics: RefCell::new(Metrics::new()),
+    });
+    let mut broker = Broker {
+        shared: shared.clone(),
+        workers: BTreeMap::new(),
+        listed: false,
+    };
+    let stores: Vec<String> = broker.kubernetes_stores();
+    if stores.is_empty() {
+        tracing::warn!("the node's policy has no store of type kubernetes: nothing to do");
+    }
+    for store in &stores {
+        let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
+        for (space, _) in all {
+            broker.worker(&space)?;
+        }
+    }
+    // Only now: the first question finds the grants read.
+    if let Some(path) = settings.socket {
+        let (socket, state) = NodeSocket::new(Some(path.clone()), &FailureKind::OF_BROKER);
+        let socket = Socket {
+            path,
+            flag: "--socket",
+            nonce: format!("{:016x}", node::random::random64()),
+            state,
+            connections: Connections::new(asker, socket.counts.clone()),
+        };
+        let stop = stop.clone();
+        services.spawn(async move { socket.serve(&stop).await });
+    }
+    let (events, mut news) = mpsc::channel(64);
+    let mut watching = None;
+    if !stores.is_empty() {
+        let watch = watch::run(settings.client, settings.node, events);
+        watching = Some(tokio::task::spawn_local(watch));
+    }
+    let mut status = StatusFile::new(directory.join(STATUS));
+    let mut ticks = tokio::time::interval(STATUS_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(asked) = asked.recv() => broker.route(asked),
+            Some(event) = news.recv() => broker.event(event),
+            _ = ticks.tick() => {}
+        }
+        let metrics = shared.metrics.borrow();
+        pages.set(&metrics, shared.client.transport().requests());
+        status.write(&metrics);
+    }
+    if let Some(watching) = watching {
+        watching.abort();
+    }
+    let over = async { while services.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(Duration::from_secs(3), over).await;
+    Ok(())
+}
+
+struct Broker {
+    shared: Rc<Shared>,
+    workers: BTreeMap<AddressSpace, mpsc::UnboundedSender<Message>>,
+    /// Whether the API's first list was passed on.
+    listed: bool,
+}
+
+impl Broker {
+    fn kubernetes_stores(&self) -> Vec<String> {
+        let stores = self.shared.policy.stores.iter();
+        stores
+            .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    fn blocks_of(&self, store: &str) -> Option<(BlockLength, Vec<IpNetwork>)> {
+        match &self.shared.policy.stores.get(store)?.kind {
+            StoreKind::Kubernetes {
+                blocks,
+                static_networks,
+            } => {
+                let networks = static_networks.iter();
+                let networks =
+                    networks.filter_map(|(first, prefix)| IpNetwork::new(*first, *prefix).ok());
+                Some((*blocks, networks.collect()))
+            }
+            StoreKind::File { .. } => None,
+        }
+    }
+
+    /// The task of a space; starts it if need be.
+    fn worker(&mut self, space: &AddressSpace) -> anyhow::Result<&mpsc::UnboundedSender<Message>> {
+        if !self.workers.contains_key(space) {
+            let (length, static_networks) = self.blocks_of(&space.store).with_context(|| {
+                format!(
+                    "the node's policy has no store {:?} of type kubernetes",
+                    space.store
+                )
+            })?;
+            let worker = Worker::new(self.shared.clone(), space.clone(), length, static_networks)?;
+            let (sender, receiver) = mpsc::unbounded_channel();
+            if self.listed {
+                // The list had no block of it.
+                let _ = sender.send(Message::Listed(Vec::new()));
+            }
+            tokio::task::spawn_local(worker.run(receiver));
+            self.workers.insert(space.clone(), sender);
+        }
+        self.workers.get(space).context("the space's task is gone")
+    }
+
+    fn route(&mut self, asked: Asked) {
+        let need = &asked.need;
+        let space = AddressSpace::new(&need.store, need.network_name.as_deref());
+        let refused = match &need.network_name {
+            Some(name) if !node::identity::is_name(name) => Some(Failure::new(
+                FailureKind::Malformed,
+                format!("block is malformed: network_name {name:?} is no name"),
+            )),
+            _ if self.blocks_of(&need.store).is_none() => Some(Failure::new(
+                FailureKind::Mismatch,
+                format!(
+                    "the broker's policy has no store {:?} of type kubernetes; it was started with an older \
+                     policy: restart its DaemonSet's pod",
+                    need.store
+                ),
+            )),
+            _ => None,
+        };
+        if let Some(failure) = refused {
+            return drop(asked.reply.send(Err(failure)));
+        }
+        match self.worker(&space) {
+            Ok(worker) => drop(worker.send(Message::Asked(asked))),
+            Err(error) => {
+                let failure = Failure::new(FailureKind::Other, format!("{error:#}"));
+                drop(asked.reply.send(Err(failure)));
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Listed(blocks) => {
+                let mut by_space: BTreeMap<AddressSpace, Vec<BlockObject>> = BTreeMap::new();
+                for block in blocks {
+                    by_space.entry(block.space()).or_default().push(block);
+                }
+                let known: Vec<AddressSpace> = self.workers.keys().cloned().collect();
+                for space in known {
+                    by_space.entry(space).or_default();
+                }
+                for (space, blocks) in by_space {
+                    self.pass_on(&space, Message::Listed(blocks));
+                }
+                self.listed = true;
+                self.shared.metrics.borrow_mut().interrupted = None;
+            }
+            Event::Changed(block) => self.pass_on(&block.space(), Message::Changed(block)),
+            Event::Gone(block) => self.pass_on(&block.space(), Message::Gone(block)),
+            Event::Interrupted(why) => {
+                let mut metrics = self.shared.metrics.borrow_mut();
+                if metrics.interrupted.as_ref() != Some(&why) {
+                    tracing::warn!(
+                        error = why,
+                        "the node's blocks are not watched; trying again"
+                    );
+                }
+                metrics.interrupted = Some(why);
+            }
+            Event::Watching => self.shared.metrics.borrow_mut().interrupted = None,
+        }
+    }
+
+    fn pass_on(&mut self, space: &AddressSpace, message: Message) {
+        match self.worker(space) {
+            Ok(worker) => drop(worker.send(message)),
+            Err(error) => tracing::error!(
+                %space, error = format!("{error:#}"),
+                "this node has blocks that cannot be cared for; end its pods that have leases there, then \
+                 kubectl delete its addressblocks of the store"
+            ),
+        }
+    }
+}
+
+/// What is served over HTTP: made by the one task that knows, read by those that answer.
+#[derive(Debug, Default)]
+struct BrokerPages {
+    metrics: Mutex<String>,
+}
+
+impl BrokerPages {
+    fn set(&self, metrics: &Metrics, requests: crate::api::transport::Requests) {
+        if let Ok(text) = metrics.render(requests) {
+            *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        }
+    }
+}
+
+impl Pages for BrokerPages {
+    fn paths(&self) -> &'static [&'static str] {
+        &["/healthz", "/metrics"]
+    }
+
+    fn page(&self, path: &str, _: bool) -> http::Answer {
+        match path {
+            "/metrics" => http::Answer {
+                status: 200,
+                kind: metrics::CONTENT_TYPE,
+                body: self
+                    .metrics
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone(),
+            },
+            _ => http::Answer::text(200, "ok\n"),
+        }
+    }
+}
+
+/// The file that says how the broker is doing.
+struct StatusFile {
+    path: PathBuf,
+    written: String,
+    at: Option<Instant>,
+}
+
+impl StatusFile {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            written: String::new(),
+            at: None,
+        }
+    }
+
+    fn write(&mut self, metrics: &Metrics) {
+        if self.at.is_some_and(|at| at.elapsed() < STATUS_INTERVAL) {
+            return;
+        }
+        let text = format!("{:#}\n", metrics.to_json());
+        self.at = Some(Instant::now());
+        if text == self.written {
+            return;
+        }
+        match node::file::replace(&self.path, &text) {
+            Ok(()) => self.written = text,
+            Err(error) => {
+                tracing::warn!(file = %self.path.display(), %error, "cannot write the broker's status")
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use node::policy::Policy;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::endpoint::SERVICE_ACCOUNT_DIR;
+use crate::api::{Client, Endpoint, Processor, Transport};
+use crate::broker::{self, Settings};
+
+/// Claims blocks of addresses for this node in the Kubernetes API, and grants them to its CNI programs.
+#[derive(Debug, Parser)]
+#[command(name = "rdma-ipam-broker", version)]
+#[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
+struct Cli {
+    /// The node's policy, which says which stores are Kubernetes', and where the node's state is
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = node::policy::DEFAULT_PATH
+    )]
+    policy: PathBuf,
+    /// The node's name in the cluster, unless the policy has one
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    node: Option<String>,
+    /// Directory below which the host's proc and etc are found
+    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
+    host_root: PathBuf,
+    /// Socket on which ADDs ask for a block
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_IPAM_SOCKET",
+        default_value = "/run/rdma-netdev/ipam.sock"
+    )]
+    socket: PathBuf,
+    /// Namespace of the blocks' objects [default: that of the service account, or of the context]
+    #[arg(long, value_name = "NAME", env = "RDMA_IPAM_NAMESPACE")]
+    namespace: Option<String>,
+    /// Kubeconfig with a token or client certificate [default: the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Addresses that serve /metrics and /healthz, as 127.0.0.1:9835; none if left out
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT,…",
+        env = "RDMA_IPAM_METRICS_ADDR",
+        value_delimiter = ',',
+        value_parser = address
+    )]
+    metrics_addr: Vec<SocketAddr>,
+    /// How much to log
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "RDMA_LOG_LEVEL",
+        default_value = "info"
+    )]
+    log_level: LogLevel,
+    /// Log lines for people or for machines
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "RDMA_LOG_FORMAT",
+        default_value = "text"
+    )]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// An address with a port, also one of IPv6 without brackets, as it comes out of a manifest's
+/// `$(HOST_IP):9835`.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let plain = || {
+        let (ip, port) = text.rsplit_once(':')?;
+        Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
+    };
+    text.parse()
+        .ok()
+        .or_else(plain)
+        .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9835".to_owned())
+}
+
+/// The command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
+/// Parses the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return match error.use_stderr() {
+                true => ExitCode::from(2),
+                false => ExitCode::SUCCESS,
+            };
+        }
+    };
+    node_server::log::start(
+        match cli.log_level {
+            LogLevel::Error => tracing::Level::ERROR,
+            LogLevel::Warn => tracing::Level::WARN,
+            LogLevel::Info => tracing::Level::INFO,
+            LogLevel::Debug => tracing::Level::DEBUG,
+            LogLevel::Trace => tracing::Level::TRACE,
+        },
+        matches!(cli.log_format, LogFormat::Json),
+    );
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    Processor::check()?;
+    let policy = Policy::load(&cli.policy)?;
+    let endpoint = match &cli.kubeconfig {
+        Some(path) => Endpoint::of_kubeconfig(path)?,
+        None => Endpoint::in_cluster(
+            |name| std::env::var(name).ok(),
+            Path::new(SERVICE_ACCOUNT_DIR),
+        )?,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(async {
+        let transport =
+            Transport::new(endpoint).context("use the credentials of the Kubernetes API")?;
+        let namespace = cli.namespace.as_deref().or(transport.namespace());
+        let namespace = namespace
+            .context("in which namespace the blocks are is not known; name it with --namespace")?
+            .to_owned();
+        let stop = CancellationToken::new();
+        for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+            let (mut signal, stop) = (signal(kind)?, stop.clone());
+            tokio::spawn(async move {
+                signal.recv().await;
+                stop.cancel();
+            });
+        }
+        let settings = Settings {
+            node: policy.node_name(cli.node.as_deref()),
+            policy,
+            root: cli.host_root,
+            client: Client::new(transport, &namespace),
+            socket: Some(cli.socket),
+            listen: cli.metrics_addr,
+        };
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            node = settings.node,
+            namespace,
+            "the broker of this node's blocks of addresses starts"
+        );
+        broker::run(settings, broker::questions(), stop).await
+    })
+}

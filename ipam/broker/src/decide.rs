@@ -1,0 +1,9 @@
+//! What to claim, take over, give back and ask back, decided on plain data.
+//!
+//! - [`choice`]: which block to try next;
+//! - [`standing`]: whose a block is, and whether it may change hands;
+//! - [`supply`]: when a node needs another block, and when it can do without one.
+
+pub mod choice;
+pub mod standing;
+pub mod supply;

@@ -1,0 +1,276 @@
+//! Counts of the broker, and their text for Prometheus.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use ipam::block::AddressSpace;
+use node_wire::Failure;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+use crate::api::transport::Requests;
+
+/// Content type of the text format of `OpenMetrics`.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// One address space on this node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpaceSummary {
+    /// Blocks that the node has.
+    pub blocks: u64,
+    /// Their addresses.
+    pub addresses: u64,
+    /// Leases in them.
+    pub used: u64,
+    /// Leases in blocks that the node lost.
+    pub conflicts: u64,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics {
+    spaces: BTreeMap<AddressSpace, SpaceSummary>,
+    claims: BTreeMap<&'static str, u64>,
+    claim_time: Duration,
+    /// Blocks that were lost while they had leases.
+    pub lost_blocks: u64,
+    /// Why the API is not watched, while it is not.
+    pub interrupted: Option<String>,
+}
+
+impl Metrics {
+    /// Of a broker that has not reached the API yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            interrupted: Some("not read yet".to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// Replaces what is said of a space.
+    pub fn space(&mut self, space: &AddressSpace, summary: SpaceSummary) {
+        self.spaces.insert(space.clone(), summary);
+    }
+
+    /// Counts a question and how long its answer took.
+    pub fn claim<T>(&mut self, result: &Result<T, Failure>, took: Duration) {
+        let result = match result {
+            Ok(_) => "granted",
+            Err(failure) => match failure.kind {
+                node_wire::FailureKind::Exhausted => "exhausted",
+                node_wire::FailureKind::HeldByAnotherNode => "held_by_another_node",
+                node_wire::FailureKind::ClusterUnavailable => "cluster_unavailable",
+                node_wire::FailureKind::Mismatch => "mismatch",
+                _ => "refused",
+            },
+        };
+        *self.claims.entry(result).or_default() += 1;
+        self.claim_time = self.claim_time.saturating_add(took);
+    }
+
+    /// The text.
+    ///
+    /// # Errors
+    /// Formatting into memory does not fail.
+    pub fn render(&self, requests: Requests) -> Result<String, fmt::Error> {
+        let mut registry = Registry::with_prefix("rdma_ipam_broker");
+        let metrics = self.clone();
+        registry.register_collector(Box::new(Of { metrics, requests }));
+        let mut text = String::new();
+        text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    /// The same as a document, for the file that `rdma-ipam` reads.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let spaces = self.spaces.iter().map(|(space, of)| {
+            json!({
+                "store": space.store, "networkName": space.network_name, "blocks": of.blocks,
+                "addresses": of.addresses, "used": of.used, "conflicts": of.conflicts,
+            })
+        });
+        json!({
+            "version": 1,
+            "interrupted": self.interrupted,
+            "lostBlocks": self.lost_blocks,
+            "conflicts": self.spaces.values().map(|of| of.conflicts).sum::<u64>(),
+            "spaces": spaces.collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Of {
+    metrics: Metrics,
+    requests: Requests,
+}
+
+type Sample = (Vec<(&'static str, String)>, f64);
+
+impl Of {
+    fn families(&self) -> Vec<(&'static str, &'static str, bool, Vec<Sample>)> {
+        let of_space = |value: fn(&SpaceSummary) -> u64| -> Vec<Sample> {
+            let spaces = self.metrics.spaces.iter();
+            spaces
+                .map(|(space, summary)| {
+                    let name = space.network_name.clone().unwrap_or_default();
+                    let labels = vec![("store", space.store.clone()), ("network_name", name)];
+                    (labels, number(value(summary)))
+                })
+                .collect()
+        };
+        let plain = |value: f64| vec![(Vec::new(), value)];
+        let claims = self.metrics.claims.iter();
+        let claims =
+            claims.map(|(result, count)| (vec![("result", (*result).to_owned())], number(*count)));
+        let requests = self.requests.iter().map(|((verb, code), count)| {
+            let labels = vec![("verb", verb.clone()), ("code", code.to_string())];
+            (labels, number(*count))
+        });
+        let watching = f64::from(u8::from(self.metrics.interrupted.is_none()));
+        let version = vec![(vec![("version", env!("CARGO_PKG_VERSION").into())], 1.0)];
+        vec![
+            (
+                "build_info",
+                "Version of the broker, always 1",
+                false,
+                version,
+            ),
+            (
+                "blocks",
+                "Blocks of addresses that the node has",
+                false,
+                of_space(|of| of.blocks),
+            ),
+            (
+                "addresses",
+                "Addresses of these blocks",
+                false,
+                of_space(|of| of.addresses),
+            ),
+            (
+                "used_addresses",
+                "Leases in these blocks",
+                false,
+                of_space(|of| of.used),
+            ),
+            (
+                "conflicts",
+                "Leases in blocks that the node lost: another node may give the same addresses",
+                false,
+                of_space(|of| of.conflicts),
+            ),
+            (
+                "lost_blocks",
+                "Blocks that the node lost while it had leases in them",
+                true,
+                plain(number(self.metrics.lost_blocks)),
+            ),
+            (
+                "claims",
+                "Questions of ADDs for a block, by result",
+                true,
+                claims.collect(),
+            ),
+            (
+                "claim_duration_seconds",
+                "Duration of all these questions together",
+                true,
+                plain(self.metrics.claim_time.as_secs_f64()),
+            ),
+            (
+                "api_requests",
+                "Requests to the Kubernetes API; code 0 is no answer",
+                true,
+                requests.collect(),
+            ),
+            (
+                "api_watched",
+                "1 while the node's blocks are watched in the Kubernetes API",
+                false,
+                plain(watching),
+            ),
+        ]
+    }
+}
+
+impl Collector for Of {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, counter, samples) in self.families() {
+            if samples.is_empty() {
+                continue;
+            }
+            let kind = match counter {
+                true => MetricType::Counter,
+                false => MetricType::Gauge,
+            };
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for (labels, value) in &samples {
+                if labels.is_empty() {
+                    write(counter, *value, family)?;
+                    break;
+                }
+                write(counter, *value, family.encode_family(labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write(counter: bool, value: f64, encoder: MetricEncoder<'_>) -> fmt::Result {
+    match counter {
+        true => ConstCounter::new(value).encode(encoder),
+        false => ConstGauge::new(value).encode(encoder),
+    }
+}
+
+/// Exact up to 2^53, which no count here reaches.
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+fn number(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use node_wire::FailureKind;
+
+    #[test]
+    fn metrics_have_their_documented_names() {
+        let mut metrics = Metrics::default();
+        let space = AddressSpace::new("default", Some("blue"));
+        metrics.space(
+            &space,
+            SpaceSummary {
+                blocks: 2,
+                addresses: 32,
+                used: 5,
+                conflicts: 1,
+            },
+        );
+        metrics.claim(&Ok(()), Duration::from_millis(500));
+        let failure = Failure::new(FailureKind::Exhausted, "full");
+        metrics.claim::<()>(&Err(failure), Duration::from_millis(500));
+        let requests = Requests::from([(("POST".to_owned(), 201), 3)]);
+        let text = metrics.render(requests).unwrap();
+        for line in [
+            "rdma_ipam_broker_blocks{store=\"default\",network_name=\"blue\"} 2",
+            "rdma_ipam_broker_conflicts{store=\"default\",network_name=\"blue\"} 1",
+            "rdma_ipam_broker_claims_total{result=\"exhausted\"} 1",
+            "rdma_ipam_broker_claim_duration_seconds_total 1",
+            "rdma_ipam_broker_api_requests_total{verb=\"POST\",code=\"201\"} 3",
+            "rdma_ipam_broker_api_watched 1",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert_eq!(metrics.to_json()["conflicts"], 1);
+    }
+}

@@ -1,0 +1,257 @@
+//! What of the node's blocks is leased, read from the local store when that changed; and claiming
+//! ahead of need.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipam::store::{BlockStamp, Pool, Store, StoreError};
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use node::random::random64;
+use node_wire::{Failure, FailureKind};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::claim::{Effort, RangeKey, TIMEOUT, bits};
+use super::{Worker, size};
+use crate::api::{ApiError, Changed};
+use crate::decide::supply::{OwnBlock, RangeUse};
+
+/// A range counts as in use for so long after the last ADD of it: a day, in seconds.
+const IN_USE_SECONDS: i64 = 86_400;
+/// Of how long ago the use of a range is compared with.
+const GROWTH_TIME: Duration = Duration::from_secs(10);
+/// How often the ranges in use are read from the store.
+const RANGES_INTERVAL: Duration = Duration::from_secs(30);
+/// How long nothing is claimed ahead for a range that has no free block.
+const NONE_FREE_TIME: Duration = Duration::from_secs(60);
+/// A block that came just now is not given back, though it is empty: an ADD waits for it.
+const NEW_TIME: Duration = Duration::from_secs(10);
+/// How often the API is told how full a block is, at most.
+const NOTE_INTERVAL: Duration = Duration::from_secs(300);
+
+/// What of a block was in use when its directories had a stamp.
+#[derive(Debug)]
+pub(super) struct Known {
+    stamp: Option<BlockStamp>,
+    pub(super) held: Vec<IpAddr>,
+    cooling_down: usize,
+}
+
+/// Ranges that ADDs of this node use.
+#[derive(Debug, Default)]
+pub(super) struct Ranges {
+    read: Option<Instant>,
+    in_use: Vec<RangeKey>,
+    history: BTreeMap<RangeKey, VecDeque<(Instant, u128)>>,
+    none_free_until: BTreeMap<RangeKey, Instant>,
+    exhausted: Option<(RangeKey, Instant, Failure)>,
+}
+
+impl Ranges {
+    pub(super) fn exhausted(&self, range: &RangeKey) -> Option<(Instant, &Failure)> {
+        let (of, at, failure) = self.exhausted.as_ref()?;
+        (of == range).then_some((*at, failure))
+    }
+
+    pub(super) fn note_exhausted(&mut self, range: &RangeKey, failure: Failure) {
+        self.exhausted = Some((range.clone(), Instant::now(), failure));
+    }
+
+    fn used_before(&mut self, range: &RangeKey, used: u128) -> u128 {
+        let history = self.history.entry(range.clone()).or_default();
+        history.push_back((Instant::now(), used));
+        while history
+            .get(1)
+            .is_some_and(|(at, _)| at.elapsed() >= GROWTH_TIME)
+        {
+            history.pop_front();
+        }
+        history.front().map_or(used, |(_, used)| *used)
+    }
+}
+
+fn range_of(pool: &Pool) -> Option<RangeKey> {
+    Some(RangeKey {
+        v4: pool.range.is_ipv4(),
+        spans: pool
+            .spans
+            .iter()
+            .map(|(first, last)| (bits(*first), bits(*last)))
+            .collect(),
+    })
+}
+
+impl Worker {
+    /// Reads what of the blocks is leased, as far as that changed.
+    pub(super) fn refresh(&mut self, store: Option<&Store>) -> Result<(), StoreError> {
+        let name = self.space.network_name.as_deref();
+        let now = Timestamp::now().as_second();
+        for (network, own) in &mut self.own {
+            let Some(store) = store else {
+                own.usage = Some(Known {
+                    stamp: None,
+                    held: Vec::new(),
+                    cooling_down: 0,
+                });
+                own.empty_since.get_or_insert_with(Instant::now);
+                continue;
+            };
+            let stamp = store.block_stamp(name, *network)?;
+            let known = own.usage.as_ref();
+            if known.is_some_and(|known| {
+                known.stamp.as_ref() == Some(&stamp) && known.cooling_down == 0
+            }) {
+                continue;
+            }
+            let used = store.block_use(name, *network)?;
+            let is_empty = used.held.is_empty() && used.cooling_down == 0;
+            own.usage = Some(Known {
+                stamp: stamp.is_settled(now).then_some(stamp),
+                held: used.held,
+                cooling_down: used.cooling_down,
+            });
+            match is_empty {
+                true => drop(own.empty_since.get_or_insert_with(Instant::now)),
+                false => own.empty_since = None,
+            }
+        }
+        if self
+            .ranges
+            .read
+            .is_none_or(|read| read.elapsed() >= RANGES_INTERVAL)
+            && let Some(store) = store
+        {
+            self.ranges.in_use = store
+                .pools()?
+                .iter()
+                .filter(|pool| pool.network_name == self.space.network_name)
+                .filter(|pool| now.saturating_sub(pool.used) < IN_USE_SECONDS)
+                .filter_map(range_of)
+                .collect();
+            self.ranges.read = Some(Instant::now());
+        }
+        let lost: Vec<IpNetwork> = self.lost.keys().copied().collect();
+        for network in lost {
+            let held = match store {
+                Some(store) => store.block_use(name, network)?.held.len(),
+                None => 0,
+            };
+            match held {
+                0 => drop(self.lost.remove(&network)),
+                held => drop(self.lost.insert(network, held)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the node has of each range in use.
+    pub(super) fn range_uses(&mut self) -> Vec<(RangeKey, RangeUse)> {
+        let ranges = self.ranges.in_use.clone();
+        let mut uses = Vec::new();
+        for range in ranges {
+            let blocks = self.blocks_of(&range);
+            let granted = self.grants.networks();
+            let own = granted
+                .iter()
+                .map(|network| (*network, range.within(*network)));
+            let own: Vec<(IpNetwork, u128)> = own.filter(|(_, size)| *size > 0).collect();
+            let held = own
+                .iter()
+                .filter_map(|(network, _)| self.own.get(network)?.usage.as_ref())
+                .flat_map(|known| &known.held)
+                .filter(|address| range.has(**address))
+                .count() as u128;
+            let block_size = blocks.nth(0).map_or(1, |block| u128::from(size(block)));
+            uses.push((
+                range.clone(),
+                RangeUse {
+                    blocks: own,
+                    used: held,
+                    used_before: self.ranges.used_before(&range, held),
+                    block_size,
+                    single: blocks.are_below(self.length),
+                },
+            ));
+        }
+        uses
+    }
+
+    /// The node's blocks, for the decision which to give back.
+    pub(super) fn own_blocks(&self) -> Vec<OwnBlock> {
+        let settled = self.own.iter().filter(|(_, own)| own.doubt.is_none());
+        settled
+            .map(|(network, own)| OwnBlock {
+                block: *network,
+                empty_for: own
+                    .empty_since
+                    .filter(|_| own.granted.elapsed() >= NEW_TIME)
+                    .map(|since| since.elapsed()),
+                // A static address is nobody's once its pod has ended.
+                wanted: own.object.spec.wanted_by.is_some()
+                    || (own.empty_since.is_some() && self.is_static(*network)),
+            })
+            .collect()
+    }
+
+    /// Claims blocks for ranges that are nearly full.
+    pub(super) async fn claim_ahead(&mut self) -> Result<(), Failure> {
+        for (range, used) in self.range_uses() {
+            let paused = self.ranges.none_free_until.get(&range);
+            if paused.is_some_and(|until| *until > Instant::now()) {
+                continue;
+            }
+            for _ in 0..used.ahead() {
+                let deadline = Instant::now() + TIMEOUT;
+                let claimed = match self.claim(&range, Effort::Free, deadline).await {
+                    Err(failure) if failure.kind == FailureKind::Exhausted => None,
+                    other => other?,
+                };
+                if claimed.is_none() {
+                    let jitter = Duration::from_millis(random64() % 30_000);
+                    let until = Instant::now() + NONE_FREE_TIME + jitter;
+                    self.ranges.none_free_until.insert(range.clone(), until);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the API how full the blocks are, where that changed by more than an eighth.
+    pub(super) async fn note_usage(&mut self) -> Result<(), ApiError> {
+        let mut due = Vec::new();
+        for (network, own) in &self.own {
+            let Some(known) = own.usage.as_ref().filter(|_| own.doubt.is_none()) else {
+                continue;
+            };
+            let (used, all) = (known.held.len() as u64, size(*network));
+            let is_due = match own.noted {
+                None => own.granted.elapsed() >= NEW_TIME,
+                Some((noted, at)) => {
+                    at.elapsed() >= NOTE_INTERVAL
+                        && (used.abs_diff(noted) > all / 8 || (used == 0) != (noted == 0))
+                }
+            };
+            if is_due {
+                due.push((*network, used, all));
+            }
+        }
+        for (network, used, all) in due {
+            let Some(own) = self.own.get(&network) else {
+                continue;
+            };
+            let status = json!({"used": used, "free": all.saturating_sub(used)});
+            let metadata = own.object.metadata.clone();
+            let noted = self.shared.client.note_in_block(&metadata, status).await?;
+            if let Some(own) = self.own.get_mut(&network) {
+                own.noted = Some((used, Instant::now()));
+                if let Changed::Done(object) = noted {
+                    own.object = object;
+                }
+            }
+        }
+        Ok(())
+    }
+}

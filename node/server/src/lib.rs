@@ -1,0 +1,12 @@
+//! What the programs that serve a node's other programs share: the device plugin's daemon and the
+//! broker.
+//!
+//! - [`socket`]: a unix socket on which root asks one question a connection;
+//! - [`http`]: probes and metrics;
+//! - [`log`]: log lines on stderr.
+
+#![forbid(unsafe_code)]
+
+pub mod http;
+pub mod log;
+pub mod socket;
