@@ -11,7 +11,7 @@ TARGET ?= $(shell uname -m)-unknown-linux-musl
 PROFILE ?= release
 # Where the programs are left, and where every test finds them.
 BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
-PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam
+PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker
 CARGO ?= cargo
 
 export RDMA_BIN_DIR := $(abspath $(BIN_DIR))
@@ -21,7 +21,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
-build: ## the three node programs, static, into dist/ (PROFILE=quick: into target/bin-quick/)
+build: ## the node programs, static, into dist/ (PROFILE=quick: into target/bin-quick/)
 	@set -e; target=$(TARGET); \
 	has_std() { [ -d "$$(rustc --print target-libdir --target "$$1" 2>/dev/null)" ]; }; \
 	has_std "$$target" || rustup target add "$$target" || true; \
@@ -72,13 +72,13 @@ bench-device-plugin: build ## start, memory, list and Allocate of the daemon, ag
 	tests/bench/device-plugin
 
 .PHONY: image image-check
-image: build ## OCI image of the three programs, without a Docker daemon, as dist/image.tar
+image: build ## OCI image of the node programs, without a Docker daemon, as dist/image.tar
 	manifests/image/build
 image-check: ## unpack dist/image.tar and run what is in it
 	manifests/image/check
 
 .PHONY: pages
-pages: ## manual pages and completions of the three programs, into dist/pages/
+pages: ## manual pages and completions of the node programs, into dist/pages/
 	$(CARGO) run --quiet --locked --package pages -- dist/pages
 	@ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
 

@@ -156,7 +156,7 @@ def agreement(documents):
                 if "/rdma-device-plugin:" in container["image"]:
                     if not container["image"].endswith(f":{version}"):
                         yield f"{name_of(document)}: image {container['image']}, but this is version {version}"
-                    if container["args"][0] == "run" and not spec.get("hostNetwork"):
+                    if container.get("args", [""])[0] == "run" and not spec.get("hostNetwork"):
                         yield f"{name_of(document)}: the daemon outside the node's network sees no netdev"
             yield from (f"{name_of(document)}: {text}" for text in asks(metadata, containers, networks))
 
@@ -249,7 +249,7 @@ def wrong_in(what, documents, problems):
 
 def main():
     command = renderer()
-    missing = [p for p in ("rdma-device-plugin", "rdma-netdev", "rdma-ipam") if not (PROGRAMS / p).exists()]
+    missing = [p for p in ("rdma-device-plugin", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker") if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
     wrong = 0

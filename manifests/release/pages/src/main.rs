@@ -1,4 +1,4 @@
-//! Writes the manual pages and completions of the three programs, from their own command lines:
+//! Writes the manual pages and completions of the node programs, from their own command lines:
 //! `pages DIRECTORY`. The programs know nothing of it, since every byte of a CNI program is read
 //! for each interface of a pod.
 
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         rdma_device_plugin::cli::command(),
         rdma_netdev::admin::command(),
         ipam::admin::command(),
+        rdma_ipam_broker::cli::command(),
     ];
     for program in programs {
         if let Err(error) = write(program, Path::new(&directory)) {
