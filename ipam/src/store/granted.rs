@@ -298,7 +298,7 @@ impl Store {
             let shard = name::shard(block.is_ipv4(), number);
             let dir = self.open_below(&["leases", &space, &shard])?;
             let stat = dir.map(|dir| dir.stat_self()).transpose()?;
-            times.push(stat.map(|stat| (stat.st_mtime.into(), stat.st_mtime_nsec.into())));
+            times.push(stat.map(|stat| (stat.st_mtime, stat.st_mtime_nsec)));
         }
         Ok(BlockStamp { times })
     }

@@ -853,6 +853,7 @@ mod tests {
                 .map(|(first, last)| (first.parse().unwrap(), last.parse().unwrap()))
                 .collect(),
             address: None,
+            single: false,
             count: 1,
         }
     }

@@ -1,5 +1,12 @@
 //! Brokers of several nodes, their ADDs and DELs, against a model: no address is given to two pods, and
 //! none is lost, whatever is killed or unanswered at whichever step.
+#![allow(
+    clippy::allow_attributes,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "every line here is a test, which clippy cannot see in functions of their own"
+)]
 
 mod api;
 
@@ -29,7 +36,7 @@ const NODES: usize = 3;
 /// A machine: its files outlive its broker, and even its Node object.
 struct Machine {
     name: String,
-    place: TempDir,
+    _place: TempDir,
     policy: Policy,
     running: Option<(Asker, JoinHandle<()>, CancellationToken)>,
     /// Addresses by container, as ADDs answered.
@@ -61,7 +68,7 @@ impl Machine {
         policy.ipam.cooldown = Duration::ZERO;
         Self {
             name: format!("n{number}"),
-            place,
+            _place: place,
             policy,
             running: None,
             pods: BTreeMap::new(),
