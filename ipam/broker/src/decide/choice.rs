@@ -100,7 +100,7 @@ mod tests {
                 .wrapping_add(1);
             state
         };
-        let even = |block: IpNetwork| ipam_bits(block) / 64 % 2 == 0;
+        let even = |block: IpNetwork| (ipam_bits(block) / 64).is_multiple_of(2);
         let drawn = draw(&blocks, even, random).unwrap();
         assert!(!even(drawn));
         assert_eq!(draw(&blocks, |_| true, || 7), None);

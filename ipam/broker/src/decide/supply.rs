@@ -218,11 +218,12 @@ mod tests {
             blocks in proptest::collection::vec((proptest::option::of(0u64..1200), any::<bool>()), 0..12),
             used in 0u128..16,
         ) {
-            let own: Vec<OwnBlock> = blocks.iter().enumerate()
-                .map(|(number, (empty, wanted))| super::tests::own(number as u8, *empty, *wanted))
+            let own: Vec<OwnBlock> = (0u8..).zip(&blocks)
+                .map(|(number, (empty, wanted))| super::tests::own(number, *empty, *wanted))
                 .collect();
+            let count = u8::try_from(own.len()).unwrap();
             let held = own.iter().filter(|one| one.empty_for.is_none()).count() as u128;
-            let before = RangeUse { used: used * held, ..range(own.len() as u8, 0, 0) };
+            let before = RangeUse { used: used * held, ..range(count, 0, 0) };
             let returns = returns(&own, std::slice::from_ref(&before), EMPTY_TIME);
             let mut after = before.clone();
             for block in &returns.give_back {

@@ -223,6 +223,8 @@ impl Machine {
 #[derive(Debug, Clone)]
 enum Step {
     Add(usize),
+    /// On all nodes at one time, so many on each.
+    AddAll(usize),
     Del(usize, usize),
     Kill(usize),
     Start(usize),
@@ -243,6 +245,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     prop_oneof![
         12 => (0..NODES).prop_map(Step::Add),
+        6 => (1usize..12).prop_map(Step::AddAll),
         8 => (0..NODES, any::<usize>()).prop_map(|(node, which)| Step::Del(node, which)),
         2 => (0..NODES).prop_map(Step::Kill),
         4 => (0..NODES).prop_map(Step::Start),
@@ -274,6 +277,23 @@ async fn run(steps: Vec<Step>) {
     for step in steps {
         match step {
             Step::Add(node) => drop(machines[node].add().await),
+            Step::AddAll(count) => {
+                let adds = machines.iter_mut().map(async |machine| {
+                    for _ in 0..count {
+                        let _ = machine.add().await;
+                    }
+                    // Their blocks are empty now and then, while others ask for them.
+                    for which in 0..count {
+                        machine.del(which);
+                        let _ = machine.add().await;
+                    }
+                    while machine.pods.len() > 8 {
+                        machine.del(0);
+                        tokio::task::yield_now().await;
+                    }
+                });
+                futures_util::future::join_all(adds).await;
+            }
             Step::Del(node, which) => machines[node].del(which),
             Step::Kill(node) => machines[node].kill().await,
             Step::Start(node) => machines[node].start(&api),
