@@ -193,7 +193,12 @@ async fn serve(
     let (events, mut news) = mpsc::channel(64);
     let mut watching = None;
     if !stores.is_empty() {
-        let watch = watch::run(settings.client, settings.node, events);
+        let watch = watch::run(
+            settings.client,
+            settings.node,
+            events,
+            settings.timing.retry,
+        );
         watching = Some(tokio::task::spawn_local(watch));
     }
     let mut status = StatusFile::new(directory.join(STATUS));

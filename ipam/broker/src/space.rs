@@ -44,8 +44,8 @@ use crate::metrics::Metrics;
 
 /// How long an event of an object that this node removed may come late.
 const LATE_EVENTS: Duration = Duration::from_secs(3600);
-/// The longest wait before work in the background is tried again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The longest wait before work in the background is tried again, in ticks.
+const LONGEST_PAUSE_TICKS: u32 = 30;
 
 /// How long things take; shorter in tests.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +57,12 @@ pub struct Timing {
     pub new: Duration,
     /// How long a block is empty before the node gives it back unasked.
     pub empty: Duration,
+    /// How long other nodes have to give a block back that they were asked for.
+    pub ask: Duration,
+    /// How long a question may take. An ADD waits five seconds for all of its questions.
+    pub question: Duration,
+    /// The longest wait before the API is tried again.
+    pub retry: Duration,
 }
 
 impl Default for Timing {
@@ -65,6 +71,9 @@ impl Default for Timing {
             tick: Duration::from_secs(2),
             new: Duration::from_secs(10),
             empty: Duration::from_secs(600),
+            ask: Duration::from_secs(2),
+            question: Duration::from_millis(4500),
+            retry: Duration::from_secs(30),
         }
     }
 }
@@ -310,7 +319,7 @@ impl Worker {
                 let next = self
                     .asked
                     .iter()
-                    .map(|asked| asked.at + claim::TIMEOUT)
+                    .map(|asked| asked.at + self.shared.timing.question)
                     .min();
                 tokio::select! {
                     message = messages.recv() => match message {
@@ -369,12 +378,8 @@ impl Worker {
             }
             Err(why) => {
                 self.failures = self.failures.saturating_add(1);
-                let pause = self
-                    .shared
-                    .timing
-                    .tick
-                    .saturating_mul(1 << self.failures.min(6));
-                self.paused_until = Some(Instant::now() + pause.min(LONGEST_PAUSE));
+                let ticks = (1u32 << self.failures.min(6)).min(LONGEST_PAUSE_TICKS);
+                self.paused_until = Some(Instant::now() + self.shared.timing.tick * ticks);
                 tracing::warn!(space = %self.space, error = why, "cannot care for the node's blocks of addresses");
             }
         }

@@ -22,10 +22,8 @@ use super::transport::ApiError;
 const WATCH_SECONDS: std::ops::Range<u64> = 480..720;
 /// How long after its end a watch is given up that the server does not end.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
-/// The wait after the first failure; it doubles up to the longest.
+/// The wait after the first failure; it doubles up to the longest that [`run`] is told.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// The longest wait after failures.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// What happened to a block of this node.
 #[derive(Debug)]
@@ -55,8 +53,8 @@ enum End {
     Unwanted,
 }
 
-/// Sends events until the receiver is dropped.
-pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>) {
+/// Sends events until the receiver is dropped. After failures it waits at most `longest`.
+pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>, longest: Duration) {
     let mut failures = 0u32;
     loop {
         let mut blocks = Vec::new();
@@ -70,7 +68,7 @@ pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>) {
                 if events.send(Event::Listed(blocks)).await.is_err() {
                     return;
                 }
-                follow(&client, &node, version, &events, &mut failures).await
+                follow(&client, &node, version, &events, &mut failures, longest).await
             }
         };
         let failure = match end {
@@ -85,7 +83,7 @@ pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>) {
         if events.send(Event::Interrupted(failure)).await.is_err() {
             return;
         }
-        tokio::time::sleep(wait(failures.max(1), random64())).await;
+        tokio::time::sleep(wait(failures.max(1), longest, random64())).await;
     }
 }
 
@@ -96,6 +94,7 @@ async fn follow(
     mut version: String,
     events: &mpsc::Sender<Event>,
     failures: &mut u32,
+    longest: Duration,
 ) -> End {
     loop {
         match watch(client, node, &mut version, events, failures).await {
@@ -106,7 +105,7 @@ async fn follow(
                 if events.send(Event::Interrupted(why)).await.is_err() {
                     return End::Unwanted;
                 }
-                tokio::time::sleep(wait(*failures, random64())).await;
+                tokio::time::sleep(wait(*failures, longest, random64())).await;
             }
             end => return end,
         }
@@ -219,11 +218,11 @@ fn read(line: &[u8]) -> Result<News, serde_json::Error> {
     }))
 }
 
-/// How long to wait after so many failures in a row, by a random number: brokers that lost one server
+/// How long to wait after so many failures in a row, at most, by a random number: brokers that lost one server
 /// at one time do not come back at one time.
-fn wait(failures: u32, random: u64) -> Duration {
+fn wait(failures: u32, longest: Duration, random: u64) -> Duration {
     let doubled = FIRST_WAIT.saturating_mul(1 << failures.saturating_sub(1).min(10));
-    let longest = u64::try_from(doubled.min(LONGEST_WAIT).as_millis()).unwrap_or(u64::MAX);
+    let longest = u64::try_from(doubled.min(longest).as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis(longest / 2 + random % (longest / 2 + 1))
 }
 
@@ -279,15 +278,20 @@ mod tests {
         assert!(read(b"{").is_err());
     }
 
+    const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
     #[test]
     fn waits_double_and_differ_and_end_at_the_longest() {
-        assert!(wait(1, 0) >= FIRST_WAIT / 2 && wait(1, u64::MAX) <= FIRST_WAIT);
+        assert!(
+            wait(1, LONGEST_WAIT, 0) >= FIRST_WAIT / 2
+                && wait(1, LONGEST_WAIT, u64::MAX) <= FIRST_WAIT
+        );
         for failures in 1..200 {
             for random in [0, 1, 12_345, u64::MAX] {
-                assert!(wait(failures, random) <= LONGEST_WAIT);
+                assert!(wait(failures, LONGEST_WAIT, random) <= LONGEST_WAIT);
             }
         }
-        assert!(wait(100, 0) >= LONGEST_WAIT / 2);
-        assert_ne!(wait(5, 17), wait(5, 4711));
+        assert!(wait(100, LONGEST_WAIT, 0) >= LONGEST_WAIT / 2);
+        assert_ne!(wait(5, LONGEST_WAIT, 17), wait(5, LONGEST_WAIT, 4711));
     }
 }

@@ -21,8 +21,6 @@ use crate::api::{ApiError, Changed, Created};
 use crate::decide::choice;
 use crate::decide::standing::{self, Claim, NodeState};
 
-/// How long a question may take. An ADD waits five seconds for all of its questions.
-pub(super) const TIMEOUT: Duration = Duration::from_millis(4500);
 /// After so many names that are taken the broker asks which are.
 const MOST_BLIND: usize = 3;
 /// Names drawn from those that were free, which others may take meanwhile.
@@ -31,18 +29,10 @@ const MOST_DRAWN: usize = 16;
 const MOST_BLOCKS: usize = 64;
 /// How many other nodes are asked for a block at one time.
 const MOST_ASKED: usize = 4;
-/// When it is tried whether one of them gave it back.
-const ASK_WAITS: [Duration; 4] = [
-    Duration::from_millis(200),
-    Duration::from_millis(300),
-    Duration::from_millis(500),
-    Duration::from_millis(1000),
-];
+/// When it is tried whether one of them gave it back, in tenths of the time that they have.
+const ASK_TENTHS: [u32; 4] = [1, 2, 2, 5];
 /// How long a list of nodes is good for.
 const NODES_AGE: Duration = Duration::from_secs(30);
-/// How long it is taken for granted that a range has no block.
-const EXHAUSTED_AGE: Duration = Duration::from_secs(1);
-
 /// What a range is, as a question says it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RangeKey {
@@ -163,7 +153,7 @@ impl Worker {
     pub(super) fn expire(&mut self) {
         let (late, rest): (VecDeque<Asked>, VecDeque<Asked>) = std::mem::take(&mut self.asked)
             .into_iter()
-            .partition(|asked| asked.at.elapsed() >= TIMEOUT);
+            .partition(|asked| asked.at.elapsed() >= self.shared.timing.question);
         self.asked = rest;
         for asked in late {
             let why = format!(
@@ -187,7 +177,7 @@ impl Worker {
             Ok(range) => range,
             Err(failure) => return drop(first.reply.send(Err(failure))),
         };
-        let deadline = first.at + TIMEOUT;
+        let deadline = first.at + self.shared.timing.question;
         if let Some(address) = first.need.address {
             let single = first.need.single;
             let result = self.claim_address(&range, address, single, deadline).await;
@@ -290,7 +280,7 @@ impl Worker {
         self.agree().await?;
         let blocks = self.blocks_of(range);
         if let Some((at, failure)) = self.ranges.exhausted(range)
-            && at.elapsed() < EXHAUSTED_AGE
+            && at.elapsed() < self.shared.timing.ask / 2
         {
             return Err(failure.clone());
         }
@@ -769,8 +759,8 @@ impl Worker {
         blocks: &Blocks,
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
-        for wait in ASK_WAITS {
-            let at = Instant::now() + wait;
+        for tenths in ASK_TENTHS {
+            let at = Instant::now() + self.shared.timing.ask * tenths / 10;
             if at > deadline {
                 break;
             }
@@ -793,8 +783,8 @@ impl Worker {
 
     /// Waits until one block was given back.
     async fn await_this(&mut self, block: IpNetwork, deadline: Instant) -> Result<bool, Failure> {
-        for wait in ASK_WAITS {
-            let at = Instant::now() + wait;
+        for tenths in ASK_TENTHS {
+            let at = Instant::now() + self.shared.timing.ask * tenths / 10;
             if at > deadline {
                 break;
             }

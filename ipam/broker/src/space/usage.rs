@@ -13,7 +13,7 @@ use node_wire::{Failure, FailureKind};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::claim::{Effort, RangeKey, TIMEOUT, bits};
+use super::claim::{Effort, RangeKey, bits};
 use super::{Worker, size};
 use crate::api::{ApiError, Changed};
 use crate::decide::supply::{OwnBlock, RangeUse};
@@ -201,7 +201,7 @@ impl Worker {
                 continue;
             }
             for _ in 0..used.ahead() {
-                let deadline = Instant::now() + TIMEOUT;
+                let deadline = Instant::now() + self.shared.timing.question;
                 let claimed = match self.claim(&range, Effort::Free, deadline).await {
                     Err(failure) if failure.kind == FailureKind::Exhausted => None,
                     other => other?,

@@ -98,6 +98,9 @@ impl Machine {
                 tick: Duration::from_millis(20),
                 new: Duration::from_millis(30),
                 empty: Duration::from_millis(60),
+                ask: Duration::from_millis(60),
+                question: Duration::from_millis(300),
+                retry: Duration::from_millis(100),
             },
         };
         let stop = CancellationToken::new();
@@ -361,7 +364,7 @@ fn a_replaced_machines_blocks_are_not_lost() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 40, ..ProptestConfig::default() })]
     #[test]
     fn no_address_is_given_twice_and_none_is_lost(steps in proptest::collection::vec(step(), 1..80)) {
         on_one_thread(steps);
