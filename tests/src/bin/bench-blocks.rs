@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Parser;
 use e2e::api_server::ApiServer;
+use e2e::cluster;
 use ipam::lease::Holder;
 use ipam::range::{Range, Spec};
 use ipam::store::{Need, Order, Part, Refused, Space, Store, StoreError};
@@ -26,7 +27,7 @@ use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBoun
 use node_wire::{BlockNeed, FailureKind};
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
 use rdma_ipam_broker::broker::{Asker, Settings, questions, run};
-use rdma_ipam_broker::space::Asked;
+use rdma_ipam_broker::space::{Asked, Timing};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::Receiver;
@@ -206,7 +207,13 @@ impl Crowd {
         };
         match runtime.block_on(node.asker.ask(need)) {
             Ok(_) => Ok(()),
-            Err(failure) if failure.kind == FailureKind::ClusterUnavailable => {
+            // As `rdma-ipam` tells the runtime: what these three say does not change by waiting.
+            Err(failure)
+                if !matches!(
+                    failure.kind,
+                    FailureKind::Exhausted | FailureKind::HeldByAnotherNode | FailureKind::Mismatch
+                ) =>
+            {
                 ensure!(Instant::now() < until, "{}: {failure}", node.name);
                 self.retries.fetch_add(1, Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(100));
@@ -281,7 +288,6 @@ fn trouble(server: &mut ApiServer, crowd: &Crowd, adds: u64, over: &AtomicBool) 
     thread::sleep(Duration::from_secs(1));
     server.start_etcd()?;
     reached(7);
-    server.compact()?;
     server.forget_history()?;
     Ok(())
 }
@@ -310,6 +316,7 @@ fn serve(seats: Vec<Seat>, kubeconfig: &Path, stop: &CancellationToken) -> Resul
             client,
             socket: None,
             listen: Vec::new(),
+            timing: Timing::default(),
         };
         brokers.push(local.spawn_local(run(settings, seat.questions, stop.clone())));
     }
@@ -331,13 +338,6 @@ fn serve(seats: Vec<Seat>, kubeconfig: &Path, stop: &CancellationToken) -> Resul
     Ok(counts)
 }
 
-/// The API's custom resources, as they are installed.
-fn definitions() -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../manifests/overlays/kubernetes-store/crds.yaml");
-    std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
-}
-
 fn resident_kib() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -349,8 +349,7 @@ fn resident_kib() -> Result<u64> {
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let place = TempDir::new()?;
-    let mut server = ApiServer::start()?;
-    server.apply_crd(&definitions()?)?;
+    let mut server = cluster::api_server()?;
     let (mut nodes, mut seats) = (Vec::new(), Vec::new());
     for number in 0..arguments.nodes {
         let name = format!("node-{number}");
