@@ -27,6 +27,7 @@ use node_wire::{BlockNeed, FailureKind};
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
 use rdma_ipam_broker::broker::{Asker, Settings, questions, run};
 use rdma_ipam_broker::space::Asked;
+use rdma_ipam_broker::space::Timing;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::Receiver;
@@ -310,6 +311,7 @@ fn serve(seats: Vec<Seat>, kubeconfig: &Path, stop: &CancellationToken) -> Resul
             client,
             socket: None,
             listen: Vec::new(),
+            timing: Timing::default(),
         };
         brokers.push(local.spawn_local(run(settings, seat.questions, stop.clone())));
     }
