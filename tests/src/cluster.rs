@@ -47,7 +47,8 @@ pub fn api_server() -> Result<ApiServer> {
 pub fn blocks(server: &ApiServer) -> Result<Vec<Value>> {
     let path = format!("/apis/rdma-netdev.io/v1alpha1/namespaces/{NAMESPACE}/addressblocks");
     let list = server.client().get(&path)?.expect_success()?;
-    Ok(list["items"].as_array().context("items")?.clone())
+    let items = list.get("items").and_then(Value::as_array);
+    Ok(items.context("items")?.clone())
 }
 
 /// The blocks that the API says a node has, sorted.
@@ -57,8 +58,8 @@ pub fn blocks(server: &ApiServer) -> Result<Vec<Value>> {
 pub fn blocks_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
     let mut found: Vec<String> = blocks(server)?
         .iter()
-        .filter(|block| block["spec"]["node"] == node)
-        .filter_map(|block| Some(block["spec"]["block"].as_str()?.to_owned()))
+        .filter(|block| block.pointer("/spec/node").is_some_and(|of| of == node))
+        .filter_map(|block| Some(block.pointer("/spec/block")?.as_str()?.to_owned()))
         .collect();
     found.sort();
     Ok(found)
@@ -94,10 +95,10 @@ impl BrokerNode {
             place,
         };
         fs::create_dir(node.path("leases"))?;
-        let mut default = json!({"type": "kubernetes", "directory": node.path("leases")});
-        for (key, value) in store.as_object().into_iter().flatten() {
-            default[key] = value.clone();
-        }
+        let mut default = serde_json::Map::new();
+        default.insert("type".to_owned(), "kubernetes".into());
+        default.insert("directory".to_owned(), json!(node.path("leases")));
+        default.extend(store.as_object().cloned().unwrap_or_default());
         let policy = json!({
             "node": name,
             "stateDir": node.path("state"),
@@ -220,10 +221,11 @@ impl BrokerNode {
             return Ok(Vec::new());
         };
         let grants: Value = serde_json::from_slice(&text)?;
-        let blocks = grants["blocks"].as_array().context("blocks")?;
+        let blocks = grants.get("blocks").and_then(Value::as_array);
+        let blocks = blocks.context("blocks")?;
         let mut blocks: Vec<String> = blocks
             .iter()
-            .filter_map(|grant| Some(grant["block"].as_str()?.to_owned()))
+            .filter_map(|grant| Some(grant.get("block")?.as_str()?.to_owned()))
             .collect();
         blocks.sort();
         Ok(blocks)

@@ -130,7 +130,7 @@ mod tests {
     const EMPTY_TIME: Duration = Duration::from_secs(600);
 
     fn network(number: u8) -> IpNetwork {
-        format!("10.0.0.{}/28", u32::from(number) * 16)
+        format!("10.0.{}.{}/28", number / 16, number % 16 * 16)
             .parse()
             .unwrap()
     }

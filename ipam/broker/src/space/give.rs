@@ -333,3 +333,171 @@ impl Worker {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::rc::Rc;
+
+    use ipam::block::AddressSpace;
+    use ipam::grants::{Grant, Grants};
+    use ipam::lease::Holder;
+    use ipam::range::{Range, Spec};
+    use ipam::store::{Order, Part, Space};
+    use node::identity::NodeIdentity;
+    use node::policy::{
+        BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
+    };
+
+    use super::*;
+    use crate::api::{Client, Endpoint, Transport};
+    use crate::metrics::Metrics;
+    use crate::space::{Shared, Timing};
+
+    /// A node with one block, whose API does not answer.
+    fn worker(place: &Path) -> Worker {
+        std::fs::create_dir_all(place.join("leases")).unwrap();
+        let blocks = BlockLength::default();
+        let store = StorePolicy {
+            directory: place.join("leases"),
+            kind: StoreKind::Kubernetes {
+                blocks,
+                static_networks: Vec::new(),
+            },
+            bounds: StoreBounds::default(),
+        };
+        let policy = Policy {
+            node: Some("n1".into()),
+            state_dir: place.join("state"),
+            stores: BTreeMap::from([("default".to_owned(), store)]),
+            ..Policy::default()
+        };
+        let endpoint = Endpoint {
+            base: "http://127.0.0.1:1".parse().unwrap(),
+            namespace: None,
+            authorities: Vec::new(),
+            certificate: None,
+            token: None,
+        };
+        let me = NodeId {
+            name: "n1".into(),
+            uid: "u1".into(),
+        };
+        let shared = Shared {
+            client: Client::new(Transport::new(endpoint).unwrap(), "test"),
+            policy,
+            root: "/".into(),
+            name: "n1".into(),
+            me: RefCell::new(Some(me.clone())),
+            nodes: RefCell::default(),
+            timing: Timing::default(),
+            metrics: RefCell::new(Metrics::new()),
+        };
+        let space = AddressSpace::new("default", None);
+        let mut worker = Worker::new(Rc::new(shared), space.clone(), blocks, Vec::new()).unwrap();
+        let now = jiff::Timestamp::now();
+        let mut object = BlockObject::new(&space, block(), &me, 1, now);
+        object.metadata.uid = "o1".into();
+        worker.keep(object);
+        worker
+    }
+
+    fn block() -> IpNetwork {
+        "10.0.0.0/28".parse().unwrap()
+    }
+
+    fn granted(worker: &Worker) -> Vec<Grant> {
+        Grants::read(&worker.directory, &worker.space)
+            .unwrap()
+            .blocks
+    }
+
+    fn lease(worker: &Worker) {
+        let policy = &worker.shared.policy;
+        let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
+        let boot = node.boot.clone();
+        let store = Store::open(policy, "default", node, Path::new("/")).unwrap();
+        let spec = Spec {
+            range: "10.0.0.0/24",
+            ..Spec::default()
+        };
+        let part = Part {
+            interface: None,
+            range: Range::new(&spec, Profile::Strict).unwrap(),
+            slice: None,
+            space: Space {
+                network_name: None,
+                overlapping: true,
+            },
+            requested: None,
+        };
+        let holder = Holder {
+            network: "rail".into(),
+            pod: None,
+            container: "c1".into(),
+            interface: "net1".into(),
+            node: "n1".into(),
+            machine: String::new(),
+            boot,
+            netns: None,
+            netns_inode: None,
+            device: None,
+        };
+        let order = Order {
+            holder,
+            profile: Profile::Strict,
+            parts: vec![part],
+        };
+        store.take(&order).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_came_after_the_decision_keeps_the_block() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        worker.refresh(None).unwrap();
+        assert!(worker.own_blocks().iter().all(|own| own.block == block()));
+        lease(&worker);
+        worker.give_back(block()).await.unwrap();
+        assert_eq!(granted(&worker).len(), 1);
+        assert!(
+            worker.shared.client.transport().requests().is_empty(),
+            "nothing was removed"
+        );
+        assert_eq!(worker.own[&block()].empty_since, None);
+    }
+
+    #[tokio::test]
+    async fn a_block_whose_removal_has_no_answer_is_not_granted_until_there_is_one() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        worker.give_back(block()).await.unwrap_err();
+        assert_eq!(granted(&worker), []);
+        assert_eq!(worker.own[&block()].doubt, Some(Doubt::Removed));
+        // An event from before, or the next list, does not change that.
+        let object = worker.own[&block()].object.clone();
+        worker.changed(object.clone()).await;
+        worker.all_listed(vec![object]).await;
+        assert_eq!(granted(&worker), []);
+        assert_eq!(worker.own[&block()].doubt, Some(Doubt::Removed));
+    }
+
+    #[tokio::test]
+    async fn late_news_of_a_block_that_was_given_back_is_not_believed() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        let object = worker.own[&block()].object.clone();
+        worker.note_removed(object.metadata.uid.clone(), None);
+        worker.own.remove(&block());
+        worker.revoke(block()).unwrap();
+        worker.changed(object.clone()).await;
+        assert_eq!(granted(&worker), []);
+        // The same block under another object was claimed anew.
+        let mut anew = object;
+        anew.metadata.uid = "o2".into();
+        worker.changed(anew).await;
+        assert_eq!(granted(&worker).len(), 1);
+    }
+}
