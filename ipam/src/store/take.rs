@@ -4,7 +4,7 @@
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
 //! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
-use super::allocate::{Goal, Made, Search, Survey, Want};
+use super::allocate::{Goal, Made, Proposed, Search, Survey, Want};
 use super::dir::Meta;
 use super::owner::{Content, Owned};
 use super::previous::PreviousLease;
@@ -119,6 +119,9 @@ impl Part {
 struct Attached {
     /// Leases of records that no part has claimed yet, by the part that they were taken for.
     there: Vec<There>,
+    /// Leases that it had in an earlier boot or in another network namespace, which were
+    /// released just now, by the part that they were taken for.
+    previous: Vec<(usize, Lease)>,
     made: Made,
 }
 
@@ -222,7 +225,7 @@ impl Store {
             }
         }
         let holder = of.made.holder().clone();
-        self.set_goals(order.profile, &mut missing, &holder)?;
+        self.set_goals(order.profile, &mut missing, &holder, &of.previous)?;
         let searches = missing.iter().map(|missing| {
             let want = missing.part.want(&missing.range, &holder);
             Search::new(self, want, missing.goal, missing.number)
@@ -244,13 +247,15 @@ impl Store {
         }
     }
 
-    /// What is looked for: the address that was asked for; that of the pod's previous
-    /// sandbox, where that may be taken over; else the lowest that is free.
+    /// What is looked for: the address that was asked for; that of the attachment's earlier
+    /// boot or network namespace; that of the pod's previous sandbox, where that may be taken
+    /// over; else the lowest that is free.
     fn set_goals(
         &self,
         profile: Profile,
         missing: &mut [Missing<'_>],
         holder: &Holder,
+        earlier: &[(usize, Lease)],
     ) -> Result<(), Refused> {
         // All are found before any is released: a record that loses one loses its hint.
         let mut found: Vec<(usize, PreviousLease)> = Vec::new();
@@ -262,6 +267,14 @@ impl Store {
             };
             if let Some(address) = missing.part.requested {
                 missing.goal = Goal::This(address);
+                continue;
+            }
+            let (part, range) = (missing.part, &missing.range);
+            let mut earlier = earlier.iter().filter(|(of, _)| *of == number);
+            if let Some((_, lease)) = earlier
+                .find(|(_, lease)| part.is_of(range, lease) && part.wants(profile, range, lease))
+            {
+                missing.goal = Goal::Rather(lease.address);
                 continue;
             }
             let want = missing.part.want(&missing.range, holder);
@@ -285,26 +298,45 @@ impl Store {
         Ok(())
     }
 
-    /// Whether [`Store::take`] would find an address for a part now. Takes nothing, no
+    /// Whether [`Store::take`] would find an address for each part now. Takes nothing, no
     /// slice either.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`] or [`StoreError::SliceExhausted`], or what kept it from
-    /// being read.
-    pub fn room(&self, part: &Part, holder: &Holder) -> Result<(), StoreError> {
-        let slice = self.slice_of_part_to_come(part)?;
-        let range = part.cut_to(slice);
-        self.has_room(&part.want(&range, holder))
-            .map_err(|error| name_slice(error, slice))
+    /// [`StoreError::Exhausted`] or [`StoreError::SliceExhausted`] of the first part that
+    /// would get none, or what kept it from being read.
+    pub fn room(&self, order: &Order) -> Result<(), Refused> {
+        let mut proposed = Proposed::default();
+        for (number, part) in order.parts.iter().enumerate() {
+            let refused = |error| Refused {
+                part: Some(number),
+                error,
+            };
+            let slice = self.slice_of_part_to_come(part).map_err(refused)?;
+            let range = part.cut_to(slice);
+            self.has_room(&part.want(&range, &order.holder), &mut proposed)
+                .map_err(|error| refused(name_slice(error, slice)))?;
+        }
+        Ok(())
     }
 
-    /// What [`Store::take`] would find on its way for a part now.
+    /// What [`Store::take`] would find on its way now, for each part.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn survey_part(&self, part: &Part, holder: &Holder) -> Result<Survey, StoreError> {
-        let range = part.cut_to(self.slice_of_part_to_come(part)?);
-        self.survey(&part.want(&range, holder))
+    pub fn survey_order(&self, order: &Order) -> Result<Vec<Survey>, Refused> {
+        let mut proposed = Proposed::default();
+        let survey = |(number, part): (usize, &Part)| {
+            let slice = self.slice_of_part_to_come(part);
+            let survey = slice.and_then(|slice| {
+                let range = part.cut_to(slice);
+                self.survey(&part.want(&range, &order.holder), &mut proposed)
+            });
+            survey.map_err(|error| Refused {
+                part: Some(number),
+                error,
+            })
+        };
+        order.parts.iter().enumerate().map(survey).collect()
     }
 
     /// The slice that this node has or would take of a part's range, if it is cut.
@@ -321,7 +353,8 @@ impl Store {
             ..order.holder.clone()
         };
         let container = &holder.container;
-        let records = without_remains(self, self.owned(container, interface)?)?;
+        let listed = self.owned(container, interface)?;
+        let (records, previous) = without_remains(self, &holder, listed)?;
         let mut there = Vec::new();
         for (index, owned) in records.iter().enumerate() {
             if let Content::Record(record, meta) = &owned.content {
@@ -339,6 +372,7 @@ impl Store {
         let count = self.owned_here(container, interface)?.len();
         Ok(Attached {
             there,
+            previous,
             made: Made::of(&holder, count),
         })
     }
@@ -400,19 +434,29 @@ fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
 }
 
 /// Drops records from the top of each directory that hold nothing: an ADD or DEL was
-/// killed there. Also those of an earlier boot, by a runtime that gives a container its ID
-/// again: reclaim would free them, with addresses that were answered once more.
-fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
-    let mut left: Vec<Owned> = Vec::new();
-    for owned in there.into_iter().rev() {
+/// killed there. Also those of an earlier boot or of another network namespace, by a runtime
+/// that gives a container its ID again: reclaim would free them, with addresses that were
+/// answered once more. Answers the other records, and the leases that were released, by their
+/// part.
+fn without_remains(
+    store: &Store,
+    holder: &Holder,
+    there: Vec<Owned>,
+) -> Result<(Vec<Owned>, Vec<(usize, Lease)>), StoreError> {
+    let (mut left, mut released): (Vec<Owned>, Vec<_>) = (Vec::new(), Vec::new());
+    for (index, owned) in there.into_iter().enumerate().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
         let first = owned.leases().first();
-        let is_over = first.is_some_and(|lease| store.is_of_an_earlier_boot(&lease.holder));
+        let is_over = first.is_some_and(|lease| {
+            let before = &lease.holder;
+            store.is_of_an_earlier_boot(before) || is_of_another_netns(before, holder)
+        });
         if !top || (!is_over && holds_for_good(store, &owned)?) {
             left.push(owned);
             continue;
         }
-        store.release(&owned, CoolDown::FromNow)?;
+        let leases = store.release(&owned, CoolDown::FromNow)?.into_iter();
+        released.extend(leases.map(|lease| (lease.part.unwrap_or(index), lease)));
         if store.still_there(&owned)? {
             return Err(StoreError::Foreign {
                 path: owned.path(),
@@ -423,7 +467,15 @@ fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, Store
         }
     }
     left.reverse();
-    Ok(left)
+    Ok((left, released))
+}
+
+/// Whether an attachment was made in another network namespace of this boot than it is made
+/// in now: at another path, or at the same path by another inode.
+fn is_of_another_netns(before: &Holder, now: &Holder) -> bool {
+    before.boot == now.boot
+        && before.netns.is_some()
+        && (&before.netns, before.netns_inode) != (&now.netns, now.netns_inode)
 }
 
 /// Whether a record holds one of its leases, after step 4 of ADD was made up for.
@@ -544,6 +596,14 @@ mod tests {
         Store::open(&policy, "default", node, root).unwrap()
     }
 
+    /// A store as programs made it that know no other format.
+    fn open_of_format_1(place: &std::path::Path) -> Store {
+        let text = r#"{"format": "rdma-ipam store", "version": 1, "id": "a1b2", "created": "2025-01-01T00:00:00Z"}"#;
+        std::fs::create_dir_all(place.join("store")).unwrap();
+        std::fs::write(place.join("store/FORMAT"), text).unwrap();
+        open(place)
+    }
+
     fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
         let spec = crate::range::Spec {
             range,
@@ -656,6 +716,67 @@ mod tests {
             );
         }
         assert_eq!(addresses(&store.take(&order).unwrap()), answered, "again");
+    }
+
+    /// As after a runtime was killed and starts the container again, without DEL.
+    #[test]
+    fn an_attachment_in_another_netns_keeps_its_addresses_and_records_that_netns() {
+        for (path, inode) in [("/run/netns/y", 7), ("/run/netns/x", 8)] {
+            for format in [1, 2] {
+                let place = tempfile::tempdir().unwrap();
+                let store = match format {
+                    1 => open_of_format_1(place.path()),
+                    _ => open(place.path()),
+                };
+                let mut order = order(vec![
+                    part(None, "10.0.0.0/24", None),
+                    part(None, "10.0.1.0/24", Some("10.0.1.9")),
+                    part(None, "10.0.0.0/24", None),
+                ]);
+                order.holder.boot.clone_from(&store.node.boot);
+                order.holder.netns = Some("/run/netns/x".into());
+                order.holder.netns_inode = Some(7);
+                let mut other = order.clone();
+                other.holder.container = "other".into();
+                other.parts.truncate(1);
+                assert_eq!(addresses(&store.take(&other).unwrap()), ["10.0.0.1"]);
+                let answered = addresses(&store.take(&order).unwrap());
+                assert_eq!(answered, ["10.0.0.2", "10.0.1.9", "10.0.0.3"]);
+                store.give_back("other", "net1", "rail0").unwrap();
+
+                order.holder.netns = Some(path.into());
+                order.holder.netns_inode = Some(inode);
+                for _ in 0..2 {
+                    assert_eq!(addresses(&store.take(&order).unwrap()), answered);
+                    let held = store.held(&order.holder.container, "net1").unwrap();
+                    assert_eq!(addresses(&held), answered);
+                    for lease in held {
+                        assert_eq!(lease.holder, order.holder, "reclaim frees it");
+                        assert_eq!(lease.generation, 2, "leased once more, not each time");
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was imported names no namespace, and another boot's is told by the boot.
+    #[test]
+    fn a_record_without_a_netns_is_of_any() {
+        let holder = |boot: &str, netns: Option<&str>| Holder {
+            boot: boot.into(),
+            netns: netns.map(str::to_owned),
+            ..previous("n1", None).holder
+        };
+        let now = holder("b", Some("/x"));
+        for (before, another) in [
+            (holder("b", Some("/x")), false),
+            (holder("b", Some("/y")), true),
+            (holder("b", None), false),
+            (holder("", Some("/y")), false),
+            (holder("a", Some("/y")), false),
+        ] {
+            assert_eq!(is_of_another_netns(&before, &now), another, "{before:?}");
+        }
     }
 
     #[test]
