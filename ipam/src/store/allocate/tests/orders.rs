@@ -4,7 +4,7 @@
 use super::*;
 
 /// Leases of one order at these addresses, each by number 1.
-fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
+pub(super) fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
     let want = want(range, holder);
     let candidate = |address: &&str| Candidate {
         address: bits(address.parse().unwrap()),
@@ -19,19 +19,19 @@ fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
 }
 
 /// A store of format 2 and an order of three that is about to be linked.
-struct Begun {
+pub(super) struct Begun {
     _place: tempfile::TempDir,
-    store: Store,
-    holder: Holder,
-    range: Range,
-    shard: Rc<Dir>,
-    claims: Vec<Claim>,
-    intent: Intent,
+    pub(super) store: Store,
+    pub(super) holder: Holder,
+    pub(super) range: Range,
+    pub(super) shard: Rc<Dir>,
+    pub(super) claims: Vec<Claim>,
+    pub(super) intent: Intent,
 }
 
 const THREE: [&str; 3] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
 
-fn begun() -> Begun {
+pub(super) fn begun() -> Begun {
     let place = tempfile::tempdir().unwrap();
     let (store, holder, range) = (open(place.path(), "n1"), holder("c1"), range("10.0.0.0/24"));
     let shard = store
@@ -57,13 +57,13 @@ fn begun() -> Begun {
 }
 
 impl Begun {
-    fn held(&self) -> Vec<String> {
+    pub(super) fn held(&self) -> Vec<String> {
         let held = self.store.held("c1", "net1").unwrap();
         held.iter().map(|lease| lease.address.to_string()).collect()
     }
 
     /// No lease entry is held by anybody, and no record is left.
-    fn nothing_is_left(&self) {
+    pub(super) fn nothing_is_left(&self) {
         let names = self.shard.names().unwrap();
         assert!(!names.iter().any(|name| name.contains('@')), "{names:?}");
         assert!(self.store.owned("c1", "net1").unwrap().is_empty());
