@@ -60,6 +60,11 @@
 //! never linked; each says which part of the order it is, and of several the last record's
 //! counts, so that the answer is the same.
 //!
+//! A record of an earlier boot or of another network namespace is released first, by DEL's
+//! steps, and its addresses are leased anew, the same ones unless another ADD was faster: a
+//! runtime started the container again without DEL, and reclaim goes by the namespace that the
+//! record names.
+//!
 //! # What a record names and does not hold
 //! A record of format 2 names what it lost for as long as it lives. That harms nobody: a
 //! lease entry is the record's only if it is the same file, and everything that frees or
