@@ -119,10 +119,17 @@ impl Part {
 struct Attached {
     /// Leases of records that no part has claimed yet, by the part that they were taken for.
     there: Vec<There>,
-    /// Leases that it had in an earlier boot or in another network namespace, which were
-    /// released just now, by the part that they were taken for.
-    previous: Vec<(usize, Lease)>,
+    /// See [`Kept`].
+    released: Vec<(usize, Lease)>,
     made: Made,
+}
+
+/// What is left of an interface's records.
+struct Kept {
+    records: Vec<Owned>,
+    /// Leases that it had in an earlier boot or in another network namespace, by the part that
+    /// they were taken for.
+    released: Vec<(usize, Lease)>,
 }
 
 /// A lease of the attachment, of whatever record.
@@ -225,7 +232,7 @@ impl Store {
             }
         }
         let holder = of.made.holder().clone();
-        self.set_goals(order.profile, &mut missing, &holder, &of.previous)?;
+        self.set_goals(order.profile, &mut missing, &holder, &of.released)?;
         let searches = missing.iter().map(|missing| {
             let want = missing.part.want(&missing.range, &holder);
             Search::new(self, want, missing.goal, missing.number)
@@ -354,7 +361,7 @@ impl Store {
         };
         let container = &holder.container;
         let listed = self.owned(container, interface)?;
-        let (records, previous) = without_remains(self, &holder, listed)?;
+        let Kept { records, released } = without_remains(self, &holder, listed)?;
         let mut there = Vec::new();
         for (index, owned) in records.iter().enumerate() {
             if let Content::Record(record, meta) = &owned.content {
@@ -372,7 +379,7 @@ impl Store {
         let count = self.owned_here(container, interface)?.len();
         Ok(Attached {
             there,
-            previous,
+            released,
             made: Made::of(&holder, count),
         })
     }
@@ -436,13 +443,8 @@ fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
 /// Drops records from the top of each directory that hold nothing: an ADD or DEL was
 /// killed there. Also those of an earlier boot or of another network namespace, by a runtime
 /// that gives a container its ID again: reclaim would free them, with addresses that were
-/// answered once more. Answers the other records, and the leases that were released, by their
-/// part.
-fn without_remains(
-    store: &Store,
-    holder: &Holder,
-    there: Vec<Owned>,
-) -> Result<(Vec<Owned>, Vec<(usize, Lease)>), StoreError> {
+/// answered once more.
+fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<Kept, StoreError> {
     let (mut left, mut released): (Vec<Owned>, Vec<_>) = (Vec::new(), Vec::new());
     for (index, owned) in there.into_iter().enumerate().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
@@ -467,7 +469,10 @@ fn without_remains(
         }
     }
     left.reverse();
-    Ok((left, released))
+    Ok(Kept {
+        records: left,
+        released,
+    })
 }
 
 /// Whether an attachment was made in another network namespace of this boot than it is made

@@ -242,6 +242,25 @@ fn an_attachment_in_another_netns_keeps_its_addresses_and_records_that_netns() {
     }
 }
 
+/// The network's range was changed meanwhile, too.
+#[test]
+fn an_attachment_in_another_netns_keeps_no_address_beyond_its_range() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let mut first = order(vec![part(None, "10.0.0.5-10.0.0.9/24", None)]);
+    first.holder.boot.clone_from(&store.node.boot);
+    assert_eq!(addresses(&store.take(&first).unwrap()), ["10.0.0.5"]);
+    for (range, expected) in [
+        ("10.0.0.7-10.0.0.9/24", "10.0.0.7"),
+        ("10.0.0.6-10.0.0.9/25", "10.0.0.6"),
+    ] {
+        let mut next = order(vec![part(None, range, None)]);
+        next.holder.boot.clone_from(&store.node.boot);
+        next.holder.netns = Some(format!("/run/netns/{expected}"));
+        assert_eq!(addresses(&taken(&store, &next)), [expected], "{range}");
+    }
+}
+
 /// What was imported names no namespace, and another boot's is told by the boot.
 #[test]
 fn a_record_without_a_netns_is_of_any() {
@@ -360,7 +379,8 @@ fn ranges_in_another_order_keep_their_addresses() {
     order.parts.reverse();
     let after = store.take(&order).unwrap();
     assert_eq!(addresses(&after), ["10.0.1.1", "10.0.0.1"]);
-    assert_eq!(taken(&store, &order), before);
+    assert_eq!(addresses(&taken(&store, &order)), addresses(&before));
+    assert!(after.iter().all(|lease| lease.generation == 1), "{after:?}");
 }
 
 /// An order for the pod `a/b`, by a container.
