@@ -185,6 +185,29 @@ fn explain_names_another_address_for_the_second_of_two_equal_ranges() {
     );
 }
 
+/// In a store that was never used, for ranges that have addresses in common.
+#[test]
+fn explain_gives_an_address_of_overlapping_ranges_once_unless_they_are_apart() {
+    let place = Place::new();
+    let file = place.path().join("net.conf");
+    for (second, overlapping, expected) in [
+        ("10.0.0.0/28", true, "10.0.0.2"),
+        ("10.0.0.0/28", false, "10.0.0.1"),
+        ("10.0.0.0/29", false, "10.0.0.2"),
+        ("10.0.1.0/29", true, "10.0.1.1"),
+    ] {
+        let ipam = json!({
+            "ipRanges": [{"range": "10.0.0.0/29"}, {"range": second}],
+            "enable_overlapping_ranges": overlapping,
+        });
+        std::fs::write(&file, network("rdma-ipam", ipam).to_string()).unwrap();
+        let explained = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+        let ranges = &explained.document["ranges"];
+        let next = (&ranges[0]["next"], &ranges[1]["next"]);
+        assert_eq!(next, (&json!("10.0.0.1"), &json!(expected)), "{second}");
+    }
+}
+
 #[test]
 fn explain_says_what_is_next_and_why() {
     let place = Place::new();
