@@ -284,7 +284,7 @@ fn because(survey: &Survey) -> String {
     if earlier > 0 {
         before += &format!(", and ranges before this one get {earlier}");
     }
-    let is_lowest = survey.leased + survey.cooling_down + earlier == 0;
+    let is_lowest = (survey.leased, survey.cooling_down, earlier) == (0, 0, 0);
     let mut because = match (survey.next, survey.still_cooling_down) {
         (Some(_), false) if is_lowest => "it is the lowest".to_owned(),
         (Some(_), false) => format!("it is the lowest that is free: {before}"),
