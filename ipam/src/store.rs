@@ -94,16 +94,16 @@
 //! An ADD that was overtaken gives back nothing else: the owner's records are the other
 //! call's now.
 //!
-//! A record that DEL read before the ADD had written it is kept open and read once more after
-//! it was removed. An ADD links the file that it has open, never what its record's name leads
+//! A record that DEL read before the ADD had written it, or wrote it again in a store of
+//! format 1, is kept open and read once more after it was removed. An ADD links the file that it has open, never what its record's name leads
 //! to: that may be the record of the runtime's next ADD, which would answer with an address
 //! that this ADD takes back in step 4.
 //!
 //! All this is for two calls that meet. Of three calls for one owner, one may remove a name
 //! that another has just removed and the third has made anew: the runtime makes one call for
-//! an attachment at a time, and at most one that it gave up waiting for still runs. In a
-//! store of format 1 a DEL may also have read a record that the ADD has written again since.
-//! Reclaim and fsck find what such calls leave.
+//! an attachment at a time, and at most one that it gave up waiting for still runs. Such calls
+//! may leave an address leased, by a lease entry without its owner's record; they lease none
+//! twice. Reclaim and fsck find what they leave.
 //!
 //! Only a DEL that is killed between the removal and the second reading, while an ADD that it
 //! overtook goes on, leaves a lease out of the owner's reach: fsck gives it its record back,

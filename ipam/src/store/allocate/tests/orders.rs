@@ -522,60 +522,65 @@ fn an_add_that_wakes_up_takes_nothing_back_from_the_next_one() {
 #[test]
 fn an_add_and_a_del_of_one_owner_that_meet_leave_nothing() {
     const CONTAINERS: usize = 4;
-    let place = tempfile::tempdir().unwrap();
-    let range = range("10.0.0.0/27");
-    let order = |container: usize| crate::store::Order {
-        holder: holder(&format!("c{container}")),
-        profile: Profile::Strict,
-        parts: vec![
-            crate::store::Part {
-                interface: None,
-                range: range.clone(),
-                slice: None,
-                space: crate::store::Space {
-                    network_name: None,
-                    overlapping: true,
-                },
-                requested: None,
-            };
-            8
-        ],
-    };
-    let store = open(place.path(), "n1");
-    let start = Meeting::of(2 * CONTAINERS);
-    for round in 0..60 {
-        std::thread::scope(|scope| {
-            for thread in 0..2 * CONTAINERS {
-                let (start, order, place) = (&start, &order, place.path());
-                scope.spawn(move || {
-                    let store = open(place, "n1");
-                    let container = thread % CONTAINERS;
-                    start.wait(round);
-                    match thread / CONTAINERS {
-                        0 => drop(store.take(&order(container))),
-                        _ => drop(store.give_back(&format!("c{container}"), "net1", "rail0")),
-                    }
-                });
+    for place in places() {
+        let range = range("10.0.0.0/27");
+        let order = |container: usize| crate::store::Order {
+            holder: holder(&format!("c{container}")),
+            profile: Profile::Strict,
+            parts: vec![
+                crate::store::Part {
+                    interface: None,
+                    range: range.clone(),
+                    slice: None,
+                    space: crate::store::Space {
+                        network_name: None,
+                        overlapping: true,
+                    },
+                    requested: None,
+                };
+                8
+            ],
+        };
+        let store = open(place.path(), "n1");
+        let start = Meeting::of(2 * CONTAINERS);
+        for round in 0..60 {
+            std::thread::scope(|scope| {
+                for thread in 0..2 * CONTAINERS {
+                    let (start, order, place) = (&start, &order, place.path());
+                    scope.spawn(move || {
+                        let store = open(place, "n1");
+                        let container = thread % CONTAINERS;
+                        start.wait(round);
+                        match thread / CONTAINERS {
+                            0 => drop(store.take(&order(container))),
+                            _ => drop(store.give_back(&format!("c{container}"), "net1", "rail0")),
+                        }
+                    });
+                }
+            });
+            for container in 0..CONTAINERS {
+                store
+                    .give_back(&format!("c{container}"), "net1", "rail0")
+                    .unwrap();
             }
-        });
-        for container in 0..CONTAINERS {
+            let mut left = Vec::new();
             store
-                .give_back(&format!("c{container}"), "net1", "rail0")
+                .entries(false, |entry| {
+                    left.extend(entry.freed.is_none().then_some(entry.path));
+                    Ok(())
+                })
                 .unwrap();
+            store
+                .records_of("n1", |owned| {
+                    left.push(owned.path());
+                    Ok(())
+                })
+                .unwrap();
+            assert!(
+                left.is_empty(),
+                "{:?}, round {round}: {left:?}",
+                store.format()
+            );
         }
-        let mut left = Vec::new();
-        store
-            .entries(false, |entry| {
-                left.extend(entry.freed.is_none().then_some(entry.path));
-                Ok(())
-            })
-            .unwrap();
-        store
-            .records_of("n1", |owned| {
-                left.push(owned.path());
-                Ok(())
-            })
-            .unwrap();
-        assert!(left.is_empty(), "round {round}: {left:?}");
     }
 }

@@ -61,6 +61,32 @@ fn del_frees_what_its_network_or_an_import_has() {
     }
 }
 
+/// It read the record; the ADD lost that address, wrote its record again and got another.
+#[test]
+fn del_frees_the_address_that_a_record_of_format_1_names_by_then() {
+    let place = tempfile::tempdir().unwrap();
+    make_store_of_format_1(place.path());
+    let (store, owners, _) = owner(place.path());
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    shard.create("10.0.0.1@1", b"{}", false).unwrap();
+    let (range, holder) = (range("10.0.0.0/24"), holder("c1"));
+    let leases = order_of(&holder, &range, &["10.0.0.1", "10.0.0.2"]);
+    let intent = store.intend(&record(&leases[0]), 0).unwrap();
+    let asleep = store.owned("c1", "net1").unwrap().remove(0);
+    store.intend_instead(&intent, &record(&leases[1])).unwrap();
+    let taken = store.claim(&intent, &claims(&leases[1], &shard));
+    assert_eq!(taken.unwrap(), [true]);
+    let freed = store.release(&asleep, CoolDown::FromNow).unwrap();
+    assert_eq!(freed.len(), 1);
+    assert_eq!(freed[0].address, leases[1].address);
+    assert!(owners.names().unwrap().is_empty());
+    let mut names = shard.names().unwrap();
+    names.retain(|name| name.contains('@'));
+    assert_eq!(names, ["10.0.0.1@1"], "the address leaked");
+}
+
 /// It listed the records; another DEL and the runtime's next ADD came and went, and that one
 /// has a further record.
 #[test]
