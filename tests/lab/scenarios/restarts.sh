@@ -13,7 +13,7 @@ install_cni $manifests
 start_kubelet
 start_daemon /lab/manifests/base/config.json
 daemon=$!
-kubelet-standin node --wait $resource=1000
+kubelet-standin node --wait $resource=63
 before=$(host_state)
 
 # What the pod has: devices by the kubelet's account, nodes, address, and its HCA at work.
@@ -32,7 +32,7 @@ check "the container restarts" kubelet-standin restart-container $pod perftest
 equal "it has what it had before" "$state" "$(pod_state)"
 
 check "the kubelet restarts" kubelet-standin restart-kubelet
-check "it learns of the units again" kubelet-standin node --wait $resource=1000
+check "it learns of the units again" kubelet-standin node --wait $resource=63
 equal "the pod has what it had before the kubelet's restart" "$state" "$(pod_state)"
 check "the container restarts after that" kubelet-standin restart-container $pod perftest
 equal "it has what it had before both" "$state" "$(pod_state)"
@@ -43,7 +43,7 @@ equal "the pod has what it had, without the daemon" "$state" "$(pod_state)"
 refuses "a second pod waits for the daemon" "insufficient $resource" \
 	kubelet-standin run-pod $manifests/pod-2.yaml
 start_daemon /lab/manifests/base/config.json
-check "the next daemon offers the same" kubelet-standin node --wait $resource=1000
+check "the next daemon offers the same" kubelet-standin node --wait $resource=63
 equal "the pod has what it had before the daemon's death" "$state" "$(pod_state)"
 check "a second pod runs" kubelet-standin run-pod $manifests/pod-2.yaml
 check "a second pod ends" kubelet-standin delete-pod rdma-test-pod-2
@@ -69,5 +69,5 @@ check "an HCA that the selectors choose no more has no units" kubelet-standin no
 refuses "a pod waits for units" "insufficient $resource" kubelet-standin run-pod $manifests/pod-1.yaml
 equal "and has no lease" "[]" "$(rdma-ipam list --json | jq -c .leases)"
 rename other0 $netdev
-check "with its name back it has" kubelet-standin node --wait $resource=1000
+check "with its name back it has" kubelet-standin node --wait $resource=63
 check "and the pod runs" kubelet-standin run-pod $manifests/pod-1.yaml

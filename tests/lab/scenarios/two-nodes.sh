@@ -18,7 +18,7 @@ start_containerd
 install_cni $manifests
 start_kubelet
 start_daemon /lab/manifests/base/config.json
-check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait $resource=1000
+check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait $resource=63
 before=$(host_state)
 meet ready
 
