@@ -20,14 +20,14 @@ use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{
     Namespace, Socket, address, announce,
-    link::{self, By, Change, Child, Link, NewChild},
+    link::{self, By, Change, Child, InetSettings, Link, NewChild},
     neighbour, route, rule, sysctl,
 };
 
 use crate::{
     config::Attach,
     error::Error,
-    interface_config::InterfaceConfig,
+    interface_config::{InterfaceConfig, Setting},
     plan::{Plan, Source},
     resolve::Parent,
 };
@@ -375,7 +375,18 @@ pub fn configure(
     attach: Attach,
 ) -> netlink::Result<Link> {
     let (index, name) = (link.index, &link.name);
-    for setting in &interface_config.settings {
+    let mut carried = InetSettings::default();
+    let (by_request, by_file): (Vec<Setting>, Vec<Setting>) = interface_config
+        .settings
+        .iter()
+        .copied()
+        .partition(|setting| carried.add(setting.group, setting.key, setting.value));
+    let what = format_args!("set the ARP settings of {name}");
+    let refused = match link::set_inet(socket, what, index, &carried)? {
+        true => Vec::new(),
+        false => by_request,
+    };
+    for setting in by_file.iter().chain(&refused) {
         sysctl::write_if_there(proc, setting.group, name, setting.key, setting.value)?;
     }
     for message in &interface_config.addresses {

@@ -13,8 +13,8 @@ mod vf;
 
 pub use below::PAIRED_KINDS;
 pub use change::{
-    Change, add_altname, change, delete, detach_xdp, number_names, remove_altname, set_info,
-    set_number, set_oper_state, set_proto_down, set_token,
+    Change, InetSettings, add_altname, change, delete, detach_xdp, number_names, remove_altname,
+    set_inet, set_info, set_number, set_oper_state, set_proto_down, set_token,
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, namespace_number};
