@@ -430,6 +430,10 @@ fn renames(line: &str) -> bool {
     line.contains("RTM_SETLINK") && line.contains("IFLA_IFNAME")
 }
 
+/// How often a request is met by its number: a dump that is interrupted is repeated, and moves those
+/// behind it on (`NLM_F_DUMP_INTR`).
+const TRIES: usize = 4;
+
 /// The first such request of a DEL, which is carried out.
 fn request(host: &CniHost, call: &Call, config: &str, wanted: fn(&str) -> bool) -> Result<Point> {
     let file = host.directory().join("trace").display().to_string();
@@ -475,21 +479,25 @@ fn a_macvlan_is_found_when_del_was_killed_after_its_move() -> Result<()> {
         host.netns.ip("link del other")?;
         same(&before, &host.picture()?, when)
     };
-    taken()?;
-    let moved = request(&host, &call, &config, moves)?;
-    returned("after a DEL that was watched")?;
-    taken()?;
-    let next = Point {
-        number: moved.number + 1,
-        ..moved
-    };
-    let killed = inject(&call, "DEL", &config, &next, "signal=KILL")?;
-    ensure!(was_killed(&killed), "{}", killed.stdout);
-    ensure!(
-        host.netns.ip("link show mv0").is_ok() && pod.ip("link show net1").is_err(),
-        "it is not killed after the move"
-    );
-    returned("after the next DEL")
+    for _ in 0..TRIES {
+        taken()?;
+        let moved = request(&host, &call, &config, moves)?;
+        returned("after a DEL that was watched")?;
+        taken()?;
+        let next = Point {
+            number: moved.number + 1,
+            ..moved
+        };
+        let killed = inject(&call, "DEL", &config, &next, "signal=KILL")?;
+        let after_the_move = was_killed(&killed)
+            && host.netns.ip("link show mv0").is_ok()
+            && pod.ip("link show net1").is_err();
+        returned("after the next DEL")?;
+        if after_the_move {
+            return Ok(());
+        }
+    }
+    bail!("it was never killed after the move")
 }
 
 fn a_name_taken_while_del_moves_is_for_later() -> Result<()> {
@@ -531,13 +539,21 @@ fn refused_once(
         call.run("ADD", config.as_bytes())?.success()?;
         prepare(host, pod)
     };
-    taken()?;
-    let point = request(host, &call, config, wanted)?;
-    taken()?;
-    let (_, message) = inject(&call, "DEL", config, &point, "error=EPERM")?.refusal()?;
-    ensure!(message.contains(what), "{message}");
-    call.run("DEL", config.as_bytes())?.success()?;
-    same(before, &host.picture()?, "after the next DEL")
+    let mut said = String::new();
+    for _ in 0..TRIES {
+        taken()?;
+        let point = request(host, &call, config, wanted)?;
+        taken()?;
+        let refused = inject(&call, "DEL", config, &point, "error=EPERM")?.refusal();
+        call.run("DEL", config.as_bytes())?.success()?;
+        same(before, &host.picture()?, "after the next DEL")?;
+        match refused {
+            Ok((_, message)) if message.contains(what) => return Ok(()),
+            Ok((_, message)) => said = message,
+            Err(error) => said = format!("{error:#}"),
+        }
+    }
+    bail!("{said}")
 }
 
 /// DEL has found the NIC's name free when another netdev takes it, before such a request.
@@ -556,28 +572,37 @@ fn name_taken(
         call.run("ADD", config.as_bytes())?.success()?;
         prepare(host, pod)
     };
-    taken()?;
-    let point = request(host, &call, config, wanted)?;
-    taken()?;
-    let delayed = std::thread::scope(|scope| {
-        let del = scope.spawn(|| inject(&call, "DEL", config, &point, "delay_enter=3000000"));
-        std::thread::sleep(Duration::from_millis(1500));
-        let named = host.netns.ip("link add nic0 type veth peer name other");
-        let answer = del.join().map_err(|_| anyhow!("DEL panicked"))?;
-        named.and(answer)
-    })?;
-    delayed.success().context("DEL")?;
-    ensure!(
-        delayed.stderr.contains("name of another netdev"),
-        "{}",
-        delayed.stderr
-    );
-    let links = host.netns.ip("addr")?;
-    ensure!(
-        links.contains("10.9.0.1/24") && links.contains("rdma-dev"),
-        "its state did not come back:\n{links}"
-    );
-    host.netns.ip("link del nic0")?;
-    call.run("DEL", config.as_bytes())?.success()?;
-    same(before, &host.picture()?, "after the repair")
+    for _ in 0..TRIES {
+        taken()?;
+        let point = request(host, &call, config, wanted)?;
+        taken()?;
+        let (named, delayed) = std::thread::scope(|scope| {
+            let del = scope.spawn(|| inject(&call, "DEL", config, &point, "delay_enter=3000000"));
+            std::thread::sleep(Duration::from_millis(1500));
+            let named = host.netns.ip("link add nic0 type veth peer name other");
+            (named, del.join())
+        });
+        let delayed = delayed.map_err(|_| anyhow!("DEL panicked"))??;
+        if named.is_err() {
+            // The NIC was there already.
+            delayed.success().context("DEL")?;
+            same(before, &host.picture()?, "after a DEL that was late")?;
+            continue;
+        }
+        ensure!(
+            delayed.stderr.contains("name of another netdev"),
+            "{}",
+            delayed.stderr
+        );
+        delayed.success().context("DEL")?;
+        let links = host.netns.ip("addr")?;
+        ensure!(
+            links.contains("10.9.0.1/24") && links.contains("rdma-dev"),
+            "its state did not come back:\n{links}"
+        );
+        host.netns.ip("link del nic0")?;
+        call.run("DEL", config.as_bytes())?.success()?;
+        return same(before, &host.picture()?, "after the repair");
+    }
+    bail!("DEL was never late at this request")
 }
