@@ -376,17 +376,14 @@ pub fn configure(
 ) -> netlink::Result<Link> {
     let (index, name) = (link.index, &link.name);
     let mut carried = InetSettings::default();
-    let (by_request, by_file): (Vec<Setting>, Vec<Setting>) = interface_config
-        .settings
-        .iter()
-        .copied()
-        .partition(|setting| carried.add(setting.group, setting.key, setting.value));
-    let what = format_args!("set the ARP settings of {name}");
-    let refused = match link::set_inet(socket, what, index, &carried)? {
-        true => Vec::new(),
-        false => by_request,
-    };
-    for setting in by_file.iter().chain(&refused) {
+    let mut files: Vec<&Setting> = (interface_config.settings.iter())
+        .filter(|setting| !carried.add(setting.group, setting.key, setting.value))
+        .collect();
+    let what = format_args!("set how {name} answers for addresses and makes them");
+    if !link::set_inet(socket, what, index, &carried)? {
+        files = interface_config.settings.iter().collect();
+    }
+    for setting in files {
         sysctl::write_if_there(proc, setting.group, name, setting.key, setting.value)?;
     }
     for message in &interface_config.addresses {

@@ -522,38 +522,63 @@ fn a_refused_name_fails_del() -> Result<()> {
     refused_once(renames, "rename net1 to nic0", arrives)
 }
 
+impl Fixture {
+    /// The host is as before the ADD, or is soon: after several changes of a carrier the kernel
+    /// says once a second how it is (`linkwatch_schedule_work()`).
+    fn is_as_before(&self, when: &str) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(3);
+        loop {
+            match same(&self.before, &self.host.picture()?, when) {
+                Err(_) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                compared => return compared,
+            }
+        }
+    }
+}
+
+/// Stops a DEL at its first such request, in whichever way `attempt` does; once more where that
+/// found the request to be another one.
+fn at_request(
+    fixture: &Fixture,
+    wanted: fn(&str) -> bool,
+    prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
+    attempt: impl Fn(&Call, &Point) -> Result<bool>,
+) -> Result<()> {
+    let Fixture {
+        host, pod, config, ..
+    } = fixture;
+    let call = host.call(pod, "c1", "net1");
+    let taken = || -> Result<()> {
+        call.run("ADD", config.as_bytes())?.success()?;
+        prepare(host, pod)
+    };
+    for _ in 0..TRIES {
+        taken()?;
+        let point = request(host, &call, config, wanted)?;
+        taken()?;
+        if attempt(&call, &point)? {
+            return Ok(());
+        }
+    }
+    bail!("DEL was never stopped at this request")
+}
+
 /// An error that says nothing of a name is no reason to try another one.
 fn refused_once(
     wanted: fn(&str) -> bool,
     what: &str,
     prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
 ) -> Result<()> {
-    let Fixture {
-        host,
-        pod,
-        config,
-        before,
-    } = &Fixture::moving()?;
-    let call = host.call(pod, "c1", "net1");
-    let taken = || -> Result<()> {
-        call.run("ADD", config.as_bytes())?.success()?;
-        prepare(host, pod)
-    };
-    let mut said = String::new();
-    for _ in 0..TRIES {
-        taken()?;
-        let point = request(host, &call, config, wanted)?;
-        taken()?;
-        let refused = inject(&call, "DEL", config, &point, "error=EPERM")?.refusal();
+    let fixture = Fixture::moving()?;
+    at_request(&fixture, wanted, prepare, |call, point| {
+        let config = &fixture.config;
+        let refused = inject(call, "DEL", config, point, "error=EPERM")?.refusal();
         call.run("DEL", config.as_bytes())?.success()?;
-        same(before, &host.picture()?, "after the next DEL")?;
-        match refused {
-            Ok((_, message)) if message.contains(what) => return Ok(()),
-            Ok((_, message)) => said = message,
-            Err(error) => said = format!("{error:#}"),
-        }
-    }
-    bail!("{said}")
+        fixture.is_as_before("after the next DEL")?;
+        Ok(refused.is_ok_and(|(_, message)| message.contains(what)))
+    })
 }
 
 /// DEL has found the NIC's name free when another netdev takes it, before such a request.
@@ -561,23 +586,11 @@ fn name_taken(
     wanted: fn(&str) -> bool,
     prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
 ) -> Result<()> {
-    let Fixture {
-        host,
-        pod,
-        config,
-        before,
-    } = &Fixture::moving()?;
-    let call = host.call(pod, "c1", "net1");
-    let taken = || -> Result<()> {
-        call.run("ADD", config.as_bytes())?.success()?;
-        prepare(host, pod)
-    };
-    for _ in 0..TRIES {
-        taken()?;
-        let point = request(host, &call, config, wanted)?;
-        taken()?;
+    let fixture = Fixture::moving()?;
+    let Fixture { host, config, .. } = &fixture;
+    at_request(&fixture, wanted, prepare, |call, point| {
         let (named, delayed) = std::thread::scope(|scope| {
-            let del = scope.spawn(|| inject(&call, "DEL", config, &point, "delay_enter=3000000"));
+            let del = scope.spawn(|| inject(call, "DEL", config, point, "delay_enter=3000000"));
             std::thread::sleep(Duration::from_millis(1500));
             let named = host.netns.ip("link add nic0 type veth peer name other");
             (named, del.join())
@@ -586,8 +599,8 @@ fn name_taken(
         if named.is_err() {
             // The NIC was there already.
             delayed.success().context("DEL")?;
-            same(before, &host.picture()?, "after a DEL that was late")?;
-            continue;
+            fixture.is_as_before("after a DEL that was late")?;
+            return Ok(false);
         }
         ensure!(
             delayed.stderr.contains("name of another netdev"),
@@ -602,7 +615,7 @@ fn name_taken(
         );
         host.netns.ip("link del nic0")?;
         call.run("DEL", config.as_bytes())?.success()?;
-        return same(before, &host.picture()?, "after the repair");
-    }
-    bail!("DEL was never late at this request")
+        fixture.is_as_before("after the repair")?;
+        Ok(true)
+    })
 }

@@ -239,8 +239,8 @@ impl InetSettings {
     }
 }
 
-/// Sets settings of an interface; answers whether the kernel could, which a kernel whose IPv6 is
-/// off cannot.
+/// Sets settings of an interface, all or none; answers whether it has all families that they are of:
+/// IPv6 may be off, or the MTU too small for it.
 ///
 /// # Errors
 /// The kernel's refusal.
