@@ -20,14 +20,14 @@ use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{
     Namespace, Socket, address, announce,
-    link::{self, By, Change, Child, Link, NewChild},
+    link::{self, By, Change, Child, InetSettings, Link, NewChild},
     neighbour, route, rule, sysctl,
 };
 
 use crate::{
     config::Attach,
     error::Error,
-    interface_config::InterfaceConfig,
+    interface_config::{InterfaceConfig, Setting},
     plan::{Plan, Source},
     resolve::Parent,
 };
@@ -375,7 +375,15 @@ pub fn configure(
     attach: Attach,
 ) -> netlink::Result<Link> {
     let (index, name) = (link.index, &link.name);
-    for setting in &interface_config.settings {
+    let mut carried = InetSettings::default();
+    let mut files: Vec<&Setting> = (interface_config.settings.iter())
+        .filter(|setting| !carried.add(setting.group, setting.key, setting.value))
+        .collect();
+    let what = format_args!("set how {name} answers for addresses and makes them");
+    if !link::set_inet(socket, what, index, &carried)? {
+        files = interface_config.settings.iter().collect();
+    }
+    for setting in files {
         sysctl::write_if_there(proc, setting.group, name, setting.key, setting.value)?;
     }
     for message in &interface_config.addresses {

@@ -72,7 +72,7 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
         let Some(moved) = record
             .moved
             .as_ref()
-            .filter(|_| record.boot == node.boot && target.means(&record))
+            .filter(|_| node.is_of_this_boot(&record.boot) && target.means(&record))
         else {
             continue;
         };
@@ -144,7 +144,7 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
     let lock = node.journal.lock(identity)?;
     let mut true_name = None;
     if let Some(claim) = node.journal.claim(identity)? {
-        if claim.boot == node.boot
+        if node.is_of_this_boot(&claim.boot)
             && let Some((key, _, _)) = Key::parse(&claim.owner)
             && let Some(record) = node.journal.read(&key)?
             && let Some(moved) = &record.moved

@@ -222,7 +222,8 @@ fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLi
 fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, Error> {
     let records = node.records()?;
     Ok(records.into_iter().find_map(|(_, record)| {
-        let moved = record.moved.as_ref().filter(|_| record.boot == node.boot)?;
+        let here = node.is_of_this_boot(&record.boot);
+        let moved = record.moved.as_ref().filter(|_| here)?;
         target
             .means(&record)
             .then(|| (moved.name.to_string(), record.owner()))

@@ -12,7 +12,6 @@ mod blocks;
 
 use crate::config::{self, Config};
 use crate::lease::{Holder, Pod};
-use crate::range::Range;
 use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
@@ -242,15 +241,13 @@ impl Plugin {
         let at = format!("use store {:?}", config.store);
         store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
-        for range in &config.ranges {
-            let part = add::part(range, &config, None);
-            let room = self.broker().supply(|| Ok(store.room(&part, &holder)?));
-            room.map_err(|fault| match fault {
+        let order = add::order(&config, &holder, &[]);
+        self.broker()
+            .supply(|| store.room(&order))
+            .map_err(|fault| match fault {
                 Fault::Store(refused) => unavailable(to_error(&refused.error, &at)),
                 Fault::Broker(error) => unavailable(error),
-            })?;
-        }
-        Ok(())
+            })
     }
 
     /// GC: frees this node's leases of the network that are not in the list of
@@ -326,22 +323,26 @@ impl Plugin {
         }
     }
 
-    /// What an ADD would find in one range now.
+    /// What an ADD would find now, in each range of the configuration.
     ///
     /// # Errors
     /// When the store cannot be used.
     pub fn survey(
         &self,
-        range: &Range,
         config: &Config,
         request: &Request,
         store: &Store,
-    ) -> Result<Survey, Error> {
-        let attempt = format!("find an address of {}", range.subnet());
+    ) -> Result<Vec<Survey>, Error> {
         let holder = self.anybody(request, store.node());
-        store
-            .survey_part(&add::part(range, config, None), &holder)
-            .map_err(|e| to_error(&e, attempt))
+        let surveys = store.survey_order(&add::order(config, &holder, &[]));
+        surveys.map_err(|refused| {
+            let range = refused.part.and_then(|part| config.ranges.get(part));
+            let attempt = match range {
+                Some(range) => format!("find an address of {}", range.subnet()),
+                None => "find addresses".to_owned(),
+            };
+            to_error(&refused.error, attempt)
+        })
     }
 
     /// The node's policy.

@@ -76,6 +76,13 @@ pub fn boot_id(proc: &Path) -> String {
     std::fs::read_to_string(proc.join(BOOT_ID)).map_or_else(|_| String::new(), |id| word(&id))
 }
 
+/// Whether something was recorded in another boot than the present one, by the IDs of both. Where
+/// either is empty, nothing can be said of another boot.
+#[must_use]
+pub fn is_other_boot(recorded: &str, now: &str) -> bool {
+    !recorded.is_empty() && !now.is_empty() && recorded != now
+}
+
 /// Below the mount of procfs (`drivers/char/random.c`).
 const BOOT_ID: &str = "sys/kernel/random/boot_id";
 
@@ -102,6 +109,14 @@ fn word(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_boot_without_an_id_is_not_another_one() {
+        assert!(is_other_boot("a", "b"));
+        for (recorded, now) in [("a", "a"), ("", "a"), ("a", ""), ("", "")] {
+            assert!(!is_other_boot(recorded, now), "{recorded:?} {now:?}");
+        }
+    }
 
     #[test]
     fn a_machine_is_read_from_its_tree() {

@@ -33,9 +33,9 @@ pub const UNNAMED: &str = "rdma-tmp";
 /// All failures, the first one first.
 pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
-    // A record of an earlier boot: its links and namespaces ended with that.
     let mut keep = false;
-    if record.boot == node.boot {
+    // Links and namespaces of an earlier boot ended with that.
+    if node.is_of_this_boot(&record.boot) {
         let pod = living(record);
         match pod {
             Ok(pod) => {

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use node::table::{age, cell, table};
+use node::{
+    identity::is_other_boot,
+    table::{age, cell, table},
+};
 use serde::Serialize;
 
 use crate::{
@@ -76,7 +79,7 @@ pub fn what(record: &Record) -> (&str, String) {
 
 /// What became of the attachment's namespace.
 fn fate(record: &Record, proc: &Path, boot: &str) -> &'static str {
-    if !boot.is_empty() && record.boot != boot {
+    if is_other_boot(&record.boot, boot) {
         return "gone";
     }
     match netns(&record.netns, proc) {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ::node::{
-    identity::boot_id,
+    identity::{boot_id, is_other_boot},
     policy::{Policy, PolicyError},
 };
 use hca::{HcaId, Host};
@@ -124,6 +124,11 @@ impl Node {
                 fault,
             },
         })
+    }
+
+    /// Whether a record or a claim with this boot ID is of the present boot, as far as is known.
+    pub fn is_of_this_boot(&self, boot: &str) -> bool {
+        !is_other_boot(boot, &self.boot)
     }
 
     /// The records of the journal that can be read. The others are logged, once in a call: they

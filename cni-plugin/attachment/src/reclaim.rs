@@ -7,8 +7,8 @@
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use hca::Host;
-use node::netns;
 pub use node::netns::Netns;
+use node::{identity::is_other_boot, netns};
 
 use crate::{
     detach::detach,
@@ -29,7 +29,7 @@ pub const MIN_AGE_SECONDS: u64 = 60;
 /// is in seconds since 1970.
 pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'static str> {
     // The runtime's DEL is done; what is left can be tried at any time.
-    if record.awaits_name && record.boot == boot {
+    if record.awaits_name && !is_other_boot(&record.boot, boot) {
         return Some("its NIC is back and waits for its name");
     }
     // One from the future was written by a clock that was set back since, which says nothing of its
@@ -37,8 +37,7 @@ pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'stat
     if (0..MIN_AGE_SECONDS).contains(&now.wrapping_sub(record.created)) {
         return None;
     }
-    // Without a boot ID nothing can be said of another boot.
-    if !boot.is_empty() && !record.boot.is_empty() && record.boot != boot {
+    if is_other_boot(&record.boot, boot) {
         return Some("its boot is over");
     }
     (netns(&record.netns, proc) == Netns::Gone).then_some("its network namespace is gone")

@@ -1,17 +1,20 @@
 //! Links: what the kernel says of one, and reading it.
 //!
+//! - `below`: what one stands on
 //! - `change`: changing, moving and deleting one; `child`: creating one on another
 //! - `vf`: what a physical function says of its virtual ones
 //! - `number`: the numbers by which one namespace knows another, in which a link's parent may be
 
+mod below;
 mod change;
 mod child;
 mod number;
 mod vf;
 
+pub use below::PAIRED_KINDS;
 pub use change::{
-    Change, add_altname, change, delete, detach_xdp, number_names, remove_altname, set_info,
-    set_number, set_oper_state, set_proto_down, set_token,
+    Change, InetSettings, add_altname, change, delete, detach_xdp, number_names, remove_altname,
+    set_inet, set_info, set_number, set_oper_state, set_proto_down, set_token,
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, namespace_number};

@@ -17,7 +17,7 @@ use netlink::{
     Namespace,
     link::{self, Link},
 };
-use netlink_packet_route::link::{InfoData, InfoKind, InfoVxlan};
+use netlink_packet_route::link::InfoKind;
 
 use super::HostLink;
 use crate::error::Error;
@@ -83,7 +83,7 @@ pub(super) fn of(
     dependents.extend(
         links
             .iter()
-            .find(|link| stands_on(link, nic.link.index, None))
+            .find(|link| link.stands_on(nic.link.index, None))
             .map(|link| described(link, None)),
     );
     for hca in &nic.hcas {
@@ -107,25 +107,6 @@ fn described(link: &Link, netns: Option<&Path>) -> Dependent {
     }
 }
 
-/// Whether a link stands on the one with index `below`, which is in the namespace that the link's
-/// own knows by the number `netns`; none where both are in one. Pure.
-fn stands_on(link: &Link, below: u32, netns: Option<i32>) -> bool {
-    // A veth's peer is beside it, not below.
-    if matches!(link.kind, Some(InfoKind::Veth)) {
-        return false;
-    }
-    let same_place = link.parent_netns == netns;
-    let by_parent = link.parent == Some(below) && !(netns.is_none() && link.index == below);
-    // Tunnels name the link they send through in their own data.
-    let by_tunnel = match &link.data {
-        Some(InfoData::Vxlan(data)) => data
-            .iter()
-            .any(|info| matches!(info, InfoVxlan::Link(index) if *index == below)),
-        _ => false,
-    };
-    same_place && (by_parent || by_tunnel)
-}
-
 /// `sriov_numvfs` (drivers/pci/iov.c); a function without it has none.
 fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
     let file = roots
@@ -144,7 +125,7 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
         let Some(child) = record.child.as_ref().filter(on_it) else {
             continue;
         };
-        if record.boot == node.boot && living(&record)?.is_some() {
+        if node.is_of_this_boot(&record.boot) && living(&record)?.is_some() {
             return Ok(Some(Dependent::Attachment {
                 kind: child.kind.clone(),
                 owner: record.owner(),
@@ -169,7 +150,7 @@ fn link_in(node: &Node, other: &Namespace, index: u32) -> Option<Link> {
     let links = link::list(&mut socket).ok()?;
     links
         .into_iter()
-        .find(|link| stands_on(link, index, Some(number)))
+        .find(|link| link.stands_on(index, Some(number)))
 }
 
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
@@ -201,55 +182,4 @@ fn uppers(sys: &Path, link: &Link) -> Vec<String> {
         name.strip_prefix("upper_").map(str::to_owned)
     });
     names.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn link(index: u32, kind: InfoKind, parent: Option<u32>, netns: Option<i32>) -> Link {
-        Link {
-            index,
-            kind: Some(kind),
-            parent,
-            parent_netns: netns,
-            ..Link::default()
-        }
-    }
-
-    #[test]
-    fn a_child_stands_on_its_parent_in_the_parents_namespace_only() {
-        let here = link(7, InfoKind::MacVlan, Some(2), None);
-        assert!(stands_on(&here, 2, None));
-        assert!(!stands_on(&here, 3, None));
-        assert!(
-            !stands_on(&here, 2, Some(0)),
-            "index 2 of its own namespace"
-        );
-        let there = link(7, InfoKind::IpVlan, Some(2), Some(0));
-        assert!(stands_on(&there, 2, Some(0)));
-        assert!(!stands_on(&there, 2, Some(1)));
-        assert!(!stands_on(&there, 2, None));
-        // In another namespace a child may have its parent's index.
-        assert!(stands_on(
-            &link(2, InfoKind::MacVlan, Some(2), Some(0)),
-            2,
-            Some(0)
-        ));
-    }
-
-    #[test]
-    fn a_peer_is_no_child_and_a_tunnel_is_one() {
-        assert!(!stands_on(&link(7, InfoKind::Veth, Some(2), None), 2, None));
-        // Links without a parent name themselves.
-        assert!(!stands_on(
-            &link(2, InfoKind::Dummy, Some(2), None),
-            2,
-            None
-        ));
-        let mut tunnel = link(9, InfoKind::Vxlan, None, None);
-        tunnel.data = Some(InfoData::Vxlan(vec![InfoVxlan::Link(2)]));
-        assert!(stands_on(&tunnel, 2, None));
-        assert!(!stands_on(&tunnel, 4, None));
-    }
 }

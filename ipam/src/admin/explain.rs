@@ -4,7 +4,7 @@ use super::import::documents;
 use super::{Global, Outcome, complain, say, say_json};
 use crate::config::Config;
 use crate::plugin::Plugin;
-use crate::range::Range;
+use crate::range::{Range, from_bits};
 use crate::store::{Store, Survey};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -12,6 +12,7 @@ use cni_wire::{Command, Environment, NetworkConfig, Request, env};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use serde_json::{Value, json};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -27,23 +28,28 @@ impl Explain {
         let request = self.request()?;
         let config = plugin.config(&request)?;
         let store = plugin.open_existing(&config.store)?;
-        let mut ranges = Vec::new();
-        for range in &config.ranges {
-            let survey = match &store {
-                Some(store) => Some(plugin.survey(range, &config, &request, store)?),
-                None => None,
-            };
-            match slice(&plugin, &config, range, store.as_ref())? {
-                None => ranges.push(describe(range, survey.as_ref())),
-                Some(slice) => {
-                    let mut value = describe(&range.slice(slice.slice), survey.as_ref());
-                    if let Some(map) = value.as_object_mut() {
-                        map.insert("slice".into(), json!(slice));
-                    }
-                    ranges.push(value);
-                }
-            }
-        }
+        let of_node = |range| slice(&plugin, &config, range, store.as_ref());
+        let slices = config.ranges.iter().map(of_node);
+        let slices: Vec<Option<OfNode>> = slices.collect::<Result<_>>()?;
+        let ranges = config.ranges.iter().zip(&slices);
+        let ranges: Vec<Range> = ranges
+            .map(|(range, slice)| match slice {
+                Some(slice) => range.slice(slice.slice),
+                None => range.clone(),
+            })
+            .collect();
+        let next: Vec<Value> = match &store {
+            Some(store) => plugin
+                .survey(&config, &request, store)?
+                .iter()
+                .map(found)
+                .collect(),
+            None => unused(&ranges, config.overlapping),
+        };
+        let described = ranges.iter().zip(next).zip(&slices);
+        let ranges: Vec<Value> = described
+            .map(|((range, next), slice)| describe(range, next, slice.as_ref()))
+            .collect();
         let value = json!({
             "profile": if config.profile == Profile::Strict { "strict" } else { "compatible" },
             "store": config.store,
@@ -219,7 +225,7 @@ fn unique(config: &Config) -> &'static str {
     }
 }
 
-fn describe(range: &Range, survey: Option<&Survey>) -> Value {
+fn describe(range: &Range, next: Value, slice: Option<&OfNode>) -> Value {
     let (first, last) = range.window();
     let v4 = range.subnet().is_ipv4();
     let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();
@@ -230,33 +236,62 @@ fn describe(range: &Range, survey: Option<&Survey>) -> Value {
         "gives": parts,
         "size": range.size().to_string(),
     });
-    let next = match survey {
-        // A store that was never used: the lowest address is free.
-        None => json!({"next": range.lowest(), "because": "no address was ever leased here"}),
-        Some(survey) => json!({
-            "next": survey.next,
-            "leased": survey.leased.to_string(),
-            "coolingDown": survey.cooling_down.to_string(),
-            "because": because(survey),
-        }),
-    };
     if let (Some(map), Value::Object(next)) = (value.as_object_mut(), next) {
         map.extend(next);
+        if let Some(slice) = slice {
+            map.insert("slice".into(), json!(slice));
+        }
     }
     value
 }
 
+/// The next address by what is in the store.
+fn found(survey: &Survey) -> Value {
+    json!({
+        "next": survey.next,
+        "leased": survey.leased.to_string(),
+        "coolingDown": survey.cooling_down.to_string(),
+        "because": because(survey),
+    })
+}
+
+/// The next address of each range in a store that was never used: the lowest that no range
+/// before it gets.
+fn unused(ranges: &[Range], overlapping: bool) -> Vec<Value> {
+    let mut given: Vec<(IpNetwork, IpAddr)> = Vec::new();
+    let next = ranges.iter().map(|range| {
+        let subnet = range.subnet();
+        let is_given = |address: &IpAddr| {
+            let mut given = given.iter();
+            given.any(|(of, other)| other == address && (overlapping || *of == subnet))
+        };
+        let spans = range.spans().iter();
+        let addresses = spans.flat_map(|span| span.first..=span.last);
+        let mut addresses = addresses.map(|address| from_bits(subnet.is_ipv4(), address));
+        let next = addresses.find(|address| !is_given(address));
+        given.extend(next.map(|address| (subnet, address)));
+        json!({"next": next, "because": "no address was ever leased here"})
+    });
+    next.collect()
+}
+
 fn because(survey: &Survey) -> String {
-    let before = format!(
+    let mut before = format!(
         "{} lower ones are leased and {} are cooling down",
         survey.leased, survey.cooling_down
     );
+    let earlier = survey.of_earlier_parts;
+    if earlier > 0 {
+        before += &format!(", and ranges before this one get {earlier}");
+    }
+    let is_lowest = (survey.leased, survey.cooling_down, earlier) == (0, 0, 0);
     let mut because = match (survey.next, survey.still_cooling_down) {
-        (Some(_), false) if survey.leased + survey.cooling_down == 0 => {
-            "it is the lowest".to_owned()
-        }
+        (Some(_), false) if is_lowest => "it is the lowest".to_owned(),
         (Some(_), false) => format!("it is the lowest that is free: {before}"),
         (Some(_), true) => format!("nothing else is free, it was released first: {before}"),
+        (None, _) if earlier > 0 => {
+            "every address is leased, or a range before this one gets it".to_owned()
+        }
         (None, _) => "every address is leased".to_owned(),
     };
     if survey.unreadable > 0 {

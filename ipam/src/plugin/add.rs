@@ -22,14 +22,7 @@ pub(super) fn add(
 ) -> Result<CniResult, Error> {
     let requested = Requested::read(request, config.profile)?;
     let asked = assign(&requested.instead, config, request_excluded)?;
-    let parts = config.ranges.iter().zip(asked);
-    let order = Order {
-        holder: holder.clone(),
-        profile: config.profile,
-        parts: parts
-            .map(|(range, requested)| part(range, config, requested))
-            .collect(),
-    };
+    let order = order(config, holder, &asked);
     let leases = broker.supply(|| store.take(&order)).map_err(|fault| {
         let refused = match fault {
             Fault::Store(refused) => refused,
@@ -62,8 +55,20 @@ pub(super) fn add(
     Ok(result)
 }
 
-/// What a range of the configuration asks for.
-pub(super) fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
+/// One address of each range of the configuration; `asked` are those that were asked for, by
+/// the number of their range.
+pub(super) fn order(config: &Config, holder: &Holder, asked: &[Option<IpAddr>]) -> Order {
+    let ranges = config.ranges.iter().enumerate();
+    Order {
+        holder: holder.clone(),
+        profile: config.profile,
+        parts: ranges
+            .map(|(n, range)| part(range, config, asked.get(n).copied().flatten()))
+            .collect(),
+    }
+}
+
+fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
     Part {
         interface: None,
         range: range.clone(),

@@ -44,6 +44,8 @@ pub struct Survey {
     pub leased: u128,
     /// Addresses before it that are cooling down since they were released.
     pub cooling_down: u128,
+    /// Addresses before it that parts of the order before this one would be given.
+    pub of_earlier_parts: u128,
     /// Whether it is cooling down itself, but nothing else is free.
     pub still_cooling_down: bool,
     /// Parts of the range that cannot be read.
@@ -222,9 +224,17 @@ pub(super) struct Failed {
 
 /// Addresses that one order has proposed and has not linked yet: no listing shows them.
 #[derive(Default)]
-struct Proposed(Vec<Lease>);
+pub(super) struct Proposed(Vec<Lease>);
 
 impl Proposed {
+    /// Takes these out of what may be taken; answers those that were in it.
+    fn take_out(&self, want: &Want<'_>, choice: &mut Choice) -> Vec<Candidate> {
+        let proposes = |c: &mut Candidate| self.has(want, c.address);
+        let mut out: Vec<Candidate> = choice.free.extract_if(.., proposes).collect();
+        out.extend(choice.resting.extract_if(.., proposes));
+        out
+    }
+
     /// Whether a lease of `want` at this address would be one of these, or conflict with it.
     fn has(&self, want: &Want<'_>, address: u128) -> bool {
         let subnet = want.range.subnet();
@@ -400,44 +410,67 @@ impl Store {
         self.root.failed("lease", "")(nix::errno::Errno::EINVAL).into()
     }
 
-    /// Whether [`Store::allocate`] would find an address now.
+    /// Whether a search would find an address now, besides those that are proposed already;
+    /// proposes it. Writes nothing.
     ///
     /// # Errors
     /// [`StoreError::Exhausted`], or what kept it from being read.
-    pub fn has_room(&self, want: &Want<'_>) -> Result<(), StoreError> {
+    pub(super) fn has_room(
+        &self,
+        want: &Want<'_>,
+        proposed: &mut Proposed,
+    ) -> Result<(), StoreError> {
         let search = Search::new(self, want.clone(), Goal::Lowest, 0);
+        let mut oldest: Option<(u64, Candidate)> = None;
         for full in [search.believed_full(), Vec::new()] {
             for (order, number) in want.shards().enumerate() {
                 if full.get(order) == Some(&true) {
                     continue;
                 }
-                let Some(ShardRead { choice, .. }) = search.read_shard(number, self.cooldown)?
-                else {
+                let Some(mut read) = search.read_shard(number, self.cooldown)? else {
                     continue;
                 };
-                if !choice.free.is_empty() || !choice.resting.is_empty() {
+                proposed.take_out(want, &mut read.choice);
+                if let Some(free) = read.choice.free.first() {
+                    proposed.0.push(want.lease(*free, false, 0));
                     return Ok(());
+                }
+                let since = read.choice.rested_at.unwrap_or(0);
+                if let Some(resting) = read.choice.resting.first()
+                    && oldest.is_none_or(|(than, _)| since < than)
+                {
+                    oldest = Some((since, *resting));
                 }
             }
         }
-        Err(search.exhausted())
+        let (_, oldest) = oldest.ok_or_else(|| search.exhausted())?;
+        proposed.0.push(want.lease(oldest, false, 0));
+        Ok(())
     }
 
-    /// What [`Store::allocate`] would find on its way now.
+    /// What a search would find on its way now, besides what is proposed already; proposes
+    /// it. Writes nothing.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn survey(&self, want: &Want<'_>) -> Result<Survey, StoreError> {
+    pub(super) fn survey(
+        &self,
+        want: &Want<'_>,
+        proposed: &mut Proposed,
+    ) -> Result<Survey, StoreError> {
         let search = Search::new(self, want.clone(), Goal::Lowest, 0);
         let v4 = want.range.subnet().is_ipv4();
         let mut survey = Survey::default();
-        let mut longest: Option<(u64, u128)> = None;
+        let mut longest: Option<(u64, Candidate)> = None;
         for number in want.shards() {
-            let Some(ShardRead { choice, .. }) = search.read_shard(number, self.cooldown)? else {
+            let Some(ShardRead { mut choice, .. }) = search.read_shard(number, self.cooldown)?
+            else {
                 survey.unreadable += 1;
                 continue;
             };
-            let next = choice.free.first().map(|free| free.address);
+            let taken_out = proposed.take_out(want, &mut choice);
+            let first = choice.free.first().copied();
+            let next = first.map(|free| free.address);
             let below = |address: u128| next.is_none_or(|next| address < next);
             let whole = Span {
                 first: number << 8,
@@ -458,22 +491,28 @@ impl Store {
                 .fold(0, |sum, span| sum.saturating_add(span.size()));
             let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
             survey.cooling_down = survey.cooling_down.saturating_add(resting);
+            let of_earlier = taken_out.iter().filter(|c| below(c.address)).count() as u128;
+            survey.of_earlier_parts = survey.of_earlier_parts.saturating_add(of_earlier);
             let free = u128::from(next.is_some());
             survey.leased = survey
                 .leased
-                .saturating_add(addresses.saturating_sub(resting + free));
+                .saturating_add(addresses.saturating_sub(resting + of_earlier + free));
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
             {
-                longest = Some((at, first.address));
+                longest = Some((at, *first));
             }
-            if let Some(next) = next {
-                survey.next = Some(from_bits(v4, next));
+            if let Some(first) = first {
+                survey.next = Some(from_bits(v4, first.address));
+                proposed.0.push(want.lease(first, false, 0));
                 return Ok(survey);
             }
         }
-        survey.next = longest.map(|(_, address)| from_bits(v4, address));
-        survey.still_cooling_down = longest.is_some();
+        if let Some((_, first)) = longest {
+            survey.next = Some(from_bits(v4, first.address));
+            survey.still_cooling_down = true;
+            proposed.0.push(want.lease(first, false, 0));
+        }
         Ok(survey)
     }
 

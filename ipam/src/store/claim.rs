@@ -108,14 +108,17 @@ impl Store {
         // The open file, not its name: that may be another ADD's record by now, which must not
         // get a lease entry from this call.
         let linked = match claim.shard.link_file(&intent.file, &name) {
-            // The record is gone: a DEL was here. A file server may say so of one that is there.
-            Err(error) if matches!(error.source, Errno::ENOENT | Errno::ESTALE) => {
+            // Where the record is gone, a DEL was here, whatever the error: nothing else leads to
+            // what was linked before. A file server may say so of one that is there.
+            Err(error) => {
+                let is_gone = matches!(error.source, Errno::ENOENT | Errno::ESTALE);
                 return Err(match self.is_overtaken(intent, &[]) {
-                    Ok(false) => error.into(),
-                    Ok(true) | Err(_) => overtaken(&claim.lease),
+                    Ok(true) => overtaken(&claim.lease),
+                    Err(_) if is_gone => overtaken(&claim.lease),
+                    Ok(false) | Err(_) => error.into(),
                 });
             }
-            other => other?,
+            Ok(linked) => linked,
         };
         if linked {
             return Ok(true);

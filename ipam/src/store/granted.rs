@@ -524,14 +524,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path());
         let ordered = order("a", "10.0.0.0/24", None);
-        let room = || store.room(&ordered.parts[0], &ordered.holder);
+        let room = || store.room(&ordered).map_err(|refused| refused.error);
         assert!(matches!(room(), Err(StoreError::NeedsBlock(_))));
         grant(place.path(), None, &["10.0.0.16/31"]);
         room().unwrap();
-        let survey = store
-            .survey_part(&ordered.parts[0], &ordered.holder)
-            .unwrap();
-        assert_eq!(survey.next, Some("10.0.0.16".parse().unwrap()));
+        let survey = store.survey_order(&ordered).unwrap();
+        assert_eq!(survey[0].next, Some("10.0.0.16".parse().unwrap()));
         std::fs::write(place.path().join("state/blocks/default/default"), "{").unwrap();
         assert!(matches!(room(), Err(StoreError::Grants(_))));
     }

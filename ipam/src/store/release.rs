@@ -2,7 +2,7 @@
 //! (`release_address`), a record is removed (`remove_record`), or both (`release`,
 //! `release_entry`).
 
-use super::dir::{Dir, Meta};
+use super::dir::{Dir, Meta, meta_of};
 use super::name::{self, LeaseName};
 use super::owner::{Content, Owned, read};
 use super::scan::Entry;
@@ -129,15 +129,9 @@ impl Store {
             // Killed between create and write: no address was ever taken by it. Or about to be
             // written: what it says then is read once more, after it was removed.
             Content::Broken(_, meta) if meta.links < 2 => {
-                let file = owned.dir.keep_open(&owned.name)?;
-                self.remove_record(owned, meta)?;
-                let written = match file {
-                    Some(file) => owned.dir.content_of(&owned.name, &file)?,
-                    None => Vec::new(),
-                };
-                match Record::decode(&written) {
-                    Ok(record) => self.remove_released(owned, &record, meta),
-                    Err(_) => Ok(Vec::new()),
+                match self.remove_and_read(owned, meta)? {
+                    Some(record) => self.remove_released(owned, &record, meta),
+                    None => Ok(Vec::new()),
                 }
             }
             // Emptied by a crash of the machine, it leads nowhere. Reclaim finds
@@ -155,7 +149,15 @@ impl Store {
         record: &Record,
         meta: &Meta,
     ) -> Result<Vec<Lease>, StoreError> {
-        self.remove_record(owned, meta)?;
+        // One of format 1 is written again for an address that takes the place of a lost one.
+        let written = match record.leases().iter().all(|lease| lease.part.is_none()) {
+            true => self.remove_and_read(owned, meta)?,
+            false => {
+                self.remove_record(owned, meta)?;
+                None
+            }
+        };
+        let record = written.as_ref().unwrap_or(record);
         let mut freed = Vec::new();
         for lease in record.leases() {
             if self.holds(lease, meta)? && self.release_address(lease, meta, CoolDown::FromNow)? {
@@ -177,6 +179,19 @@ impl Store {
             freed.extend(self.release(&next, CoolDown::FromNow)?);
         }
         Ok(freed)
+    }
+
+    /// Removes a record that an ADD may have written since it was read. Answers what it says
+    /// after that, where it can be read.
+    fn remove_and_read(&self, owned: &Owned, meta: &Meta) -> Result<Option<Record>, StoreError> {
+        let file = owned.dir.keep_open(&owned.name)?;
+        let file = file.filter(|file| meta_of(file).is_ok_and(|there| there.same_file(meta)));
+        self.remove_record(owned, meta)?;
+        let Some(file) = file else {
+            return Ok(None);
+        };
+        let content = owned.dir.content_of(&owned.name, &file)?;
+        Ok(Record::decode(&content).ok())
     }
 
     /// Releases an address found by its name in a shard and, where it can go without a gap,

@@ -4,7 +4,7 @@
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
 //! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
-use super::allocate::{Goal, Made, Search, Survey, Want};
+use super::allocate::{Goal, Made, Proposed, Search, Survey, Want};
 use super::dir::Meta;
 use super::granted::Granted;
 use super::owner::{Content, Owned};
@@ -120,7 +120,17 @@ impl Part {
 struct Attached {
     /// Leases of records that no part has claimed yet, by the part that they were taken for.
     there: Vec<There>,
+    /// See [`Kept`].
+    released: Vec<(usize, Lease)>,
     made: Made,
+}
+
+/// What is left of an interface's records.
+struct Kept {
+    records: Vec<Owned>,
+    /// Leases that it had in an earlier boot or in another network namespace, by the part that
+    /// they were taken for.
+    released: Vec<(usize, Lease)>,
 }
 
 /// A lease of the attachment, of whatever record.
@@ -248,7 +258,7 @@ impl Store {
             }
         }
         let holder = of.made.holder().clone();
-        self.set_goals(order.profile, granted, &mut missing, &holder)?;
+        self.set_goals(order.profile, granted, &mut missing, &holder, &of.released)?;
         let searches = missing.iter().map(|missing| {
             let want = missing.part.want(&missing.range, &holder);
             Search::new(self, want, missing.goal, missing.number)
@@ -280,14 +290,16 @@ impl Store {
         }
     }
 
-    /// What is looked for: the address that was asked for; that of the pod's previous
-    /// sandbox, where that may be taken over; else the lowest that is free.
+    /// What is looked for: the address that was asked for; that of the attachment's earlier
+    /// boot or network namespace; that of the pod's previous sandbox, where that may be taken
+    /// over; else the lowest that is free.
     fn set_goals(
         &self,
         profile: Profile,
         granted: &Granted<'_>,
         missing: &mut [Missing<'_>],
         holder: &Holder,
+        earlier: &[(usize, Lease)],
     ) -> Result<(), Refused> {
         // All are found before any is released: a record that loses one loses its hint.
         let mut found: Vec<(usize, PreviousLease)> = Vec::new();
@@ -303,6 +315,14 @@ impl Store {
                     return Err(refused(granted.needs(missing.part, address)));
                 }
                 missing.goal = Goal::This(address);
+                continue;
+            }
+            let (part, range) = (missing.part, &missing.range);
+            let mut earlier = earlier.iter().filter(|(of, _)| *of == number);
+            if let Some((_, lease)) = earlier
+                .find(|(_, lease)| part.is_of(range, lease) && part.wants(profile, range, lease))
+            {
+                missing.goal = Goal::Rather(lease.address);
                 continue;
             }
             let want = missing.part.want(&missing.range, holder);
@@ -329,28 +349,53 @@ impl Store {
         Ok(())
     }
 
-    /// Whether [`Store::take`] would find an address for a part now. Takes nothing, no
+    /// Whether [`Store::take`] would find an address for each part now. Takes nothing, no
     /// slice either.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`] or [`StoreError::SliceExhausted`], or what kept it from
-    /// being read.
-    pub fn room(&self, part: &Part, holder: &Holder) -> Result<(), StoreError> {
+    /// [`StoreError::Exhausted`], [`StoreError::SliceExhausted`] or
+    /// [`StoreError::NeedsBlock`] of the first part that would get none, or what kept it
+    /// from being read.
+    pub fn room(&self, order: &Order) -> Result<(), Refused> {
         let granted = Granted::new(self);
-        let slice = self.slice_of_part_to_come(part)?;
-        let range = granted.cut(&part.space, part.cut_to(slice))?;
-        self.has_room(&part.want(&range, holder))
-            .map_err(|error| granted.explain(name_slice(error, slice), part, None, 1))
+        let mut proposed = Proposed::default();
+        for (number, part) in order.parts.iter().enumerate() {
+            let refused = |error| Refused {
+                part: Some(number),
+                error,
+            };
+            let slice = self.slice_of_part_to_come(part).map_err(refused)?;
+            let range = granted
+                .cut(&part.space, part.cut_to(slice))
+                .map_err(refused)?;
+            self.has_room(&part.want(&range, &order.holder), &mut proposed)
+                .map_err(|error| {
+                    let error = name_slice(error, slice);
+                    refused(granted.explain(error, part, None, 1))
+                })?;
+        }
+        Ok(())
     }
 
-    /// What [`Store::take`] would find on its way for a part now.
+    /// What [`Store::take`] would find on its way now, for each part.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn survey_part(&self, part: &Part, holder: &Holder) -> Result<Survey, StoreError> {
-        let range = part.cut_to(self.slice_of_part_to_come(part)?);
-        let range = Granted::new(self).cut(&part.space, range)?;
-        self.survey(&part.want(&range, holder))
+    pub fn survey_order(&self, order: &Order) -> Result<Vec<Survey>, Refused> {
+        let granted = Granted::new(self);
+        let mut proposed = Proposed::default();
+        let survey = |(number, part): (usize, &Part)| {
+            let slice = self.slice_of_part_to_come(part);
+            let survey = slice.and_then(|slice| {
+                let range = granted.cut(&part.space, part.cut_to(slice))?;
+                self.survey(&part.want(&range, &order.holder), &mut proposed)
+            });
+            survey.map_err(|error| Refused {
+                part: Some(number),
+                error,
+            })
+        };
+        order.parts.iter().enumerate().map(survey).collect()
     }
 
     /// Prefix length of the node's slice of a part's range. Where nodes have blocks, they have no
@@ -373,7 +418,8 @@ impl Store {
             ..order.holder.clone()
         };
         let container = &holder.container;
-        let records = without_remains(self, self.owned(container, interface)?)?;
+        let listed = self.owned(container, interface)?;
+        let Kept { records, released } = without_remains(self, &holder, listed)?;
         let mut there = Vec::new();
         for (index, owned) in records.iter().enumerate() {
             if let Content::Record(record, meta) = &owned.content {
@@ -391,6 +437,7 @@ impl Store {
         let count = self.owned_here(container, interface)?.len();
         Ok(Attached {
             there,
+            released,
             made: Made::of(&holder, count),
         })
     }
@@ -452,19 +499,24 @@ fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
 }
 
 /// Drops records from the top of each directory that hold nothing: an ADD or DEL was
-/// killed there. Also those of an earlier boot, by a runtime that gives a container its ID
-/// again: reclaim would free them, with addresses that were answered once more.
-fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, StoreError> {
-    let mut left: Vec<Owned> = Vec::new();
-    for owned in there.into_iter().rev() {
+/// killed there. Also those of an earlier boot or of another network namespace, by a runtime
+/// that gives a container its ID again: reclaim would free them, with addresses that were
+/// answered once more.
+fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<Kept, StoreError> {
+    let (mut left, mut released): (Vec<Owned>, Vec<_>) = (Vec::new(), Vec::new());
+    for (index, owned) in there.into_iter().enumerate().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
         let first = owned.leases().first();
-        let is_over = first.is_some_and(|lease| store.is_of_an_earlier_boot(&lease.holder));
+        let is_over = first.is_some_and(|lease| {
+            let before = &lease.holder;
+            store.is_of_an_earlier_boot(before) || is_of_another_netns(before, holder)
+        });
         if !top || (!is_over && holds_for_good(store, &owned)?) {
             left.push(owned);
             continue;
         }
-        store.release(&owned, CoolDown::FromNow)?;
+        let leases = store.release(&owned, CoolDown::FromNow)?.into_iter();
+        released.extend(leases.map(|lease| (lease.part.unwrap_or(index), lease)));
         if store.still_there(&owned)? {
             return Err(StoreError::Foreign {
                 path: owned.path(),
@@ -475,7 +527,18 @@ fn without_remains(store: &Store, there: Vec<Owned>) -> Result<Vec<Owned>, Store
         }
     }
     left.reverse();
-    Ok(left)
+    Ok(Kept {
+        records: left,
+        released,
+    })
+}
+
+/// Whether an attachment was made in another network namespace of this boot than it is made
+/// in now: at another path, or at the same path by another inode.
+fn is_of_another_netns(before: &Holder, now: &Holder) -> bool {
+    before.boot == now.boot
+        && before.netns.is_some()
+        && (&before.netns, before.netns_inode) != (&now.netns, now.netns_inode)
 }
 
 /// Whether a record holds one of its leases, after step 4 of ADD was made up for.
@@ -514,208 +577,4 @@ fn may_take_over(profile: Profile, previous: &Lease, now: &Holder, netns: &Netns
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lease::Pod;
-
-    fn previous(node: &str, uid: Option<&str>) -> Lease {
-        let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
-        lease.holder.node = node.into();
-        lease.holder.pod = Some(Pod {
-            namespace: "a".into(),
-            name: "b".into(),
-            uid: uid.map(str::to_owned),
-        });
-        lease
-    }
-
-    #[test]
-    fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
-        let here = previous("n1", Some("u1")).holder;
-        let anonymous = previous("n1", None).holder;
-        let unknown = Netns::Unknown("");
-        for (before, now, netns, strict, compatible) in [
-            (previous("n1", Some("u1")), &here, &unknown, true, true),
-            (previous("n1", Some("u1")), &here, &Netns::Gone, true, true),
-            (
-                previous("n1", Some("u1")),
-                &here,
-                &Netns::Present,
-                false,
-                false,
-            ),
-            (previous("n1", Some("u2")), &here, &unknown, false, false),
-            (previous("n1", Some("u2")), &here, &Netns::Gone, true, true),
-            (
-                previous("n1", Some("u2")),
-                &here,
-                &Netns::Present,
-                false,
-                false,
-            ),
-            (previous("n2", Some("u1")), &here, &unknown, false, true),
-            (previous("n2", Some("u2")), &here, &unknown, false, false),
-            (previous("n1", None), &anonymous, &unknown, true, true),
-            (
-                previous("n1", None),
-                &anonymous,
-                &Netns::Present,
-                false,
-                false,
-            ),
-            (previous("n2", None), &anonymous, &unknown, false, true),
-        ] {
-            for (profile, expected) in
-                [(Profile::Strict, strict), (Profile::Compatible, compatible)]
-            {
-                assert_eq!(
-                    may_take_over(profile, &before, now, netns),
-                    expected,
-                    "{profile:?} {netns:?} {before:?}"
-                );
-            }
-        }
-    }
-
-    fn open(place: &std::path::Path) -> Store {
-        use node::policy::{Policy, Store as StorePolicy};
-        std::fs::create_dir_all(place.join("store")).unwrap();
-        let store = StorePolicy::file(place.join("store"));
-        let mut policy = Policy {
-            state_dir: place.join("state"),
-            ..Policy::default()
-        };
-        policy.stores.insert("default".into(), store);
-        let root = std::path::Path::new("/");
-        let node = node::identity::NodeIdentity::read(root, "n1").unwrap();
-        Store::open(&policy, "default", node, root).unwrap()
-    }
-
-    fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
-        let spec = crate::range::Spec {
-            range,
-            ..crate::range::Spec::default()
-        };
-        Part {
-            interface: interface.map(str::to_owned),
-            range: Range::new(&spec, Profile::Strict).unwrap(),
-            slice: None,
-            space: Space {
-                network_name: None,
-                overlapping: true,
-            },
-            requested: requested.map(|address| address.parse().unwrap()),
-        }
-    }
-
-    fn order(parts: Vec<Part>) -> Order {
-        let mut holder = previous("n1", None).holder;
-        holder.pod = None;
-        Order {
-            holder,
-            profile: Profile::Strict,
-            parts,
-        }
-    }
-
-    fn addresses(leases: &[Lease]) -> Vec<String> {
-        leases
-            .iter()
-            .map(|lease| lease.address.to_string())
-            .collect()
-    }
-
-    #[test]
-    fn one_call_takes_the_addresses_of_several_interfaces_and_answers_them_again() {
-        let place = tempfile::tempdir().unwrap();
-        let store = open(place.path());
-        let order = order(vec![
-            part(None, "10.0.0.0/24", None),
-            part(Some("net2"), "10.0.0.0/24", Some("10.0.0.9")),
-            part(Some("net2"), "fd00::/64", None),
-            part(None, "10.0.1.0/24", None),
-        ]);
-        let expected = ["10.0.0.1", "10.0.0.9", "fd00::1", "10.0.1.1"];
-        assert_eq!(addresses(&store.take(&order).unwrap()), expected);
-        assert_eq!(addresses(&store.take(&order).unwrap()), expected, "again");
-        let container = &order.holder.container;
-        for (interface, count) in [("net1", 2), ("net2", 2)] {
-            assert_eq!(store.held(container, interface).unwrap().len(), count);
-            store.give_back(container, interface, "rail0").unwrap();
-            assert!(store.owned(container, interface).unwrap().is_empty());
-        }
-    }
-
-    #[test]
-    fn an_order_that_fails_takes_nothing() {
-        let place = tempfile::tempdir().unwrap();
-        let store = open(place.path());
-        store
-            .take(&order(vec![part(None, "10.0.0.0/24", None)]))
-            .unwrap();
-        let mut rival = order(vec![part(None, "10.0.3.0/24", Some("10.0.3.7"))]);
-        rival.holder.container = "rival".into();
-        store.take(&rival).unwrap();
-        let refused = store
-            .take(&order(vec![
-                part(None, "10.0.0.0/24", None),
-                part(None, "10.0.1.0/24", None),
-                part(Some("net2"), "10.0.2.0/24", None),
-                part(Some("net2"), "10.0.3.0/24", Some("10.0.3.7")),
-            ]))
-            .unwrap_err();
-        assert_eq!(refused.part, Some(3));
-        assert!(matches!(refused.error, StoreError::Held { .. }));
-        // What was never answered does not rest.
-        let mut next = order(vec![part(None, "10.0.1.0/24", None)]);
-        next.holder.container = "next".into();
-        assert_eq!(addresses(&store.take(&next).unwrap()), ["10.0.1.1"]);
-        let holder = &rival.holder;
-        let container = &order(Vec::new()).holder.container;
-        assert_eq!(
-            addresses(&store.held(container, "net1").unwrap()),
-            ["10.0.0.1"]
-        );
-        assert!(store.owned(container, "net2").unwrap().is_empty());
-        assert_eq!(store.held(&holder.container, "net1").unwrap().len(), 1);
-    }
-
-    #[test]
-    fn what_an_earlier_boot_had_is_leased_anew() {
-        let place = tempfile::tempdir().unwrap();
-        let mut store = open(place.path());
-        store.node.machine = "m1".into();
-        let mut order = order(vec![
-            part(None, "10.0.0.0/24", None),
-            part(None, "10.0.1.0/24", None),
-        ]);
-        order.holder.machine = "m1".into();
-        order.holder.boot = "earlier".into();
-        store.take(&order).unwrap();
-        order.holder.boot.clone_from(&store.node.boot);
-        let answered = addresses(&store.take(&order).unwrap());
-        let held = store.held(&order.holder.container, "net1").unwrap();
-        assert_eq!(addresses(&held), answered);
-        for lease in held {
-            assert_eq!(
-                lease.holder.boot, store.node.boot,
-                "reclaim frees {lease:?}"
-            );
-        }
-        assert_eq!(addresses(&store.take(&order).unwrap()), answered, "again");
-    }
-
-    #[test]
-    fn an_order_of_two_parts_of_one_range_has_two_addresses() {
-        let place = tempfile::tempdir().unwrap();
-        let store = open(place.path());
-        let order = order(vec![
-            part(Some("net1"), "10.0.0.0/24", None),
-            part(Some("net2"), "10.0.0.0/24", None),
-            part(Some("net2"), "10.0.0.0/24", None),
-        ]);
-        let taken = addresses(&store.take(&order).unwrap());
-        assert_eq!(taken, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
-        assert_eq!(addresses(&store.take(&order).unwrap()), taken);
-    }
-}
+mod tests;

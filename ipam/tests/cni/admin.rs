@@ -124,6 +124,98 @@ fn pools_say_how_full_they_are() {
     assert!(pools["store"]["id"].as_str().unwrap().len() == 32);
 }
 
+/// One container gets an address of each, so the second range's is another.
+#[test]
+fn explain_names_another_address_for_the_second_of_two_equal_ranges() {
+    let place = Place::new();
+    let ranges = json!([{"range": "10.0.0.0/29"}, {"range": "10.0.0.0/29"}]);
+    let config = network("rdma-ipam", json!({"ipRanges": ranges}));
+    let one = network("rdma-ipam", json!({"range": "10.0.0.0/29"}));
+    let file = place.path().join("net.conf");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let explain = || -> Vec<[String; 4]> {
+        let arguments = ["explain", file.to_str().unwrap(), "--json"];
+        let document = place.admin(&arguments).document;
+        let ranges = document["ranges"].as_array().unwrap().iter();
+        let text = |range: &Value, key: &str| match &range[key] {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        ranges
+            .map(|range| ["next", "leased", "coolingDown", "because"].map(|key| text(range, key)))
+            .collect()
+    };
+    let check = |expected: [[&str; 4]; 2]| assert_eq!(explain(), expected);
+    let never = "no address was ever leased here";
+    check([
+        ["10.0.0.1", "null", "null", never],
+        ["10.0.0.2", "null", "null", never],
+    ]);
+    place.add(&c("z"), &range("10.9.0.0/24")).address();
+    let second = "it is the lowest that is free: 0 lower ones are leased and 0 are cooling down, \
+                  and ranges before this one get 1";
+    check([
+        ["10.0.0.1", "0", "0", "it is the lowest"],
+        ["10.0.0.2", "0", "0", second],
+    ]);
+    // 1, 2 and 4 are leased, 3 is cooling down.
+    for container in ["a", "b", "d", "e"] {
+        place.add(&c(container), &one).address();
+    }
+    assert!(place.del(&c("d"), &one).ok());
+    let free = "it is the lowest that is free: 3 lower ones are leased and 1 are cooling down";
+    let after = format!("{free}, and ranges before this one get 1");
+    check([["10.0.0.5", "3", "1", free], ["10.0.0.6", "3", "1", &after]]);
+    place.add(&c("f"), &one).address();
+    let free = "it is the lowest that is free: 4 lower ones are leased and 1 are cooling down";
+    let resting = "nothing else is free, it was released first: 4 lower ones are leased \
+                   and 1 are cooling down, and ranges before this one get 1";
+    check([
+        ["10.0.0.6", "4", "1", free],
+        ["10.0.0.3", "4", "1", resting],
+    ]);
+    assert_eq!(
+        place.add(&c("g"), &config).addresses(),
+        ["10.0.0.6/29", "10.0.0.3/29"],
+        "ADD gives what was explained"
+    );
+    let full = ["null", "6", "0", "every address is leased"];
+    check([full, full]);
+    assert!(place.del(&c("a"), &one).ok());
+    let [first, second] = [0, 1].map(|n| explain()[n].clone());
+    assert_eq!(
+        (first[0].as_str(), second[0].as_str()),
+        ("10.0.0.1", "null")
+    );
+    assert_eq!(
+        second[3],
+        "every address is leased, or a range before this one gets it"
+    );
+}
+
+/// In a store that was never used, for ranges that have addresses in common.
+#[test]
+fn explain_gives_an_address_of_overlapping_ranges_once_unless_they_are_apart() {
+    let place = Place::new();
+    let file = place.path().join("net.conf");
+    for (second, overlapping, expected) in [
+        ("10.0.0.0/28", true, "10.0.0.2"),
+        ("10.0.0.0/28", false, "10.0.0.1"),
+        ("10.0.0.0/29", false, "10.0.0.2"),
+        ("10.0.1.0/29", true, "10.0.1.1"),
+    ] {
+        let ipam = json!({
+            "ipRanges": [{"range": "10.0.0.0/29"}, {"range": second}],
+            "enable_overlapping_ranges": overlapping,
+        });
+        std::fs::write(&file, network("rdma-ipam", ipam).to_string()).unwrap();
+        let explained = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+        let ranges = &explained.document["ranges"];
+        let next = (&ranges[0]["next"], &ranges[1]["next"]);
+        assert_eq!(next, (&json!("10.0.0.1"), &json!(expected)), "{second}");
+    }
+}
+
 #[test]
 fn explain_says_what_is_next_and_why() {
     let place = Place::new();

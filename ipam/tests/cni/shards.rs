@@ -62,6 +62,36 @@ fn the_address_released_first_is_leased_first_in_any_shard() {
     }
 }
 
+/// The first range's address is the one that was released first, in whichever shard; the second
+/// range has one address only.
+#[test]
+fn status_fails_where_the_first_range_would_get_the_only_address_of_the_second() {
+    for (first, second, served) in [
+        ("10.0.0.255", "10.0.1.0", true),
+        ("10.0.1.0", "10.0.0.255", false),
+    ] {
+        let place = Place::new();
+        let mut holders = std::collections::BTreeMap::new();
+        for name in ["a", "b", "d", "e"] {
+            let address = place.add(&c(name), &config()).address();
+            holders.insert(address.trim_end_matches("/23").to_owned(), name);
+        }
+        for released in [first, second] {
+            assert!(place.del(&c(holders[released]), &config()).ok());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let range = |start: &str, end: &str| json!({"range": "10.0.0.0/23", "range_start": start, "range_end": end});
+        let ranges = [
+            range("10.0.0.254", "10.0.1.1"),
+            range("10.0.1.0", "10.0.1.0"),
+        ];
+        let both = network("rdma-ipam", json!({"ipRanges": ranges}));
+        let status = place.call("STATUS", &c("x"), &both);
+        assert_eq!(status.ok(), served, "{status:?}");
+        assert_eq!(place.add(&c("f"), &both).ok(), served, "{first}");
+    }
+}
+
 #[test]
 fn explain_says_how_many_parts_of_a_range_cannot_be_read() {
     let place = Place::new();

@@ -343,6 +343,25 @@ fn status_says_what_add_would() {
     assert_eq!(status(&place, &config).error().0, 50);
 }
 
+/// An ADD takes an address of each range, so one that is left is not enough for two of them.
+#[test]
+fn status_fails_where_two_ranges_have_one_address_left() {
+    for [first, second] in [["10.1.0.0/30"; 2], ["10.1.0.0/30", "10.1.0.0-10.1.0.2/24"]] {
+        let place = Place::new();
+        let ranges = json!([{"range": first}, {"range": second}]);
+        let config = network("rdma-ipam", json!({"ipRanges": ranges}));
+        let status = || place.call("STATUS", &c("x"), &config);
+        assert!(status().ok(), "both addresses are free");
+        place.add(&c("a"), &range(first)).address();
+        let (code, text) = status().error();
+        assert!(code == 50 && text.contains("exhausted"), "{code} {text}");
+        assert_eq!(place.add(&c("b"), &config).error().0, 102);
+        assert!(place.del(&c("a"), &range(first)).ok());
+        assert!(status().ok(), "one is free, one is cooling down");
+        assert_eq!(place.add(&c("b"), &config).addresses().len(), 2);
+    }
+}
+
 #[test]
 fn gc_frees_what_is_not_listed_of_this_node_and_network() {
     let place = Place::new();

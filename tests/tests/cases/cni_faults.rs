@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use e2e::case;
 use e2e::cni::{Answer, Call, answer};
 use e2e::cni_host::{CniHost, same};
@@ -60,6 +60,27 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns,
         Macvlan,
+        Strace
+    ),
+    case!(
+        a_macvlan_is_found_when_del_was_killed_after_its_move,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
+    case!(a_refused_move_to_the_host_fails_del, Root, Netns, Strace),
+    case!(a_refused_name_fails_del, Root, Netns, Strace),
+    case!(
+        a_name_taken_while_del_moves_is_for_later,
+        Root,
+        Netns,
+        Strace
+    ),
+    case!(
+        a_name_taken_while_del_renames_is_for_later,
+        Root,
+        Netns,
         Strace
     ),
 ];
@@ -396,4 +417,205 @@ fn an_add_after_a_killed_one_succeeds() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a request moves a link (`IFLA_NET_NS_FD`); strace shows those that are sent in a namespace
+/// other than its own as bytes.
+fn moves(line: &str) -> bool {
+    line.contains("IFLA_NET_NS_FD") || line.contains(r"\x08\x00\x1c\x00")
+}
+
+/// Whether a request gives a link of the host a name.
+fn renames(line: &str) -> bool {
+    line.contains("RTM_SETLINK") && line.contains("IFLA_IFNAME")
+}
+
+/// How often a request is met by its number: a dump that is interrupted is repeated, and moves those
+/// behind it on (`NLM_F_DUMP_INTR`).
+const TRIES: usize = 4;
+
+/// The first such request of a DEL, which is carried out.
+fn request(host: &CniHost, call: &Call, config: &str, wanted: fn(&str) -> bool) -> Result<Point> {
+    let file = host.directory().join("trace").display().to_string();
+    let options = ["-qq", "-v", "-s", "256", "-o", &file];
+    answer(&mut traced(call, "DEL", &options), config.as_bytes())?.success()?;
+    let trace = std::fs::read_to_string(&file)?;
+    let mut requests = trace.lines().filter(|line| line.starts_with("sendto("));
+    let earlier = requests
+        .position(wanted)
+        .context("DEL sends no such request")?;
+    Ok(Point {
+        syscall: "sendto".to_owned(),
+        number: earlier + 1,
+    })
+}
+
+/// The pod changed its address, and a link of the host has its index meanwhile: its name and the
+/// address that it has on the host are all that says which one it is.
+fn a_macvlan_is_found_when_del_was_killed_after_its_move() -> Result<()> {
+    let host = CniHost::new()?;
+    host.netns
+        .ip("link add mv0 link nic0 type macvlan mode bridge")?;
+    let config = host
+        .config(&json!({"attach": "move", "device": "mv0"}))
+        .to_string();
+    let (pod, before) = (host.pod()?, host.picture()?);
+    let call = host.call(&pod, "c1", "net1");
+    let taken = || -> Result<()> {
+        // It gets another one when it returns.
+        let index = host.netns.ip_json("link show mv0")?[0]["ifindex"].clone();
+        call.run("ADD", config.as_bytes())?.success()?;
+        pod.ip("link set net1 down")?;
+        pod.ip("link set net1 address 02:66:66:66:66:66")?;
+        host.netns.ip(&format!(
+            "link add other index {index} type veth peer name far"
+        ))?;
+        Ok(())
+    };
+    let returned = |when: &str| -> Result<()> {
+        call.run("DEL", config.as_bytes())?
+            .success()
+            .context(when.to_owned())?;
+        host.netns.ip("link del other")?;
+        same(&before, &host.picture()?, when)
+    };
+    for _ in 0..TRIES {
+        taken()?;
+        let moved = request(&host, &call, &config, moves)?;
+        returned("after a DEL that was watched")?;
+        taken()?;
+        let next = Point {
+            number: moved.number + 1,
+            ..moved
+        };
+        let killed = inject(&call, "DEL", &config, &next, "signal=KILL")?;
+        let after_the_move = was_killed(&killed)
+            && host.netns.ip("link show mv0").is_ok()
+            && pod.ip("link show net1").is_err();
+        returned("after the next DEL")?;
+        if after_the_move {
+            return Ok(());
+        }
+    }
+    bail!("it was never killed after the move")
+}
+
+fn a_name_taken_while_del_moves_is_for_later() -> Result<()> {
+    name_taken(moves, |_, _| Ok(()))
+}
+
+fn a_name_taken_while_del_renames_is_for_later() -> Result<()> {
+    name_taken(renames, arrives)
+}
+
+/// The NIC comes to the host as from a namespace that ended.
+fn arrives(host: &CniHost, pod: &Netns) -> Result<()> {
+    pod.ip(&format!("link set net1 netns {}", host.netns.name()))?;
+    Ok(())
+}
+
+fn a_refused_move_to_the_host_fails_del() -> Result<()> {
+    refused_once(moves, "move net1 to the host as nic0", |_, _| Ok(()))
+}
+
+fn a_refused_name_fails_del() -> Result<()> {
+    refused_once(renames, "rename net1 to nic0", arrives)
+}
+
+impl Fixture {
+    /// The host is as before the ADD, or is soon: after several changes of a carrier the kernel
+    /// says once a second how it is (`linkwatch_schedule_work()`).
+    fn is_as_before(&self, when: &str) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(3);
+        loop {
+            match same(&self.before, &self.host.picture()?, when) {
+                Err(_) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                compared => return compared,
+            }
+        }
+    }
+}
+
+/// Stops a DEL at its first such request, in whichever way `attempt` does; once more where that
+/// found the request to be another one.
+fn at_request(
+    fixture: &Fixture,
+    wanted: fn(&str) -> bool,
+    prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
+    attempt: impl Fn(&Call, &Point) -> Result<bool>,
+) -> Result<()> {
+    let Fixture {
+        host, pod, config, ..
+    } = fixture;
+    let call = host.call(pod, "c1", "net1");
+    let taken = || -> Result<()> {
+        call.run("ADD", config.as_bytes())?.success()?;
+        prepare(host, pod)
+    };
+    for _ in 0..TRIES {
+        taken()?;
+        let point = request(host, &call, config, wanted)?;
+        taken()?;
+        if attempt(&call, &point)? {
+            return Ok(());
+        }
+    }
+    bail!("DEL was never stopped at this request")
+}
+
+/// An error that says nothing of a name is no reason to try another one.
+fn refused_once(
+    wanted: fn(&str) -> bool,
+    what: &str,
+    prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
+) -> Result<()> {
+    let fixture = Fixture::moving()?;
+    at_request(&fixture, wanted, prepare, |call, point| {
+        let config = &fixture.config;
+        let refused = inject(call, "DEL", config, point, "error=EPERM")?.refusal();
+        call.run("DEL", config.as_bytes())?.success()?;
+        fixture.is_as_before("after the next DEL")?;
+        Ok(refused.is_ok_and(|(_, message)| message.contains(what)))
+    })
+}
+
+/// DEL has found the NIC's name free when another netdev takes it, before such a request.
+fn name_taken(
+    wanted: fn(&str) -> bool,
+    prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
+) -> Result<()> {
+    let fixture = Fixture::moving()?;
+    let Fixture { host, config, .. } = &fixture;
+    at_request(&fixture, wanted, prepare, |call, point| {
+        let (named, delayed) = std::thread::scope(|scope| {
+            let del = scope.spawn(|| inject(call, "DEL", config, point, "delay_enter=3000000"));
+            std::thread::sleep(Duration::from_millis(1500));
+            let named = host.netns.ip("link add nic0 type veth peer name other");
+            (named, del.join())
+        });
+        let delayed = delayed.map_err(|_| anyhow!("DEL panicked"))??;
+        if named.is_err() {
+            // The NIC was there already.
+            delayed.success().context("DEL")?;
+            fixture.is_as_before("after a DEL that was late")?;
+            return Ok(false);
+        }
+        ensure!(
+            delayed.stderr.contains("name of another netdev"),
+            "{}",
+            delayed.stderr
+        );
+        delayed.success().context("DEL")?;
+        let links = host.netns.ip("addr")?;
+        ensure!(
+            links.contains("10.9.0.1/24") && links.contains("rdma-dev"),
+            "its state did not come back:\n{links}"
+        );
+        host.netns.ip("link del nic0")?;
+        call.run("DEL", config.as_bytes())?.success()?;
+        fixture.is_as_before("after the repair")?;
+        Ok(true)
+    })
 }

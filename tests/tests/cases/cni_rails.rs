@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::case;
 use e2e::cni::Call;
 use e2e::cni_host::{CniHost, same};
@@ -22,6 +22,12 @@ pub(crate) const CASES: &[Case] = &[
     case!(the_pods_way_out_stays_where_it_is, Root, Netns, Macvlan),
     case!(a_moved_nic_is_a_rail_when_asked, Root, Netns),
     case!(rails_can_be_switched_off, Root, Netns, Macvlan),
+    case!(
+        a_rail_too_small_for_ipv6_has_its_settings,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(check_sees_a_missing_rule, Root, Netns, Macvlan),
 ];
 
@@ -261,6 +267,32 @@ fn rails_can_be_switched_off() -> Result<()> {
         sysctl(&pod, "net2", "arp_ignore")?,
         sysctl(&pod, "default", "arp_ignore")?
     );
+    Ok(())
+}
+
+/// The kernel takes IPv6 away from an interface whose MTU is below 1280 (RFC 8200 5), and refuses a
+/// request that has a setting of it.
+fn a_rail_too_small_for_ipv6_has_its_settings() -> Result<()> {
+    let (host, _switch) = on_one_switch()?;
+    let pod = pod(&host)?;
+    let call = host.call(&pod, "c1", "net1");
+    let ipam = json!({"type": "rdma-ipam", "range": "10.9.0.0/24"});
+    run(
+        &call,
+        "ADD",
+        &rail(&host, 0, &json!({"mtu": 1000, "ipam": ipam})),
+    )?;
+    ensure!(
+        pod.ip("-6 addr show dev net1")?.is_empty(),
+        "the kernel gives it IPv6 all the same"
+    );
+    for (key, value) in [
+        ("arp_ignore", "1"),
+        ("arp_announce", "2"),
+        ("arp_notify", "1"),
+    ] {
+        assert_eq!(sysctl(&pod, "net1", key)?, value, "{key}");
+    }
     Ok(())
 }
 

@@ -8,6 +8,11 @@ use e2e::scene::{Scene, answer_of};
 
 cases! {
     link_mode_dormant_is_undone => does(&["link set net1 mode dormant"]);
+    a_link_left_dormant_is_up_again => does(&[
+        "link set net1 mode dormant",
+        "link set net1 down",
+        "link set net1 up",
+    ]);
     a_group_is_undone => does(&["link set net1 group 77"]);
     a_group_of_the_host_comes_back => had(&["link set nic0 group 42"], &["link set net1 group 77"]);
     gso_and_gro_limits_are_undone => does(&[

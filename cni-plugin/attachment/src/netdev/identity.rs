@@ -8,7 +8,10 @@
 //! or address. A match is certain or it is none.
 
 use hca::{Host, MacAddress};
-use netlink::{Name, link::Link};
+use netlink::{
+    Name,
+    link::{Link, PAIRED_KINDS},
+};
 use serde::{Deserialize, Serialize};
 
 use super::vf;
@@ -265,8 +268,10 @@ impl Identity {
     /// Index on the host of a peer that lives exactly as long as the link itself.
     pub(super) fn peer(&self) -> Option<u32> {
         let fixed = self.fixed.as_ref().filter(|fixed| !fixed.elsewhere)?;
-        let paired = matches!(self.kind.as_deref(), Some("veth" | "netkit"));
-        fixed.parent.filter(|_| paired)
+        let paired = |kind: &str| PAIRED_KINDS.contains(&kind);
+        fixed
+            .parent
+            .filter(|_| self.kind.as_deref().is_some_and(paired))
     }
 
     /// Whether the kernel allows one link alone that says the same of itself on the same parent of

@@ -17,6 +17,12 @@ const RTM_DELLINK: u16 = 17;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 const IFLA_PROTO_DOWN_REASON_MASK: u16 = 1;
+const AF_INET: u16 = 2;
+const IFLA_INET_CONF: u16 = 1;
+const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+/// `IPV4_DEVCONF_*` of settings that have no effect when they are set but to be read later
+/// (`devinet_conf_proc()` has more to do for others).
+const DEVCONF: [(&str, u16); 3] = [("arp_announce", 18), ("arp_ignore", 19), ("arp_notify", 22)];
 const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
 
@@ -202,6 +208,67 @@ pub fn set_token(
     let inet6 = Raw::default().with(IFLA_INET6_TOKEN, &token.octets());
     let attribute = nested(IFLA_AF_SPEC, &Raw::default().nest(AF_INET6, &inet6));
     set(socket, what, index, vec![attribute])
+}
+
+/// Settings of an interface that one request can carry; each is also a file below `/proc/sys/net`,
+/// which costs the kernel a path of new inodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InetSettings {
+    /// By `IPV4_DEVCONF_*` (`linux/ip.h`).
+    ipv4: Vec<(u16, u32)>,
+    /// `addr_gen_mode`.
+    addr_gen_mode: Option<u8>,
+}
+
+impl InetSettings {
+    /// Whether the request can carry a setting, by the directory and the name of its file; if so
+    /// it will.
+    pub fn add(&mut self, group: &str, key: &str, value: &str) -> bool {
+        let ipv4 = DEVCONF.iter().find(|(name, _)| *name == key);
+        match (group, ipv4, value.parse()) {
+            ("ipv4/conf", Some((_, number)), Ok(value)) => self.ipv4.push((*number, value)),
+            ("ipv6/conf", None, Ok(value)) if key == "addr_gen_mode" => {
+                let Ok(mode) = u8::try_from(value) else {
+                    return false;
+                };
+                self.addr_gen_mode = Some(mode);
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Sets settings of an interface, all or none; answers whether it has all families that they are of:
+/// IPv6 may be off, or the MTU too small for it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_inet(
+    socket: &mut Socket,
+    what: impl fmt::Display,
+    index: u32,
+    settings: &InetSettings,
+) -> Result<bool> {
+    let mut families = Raw::default();
+    if !settings.ipv4.is_empty() {
+        let numbers = settings.ipv4.iter();
+        let numbers = numbers.fold(Raw::default(), |list, (number, value)| {
+            list.with(*number, &value.to_ne_bytes())
+        });
+        families = families.nest(AF_INET, &Raw::default().nest(IFLA_INET_CONF, &numbers));
+    }
+    if let Some(mode) = settings.addr_gen_mode {
+        let inet6 = Raw::default().with(IFLA_INET6_ADDR_GEN_MODE, &[mode]);
+        families = families.nest(AF_INET6, &inet6);
+    }
+    if families.as_bytes().is_empty() {
+        return Ok(true);
+    }
+    match set(socket, what, index, vec![nested(IFLA_AF_SPEC, &families)]) {
+        Err(e) if e.is(libc::EAFNOSUPPORT) => Ok(false),
+        done => done.map(|()| true),
+    }
 }
 
 /// Detaches the XDP program of one mode.

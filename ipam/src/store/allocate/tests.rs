@@ -12,7 +12,9 @@ use node::policy::{Policy, Profile, Store as StorePolicy};
 use std::collections::HashSet;
 use std::path::Path;
 
+mod claims;
 mod limits;
+mod releases;
 
 #[test]
 fn shards_ascend_and_skip_what_is_excluded() {

@@ -283,3 +283,82 @@ pub(super) fn attributes<'a>(taken: &'a Snapshot, link: &Link) -> Vec<Change<'a>
     }
     changes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link() -> Link {
+        Link {
+            mtu: 1500,
+            tx_queue_length: 1000,
+            alias: Some("rail-zero".into()),
+            flags: LinkFlags::Up | LinkFlags::Running | LinkFlags::Multicast | LinkFlags::Promisc,
+            ..Link::default()
+        }
+    }
+
+    fn taken() -> Snapshot {
+        Snapshot {
+            mtu: 1500,
+            tx_queue_length: 1000,
+            alias: Some("rail-zero".into()),
+            flags: (LinkFlags::Multicast | LinkFlags::Promisc).bits(),
+            ..Snapshot::default()
+        }
+    }
+
+    /// MTU, queue length, alias and flags of each request.
+    type Requests = Vec<(Option<u32>, Option<u32>, Option<String>, Option<LinkFlags>)>;
+
+    fn requests(taken: &Snapshot) -> Requests {
+        let changes = attributes(taken, &link());
+        let text = |alias: &[u8]| String::from_utf8_lossy(alias).into_owned();
+        changes
+            .iter()
+            .map(|change| {
+                let alias = change.alias.map(text);
+                let flags = change.flags.map(|(flags, of)| {
+                    assert_eq!(
+                        of, KEPT_FLAGS,
+                        "whether it is up is another request's affair"
+                    );
+                    flags
+                });
+                (change.mtu, change.tx_queue_length, alias, flags)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn nothing_is_asked_for_that_is_as_it_was() {
+        assert_eq!(requests(&taken()), []);
+    }
+
+    #[test]
+    fn each_attribute_that_differs_is_a_request_of_its_own() {
+        let before = Snapshot {
+            mtu: 9000,
+            tx_queue_length: 5,
+            alias: None,
+            flags: LinkFlags::Multicast.bits(),
+            ..taken()
+        };
+        assert_eq!(
+            requests(&before),
+            [
+                (Some(9000), None, None, None),
+                (None, Some(5), None, None),
+                // An empty one removes it.
+                (None, None, Some(String::new()), None),
+                (None, None, None, Some(LinkFlags::Multicast)),
+            ]
+        );
+        let alias = Snapshot {
+            alias: Some("rail-one".into()),
+            ..taken()
+        };
+        let expected = (None, None, Some("rail-one".to_owned()), None);
+        assert_eq!(requests(&alias), [expected]);
+    }
+}

@@ -1,11 +1,10 @@
 //! The way from the pod to the host, and what stands on the netdev in the pod.
 
 use netlink::{
-    Name, Namespace, Socket, attribute,
+    Name, Namespace, Socket,
     link::{self, By, Change, Link},
     neighbour,
 };
-use netlink_packet_route::link::InfoKind;
 
 use super::{Error, HostContext, Returned, attributes::restore_mac};
 use crate::netdev::{identity::Place, snapshot::Snapshot};
@@ -15,9 +14,6 @@ pub(super) const ATTEMPTS: u32 = 8;
 
 /// What the names of netdevs begin with whose own is taken. With seven digits it has 15 bytes.
 pub(super) const TEMPORARY: &str = "rdma-dev";
-
-/// `IFLA_VXLAN_LINK` (`include/uapi/linux/if_link.h`)
-pub(super) const IFLA_VXLAN_LINK: u16 = 3;
 
 pub(super) fn find<'a>(
     taken: &Snapshot,
@@ -59,19 +55,8 @@ pub(super) fn remove_children(
     below: &Link,
     report: &mut Returned,
 ) {
-    let stands_on = |link: &&Link| {
-        let kind = link.kind.as_ref().map(ToString::to_string);
-        // A veth names its peer, a vxlan its link as part of what it says of itself.
-        let on = match kind.as_deref() {
-            None | Some("veth" | "netkit") => None,
-            Some("vxlan") => link
-                .info
-                .get(&IFLA_VXLAN_LINK)
-                .and_then(|value| attribute::number(value)),
-            Some(_) => link.parent.filter(|_| link.parent_netns.is_none()),
-        };
-        on == Some(below.index) && link.index != below.index
-    };
+    // Hardware cannot be deleted.
+    let stands_on = |link: &&Link| link.kind.is_some() && link.stands_on(below.index, None);
     for child in links.iter().filter(stands_on) {
         let deleted = link::delete(inside, child);
         report.warnings.extend(deleted.err().map(|e| e.to_string()));
@@ -100,8 +85,7 @@ pub(super) fn remove_children_elsewhere(
             continue;
         };
         for child in link::list(&mut socket).unwrap_or_default() {
-            let is_peer = matches!(child.kind, Some(InfoKind::Veth));
-            if child.parent == Some(below.index) && child.parent_netns == Some(number) && !is_peer {
+            if child.stands_on(below.index, Some(number)) {
                 let deleted = link::delete(&mut socket, &child);
                 warnings.extend(deleted.err().map(|e| e.to_string()));
             }
@@ -163,10 +147,12 @@ pub(super) fn move_to_host(
         match link::change(inside, what, link.index, &change) {
             // A name was taken between reading and moving.
             Err(e) if e.is(libc::EEXIST) && attempt < ATTEMPTS => {
-                attempt += 1;
-                if let Some(now) = link::get(inside, By::Index(link.index))? {
-                    link = now;
-                }
+                // The kernel moves before it renames (`do_setlink()`), so that it is on the host under
+                // the name it had in the pod.
+                let Some(now) = link::get(inside, By::Index(link.index))? else {
+                    return Ok(link.name);
+                };
+                (link, attempt) = (now, attempt + 1);
             }
             done => return done.map(|()| name),
         }

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Leases of one order at these addresses, each by number 1.
-fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
+pub(super) fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
     let want = want(range, holder);
     let candidate = |address: &&str| Candidate {
         address: bits(address.parse().unwrap()),
@@ -19,19 +19,19 @@ fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Vec<Lease> {
 }
 
 /// A store of format 2 and an order of three that is about to be linked.
-struct Begun {
+pub(super) struct Begun {
     _place: tempfile::TempDir,
-    store: Store,
-    holder: Holder,
-    range: Range,
-    shard: Rc<Dir>,
-    claims: Vec<Claim>,
-    intent: Intent,
+    pub(super) store: Store,
+    pub(super) holder: Holder,
+    pub(super) range: Range,
+    pub(super) shard: Rc<Dir>,
+    pub(super) claims: Vec<Claim>,
+    pub(super) intent: Intent,
 }
 
 const THREE: [&str; 3] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
 
-fn begun() -> Begun {
+pub(super) fn begun() -> Begun {
     let place = tempfile::tempdir().unwrap();
     let (store, holder, range) = (open(place.path(), "n1"), holder("c1"), range("10.0.0.0/24"));
     let shard = store
@@ -57,13 +57,13 @@ fn begun() -> Begun {
 }
 
 impl Begun {
-    fn held(&self) -> Vec<String> {
+    pub(super) fn held(&self) -> Vec<String> {
         let held = self.store.held("c1", "net1").unwrap();
         held.iter().map(|lease| lease.address.to_string()).collect()
     }
 
     /// No lease entry is held by anybody, and no record is left.
-    fn nothing_is_left(&self) {
+    pub(super) fn nothing_is_left(&self) {
         let names = self.shard.names().unwrap();
         assert!(!names.iter().any(|name| name.contains('@')), "{names:?}");
         assert!(self.store.owned("c1", "net1").unwrap().is_empty());
@@ -522,60 +522,65 @@ fn an_add_that_wakes_up_takes_nothing_back_from_the_next_one() {
 #[test]
 fn an_add_and_a_del_of_one_owner_that_meet_leave_nothing() {
     const CONTAINERS: usize = 4;
-    let place = tempfile::tempdir().unwrap();
-    let range = range("10.0.0.0/27");
-    let order = |container: usize| crate::store::Order {
-        holder: holder(&format!("c{container}")),
-        profile: Profile::Strict,
-        parts: vec![
-            crate::store::Part {
-                interface: None,
-                range: range.clone(),
-                slice: None,
-                space: crate::store::Space {
-                    network_name: None,
-                    overlapping: true,
-                },
-                requested: None,
-            };
-            8
-        ],
-    };
-    let store = open(place.path(), "n1");
-    let start = Meeting::of(2 * CONTAINERS);
-    for round in 0..60 {
-        std::thread::scope(|scope| {
-            for thread in 0..2 * CONTAINERS {
-                let (start, order, place) = (&start, &order, place.path());
-                scope.spawn(move || {
-                    let store = open(place, "n1");
-                    let container = thread % CONTAINERS;
-                    start.wait(round);
-                    match thread / CONTAINERS {
-                        0 => drop(store.take(&order(container))),
-                        _ => drop(store.give_back(&format!("c{container}"), "net1", "rail0")),
-                    }
-                });
+    for place in places() {
+        let range = range("10.0.0.0/27");
+        let order = |container: usize| crate::store::Order {
+            holder: holder(&format!("c{container}")),
+            profile: Profile::Strict,
+            parts: vec![
+                crate::store::Part {
+                    interface: None,
+                    range: range.clone(),
+                    slice: None,
+                    space: crate::store::Space {
+                        network_name: None,
+                        overlapping: true,
+                    },
+                    requested: None,
+                };
+                8
+            ],
+        };
+        let store = open(place.path(), "n1");
+        let start = Meeting::of(2 * CONTAINERS);
+        for round in 0..60 {
+            std::thread::scope(|scope| {
+                for thread in 0..2 * CONTAINERS {
+                    let (start, order, place) = (&start, &order, place.path());
+                    scope.spawn(move || {
+                        let store = open(place, "n1");
+                        let container = thread % CONTAINERS;
+                        start.wait(round);
+                        match thread / CONTAINERS {
+                            0 => drop(store.take(&order(container))),
+                            _ => drop(store.give_back(&format!("c{container}"), "net1", "rail0")),
+                        }
+                    });
+                }
+            });
+            for container in 0..CONTAINERS {
+                store
+                    .give_back(&format!("c{container}"), "net1", "rail0")
+                    .unwrap();
             }
-        });
-        for container in 0..CONTAINERS {
+            let mut left = Vec::new();
             store
-                .give_back(&format!("c{container}"), "net1", "rail0")
+                .entries(false, |entry| {
+                    left.extend(entry.freed.is_none().then_some(entry.path));
+                    Ok(())
+                })
                 .unwrap();
+            store
+                .records_of("n1", |owned| {
+                    left.push(owned.path());
+                    Ok(())
+                })
+                .unwrap();
+            assert!(
+                left.is_empty(),
+                "{:?}, round {round}: {left:?}",
+                store.format()
+            );
         }
-        let mut left = Vec::new();
-        store
-            .entries(false, |entry| {
-                left.extend(entry.freed.is_none().then_some(entry.path));
-                Ok(())
-            })
-            .unwrap();
-        store
-            .records_of("n1", |owned| {
-                left.push(owned.path());
-                Ok(())
-            })
-            .unwrap();
-        assert!(left.is_empty(), "round {round}: {left:?}");
     }
 }

@@ -1,0 +1,470 @@
+//! Orders taken again, taken over and taken up.
+
+use super::*;
+use crate::lease::Pod;
+
+fn previous(node: &str, uid: Option<&str>) -> Lease {
+    let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
+    lease.holder.node = node.into();
+    lease.holder.pod = Some(Pod {
+        namespace: "a".into(),
+        name: "b".into(),
+        uid: uid.map(str::to_owned),
+    });
+    lease
+}
+
+#[test]
+fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
+    let here = previous("n1", Some("u1")).holder;
+    let anonymous = previous("n1", None).holder;
+    let unknown = Netns::Unknown("");
+    for (before, now, netns, strict, compatible) in [
+        (previous("n1", Some("u1")), &here, &unknown, true, true),
+        (previous("n1", Some("u1")), &here, &Netns::Gone, true, true),
+        (
+            previous("n1", Some("u1")),
+            &here,
+            &Netns::Present,
+            false,
+            false,
+        ),
+        (previous("n1", Some("u2")), &here, &unknown, false, false),
+        (previous("n1", Some("u2")), &here, &Netns::Gone, true, true),
+        (
+            previous("n1", Some("u2")),
+            &here,
+            &Netns::Present,
+            false,
+            false,
+        ),
+        (previous("n2", Some("u1")), &here, &unknown, false, true),
+        (previous("n2", Some("u2")), &here, &unknown, false, false),
+        (previous("n1", None), &anonymous, &unknown, true, true),
+        (
+            previous("n1", None),
+            &anonymous,
+            &Netns::Present,
+            false,
+            false,
+        ),
+        (previous("n2", None), &anonymous, &unknown, false, true),
+    ] {
+        for (profile, expected) in [(Profile::Strict, strict), (Profile::Compatible, compatible)] {
+            assert_eq!(
+                may_take_over(profile, &before, now, netns),
+                expected,
+                "{profile:?} {netns:?} {before:?}"
+            );
+        }
+    }
+}
+
+fn open(place: &std::path::Path) -> Store {
+    use node::policy::{Policy, Store as StorePolicy};
+    std::fs::create_dir_all(place.join("store")).unwrap();
+    let store = StorePolicy::file(place.join("store"));
+    let mut policy = Policy {
+        state_dir: place.join("state"),
+        ..Policy::default()
+    };
+    policy.stores.insert("default".into(), store);
+    let root = std::path::Path::new("/");
+    let node = node::identity::NodeIdentity::read(root, "n1").unwrap();
+    Store::open(&policy, "default", node, root).unwrap()
+}
+
+/// A store as programs made it that know no other format.
+fn open_of_format_1(place: &std::path::Path) -> Store {
+    let text = r#"{"format": "rdma-ipam store", "version": 1, "id": "a1b2", "created": "2025-01-01T00:00:00Z"}"#;
+    std::fs::create_dir_all(place.join("store")).unwrap();
+    std::fs::write(place.join("store/FORMAT"), text).unwrap();
+    open(place)
+}
+
+fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
+    let spec = crate::range::Spec {
+        range,
+        ..crate::range::Spec::default()
+    };
+    Part {
+        interface: interface.map(str::to_owned),
+        range: Range::new(&spec, Profile::Strict).unwrap(),
+        slice: None,
+        space: Space {
+            network_name: None,
+            overlapping: true,
+        },
+        requested: requested.map(|address| address.parse().unwrap()),
+    }
+}
+
+fn order(parts: Vec<Part>) -> Order {
+    let mut holder = previous("n1", None).holder;
+    holder.pod = None;
+    Order {
+        holder,
+        profile: Profile::Strict,
+        parts,
+    }
+}
+
+fn addresses(leases: &[Lease]) -> Vec<String> {
+    leases
+        .iter()
+        .map(|lease| lease.address.to_string())
+        .collect()
+}
+
+#[test]
+fn one_call_takes_the_addresses_of_several_interfaces_and_answers_them_again() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let order = order(vec![
+        part(None, "10.0.0.0/24", None),
+        part(Some("net2"), "10.0.0.0/24", Some("10.0.0.9")),
+        part(Some("net2"), "fd00::/64", None),
+        part(None, "10.0.1.0/24", None),
+    ]);
+    let expected = ["10.0.0.1", "10.0.0.9", "fd00::1", "10.0.1.1"];
+    assert_eq!(addresses(&store.take(&order).unwrap()), expected);
+    assert_eq!(addresses(&store.take(&order).unwrap()), expected, "again");
+    let container = &order.holder.container;
+    for (interface, count) in [("net1", 2), ("net2", 2)] {
+        assert_eq!(store.held(container, interface).unwrap().len(), count);
+        store.give_back(container, interface, "rail0").unwrap();
+        assert!(store.owned(container, interface).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn an_order_that_fails_takes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    store
+        .take(&order(vec![part(None, "10.0.0.0/24", None)]))
+        .unwrap();
+    let mut rival = order(vec![part(None, "10.0.3.0/24", Some("10.0.3.7"))]);
+    rival.holder.container = "rival".into();
+    store.take(&rival).unwrap();
+    let refused = store
+        .take(&order(vec![
+            part(None, "10.0.0.0/24", None),
+            part(None, "10.0.1.0/24", None),
+            part(Some("net2"), "10.0.2.0/24", None),
+            part(Some("net2"), "10.0.3.0/24", Some("10.0.3.7")),
+        ]))
+        .unwrap_err();
+    assert_eq!(refused.part, Some(3));
+    assert!(matches!(refused.error, StoreError::Held { .. }));
+    // What was never answered does not rest.
+    let mut next = order(vec![part(None, "10.0.1.0/24", None)]);
+    next.holder.container = "next".into();
+    assert_eq!(addresses(&store.take(&next).unwrap()), ["10.0.1.1"]);
+    let holder = &rival.holder;
+    let container = &order(Vec::new()).holder.container;
+    assert_eq!(
+        addresses(&store.held(container, "net1").unwrap()),
+        ["10.0.0.1"]
+    );
+    assert!(store.owned(container, "net2").unwrap().is_empty());
+    assert_eq!(store.held(&holder.container, "net1").unwrap().len(), 1);
+}
+
+#[test]
+fn what_an_earlier_boot_had_is_leased_anew() {
+    let place = tempfile::tempdir().unwrap();
+    let mut store = open(place.path());
+    store.node.machine = "m1".into();
+    let mut order = order(vec![
+        part(None, "10.0.0.0/24", None),
+        part(None, "10.0.1.0/24", None),
+    ]);
+    order.holder.machine = "m1".into();
+    order.holder.boot = "earlier".into();
+    store.take(&order).unwrap();
+    order.holder.boot.clone_from(&store.node.boot);
+    let answered = addresses(&store.take(&order).unwrap());
+    let held = store.held(&order.holder.container, "net1").unwrap();
+    assert_eq!(addresses(&held), answered);
+    for lease in held {
+        assert_eq!(
+            lease.holder.boot, store.node.boot,
+            "reclaim frees {lease:?}"
+        );
+    }
+    assert_eq!(addresses(&store.take(&order).unwrap()), answered, "again");
+}
+
+/// As after a runtime was killed and starts the container again, without DEL.
+#[test]
+fn an_attachment_in_another_netns_keeps_its_addresses_and_records_that_netns() {
+    for (path, inode) in [("/run/netns/y", 7), ("/run/netns/x", 8)] {
+        for format in [1, 2] {
+            let place = tempfile::tempdir().unwrap();
+            let store = match format {
+                1 => open_of_format_1(place.path()),
+                _ => open(place.path()),
+            };
+            let mut order = order(vec![
+                part(None, "10.0.0.0/24", None),
+                part(None, "10.0.1.0/24", Some("10.0.1.9")),
+                part(None, "10.0.0.0/24", None),
+            ]);
+            order.holder.boot.clone_from(&store.node.boot);
+            order.holder.netns = Some("/run/netns/x".into());
+            order.holder.netns_inode = Some(7);
+            let mut other = order.clone();
+            other.holder.container = "other".into();
+            other.parts.truncate(1);
+            assert_eq!(addresses(&store.take(&other).unwrap()), ["10.0.0.1"]);
+            let answered = addresses(&store.take(&order).unwrap());
+            assert_eq!(answered, ["10.0.0.2", "10.0.1.9", "10.0.0.3"]);
+            store.give_back("other", "net1", "rail0").unwrap();
+
+            order.holder.netns = Some(path.into());
+            order.holder.netns_inode = Some(inode);
+            for _ in 0..2 {
+                assert_eq!(addresses(&store.take(&order).unwrap()), answered);
+                let held = store.held(&order.holder.container, "net1").unwrap();
+                assert_eq!(addresses(&held), answered);
+                for lease in held {
+                    assert_eq!(lease.holder, order.holder, "reclaim frees it");
+                    assert_eq!(lease.generation, 2, "leased once more, not each time");
+                }
+            }
+        }
+    }
+}
+
+/// The network's range was changed meanwhile, too.
+#[test]
+fn an_attachment_in_another_netns_keeps_no_address_beyond_its_range() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let mut first = order(vec![part(None, "10.0.0.5-10.0.0.9/24", None)]);
+    first.holder.boot.clone_from(&store.node.boot);
+    assert_eq!(addresses(&store.take(&first).unwrap()), ["10.0.0.5"]);
+    for (range, expected) in [
+        ("10.0.0.7-10.0.0.9/24", "10.0.0.7"),
+        ("10.0.0.6-10.0.0.9/25", "10.0.0.6"),
+    ] {
+        let mut next = order(vec![part(None, range, None)]);
+        next.holder.boot.clone_from(&store.node.boot);
+        next.holder.netns = Some(format!("/run/netns/{expected}"));
+        assert_eq!(addresses(&taken(&store, &next)), [expected], "{range}");
+    }
+}
+
+/// What was imported names no namespace, and of another boot's the boot says enough.
+#[test]
+fn a_record_without_a_netns_is_of_any() {
+    let holder = |boot: &str, netns: Option<&str>| Holder {
+        boot: boot.into(),
+        netns: netns.map(str::to_owned),
+        ..previous("n1", None).holder
+    };
+    let now = holder("b", Some("/x"));
+    for (before, another) in [
+        (holder("b", Some("/x")), false),
+        (holder("b", Some("/y")), true),
+        (holder("b", None), false),
+        (holder("", Some("/y")), false),
+        (holder("a", Some("/y")), false),
+    ] {
+        assert_eq!(is_of_another_netns(&before, &now), another, "{before:?}");
+    }
+}
+
+#[test]
+fn an_order_of_two_parts_of_one_range_has_two_addresses() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let order = order(vec![
+        part(Some("net1"), "10.0.0.0/24", None),
+        part(Some("net2"), "10.0.0.0/24", None),
+        part(Some("net2"), "10.0.0.0/24", None),
+    ]);
+    let taken = addresses(&store.take(&order).unwrap());
+    assert_eq!(taken, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+    assert_eq!(addresses(&store.take(&order).unwrap()), taken);
+}
+
+/// What an order is answered, and what the attachment holds then.
+fn taken(store: &Store, order: &Order) -> Vec<Lease> {
+    let mut taken = store.take(order).unwrap();
+    let mut held = store.held(&order.holder.container, "net1").unwrap();
+    taken.sort_by_key(|lease| lease.address);
+    held.sort_by_key(|lease| lease.address);
+    assert_eq!(addresses(&taken), addresses(&held));
+    taken
+}
+
+#[test]
+fn a_part_that_was_changed_is_leased_anew() {
+    let first = part(None, "10.0.0.0/24", None);
+    let changed = [
+        part(None, "10.0.0.0/25", None),
+        Part {
+            space: Space {
+                network_name: Some("blue".into()),
+                ..first.space.clone()
+            },
+            ..first.clone()
+        },
+        Part {
+            space: Space {
+                overlapping: false,
+                ..first.space.clone()
+            },
+            ..first.clone()
+        },
+    ];
+    for part in changed {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        store.take(&order(vec![first.clone()])).unwrap();
+        let lease = store.take(&order(vec![part.clone()])).unwrap().remove(0);
+        let space = Space {
+            network_name: lease.network_name,
+            overlapping: lease.overlapping,
+        };
+        assert_eq!((lease.range, space), (part.range.subnet(), part.space));
+    }
+}
+
+#[test]
+fn an_address_that_is_asked_for_takes_the_place_of_another() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let before = taken(&store, &order(vec![part(None, "10.0.0.0/24", None)]));
+    assert_eq!(addresses(&before), ["10.0.0.1"]);
+    let asked = order(vec![part(None, "10.0.0.0/24", Some("10.0.0.9"))]);
+    let after = taken(&store, &asked);
+    assert_eq!(addresses(&after), ["10.0.0.9"]);
+    assert_eq!(taken(&store, &asked), after, "it is kept, not leased anew");
+}
+
+#[test]
+fn an_address_beyond_the_bounds_of_its_range_is_kept_by_the_compatible_profile_only() {
+    for (profile, expected) in [
+        (Profile::Strict, "10.0.0.7"),
+        (Profile::Compatible, "10.0.0.5"),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let of = |range| Order {
+            profile,
+            ..order(vec![part(None, range, None)])
+        };
+        let before = taken(&store, &of("10.0.0.5-10.0.0.9/24"));
+        assert_eq!(addresses(&before), ["10.0.0.5"]);
+        let after = taken(&store, &of("10.0.0.7-10.0.0.9/24"));
+        assert_eq!(addresses(&after), [expected], "{profile:?}");
+    }
+}
+
+#[test]
+fn ranges_in_another_order_keep_their_addresses() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let parts = ["10.0.0.0/24", "10.0.1.0/24"].map(|range| part(None, range, None));
+    let mut order = order(parts.to_vec());
+    let before = taken(&store, &order);
+    order.parts.reverse();
+    let after = store.take(&order).unwrap();
+    assert_eq!(addresses(&after), ["10.0.1.1", "10.0.0.1"]);
+    assert_eq!(addresses(&taken(&store, &order)), addresses(&before));
+    assert!(after.iter().all(|lease| lease.generation == 1), "{after:?}");
+}
+
+/// An order for the pod `a/b`, by a container.
+fn of_pod(container: &str, parts: Vec<Part>) -> Order {
+    let mut order = order(parts);
+    order.holder.pod = previous("n1", None).holder.pod;
+    order.holder.container = container.into();
+    order
+}
+
+#[test]
+fn the_next_sandbox_of_a_pod_gets_each_address_of_the_previous_one() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let asked = ["10.0.0.5", "10.0.0.6"].map(|asked| part(None, "10.0.0.0/24", Some(asked)));
+    taken(&store, &of_pod("one", asked.to_vec()));
+    let parts = vec![part(None, "10.0.0.0/24", None); 2];
+    let next = store.take(&of_pod("two", parts)).unwrap();
+    assert_eq!(addresses(&next), ["10.0.0.5", "10.0.0.6"]);
+    assert!(store.owned("one", "net1").unwrap().is_empty());
+}
+
+#[test]
+fn a_previous_sandboxs_address_beyond_the_bounds_goes_on_in_the_compatible_profile_only() {
+    for (profile, range, expected) in [
+        (Profile::Strict, "10.0.0.0/24", "10.0.0.5"),
+        (Profile::Strict, "10.0.0.7-10.0.0.9/24", "10.0.0.7"),
+        (Profile::Compatible, "10.0.0.7-10.0.0.9/24", "10.0.0.5"),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let asked = part(None, "10.0.0.0/24", Some("10.0.0.5"));
+        taken(&store, &of_pod("one", vec![asked]));
+        let next = Order {
+            profile,
+            ..of_pod("two", vec![part(None, range, None)])
+        };
+        let next = taken(&store, &next);
+        assert_eq!(addresses(&next), [expected], "{profile:?} {range}");
+    }
+}
+
+/// The first sandbox of a pod is still there when the second comes: the third goes by the
+/// second.
+#[test]
+fn the_last_sandbox_of_a_pod_is_the_previous_one() {
+    use std::os::unix::fs::MetadataExt;
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let present = place.path().join("netns");
+    std::fs::write(&present, "").unwrap();
+    let inode = std::fs::metadata(&present).unwrap().ino();
+    let gone = place.path().join("gone");
+    let mut taken = Vec::new();
+    for (container, netns) in [("one", &present), ("two", &gone), ("three", &gone)] {
+        let mut order = of_pod(container, vec![part(None, "10.0.0.0/24", None)]);
+        order.holder.boot.clone_from(&store.node.boot);
+        order.holder.netns = netns.to_str().map(str::to_owned);
+        order.holder.netns_inode = Some(inode);
+        taken.extend(addresses(&store.take(&order).unwrap()));
+    }
+    assert_eq!(taken, ["10.0.0.1", "10.0.0.2", "10.0.0.2"]);
+}
+
+/// In a store of format 1 each address has a record, whose numbers have no gaps.
+#[test]
+fn an_address_that_was_released_by_hand_is_leased_anew_below_another() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open_of_format_1(place.path());
+    let order = order(vec![part(None, "10.0.0.0/24", None); 2]);
+    assert_eq!(addresses(&taken(&store, &order)), ["10.0.0.1", "10.0.0.2"]);
+    let entries = store.entries_at("10.0.0.1".parse().unwrap()).unwrap();
+    store.release_entry(&entries[0]).unwrap();
+    let again = store.take(&order).unwrap();
+    assert_eq!(addresses(&again), ["10.0.0.3", "10.0.0.2"]);
+}
+
+#[test]
+fn the_record_of_an_add_that_was_killed_goes_with_the_next_add() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let order = order(vec![part(None, "10.0.0.0/24", None)]);
+    let killed = Lease {
+        holder: order.holder.clone(),
+        ..previous("n1", None)
+    };
+    let record = crate::lease::Record::of(vec![killed]).unwrap();
+    store.intend(&record, 0).unwrap();
+    assert_eq!(addresses(&taken(&store, &order)), ["10.0.0.1"]);
+    let container = &order.holder.container;
+    assert_eq!(store.owned(container, "net1").unwrap().len(), 1);
+}

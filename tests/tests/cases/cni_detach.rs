@@ -1,0 +1,126 @@
+//! Records and claims of moved NICs that outlived what they say: those of an earlier boot, of a NIC
+//! that another pod has by now, of one that waits for its name.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::host_state::{state, unchanged};
+use e2e::scene::{Scene, answer_of};
+use serde_json::{Value, json};
+
+cases! {
+    a_del_after_a_reboot_restores_nothing_and_ends_its_claim => after_reboot();
+    a_del_after_a_reboot_leaves_the_claim_of_another_pod => late("an earlier boot");
+    a_nic_returns_though_the_boot_cannot_be_read => unknown_boot();
+    a_late_del_leaves_a_nic_that_another_pod_claims => late("");
+    a_record_that_waits_for_a_name_holds_nothing_else => waits();
+}
+
+/// The only record of the journal.
+fn record_file(scene: &Scene) -> Result<PathBuf> {
+    let mut entries = fs::read_dir(scene.host.state().join("attachments"))?;
+    Ok(entries.next().context("a record")??.path())
+}
+
+fn record(scene: &Scene) -> Result<Value> {
+    Ok(serde_json::from_slice(&fs::read(record_file(scene)?)?)?)
+}
+
+/// What the kernel and the administrator's network service made of the NIC at the boot stays.
+fn after_reboot() -> Result<()> {
+    let scene = Scene::furnished()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let mut record = record(&scene)?;
+    record["boot"] = "an earlier boot".into();
+    fs::write(record_file(&scene)?, record.to_string())?;
+    scene.pod_dies("net1")?;
+    scene.on_host(&[
+        "link set net1 name nic0",
+        "link set nic0 mtu 1300",
+        "link set nic0 up",
+        "addr add 10.66.0.1/24 dev nic0",
+    ])?;
+    let booted = state(&scene.host.netns)?;
+    answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
+    unchanged(&booted, || state(&scene.host.netns), "after DEL")?;
+    let left = scene.host.left_behind();
+    ensure!(left.is_empty(), "{left:?}");
+    Ok(())
+}
+
+/// As for want of memory, or where a container's procfs hides it. What the host's procfs does not
+/// say is no evidence of another boot.
+fn unknown_boot() -> Result<()> {
+    let scene = Scene::with_hardware()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let proc = scene.host_root().join("proc");
+    fs::remove_file(&proc)?;
+    fs::create_dir_all(proc.join("sys"))?;
+    for entry in ["self", "thread-self", "net", "stat", "sys/net"] {
+        symlink(Path::new("/proc").join(entry), proc.join(entry))?;
+    }
+    scene.del_returns(&scene.moving(), &before)
+}
+
+/// The DEL of an attachment whose NIC is another pod's by now. `boot` is the record's, where it is
+/// not the present one.
+fn late(boot: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let (file, mut record) = (record_file(&scene)?, record(&scene)?);
+    answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
+    // As of an ADD that was killed before it took the NIC.
+    if !boot.is_empty() {
+        record["boot"] = boot.into();
+    }
+    fs::write(&file, record.to_string())?;
+    let other = scene.another_pod()?;
+    let next = scene.call_of(&other, "c2", "net1");
+    answer_of(&next, "ADD", &scene.moving())?.success()?;
+    let (inside, mut held) = (state(&other)?, scene.host.left_behind());
+    ensure!(
+        held.keys().any(|entry| entry.starts_with("claim")),
+        "{held:?}"
+    );
+    answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
+    unchanged(&inside, || state(&other), "in the other pod")?;
+    held.remove("journal rail0@c1@net1");
+    ensure!(
+        scene.host.left_behind() == held,
+        "{:?} and not {held:?}",
+        scene.host.left_behind()
+    );
+    answer_of(&next, "DEL", &scene.moving())?.success()?;
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+fn waits() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let mut leased = scene.moving();
+    leased["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    for (network, held) in [(scene.moving(), "rules"), (leased, "ipam")] {
+        answer_of(&scene.call(), "ADD", &network)?.success()?;
+        let mut journalled = record(&scene)?;
+        ensure!(journalled.get(held).is_some(), "no {held}: {journalled}");
+        // As of a NIC whose RDMA device went along.
+        journalled["rdma"] = json!([{"name": "mlx5_0", "index": 7}]);
+        fs::write(record_file(&scene)?, journalled.to_string())?;
+        scene.on_host(&["link add nic0 type veth peer name other"])?;
+        answer_of(&scene.call(), "DEL", &network)?.success()?;
+        let rest = record(&scene)?;
+        ensure!(rest["awaitsName"] == true, "{rest}");
+        for key in ["ipam", "rules", "rdma", "child"] {
+            ensure!(rest.get(key).is_none(), "it has {key}: {rest}");
+        }
+        scene.on_host(&["link del nic0"])?;
+        answer_of(&scene.call(), "DEL", &network)?.success()?;
+        unchanged(&before, || scene.host_state(), "after the repair")?;
+    }
+    Ok(())
+}

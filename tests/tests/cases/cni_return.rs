@@ -1,0 +1,278 @@
+//! The way of a NIC from a pod to the host: when it is waited for, when it is given up, what stands
+//! in its way, and what a restoration says.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::cni::Answer;
+use e2e::host_state::unchanged;
+use e2e::scene::{PCI, Running, Scene, TRY_AGAIN, answer_of, index_of, refusal};
+use serde_json::json;
+
+use super::hostile_stacked::Nameless;
+
+cases! {
+    a_nic_that_arrives_late_is_waited_for => arrives_late();
+    a_nic_that_left_its_bus_is_gone => unplugged();
+    a_nic_moves_to_the_host_under_its_own_name => one_request();
+    altnames_of_a_pod_that_died_are_removed => altnames_of_a_dead_pod();
+    an_altname_that_another_netdev_has_is_a_warning => altname_taken();
+    a_restored_nic_is_not_set_down_by_another_del => restored_twice();
+    a_route_that_the_kernel_refuses_is_a_warning => refused_route();
+    a_nic_without_its_name_is_named_by_its_index => named_by_index();
+    a_macvlan_in_a_namespace_of_the_pods_process_ends: Macvlan => hidden_child();
+    a_macvlan_in_a_namespace_without_a_process_is_a_warning: Macvlan => unseen_child();
+}
+
+fn del(scene: &Scene) -> Result<Answer> {
+    let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
+    answer.success().context("DEL")?;
+    Ok(answer)
+}
+
+/// DEL has nothing to warn of.
+fn silent_del(scene: &Scene) -> Result<()> {
+    let answer = del(scene)?;
+    ensure!(!answer.stderr.contains(" warn "), "{}", answer.stderr);
+    Ok(())
+}
+
+/// A namespace with the NIC ends some time after the pod's.
+fn arrives_late() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let nested = scene.another_pod()?;
+    scene.in_pod(&[&format!("link set net1 netns {}", nested.name())])?;
+    let network = scene.moving().to_string();
+    let del = Running::start(&mut scene.call().command("DEL"), network.as_bytes())?;
+    sleep(Duration::from_millis(1500));
+    let host = scene.host.netns.name();
+    scene.perform(&nested, &[&format!("link set net1 netns {host}")])?;
+    del.answer()?.success()?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// The host's list of devices on the bus says whether the NIC is there.
+fn unplugged() -> Result<()> {
+    let scene = Scene::with_hardware()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    // As of a NIC, which a kernel without one does not report.
+    let state = scene.host.state();
+    for (directory, is_record) in [("attachments", true), ("devices", false)] {
+        let mut entries = fs::read_dir(state.join(directory))?;
+        let path = entries.next().context(directory)??.path();
+        if !is_record {
+            fs::rename(&path, path.with_file_name(PCI.replace(':', "-")))?;
+            continue;
+        }
+        let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+        record["moved"]["bus"] = "pci".into();
+        let mac = record["moved"]["identity"]["mac"].clone();
+        record["moved"]["identity"] = json!({"busDevice": PCI, "mac": mac, "index": 4711});
+        fs::write(&path, record.to_string())?;
+    }
+    let devices = scene.host_root().join("sys/bus/pci/devices");
+    ensure!(devices.join(PCI).exists(), "no {}", devices.display());
+    let away = |when| -> Result<()> {
+        let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
+        refusal(&answer, &[TRY_AGAIN], &["nic0", "neither"]).context(when)?;
+        Ok(())
+    };
+    away("the device is on its bus")?;
+    fs::rename(&devices, devices.with_file_name("hidden"))?;
+    away("the bus is not to be seen")?;
+    fs::rename(devices.with_file_name("hidden"), &devices)?;
+    fs::remove_file(devices.join(PCI))?;
+    let answer = del(&scene)?;
+    ensure!(
+        answer.stderr.contains("nic0 is gone from the host"),
+        "{}",
+        answer.stderr
+    );
+    let left = scene.host.left_behind();
+    ensure!(left.is_empty(), "{left:?}");
+    Ok(())
+}
+
+/// Whoever watches the host's links sees no other name.
+fn one_request() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let log = scene.host.directory().join("log");
+    scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    scene.in_pod(&["link set net1 down", "link set net1 name mine"])?;
+    fs::write(&log, "")?;
+    del(&scene)?;
+    let said = fs::read_to_string(&log)?;
+    ensure!(said.contains("move mine to the host as nic0"), "{said}");
+    // Neither its name nor an alternative one is taken from it on the way.
+    for other in ["rename ", "alternative name"] {
+        ensure!(!said.contains(other), "{said}");
+    }
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// The host's own name of the NIC among them.
+fn altnames_of_a_dead_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    scene.in_pod(&[
+        "link property add dev net1 altname nic0",
+        "link property add dev net1 altname sneaky",
+    ])?;
+    scene.pod_dies("net1")?;
+    silent_del(&scene)?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn altname_taken() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    scene.in_pod(&[
+        "link property add dev net1 altname peer0",
+        "link property add dev net1 altname sneaky",
+    ])?;
+    scene.on_host(&["link property add dev peer0 altname enp59s0np0"])?;
+    let answer = del(&scene)?;
+    let said = |name: &str| {
+        let text = format!("alternative name {name} belongs to another netdev now");
+        answer.stderr.contains(&text)
+    };
+    ensure!(said("enp59s0np0"), "{}", answer.stderr);
+    // The pod's are removed, whoever has them.
+    ensure!(!said("peer0") && !said("sneaky"), "{}", answer.stderr);
+    scene.on_host(&[
+        "link property del dev peer0 altname enp59s0np0",
+        "link property add dev nic0 altname enp59s0np0",
+    ])?;
+    unchanged(&before, || scene.host_state(), "but for the name")
+}
+
+/// As after a DEL that was killed before it forgot the attachment.
+fn restored_twice() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let mut files = Vec::new();
+    for directory in ["attachments", "devices"] {
+        for entry in fs::read_dir(scene.host.state().join(directory))? {
+            let path = entry?.path();
+            files.push((fs::read(&path)?, path));
+        }
+    }
+    silent_del(&scene)?;
+    let times_down = || {
+        let mut cat = scene.host.netns.command("cat");
+        e2e::netns::run(cat.arg("/sys/class/net/nic0/carrier_down_count"))
+    };
+    let down = times_down()?;
+    for (text, path) in &files {
+        fs::write(path, text)?;
+    }
+    silent_del(&scene)?;
+    ensure!(times_down()? == down, "its link was interrupted");
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+/// Its gateway was reached by an address whose lifetime ended in the pod.
+fn refused_route() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    scene.on_host(&[
+        "addr add 10.44.0.1/24 dev nic0 valid_lft 3 preferred_lft 3",
+        "route add 10.45.0.0/16 via 10.44.0.254",
+    ])?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    sleep(Duration::from_millis(3100));
+    let answer = del(&scene)?;
+    for words in [
+        "restore 10.45.0.0/16 via 10.44.0.254",
+        "route 10.45.0.0/16 via 10.44.0.254",
+        "did not come back",
+    ] {
+        ensure!(answer.stderr.contains(words), "{words}: {}", answer.stderr);
+    }
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn named_by_index() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    scene.pod_dies("net1")?;
+    let index = index_of(&scene.host.netns, "net1")?;
+    scene.on_host(&["link add nic0 type veth peer name other"])?;
+    del(&scene)?;
+    let name = format!("rdma-dev{index}");
+    ensure!(
+        index_of(&scene.host.netns, &name)? == index,
+        "another has {name}"
+    );
+    scene.on_host(&["link del nic0"])?;
+    del(&scene)?;
+    unchanged(&before, || scene.host_state(), "after the repair")
+}
+
+/// Of the links there only the child of the NIC ends.
+fn hidden_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let nameless = Nameless::start(scene.pod.name())?;
+    let (pid, index) = (nameless.pid(), index_of(&scene.pod, "net1")?);
+    // A link of that namespace has the index that the NIC has in the pod.
+    nameless.ip(&format!(
+        "link add low0 index {index} type veth peer name low1"
+    ))?;
+    nameless.ip("link add mv2 link low0 type macvlan mode bridge")?;
+    scene.in_pod(&[
+        "link add mv0 link net1 type macvlan mode bridge",
+        "link add own0 type veth peer name own1",
+        "link add mv1 link own0 type macvlan mode bridge",
+        &format!("link set mv0 netns {pid}"),
+        &format!("link set mv1 netns {pid}"),
+        &format!("link set own1 netns {pid}"),
+    ])?;
+    nameless.ip("link set mv0 up")?;
+    silent_del(&scene)?;
+    let left = nameless.links()?;
+    ensure!(!left.contains("mv0"), "still on the host's wire:\n{left}");
+    for name in ["mv1", "own1", "low0", "mv2"] {
+        ensure!(left.contains(name), "{name} is gone:\n{left}");
+    }
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn unseen_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let nameless = Nameless::start(scene.pod.name())?;
+    let namespace = format!("/proc/{}/ns/net", nameless.pid());
+    scene.in_pod(&[
+        "link add mv0 link net1 type macvlan mode bridge",
+        &format!("link set mv0 netns {}", nameless.pid()),
+    ])?;
+    nameless.ip("link set mv0 address 02:00:00:00:77:77")?;
+    nameless.ip("link set mv0 up")?;
+    let held = fs::File::open(namespace)?;
+    drop(nameless);
+    let answer = del(&scene)?;
+    ensure!(
+        answer
+            .stderr
+            .contains("received for the address 02:00:00:00:77:77"),
+        "{}",
+        answer.stderr
+    );
+    // Until its namespace ends.
+    drop(held);
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
