@@ -8,6 +8,10 @@
 //!   compaction;
 //! - [`Client`]: requests and watches, by `curl`: no TLS library is among the dependencies;
 //! - [`ApiServer::add_node`] and its like: what happens to the Nodes of a cluster.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a JSON value answers null for a key that it does not have"
+)]
 
 mod certificates;
 mod client;
@@ -170,7 +174,7 @@ impl ApiServer {
         Client::new(self.url(), &self.authority.certificate(), None)
     }
 
-    /// Applies a CustomResourceDefinition, YAML or JSON, as `kubectl apply --server-side` does,
+    /// Applies a `CustomResourceDefinition`, YAML or JSON, as `kubectl apply --server-side` does,
     /// and waits until each version in it is served.
     ///
     /// # Errors

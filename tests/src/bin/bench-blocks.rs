@@ -6,6 +6,12 @@
 //! between the programs, the question for a block. In the middle the API server is killed and
 //! started again, then etcd, and its history is compacted.
 
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "the table, and what is wrong in it, is what this program is for"
+)]
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -345,7 +351,6 @@ fn resident_kib() -> Result<u64> {
     kib.context("/proc/self/status has no VmRSS")
 }
 
-#[expect(clippy::print_stdout, reason = "the table is what this program is for")]
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let place = TempDir::new()?;
