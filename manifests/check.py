@@ -66,7 +66,7 @@ def chart(values, namespace):
 
 
 # What the chart makes with these values is what the kustomization makes: one truth, two ways to install it.
-SAME = {MANIFESTS / "base": None, MANIFESTS / "overlays/kubernetes-store": CHART / "ci/kubernetes-store.yaml"}
+SAME = {MANIFESTS / "base": None, MANIFESTS / "overlays/local-store": CHART / "ci/local-store.yaml"}
 
 
 def like_the_kustomization(command, directory, values):

@@ -153,7 +153,7 @@ pub use allocate::{Survey, Want};
 pub use dir::DirError;
 pub use error::StoreError;
 pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};
-pub use granted::{BlockStamp, BlockUse, Need, NodeBlock};
+pub use granted::{BlockStamp, BlockUse, Need, NodeBlock, Outside};
 pub(crate) use name::{network_name as network_name_of, space as space_directory};
 pub use owner::Owned;
 pub use pools::Pool;

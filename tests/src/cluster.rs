@@ -68,6 +68,7 @@ pub fn blocks_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
 /// A node with its broker.
 #[derive(Debug)]
 pub struct BrokerNode {
+    name: String,
     kubeconfig: PathBuf,
     place: TempDir,
     broker: Option<Child>,
@@ -90,24 +91,34 @@ impl BrokerNode {
         }
         let place = TempDir::new()?;
         let node = Self {
+            name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
             broker: None,
             place,
         };
         fs::create_dir(node.path("leases"))?;
+        fs::DirBuilder::new().mode(0o700).create(node.path("run"))?;
+        node.set_store(store)?;
+        Ok(node)
+    }
+
+    /// Writes the node's policy, with further keys of its store.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn set_store(&self, store: &Value) -> Result<()> {
         let mut default = serde_json::Map::new();
         default.insert("type".to_owned(), "kubernetes".into());
-        default.insert("directory".to_owned(), json!(node.path("leases")));
+        default.insert("directory".to_owned(), json!(self.path("leases")));
         default.extend(store.as_object().cloned().unwrap_or_default());
         let policy = json!({
-            "node": name,
-            "stateDir": node.path("state"),
+            "node": self.name,
+            "stateDir": self.path("state"),
             "stores": {"default": default},
             "ipam": {"cooldown": "1s"},
         });
-        fs::write(node.path("policy.json"), policy.to_string())?;
-        fs::DirBuilder::new().mode(0o700).create(node.path("run"))?;
-        Ok(node)
+        fs::write(self.path("policy.json"), policy.to_string())?;
+        Ok(())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -193,6 +204,15 @@ impl BrokerNode {
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// What the broker says of itself, in its file.
+    ///
+    /// # Errors
+    /// There is no such file yet, or it is no JSON.
+    pub fn status(&self) -> Result<Value> {
+        let text = fs::read(self.path("state/blocks/.status.json"))?;
+        Ok(serde_json::from_slice(&text)?)
     }
 
     /// Asks the broker for so many addresses of a range, as an ADD does.

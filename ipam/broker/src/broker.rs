@@ -1,7 +1,7 @@
 //! The program: one task for each address space, the watch, the socket, and what passes between them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -173,7 +173,8 @@ async fn serve(
     }
     for store in &stores {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
-        for (space, _) in all {
+        let granted = all.into_iter().map(|(space, _)| space);
+        for space in granted.chain(broker.spaces_outside(store)) {
             broker.worker(&space)?;
         }
     }
@@ -237,6 +238,27 @@ impl Broker {
             .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
             .map(|(name, _)| name.clone())
             .collect()
+    }
+
+    /// The spaces with leases in no block of this node.
+    fn spaces_outside(&self, store: &str) -> BTreeSet<AddressSpace> {
+        let outside = self
+            .shared
+            .open_store(store)
+            .and_then(|opened| opened.map_or(Ok(Vec::new()), |opened| opened.outside_blocks()));
+        match outside {
+            Ok(outside) => {
+                let spaces = outside.iter();
+                spaces
+                    .map(|lease| AddressSpace::new(store, lease.network_name.as_deref()))
+                    .collect()
+            }
+            // Each ADD says it, too.
+            Err(error) => {
+                tracing::error!(store, %error, "cannot read which leases this node has");
+                BTreeSet::new()
+            }
+        }
     }
 
     fn blocks_of(&self, store: &str) -> Option<(BlockLength, Vec<IpNetwork>)> {

@@ -14,8 +14,10 @@
 //! - [`claim`]: getting a block;
 //! - [`give`]: giving one back, losing one;
 //! - [`usage`]: what of the blocks is leased;
-//! - [`sweep`]: blocks of nodes that are gone.
+//! - [`sweep`]: blocks of nodes that are gone;
+//! - [`adopt`]: leases from before the store was the cluster's.
 
+mod adopt;
 mod claim;
 mod give;
 mod sweep;
@@ -121,6 +123,15 @@ impl Shared {
         let me = read.id();
         *self.me.borrow_mut() = Some(me.clone());
         Ok(me)
+    }
+
+    /// A store of this node, if it was made.
+    ///
+    /// # Errors
+    /// It may be there, and cannot be read.
+    pub fn open_store(&self, name: &str) -> Result<Option<Store>, StoreError> {
+        let node = NodeIdentity::read(&self.root, &self.policy.node_name(Some(&self.name)))?;
+        Store::open_existing(&self.policy, name, node)
     }
 
     async fn me(&self) -> Result<NodeId, Failure> {
@@ -259,6 +270,8 @@ pub struct Worker {
     asked: VecDeque<Asked>,
     /// Whether the API's list was read once.
     listed: bool,
+    /// Whether leases from before have their blocks, as far as they can.
+    adopted: bool,
     /// Whether the space's object was found to agree with the policy.
     agreed: bool,
     /// Cells that were found to be split.
@@ -297,6 +310,7 @@ impl Worker {
             lost: BTreeMap::new(),
             asked: VecDeque::new(),
             listed: false,
+            adopted: false,
             agreed: false,
             split: std::collections::BTreeSet::new(),
             leftover: None,
@@ -388,6 +402,7 @@ impl Worker {
     async fn background(&mut self) -> Result<(), String> {
         self.settle().await.map_err(|error| error.to_string())?;
         let store = self.open_store().map_err(|error| error.to_string())?;
+        self.adopt(store.as_ref()).await?;
         self.refresh(store.as_ref())
             .map_err(|error| error.to_string())?;
         self.return_foreign()
@@ -403,12 +418,7 @@ impl Worker {
 
     /// The local store, opened anew: a directory that was open may be another one by now.
     fn open_store(&self) -> Result<Option<Store>, StoreError> {
-        let policy = &self.shared.policy;
-        let node = NodeIdentity::read(
-            &self.shared.root,
-            &policy.node_name(Some(&self.shared.name)),
-        )?;
-        Store::open_existing(policy, &self.space.store, node)
+        self.shared.open_store(&self.space.store)
     }
 
     fn is_static(&self, block: IpNetwork) -> bool {

@@ -52,7 +52,7 @@ fn read(store: &Store, name: &str) -> Result<(Vec<NodeBlock>, Vec<String>)> {
     let outside = store
         .outside_blocks()?
         .into_iter()
-        .map(|finding| finding.what);
+        .map(|lease| lease.finding().what);
     Ok((blocks, outside.collect()))
 }
 

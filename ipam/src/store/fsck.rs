@@ -104,9 +104,9 @@ impl Store {
             fsck.records(node)?;
         }
         fsck.pods()?;
-        for finding in self.outside_blocks()? {
+        for lease in self.outside_blocks()? {
             fsck.checkup.findings.push(Problem {
-                finding,
+                finding: lease.finding(),
                 repaired: false,
             });
         }

@@ -228,6 +228,29 @@ pub struct NodeBlock {
     pub used: BlockUse,
 }
 
+/// A lease in no block of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outside {
+    /// `network_name` of its address space.
+    pub network_name: Option<String>,
+    /// The address.
+    pub address: IpAddr,
+    /// Its entry in the store.
+    pub path: PathBuf,
+}
+
+impl Outside {
+    /// What fsck says of it.
+    #[must_use]
+    pub fn finding(self) -> Finding {
+        let what = format!(
+            "{} is in no block of this node: another node may give it to a pod, too; let the pod that has it here end",
+            self.address
+        );
+        Finding::strange(self.path, what)
+    }
+}
+
 impl Store {
     /// This node's blocks, by network name and address; `None` of a store that is no Kubernetes
     /// store.
@@ -258,7 +281,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::node_blocks`].
-    pub fn outside_blocks(&self) -> Result<Vec<Finding>, StoreError> {
+    pub fn outside_blocks(&self) -> Result<Vec<Outside>, StoreError> {
         let Some(files) = &self.blocks else {
             return Ok(Vec::new());
         };
@@ -271,11 +294,11 @@ impl Store {
         self.entries(false, |entry| {
             let grants = all.get(&entry.network_name);
             if entry.freed.is_none() && !grants.is_some_and(|all| all.has(entry.address)) {
-                let what = format!(
-                    "{} is in no block of this node: another node may give it to a pod, too; let the pod that has it here end",
-                    entry.address
-                );
-                outside.push(Finding::strange(entry.path, what));
+                outside.push(Outside {
+                    network_name: entry.network_name,
+                    address: entry.address,
+                    path: entry.path,
+                });
             }
             Ok(())
         })?;

@@ -15,10 +15,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ ternary "rdma-ipam-broker" (printf "%s-ipam-broker" .Release.Name) (eq .Release.Name "rdma-device-plugin") }}
 {{- end }}
 
-{{- define "serviceAccount" -}}
-{{ ternary .Release.Name (include "broker" .) .Values.openshift.enabled }}
-{{- end }}
-
 {{- define "image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}

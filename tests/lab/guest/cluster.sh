@@ -99,7 +99,8 @@ join_cluster() {
 	mkdir -p /run/cluster
 	ip route add $service via "$1"
 	access /run/cluster/admin admin-token "$1"
-	wait_for 400 kubectl get --raw /readyz
+	# The first guest applies Multus once its API server answers.
+	wait_for 400 kubectl --namespace kube-system get serviceaccount multus
 	add_node "$1" "$2"
 }
 

@@ -1,6 +1,6 @@
 # A whole real cluster of two nodes: addresses of one range, unique by the cluster's API
 # lab: guests=2 nics=2 memory=5120 cpus=2 timeout=3000 image=yes node-image=yes kubernetes=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # shellcheck source=tests/lab/guest/cluster.sh

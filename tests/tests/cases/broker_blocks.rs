@@ -43,6 +43,11 @@ pub(crate) const CASES: &[Case] = &[
         ApiServer,
         MountNamespace
     ),
+    case!(
+        leases_of_a_file_store_have_their_blocks_once_it_is_the_clusters,
+        ApiServer,
+        MountNamespace
+    ),
 ];
 
 const RANGE: &str = "10.9.0.0/24";
@@ -303,5 +308,51 @@ fn blocks_are_claimed_again_when_their_objects_are_gone() -> Result<()> {
         Ok(blocks_of(&server, "n1")? == before)
     })?;
     ensure!(node.add("pod-0", RANGE)? == address);
+    Ok(())
+}
+
+fn leases_of_a_file_store_have_their_blocks_once_it_is_the_clusters() -> Result<()> {
+    let server = api_server()?;
+    let alone = json!({"type": "file"});
+    let mut nodes = [
+        BrokerNode::new(&server, "n1", &alone)?,
+        BrokerNode::new(&server, "n2", &alone)?,
+    ];
+    // Each gives out the same addresses, and then some of its own.
+    for node in &nodes {
+        ensure!(node.add("pod-0", RANGE)? == "10.9.0.1");
+    }
+    for pod in 1..20 {
+        nodes[1].add(&format!("pod-{pod}"), RANGE)?;
+    }
+    for node in &mut nodes {
+        node.set_store(&json!({}))?;
+        node.start()?;
+    }
+    // Which node was first is the race's; the other one's leases there are shown until they end.
+    let (shared, own) = ("10.9.0.0/28".to_owned(), "10.9.0.16/28".to_owned());
+    let have = |number: usize, block: &String| anyhow::Ok(nodes[number].granted()?.contains(block));
+    eventually("the blocks of the leases are the nodes'", LATE, || {
+        Ok(have(1, &own)? && (have(0, &shared)? || have(1, &shared)?))
+    })?;
+    let (winner, loser) = if have(0, &shared)? { (0, 1) } else { (1, 0) };
+    ensure!(!have(loser, &shared)?, "two nodes have {shared}");
+    let conflicts = |node: &BrokerNode| node.status()?["conflicts"].as_u64().context("conflicts");
+    eventually("the leases that are in conflict are counted", LATE, || {
+        Ok(conflicts(&nodes[loser])? > 0 && conflicts(&nodes[winner])? == 0)
+    })?;
+    // A new pod gets no address that is in use on either.
+    let mut used = BTreeSet::new();
+    for pod in 0..5 {
+        for node in &nodes {
+            let address = node.add(&format!("new-{pod}"), RANGE)?;
+            ensure!(used.insert(address.clone()), "{address} twice");
+        }
+    }
+    ensure!(!used.contains("10.9.0.1"));
+    // The pods from before end without a fault.
+    for node in &nodes {
+        node.del("pod-0", RANGE)?;
+    }
     Ok(())
 }

@@ -327,7 +327,7 @@ impl Worker {
     }
 
     /// The block that has one address.
-    async fn claim_address(
+    pub(super) async fn claim_address(
         &mut self,
         range: &RangeKey,
         address: IpAddr,

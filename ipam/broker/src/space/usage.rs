@@ -70,7 +70,8 @@ impl Ranges {
     }
 }
 
-fn range_of(pool: &Pool) -> Option<RangeKey> {
+/// The range that a pool notes.
+pub(super) fn range_of(pool: &Pool) -> Option<RangeKey> {
     Some(RangeKey {
         v4: pool.range.is_ipv4(),
         spans: pool

@@ -1,0 +1,98 @@
+//! Leases from before this store was the cluster's: their blocks are claimed, before another node
+//! has them.
+//!
+//! A store that gave out addresses by itself may have leases anywhere. Each node's broker claims the
+//! blocks around its own when it starts, so a pod that runs keeps its address. Where another node has
+//! such a block the address may be in use twice, as it was before: it is said, and counted as a
+//! conflict until its pod ends.
+//!
+//! It is done once in the life of a broker, after the API's first list: an ADD leases in the node's
+//! blocks only. A broker that is killed on its way begins again; a block that it had claimed is this
+//! node's.
+
+use std::net::IpAddr;
+
+use ipam::block::cell_of;
+use ipam::store::{Store, StoreError};
+use ipnetwork::IpNetwork;
+use node_wire::FailureKind;
+use tokio::time::Instant;
+
+use super::Worker;
+use super::claim::RangeKey;
+
+impl Worker {
+    /// Claims the blocks of leases that are in none of this node's.
+    pub(super) async fn adopt(&mut self, store: Option<&Store>) -> Result<(), String> {
+        if self.adopted {
+            return Ok(());
+        }
+        let outside = match store {
+            Some(store) => self.outside(store).map_err(|error| error.to_string())?,
+            None => Vec::new(),
+        };
+        for (address, range) in outside {
+            // It may have come with its neighbour's.
+            if self.grants.has(address) {
+                continue;
+            }
+            let single = self.is_static(IpNetwork::from(address));
+            let deadline = Instant::now() + self.shared.timing.question;
+            match self.claim_address(&range, address, single, deadline).await {
+                Ok(block) => tracing::info!(
+                    space = %self.space, %address, %block,
+                    "a lease was in no block of this node; the node has the block now"
+                ),
+                Err(failure) if failure.kind == FailureKind::HeldByAnotherNode => {
+                    tracing::error!(
+                        space = %self.space, %address, error = failure.message,
+                        "a lease from before is in a block that this node cannot have: a pod of another node may \
+                         have the address, too; let the pod that has it here end"
+                    );
+                    if let Some(cell) = cell_of(address, self.length) {
+                        // Counted anew as pods end.
+                        *self.lost.entry(cell).or_default() += 1;
+                    }
+                }
+                Err(failure) => return Err(failure.message),
+            }
+        }
+        self.adopted = true;
+        Ok(())
+    }
+
+    /// The addresses, ascending, each with the range that it is of.
+    fn outside(&self, store: &Store) -> Result<Vec<(IpAddr, RangeKey)>, StoreError> {
+        let name = &self.space.network_name;
+        let pools: Vec<RangeKey> = store
+            .pools()?
+            .iter()
+            .filter(|pool| pool.network_name == *name)
+            .filter_map(super::usage::range_of)
+            .collect();
+        let outside = store.outside_blocks()?.into_iter();
+        let mut outside: Vec<(IpAddr, RangeKey)> = outside
+            .filter(|lease| lease.network_name == *name)
+            .map(|lease| {
+                let address = lease.address;
+                let range = pools.iter().find(|range| range.has(address)).cloned();
+                (
+                    address,
+                    range.unwrap_or_else(|| everything(address.is_ipv4())),
+                )
+            })
+            .collect();
+        outside.sort_by_key(|(address, _)| *address);
+        Ok(outside)
+    }
+}
+
+/// Every address of a family: the range of a lease whose pool is not known, so that its block is a
+/// whole cell.
+fn everything(v4: bool) -> RangeKey {
+    let last = if v4 { u128::from(u32::MAX) } else { u128::MAX };
+    RangeKey {
+        v4,
+        spans: vec![(0, last)],
+    }
+}
