@@ -32,8 +32,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// As [`ApiServer::start`].
 pub fn api_server() -> Result<ApiServer> {
     let server = ApiServer::start()?;
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../manifests/overlays/kubernetes-store/crds.yaml");
+    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/base/crds.yaml");
     for crd in fs::read_to_string(crds)?.split("\n---\n") {
         server.apply_crd(crd)?;
     }

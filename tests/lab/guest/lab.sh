@@ -222,7 +222,7 @@ install_cni() {
 	mkdir -p /host/opt/cni /host/etc /etc/rdma-netdev
 	ln -sfn /opt/cni/bin /host/opt/cni/bin
 	ln -sfn /etc/rdma-netdev /host/etc/rdma-netdev
-	rdma-device-plugin install --policy /lab/manifests/base/policy.json --node "$(uname -n)"
+	rdma-device-plugin install --policy /lab/manifests/overlays/local-store/policy.json --node "$(uname -n)"
 	offer_networks "$@"
 }
 

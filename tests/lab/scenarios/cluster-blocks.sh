@@ -33,8 +33,8 @@ meet_late joined
 before=$(host_state)
 
 if [ "$LAB_GUEST" = 1 ]; then
-	step "kubectl apply -k manifests/overlays/kubernetes-store"
-	check "the API server takes the manifests" kubectl apply -k $manifests/overlays/kubernetes-store
+	step "kubectl apply -k manifests/base"
+	check "the API server takes the manifests" kubectl apply -k $manifests/base
 	equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
 	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
 	show own get pods -o wide
@@ -84,7 +84,7 @@ meet_late back
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the pods end, what was installed goes"
 	check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=300s
-	check "what was installed goes" kubectl delete -k $manifests/overlays/kubernetes-store --timeout=300s
+	check "what was installed goes" kubectl delete -k $manifests/base --timeout=300s
 	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
 fi
 meet_late over

@@ -20,13 +20,14 @@ check "the image comes in under a full name" ctr --namespace k8s.io image import
 image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-device-plugin:')
 contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
 
-# What kustomize does with the base, as far as it matters to one pod.
+# What kustomize does with overlays/local-store, as far as it matters to one pod: no API is here for the
+# broker.
 {
 	sed "s|image: rdma-device-plugin\$|image: $image|" $base/daemonset.yaml
 	printf -- '---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: rdma-device-plugin}\ndata:\n'
-	for pair in config.yaml=config.json policy.json=policy.json; do
+	for pair in config.yaml=base/config.json policy.json=overlays/local-store/policy.json; do
 		printf '  %s: |\n' "${pair%=*}"
-		sed 's/^/    /' "$base/${pair#*=}"
+		sed 's/^/    /' "/lab/manifests/${pair#*=}"
 	done
 } >$daemonset
 
