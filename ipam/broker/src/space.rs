@@ -349,8 +349,7 @@ impl Worker {
                 let network = block.spec.block;
                 let own = self.own.get(&network);
                 if own.is_some_and(|own| own.object.metadata.uid == block.metadata.uid) {
-                    let until = Some(block.metadata.resource_version.clone());
-                    self.lose(network, "the API no longer has it as this node's", until);
+                    Box::pin(self.gone(network, block.metadata.resource_version.clone())).await;
                 }
                 self.foreign.remove(&network);
             }
@@ -472,12 +471,16 @@ impl Worker {
             .cloned()
             .collect();
         for grant in orphans {
-            if let Err(error) = self.claim_granted(&grant).await {
-                tracing::error!(
-                    space = %self.space, block = %grant.block, error = error.message,
-                    "a block that this node has is not its own in the API, and cannot be claimed; trying again"
-                );
-            }
+            self.claim_orphan(&grant).await;
+        }
+    }
+
+    async fn claim_orphan(&mut self, grant: &Grant) {
+        if let Err(error) = self.claim_granted(grant).await {
+            tracing::error!(
+                space = %self.space, block = %grant.block, error = error.message,
+                "a block that this node has is not its own in the API, and cannot be claimed; trying again"
+            );
         }
     }
 
@@ -555,6 +558,19 @@ impl Worker {
         self.lost.remove(&network);
         tracing::info!(space = %self.space, block = %network, "this node has the block");
         Ok(())
+    }
+
+    /// Writes that the node has the blocks of which that could not be written before.
+    fn grant_all(&mut self) -> std::io::Result<()> {
+        let ungranted: Vec<IpNetwork> = self
+            .own
+            .iter()
+            .filter(|(_, own)| own.doubt.is_none() && !self.grants.blocks.contains(&own.grant()))
+            .map(|(network, _)| *network)
+            .collect();
+        ungranted
+            .into_iter()
+            .try_for_each(|network| self.grant(network))
     }
 
     /// Writes that the node does not have a block.

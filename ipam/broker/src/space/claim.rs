@@ -278,6 +278,7 @@ impl Worker {
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
         self.agree().await?;
+        self.grant_before()?;
         let blocks = self.blocks_of(range);
         if let Some((at, failure)) = self.ranges.exhausted(range)
             && at.elapsed() < self.shared.timing.ask / 2
@@ -335,6 +336,7 @@ impl Worker {
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
         self.agree().await?;
+        self.grant_before()?;
         let block = match single {
             true => Some(ipam::block::single(address)),
             false => self.blocks_of(range).around(address),
@@ -506,6 +508,18 @@ impl Worker {
                 self.lose(network, &why, Some(object.metadata.resource_version));
             }
         }
+    }
+
+    /// Grants what was claimed before, or no more is claimed: a node whose disk is full would take one
+    /// block after the other, and use none.
+    fn grant_before(&mut self) -> Result<(), Failure> {
+        self.grant_all().map_err(|error| {
+            let why = format!(
+                "the node has blocks that cannot be written below {}: {error}",
+                self.directory.display()
+            );
+            Failure::new(FailureKind::Other, why)
+        })
     }
 
     fn grant_claimed(&mut self, block: IpNetwork) -> Result<(), Failure> {

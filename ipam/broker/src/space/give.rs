@@ -139,16 +139,7 @@ impl Worker {
                 Doubt::Removed => Box::pin(self.remove(network)).await?,
             }
         }
-        // Where writing failed before.
-        let ungranted: Vec<IpNetwork> = self
-            .own
-            .iter()
-            .filter(|(_, own)| own.doubt.is_none() && !self.grants.blocks.contains(&own.grant()))
-            .map(|(network, _)| *network)
-            .collect();
-        for network in ungranted {
-            self.grant(network)?;
-        }
+        self.grant_all()?;
         if self.listed {
             self.claim_again().await;
         }
@@ -163,9 +154,43 @@ impl Worker {
             (Some(object), Some(me)) => Box::pin(self.decide(object, &me)).await,
             // Not known yet.
             (Some(_), None) => {}
-            (None, _) => self.lose(network, "the API no longer has it", None),
+            (None, _) => self.missing(network).await,
         }
         Ok(())
+    }
+
+    /// The API has no object of a block: it was deleted, the cluster's data were restored from a
+    /// backup, or a creation failed. Leases that are there may be in use, so a block that has some
+    /// is claimed again before another node gives their addresses.
+    async fn missing(&mut self, network: IpNetwork) {
+        let grants = self.grants.blocks.iter();
+        let grant = grants.clone().find(|grant| grant.block == network).cloned();
+        let Some(grant) = grant.filter(|_| !self.leases_in(network).is_empty()) else {
+            return self.lose(network, "the API no longer has it", None);
+        };
+        if let Some(own) = self.own.remove(&network) {
+            self.note_removed(own.object.metadata.uid, None);
+        }
+        // A failure leaves the grant: the next tick tries again.
+        self.claim_orphan(&grant).await;
+    }
+
+    /// An object was removed, or is another node's: the event does not say which.
+    pub(super) async fn gone(&mut self, network: IpNetwork, version: String) {
+        if !self.leases_in(network).is_empty() {
+            match self.settle_one(network).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(
+                    space = %self.space, block = %network, %error,
+                    "cannot read whose a block is that had leases of this node"
+                ),
+            }
+        }
+        self.lose(
+            network,
+            "the API no longer has it as this node's",
+            Some(version),
+        );
     }
 
     /// The block is not this node's. Leases in it are in conflict from now on.

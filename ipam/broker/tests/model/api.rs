@@ -29,6 +29,8 @@ struct State {
     objects: BTreeMap<(String, String), Value>,
     events: Vec<(u64, &'static str, String, Value)>,
     faults: VecDeque<Option<Fault>>,
+    /// Watches that have seen less than this have to list again.
+    expired: u64,
     /// Whether connections are refused.
     down: bool,
 }
@@ -88,6 +90,33 @@ impl Api {
     pub(crate) fn remove_node(&self, name: &str) {
         let mut state = self.state.lock().unwrap();
         state.objects.remove(&("nodes".to_owned(), name.to_owned()));
+    }
+
+    /// As after a restore from a backup that is older than all blocks: they are gone without an
+    /// event, and watches end.
+    pub(crate) fn forget_blocks(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.objects.retain(|(kind, _), _| kind != "addressblocks");
+        state.version += 1;
+        state.expired = state.version;
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Removes the objects of all blocks, as an administrator may.
+    pub(crate) fn delete_blocks(&self) {
+        let mut state = self.state.lock().unwrap();
+        let names: Vec<String> = state
+            .objects
+            .keys()
+            .filter(|(kind, _)| kind == "addressblocks")
+            .map(|(_, name)| name.clone())
+            .collect();
+        for name in names {
+            state.remove("addressblocks", &name);
+        }
+        drop(state);
+        self.changed.notify_waiters();
     }
 
     /// All blocks: network and node.
@@ -158,6 +187,11 @@ impl Api {
                 if state.down {
                     return;
                 }
+                if seen < state.expired {
+                    let status = json!({"kind": "Status", "status": "Failure", "message": "too old",
+                        "reason": "Expired", "code": 410});
+                    text += &format!("{}\n", json!({"type": "ERROR", "object": status}));
+                }
                 for (version, kind, labels, object) in &state.events {
                     if *version > seen && *labels == selector {
                         text += &format!("{}\n", json!({"type": kind, "object": object}));
@@ -203,6 +237,15 @@ impl State {
         }
         self.events.push((self.version, kind, new, object.clone()));
         object
+    }
+
+    fn remove(&mut self, kind: &str, name: &str) {
+        let key = (kind.to_owned(), name.to_owned());
+        let mut object = self.objects.remove(&key).unwrap();
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let label = labels(&object);
+        self.events.push((self.version, "DELETED", label, object));
     }
 
     fn answer(&mut self, request: &Request) -> (u16, Value) {
@@ -270,11 +313,7 @@ impl State {
                 if !is_same(object, &same["uid"], &same["resourceVersion"]) {
                     return refused(409, "Conflict");
                 }
-                let mut object = self.objects.remove(&key(kind, name)).unwrap();
-                self.version += 1;
-                object["metadata"]["resourceVersion"] = self.version.to_string().into();
-                let label = labels(&object);
-                self.events.push((self.version, "DELETED", label, object));
+                self.remove(kind, name);
                 (200, json!({"status": "Success"}))
             }
             _ => refused(405, ""),
