@@ -63,6 +63,9 @@ pub struct Timing {
     pub question: Duration,
     /// The longest wait before the API is tried again.
     pub retry: Duration,
+    /// How long the length of a space's blocks is believed: an administrator may begin a space anew
+    /// with another one.
+    pub agreed: Duration,
 }
 
 impl Default for Timing {
@@ -74,6 +77,7 @@ impl Default for Timing {
             ask: Duration::from_secs(2),
             question: Duration::from_millis(4500),
             retry: Duration::from_secs(30),
+            agreed: Duration::from_secs(60),
         }
     }
 }
@@ -118,6 +122,17 @@ impl Shared {
             );
             return Err(Failure::new(FailureKind::Other, why));
         };
+        let boot = node::identity::boot_id(&self.root.join("proc"));
+        if node::identity::is_other_boot(read.boot(), &boot) {
+            let why = format!(
+                "Node {:?} of the cluster is another machine, or has not said yet that it was started anew: its \
+                 boot ID is {}, this machine's is {boot}. Two machines of one name would give the same \
+                 addresses: name the node as the cluster does (node in the policy, --node, or RDMA_NODE_NAME)",
+                self.name,
+                read.boot()
+            );
+            return Err(Failure::new(FailureKind::Other, why));
+        }
         let me = read.id();
         *self.me.borrow_mut() = Some(me.clone());
         Ok(me)
@@ -259,14 +274,16 @@ pub struct Worker {
     asked: VecDeque<Asked>,
     /// Whether the API's list was read once.
     listed: bool,
-    /// Whether the space's object was found to agree with the policy.
-    agreed: bool,
+    /// When the space's object was found to agree with the policy.
+    agreed: Option<Instant>,
     /// Cells that were found to be split.
     split: std::collections::BTreeSet<IpNetwork>,
     leftover: Option<claim::Leftover>,
     ranges: usage::Ranges,
     failures: u32,
     paused_until: Option<Instant>,
+    /// Not before then marks on this node's blocks are looked into again.
+    deny_at: Instant,
     sweep_at: Instant,
 }
 
@@ -297,12 +314,13 @@ impl Worker {
             lost: BTreeMap::new(),
             asked: VecDeque::new(),
             listed: false,
-            agreed: false,
+            agreed: None,
             split: std::collections::BTreeSet::new(),
             leftover: None,
             ranges: usage::Ranges::default(),
             failures: 0,
             paused_until: None,
+            deny_at: Instant::now(),
             sweep_at: Instant::now() + sweep::first_wait(),
         })
     }
@@ -389,6 +407,7 @@ impl Worker {
         let store = self.open_store().map_err(|error| error.to_string())?;
         self.refresh(store.as_ref())
             .map_err(|error| error.to_string())?;
+        self.deny_ends().await;
         self.return_foreign()
             .await
             .map_err(|error| error.to_string())?;
@@ -497,6 +516,13 @@ impl Worker {
             }
         };
         match standing::own(&block, &me, &self.grants.blocks) {
+            standing::Own::Grant if !self.is_of_grid(network) && !self.is_granted(network) => {
+                tracing::warn!(
+                    object = block.metadata.name, block = %network,
+                    "an AddressBlock has another length than the blocks of its space, and may overlap \
+                     those of other nodes: it is not believed; remove it"
+                );
+            }
             standing::Own::Grant if block.spec.over.is_some() => self.deny_end(block).await,
             standing::Own::Grant => self.keep(block),
             standing::Own::Renew => self.renew(block, &me).await,
@@ -520,6 +546,11 @@ impl Worker {
                 }
             }
         }
+    }
+
+    fn is_granted(&self, network: IpNetwork) -> bool {
+        let mut grants = self.grants.blocks.iter();
+        grants.any(|grant| grant.block == network)
     }
 
     /// Takes note of an object of this node's, and grants it.
@@ -587,7 +618,10 @@ impl Worker {
 
     /// Makes the space's object, or checks that it agrees with the policy.
     async fn agree(&mut self) -> Result<(), Failure> {
-        if self.agreed {
+        if self
+            .agreed
+            .is_some_and(|at| at.elapsed() < self.shared.timing.agreed)
+        {
             return Ok(());
         }
         let wanted = SpaceObject::new(&self.space, self.length);
@@ -624,7 +658,7 @@ impl Worker {
             let why = format!("AddressSpace {name} is of another store or network_name; remove it");
             return Err(Failure::new(FailureKind::Mismatch, why));
         }
-        self.agreed = true;
+        self.agreed = Some(Instant::now());
         Ok(())
     }
 }

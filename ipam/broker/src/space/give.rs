@@ -134,9 +134,16 @@ impl Worker {
             .filter_map(|(network, own)| Some((*network, own.doubt?)))
             .collect();
         for (network, doubt) in doubts {
-            match doubt {
-                Doubt::Whose => self.settle_one(network).await?,
-                Doubt::Removed => Box::pin(self.remove(network)).await?,
+            let settled = match doubt {
+                Doubt::Whose => self.settle_one(network).await.map_err(GiveError::from),
+                Doubt::Removed => Box::pin(self.remove(network)).await,
+            };
+            match settled {
+                // One object that cannot be read does not keep the others from being cared for.
+                Err(GiveError::Api(error @ ApiError::Malformed { .. })) => {
+                    tracing::warn!(space = %self.space, block = %network, %error, "cannot read whose a block is");
+                }
+                other => other?,
             }
         }
         self.grant_all()?;
@@ -333,6 +340,26 @@ impl Worker {
         }
     }
 
+    /// The same again for blocks whose mark stayed, because this node was out of service when it was
+    /// made: an old mark would let the block go without a rest.
+    pub(super) async fn deny_ends(&mut self) {
+        if self.deny_at > Instant::now() {
+            return;
+        }
+        let marked: Vec<BlockObject> = self
+            .own
+            .values()
+            .filter(|own| own.doubt.is_none() && own.object.spec.over.is_some())
+            .map(|own| own.object.clone())
+            .collect();
+        if !marked.is_empty() {
+            self.deny_at = Instant::now() + self.shared.timing.retry;
+        }
+        for block in marked {
+            Box::pin(self.deny_end(block)).await;
+        }
+    }
+
     /// Blocks of another machine that had this node's name are those of a node that is gone: they rest,
     /// and go.
     pub(super) async fn return_foreign(&mut self) -> Result<(), GiveError> {
@@ -367,7 +394,7 @@ mod tests {
     use std::rc::Rc;
 
     use ipam::block::AddressSpace;
-    use ipam::grants::{Grant, Grants};
+    use ipam::grants::{Grant, Grants, MAX_BLOCKS};
     use ipam::lease::Holder;
     use ipam::range::{Range, Spec};
     use ipam::store::{Order, Part, Space};
@@ -375,6 +402,7 @@ mod tests {
     use node::policy::{
         BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
     };
+    use node_wire::FailureKind;
 
     use super::*;
     use crate::api::{Client, Endpoint, Transport};
@@ -524,5 +552,46 @@ mod tests {
         anew.metadata.uid = "o2".into();
         worker.changed(anew).await;
         assert_eq!(granted(&worker).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_node_has_no_more_blocks_than_can_be_noted() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        let me = NodeId {
+            name: "n1".into(),
+            uid: "u1".into(),
+        };
+        *worker.shared.me.borrow_mut() = Some(me.clone());
+        let now = jiff::Timestamp::now();
+        for number in 1..u32::try_from(MAX_BLOCKS).unwrap() {
+            let address = std::net::Ipv4Addr::from(0x0a01_0000 + number);
+            let network = ipam::block::single(address.into());
+            let object = BlockObject::new(&worker.space, network, &me, 1, now);
+            worker.own.insert(network, Own::new(object));
+        }
+        // Noted, but for the file.
+        worker.grants.blocks = worker.own.values().map(Own::grant).collect();
+        worker.agreed = Some(Instant::now());
+        let need = node_wire::BlockNeed {
+            store: "default".into(),
+            network_name: None,
+            range: "10.9.0.0/24".into(),
+            spans: vec![([10, 9, 0, 1].into(), [10, 9, 0, 254].into())],
+            address: None,
+            single: false,
+            count: 1,
+        };
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let at = Instant::now();
+        worker
+            .asked
+            .push_back(super::super::Asked { need, at, reply });
+        worker.serve_group().await;
+        let refused = answer.await.unwrap().unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Exhausted, "{}", refused.message);
+        // And those that are empty go back at once.
+        worker.refresh(None).unwrap();
+        assert!(worker.own_blocks().iter().all(|own| own.wanted));
     }
 }

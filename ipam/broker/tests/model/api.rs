@@ -87,6 +87,40 @@ impl Api {
         state.put("nodes", name, object, true);
     }
 
+    /// Changes an object, or makes it.
+    pub(crate) fn write(&self, kind: &str, name: &str, patch: &Value) {
+        let mut state = self.state.lock().unwrap();
+        let key = (kind.to_owned(), name.to_owned());
+        let before = state.objects.get(&key).cloned();
+        let fresh = before.is_none();
+        let mut object = before.unwrap_or_else(|| json!({"metadata": {"name": name}}));
+        merge(&mut object, patch);
+        state.put(kind, name, object, fresh);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn uid(&self, kind: &str, name: &str) -> String {
+        let state = self.state.lock().unwrap();
+        let object = &state.objects[&(kind.to_owned(), name.to_owned())];
+        object["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    /// Removes an object without an event.
+    pub(crate) fn forget(&self, kind: &str, name: &str) {
+        let mut state = self.state.lock().unwrap();
+        state.objects.remove(&(kind.to_owned(), name.to_owned()));
+    }
+
+    /// All blocks that are marked as those of a node that is gone.
+    pub(crate) fn marked(&self) -> usize {
+        let state = self.state.lock().unwrap();
+        let marked = state.objects.values();
+        marked
+            .filter(|object| object["spec"]["over"].is_object())
+            .count()
+    }
+
     pub(crate) fn remove_node(&self, name: &str) {
         let mut state = self.state.lock().unwrap();
         state.objects.remove(&("nodes".to_owned(), name.to_owned()));

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use ipam::block::hash;
+use ipnetwork::IpNetwork;
+use node_wire::FailureKind;
+use serde_json::json;
+
 use super::{Api, Fault, Machine, check, on_one_thread};
 
 const LATE: Duration = Duration::from_secs(20);
@@ -35,12 +40,15 @@ async fn take_the_rest(machine: &mut Machine) {
     }
 }
 
-fn is_of(api: &Api, machine: &Machine, blocks: usize) -> bool {
+/// Whether the API says that a node has the blocks of its pods' addresses.
+fn has_its_addresses(api: &Api, machine: &Machine) -> bool {
     let all = api.blocks();
     let own = all
-        .values()
-        .filter(|node| node.as_deref() == Some(&machine.name));
-    own.count() == blocks
+        .iter()
+        .filter(|(_, node)| node.as_deref() == Some(&machine.name));
+    let own: Vec<IpNetwork> = own.map(|(block, _)| block.parse().unwrap()).collect();
+    let mut addresses = machine.pods.values();
+    addresses.all(|address| own.iter().any(|block| block.contains(*address)))
 }
 
 #[test]
@@ -56,7 +64,7 @@ fn a_claim_of_lost_blocks_that_the_api_does_not_answer_is_tried_again() {
         api.fail(std::iter::repeat_n(Some(Fault::Lost), blocks + 2));
         one.start(&api);
         eventually("the node has its blocks again", || {
-            is_of(&api, &one, blocks)
+            has_its_addresses(&api, &one)
         })
         .await;
         let mut two = started(&api, 2).await;
@@ -71,10 +79,9 @@ fn blocks_with_leases_outlast_a_restore_of_the_clusters_data() {
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
         add(&mut one, 10).await;
-        let blocks = one.granted().len();
         api.forget_blocks();
         eventually("the node has its blocks again", || {
-            is_of(&api, &one, blocks)
+            has_its_addresses(&api, &one)
         })
         .await;
         let mut two = started(&api, 2).await;
@@ -90,7 +97,10 @@ fn blocks_with_leases_outlast_the_removal_of_their_objects() {
         let mut one = started(&api, 1).await;
         add(&mut one, 10).await;
         api.delete_blocks();
-        eventually("the node has its blocks again", || is_of(&api, &one, 3)).await;
+        eventually("the node has its blocks again", || {
+            has_its_addresses(&api, &one)
+        })
+        .await;
         let mut two = started(&api, 2).await;
         take_the_rest(&mut two).await;
         check(&[one, two]);
@@ -164,11 +174,131 @@ fn full_ranges_do_not_keep_others_waiting() {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let range = super::range("10.7.1.0/24");
             let answer = asker.ask(super::need(&range));
-            // As long as an ADD waits.
-            tokio::time::timeout(Duration::from_secs(5), answer).await
+            // An ADD waits five seconds.
+            tokio::time::timeout(Duration::from_secs(4), answer).await
         };
         let (_, served) = futures_util::future::join(others, served).await;
         served.expect("in time").expect("a block");
         one.kill().await;
+    });
+}
+
+fn label(text: &str) -> String {
+    format!("{:016x}", hash(text))
+}
+
+#[test]
+fn an_object_that_cannot_be_read_does_not_matter_to_the_others() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        let by_hand = json!({
+            "metadata": {"labels": {
+                "rdma-netdev.io/node-hash": label("n1"),
+                "rdma-netdev.io/space-hash": label("default.default"),
+            }},
+            "spec": {"store": "default", "block": "10.7.0/30", "node": "n1", "nodeUID": "u"},
+        });
+        // It comes as an event, and then in the lists of a start.
+        api.write("addressblocks", "by-hand", &by_hand);
+        add(&mut one, 10).await;
+        one.kill().await;
+        one.start(&api);
+        take_the_rest(&mut one).await;
+        assert_eq!(one.pods.len(), 62);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn an_object_of_another_length_is_not_granted() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        let before = one.granted();
+        let uid = api.uid("nodes", "n1");
+        let by_hand = json!({
+            "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
+            "metadata": {"labels": {
+                "rdma-netdev.io/node-hash": label("n1"),
+                "rdma-netdev.io/space-hash": label("default.default"),
+            }},
+            "spec": {"store": "default", "block": "10.7.0.0/26", "node": "n1", "nodeUID": uid, "epoch": 1},
+        });
+        api.write("addressblocks", "default.default.10.7.0.0-26", &by_hand);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(one.granted(), before);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn the_mark_of_a_node_that_was_out_of_service_is_taken_off() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        take_the_rest(&mut one).await;
+        assert_eq!(one.pods.len(), 62);
+        let mut two = Machine::new(2);
+        two.policy.ipam.cooldown = Duration::from_secs(3600);
+        api.add_node(&two.name);
+        two.start(&api);
+        let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
+        api.write("nodes", "n1", &json!({"spec": {"taints": [taint]}}));
+        let _ = two.add().await;
+        assert!(api.marked() > 0);
+        api.write("nodes", "n1", &json!({"spec": {"taints": null}}));
+        eventually("no block is marked", || api.marked() == 0).await;
+        one.kill().await;
+        two.kill().await;
+    });
+}
+
+#[test]
+fn a_space_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        one.del(0);
+        api.delete_blocks();
+        api.forget("addressspaces", "default.default");
+        let anew = json!({
+            "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressSpace",
+            "spec": {"store": "default", "blockPrefix": {"ipv4": 28, "ipv6": 122}},
+        });
+        api.write("addressspaces", "default.default", &anew);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let refused = one.ask(&super::range("10.7.1.0/24")).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_machine_with_another_nodes_name_gets_no_block() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        one.kill().await;
+        api.write(
+            "nodes",
+            "n1",
+            &json!({"status": {"nodeInfo": {"bootID": "another"}}}),
+        );
+        let mut copy = Machine::new(1);
+        copy.timing.question = Duration::from_millis(4500);
+        copy.start(&api);
+        let refused = copy.ask(&super::range(super::RANGE)).await.unwrap_err();
+        assert!(
+            refused.message.contains("another machine"),
+            "{}",
+            refused.message
+        );
+        assert_eq!(copy.granted(), []);
+        copy.kill().await;
     });
 }

@@ -82,6 +82,7 @@ impl Machine {
                 ask: Duration::from_millis(60),
                 question: Duration::from_millis(300),
                 retry: Duration::from_millis(100),
+                agreed: Duration::from_millis(50),
             },
             running: None,
             pods: BTreeMap::new(),
