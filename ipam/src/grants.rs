@@ -29,8 +29,10 @@ use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A file is no longer than this, in bytes: some 10,000 blocks.
+/// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest.
 const MAX_BYTES: u64 = 1 << 20;
+/// The most blocks that a node may have in one address space.
+pub const MAX_BLOCKS: usize = 4096;
 const VERSION: u64 = 1;
 
 /// One block that this node has.
@@ -241,6 +243,24 @@ mod tests {
             assert!(!read.has("10.0.0.32".parse().unwrap()));
             assert!(read.has("fd00::7f".parse().unwrap()));
         }
+    }
+
+    #[test]
+    fn as_many_blocks_as_a_node_may_have_are_read_back() {
+        let place = tempfile::tempdir().unwrap();
+        let name = "n".repeat(200);
+        let space = AddressSpace::new("default", Some(&name));
+        let mut grants = Grants::none(&space);
+        let longest = Grant {
+            block: "fd00:1111:2222:3333:4444:5555:6666:7777/128"
+                .parse()
+                .unwrap(),
+            uid: "u".repeat(64),
+            epoch: u64::MAX,
+        };
+        grants.blocks = vec![longest; MAX_BLOCKS];
+        grants.write(place.path(), &space).unwrap();
+        assert_eq!(Grants::read(place.path(), &space).unwrap(), grants);
     }
 
     #[test]

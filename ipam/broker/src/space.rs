@@ -65,6 +65,9 @@ pub struct Timing {
     pub question: Duration,
     /// The longest wait before the API is tried again.
     pub retry: Duration,
+    /// How long the length of a space's blocks is believed: an administrator may begin a space anew
+    /// with another one.
+    pub agreed: Duration,
 }
 
 impl Default for Timing {
@@ -76,6 +79,7 @@ impl Default for Timing {
             ask: Duration::from_secs(2),
             question: Duration::from_millis(4500),
             retry: Duration::from_secs(30),
+            agreed: Duration::from_secs(60),
         }
     }
 }
@@ -120,6 +124,17 @@ impl Shared {
             );
             return Err(Failure::new(FailureKind::Other, why));
         };
+        let boot = node::identity::boot_id(&self.root.join("proc"));
+        if node::identity::is_other_boot(read.boot(), &boot) {
+            let why = format!(
+                "Node {:?} of the cluster is another machine, or has not said yet that it was started anew: its \
+                 boot ID is {}, this machine's is {boot}. Two machines of one name would give the same \
+                 addresses: name the node as the cluster does (node in the policy, --node, or RDMA_NODE_NAME)",
+                self.name,
+                read.boot()
+            );
+            return Err(Failure::new(FailureKind::Other, why));
+        }
         let me = read.id();
         *self.me.borrow_mut() = Some(me.clone());
         Ok(me)
@@ -272,14 +287,16 @@ pub struct Worker {
     listed: bool,
     /// Whether leases from before have their blocks, as far as they can.
     adopted: bool,
-    /// Whether the space's object was found to agree with the policy.
-    agreed: bool,
+    /// When the space's object was found to agree with the policy.
+    agreed: Option<Instant>,
     /// Cells that were found to be split.
     split: std::collections::BTreeSet<IpNetwork>,
     leftover: Option<claim::Leftover>,
     ranges: usage::Ranges,
     failures: u32,
     paused_until: Option<Instant>,
+    /// Not before then marks on this node's blocks are looked into again.
+    deny_at: Instant,
     sweep_at: Instant,
 }
 
@@ -311,12 +328,13 @@ impl Worker {
             asked: VecDeque::new(),
             listed: false,
             adopted: false,
-            agreed: false,
+            agreed: None,
             split: std::collections::BTreeSet::new(),
             leftover: None,
             ranges: usage::Ranges::default(),
             failures: 0,
             paused_until: None,
+            deny_at: Instant::now(),
             sweep_at: Instant::now() + sweep::first_wait(),
         })
     }
@@ -363,8 +381,7 @@ impl Worker {
                 let network = block.spec.block;
                 let own = self.own.get(&network);
                 if own.is_some_and(|own| own.object.metadata.uid == block.metadata.uid) {
-                    let until = Some(block.metadata.resource_version.clone());
-                    self.lose(network, "the API no longer has it as this node's", until);
+                    Box::pin(self.gone(network, block.metadata.resource_version.clone())).await;
                 }
                 self.foreign.remove(&network);
             }
@@ -405,6 +422,7 @@ impl Worker {
         self.adopt(store.as_ref()).await?;
         self.refresh(store.as_ref())
             .map_err(|error| error.to_string())?;
+        self.deny_ends().await;
         self.return_foreign()
             .await
             .map_err(|error| error.to_string())?;
@@ -482,12 +500,16 @@ impl Worker {
             .cloned()
             .collect();
         for grant in orphans {
-            if let Err(error) = self.claim_granted(&grant).await {
-                tracing::error!(
-                    space = %self.space, block = %grant.block, error = error.message,
-                    "a block that this node has is not its own in the API, and cannot be claimed; trying again"
-                );
-            }
+            self.claim_orphan(&grant).await;
+        }
+    }
+
+    async fn claim_orphan(&mut self, grant: &Grant) {
+        if let Err(error) = self.claim_granted(grant).await {
+            tracing::error!(
+                space = %self.space, block = %grant.block, error = error.message,
+                "a block that this node has is not its own in the API, and cannot be claimed; trying again"
+            );
         }
     }
 
@@ -504,6 +526,13 @@ impl Worker {
             }
         };
         match standing::own(&block, &me, &self.grants.blocks) {
+            standing::Own::Grant if !self.is_of_grid(network) && !self.is_granted(network) => {
+                tracing::warn!(
+                    object = block.metadata.name, block = %network,
+                    "an AddressBlock has another length than the blocks of its space, and may overlap \
+                     those of other nodes: it is not believed; remove it"
+                );
+            }
             standing::Own::Grant if block.spec.over.is_some() => self.deny_end(block).await,
             standing::Own::Grant => self.keep(block),
             standing::Own::Renew => self.renew(block, &me).await,
@@ -527,6 +556,11 @@ impl Worker {
                 }
             }
         }
+    }
+
+    fn is_granted(&self, network: IpNetwork) -> bool {
+        let mut grants = self.grants.blocks.iter();
+        grants.any(|grant| grant.block == network)
     }
 
     /// Takes note of an object of this node's, and grants it.
@@ -567,6 +601,19 @@ impl Worker {
         Ok(())
     }
 
+    /// Writes that the node has the blocks of which that could not be written before.
+    fn grant_all(&mut self) -> std::io::Result<()> {
+        let ungranted: Vec<IpNetwork> = self
+            .own
+            .iter()
+            .filter(|(_, own)| own.doubt.is_none() && !self.grants.blocks.contains(&own.grant()))
+            .map(|(network, _)| *network)
+            .collect();
+        ungranted
+            .into_iter()
+            .try_for_each(|network| self.grant(network))
+    }
+
     /// Writes that the node does not have a block.
     fn revoke(&mut self, network: IpNetwork) -> std::io::Result<()> {
         let mut grants = self.grants.clone();
@@ -581,7 +628,10 @@ impl Worker {
 
     /// Makes the space's object, or checks that it agrees with the policy.
     async fn agree(&mut self) -> Result<(), Failure> {
-        if self.agreed {
+        if self
+            .agreed
+            .is_some_and(|at| at.elapsed() < self.shared.timing.agreed)
+        {
             return Ok(());
         }
         let wanted = SpaceObject::new(&self.space, self.length);
@@ -618,7 +668,7 @@ impl Worker {
             let why = format!("AddressSpace {name} is of another store or network_name; remove it");
             return Err(Failure::new(FailureKind::Mismatch, why));
         }
-        self.agreed = true;
+        self.agreed = Some(Instant::now());
         Ok(())
     }
 }

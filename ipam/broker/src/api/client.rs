@@ -383,8 +383,15 @@ impl Client {
         let mut items = Items::default();
         while let Some(piece) = answer.piece(PIECE_TIMEOUT).await? {
             let fed = items.feed(&piece, |item| {
-                each(serde_json::from_slice(item)?);
-                Ok::<_, ListError>(())
+                match serde_json::from_slice(item) {
+                    Ok(item) => each(item),
+                    // Written by hand, or by a newer version: the others are no worse for it.
+                    Err(error) => tracing::warn!(
+                        list = what, object = name_of(item), %error,
+                        "an object cannot be read and is passed over; correct or remove it"
+                    ),
+                }
+                Ok::<_, ItemsError>(())
             });
             fed.map_err(|error| answer.malformed(error))?;
         }
@@ -394,12 +401,12 @@ impl Client {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum ListError {
-    #[error(transparent)]
-    Items(#[from] ItemsError),
-    #[error("an item of the list: {0}")]
-    Item(#[from] serde_json::Error),
+/// The name of an object of which nothing else may be readable.
+fn name_of(object: &[u8]) -> String {
+    serde_json::from_slice::<NamedObject>(object).map_or_else(
+        |_| "without a name".to_owned(),
+        |object| object.metadata.name,
+    )
 }
 
 fn unchanged<T>(error: ApiError) -> Result<Changed<T>, ApiError> {

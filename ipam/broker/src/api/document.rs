@@ -311,6 +311,23 @@ pub struct NodeObject {
     /// Absent where only the metadata was asked for.
     #[serde(default)]
     pub spec: NodeSpec,
+    /// As `spec`.
+    #[serde(default)]
+    pub status: NodeStatus,
+}
+
+/// The part of a node's `status` that is used.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    #[serde(default)]
+    node_info: NodeInfo,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct NodeInfo {
+    #[serde(default, rename = "bootID")]
+    boot_id: String,
 }
 
 /// The part of a node's `spec` that is used.
@@ -333,6 +350,12 @@ impl NodeObject {
             name: self.metadata.name.clone(),
             uid: self.metadata.uid.clone(),
         }
+    }
+
+    /// The boot ID that its kubelet reported; empty before it did.
+    #[must_use]
+    pub fn boot(&self) -> &str {
+        &self.status.node_info.boot_id
     }
 
     /// Whether an administrator said that it is off.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::client::Client;
-use super::document::BlockObject;
+use super::document::{BlockObject, NamedObject};
 use super::items::MAX_ITEM_BYTES;
 use super::transport::ApiError;
 
@@ -200,7 +200,6 @@ enum News {
 }
 
 fn read(line: &[u8]) -> Result<News, serde_json::Error> {
-    // Of an object that this version cannot read, only that object is passed over.
     let event: WatchEvent<Value> = serde_json::from_slice(line)?;
     let (object, is_there) = match event {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
@@ -211,11 +210,19 @@ fn read(line: &[u8]) -> Result<News, serde_json::Error> {
         WatchEvent::Error(status) if status.code == 410 => return Ok(News::Expired),
         WatchEvent::Error(status) => return Ok(News::Failed(status.to_string())),
     };
-    let block: Box<BlockObject> = serde_json::from_value(object)?;
-    Ok(News::Of(match is_there {
-        true => Event::Changed(block),
-        false => Event::Gone(block),
-    }))
+    let NamedObject { metadata } = serde_json::from_value(object.clone())?;
+    // Of an object that this version cannot read, only that object is passed over.
+    Ok(match serde_json::from_value::<Box<BlockObject>>(object) {
+        Ok(block) if is_there => News::Of(Event::Changed(block)),
+        Ok(block) => News::Of(Event::Gone(block)),
+        Err(error) => {
+            tracing::warn!(
+                object = metadata.name, %error,
+                "an AddressBlock cannot be read and is passed over; correct or remove it"
+            );
+            News::Version(metadata.resource_version)
+        }
+    })
 }
 
 /// How long to wait after so many failures in a row, at most, by a random number: brokers that lost one server
@@ -275,6 +282,10 @@ mod tests {
         let other =
             json!({"type": "ERROR", "object": {"status": "Failure", "message": "x", "code": 500}});
         assert!(matches!(news(&other), News::Failed(_)));
+        // Written by hand.
+        let mut unreadable = json!({"type": "MODIFIED", "object": block});
+        unreadable["object"]["spec"]["block"] = "10.0.0/28".into();
+        assert!(matches!(news(&unreadable), News::Version(version) if version == "8"));
         assert!(read(b"{").is_err());
     }
 

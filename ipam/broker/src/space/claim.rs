@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ipam::block::{Blocks, cell_of};
-use ipam::grants::Grant;
+use ipam::grants::{Grant, MAX_BLOCKS};
 use ipam::range::Span;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -278,6 +278,7 @@ impl Worker {
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
         self.agree().await?;
+        self.grant_before()?;
         let blocks = self.blocks_of(range);
         if let Some((at, failure)) = self.ranges.exhausted(range)
             && at.elapsed() < self.shared.timing.ask / 2
@@ -335,6 +336,7 @@ impl Worker {
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
         self.agree().await?;
+        self.grant_before()?;
         let block = match single {
             true => Some(ipam::block::single(address)),
             false => self.blocks_of(range).around(address),
@@ -400,7 +402,11 @@ impl Worker {
                 }
                 rests = "; it gives it back once the address is free and cooled down".to_owned();
             }
-            Claim::Held | Claim::Unmark => {}
+            Claim::Unmark => {
+                let metadata = &seen.object.metadata;
+                self.unmark(metadata).await.map_err(|e| failure(&e))?;
+            }
+            Claim::Held => {}
         }
         let why = format!(
             "{address} is in block {network} of node {} (AddressBlock {name}){rests}",
@@ -418,6 +424,11 @@ impl Worker {
         cell_of(block.network(), self.length) == Some(block)
     }
 
+    /// Whether a block is one of those that the space is cut into: a cell, or a single address.
+    pub(super) fn is_of_grid(&self, block: IpNetwork) -> bool {
+        self.is_cell(block) || block == ipam::block::single(block.network())
+    }
+
     fn is_own(&self, block: IpNetwork) -> bool {
         let cell = cell_of(block.network(), self.length);
         self.own.contains_key(&block) || cell.is_some_and(|cell| self.own.contains_key(&cell))
@@ -425,6 +436,13 @@ impl Worker {
 
     /// Makes a block's object, below a cell that is split where it is a single address.
     async fn attempt(&mut self, block: IpNetwork) -> Result<Attempt, Failure> {
+        if self.own.len() >= MAX_BLOCKS {
+            let why = format!(
+                "this node has {MAX_BLOCKS} blocks of {}, and may have no more",
+                self.space
+            );
+            return Err(Failure::new(FailureKind::Exhausted, why));
+        }
         if !self.is_cell(block) && !self.split_cell(block).await? {
             return Ok(Attempt::Taken);
         }
@@ -462,6 +480,11 @@ impl Worker {
     pub(super) async fn claim_granted(&mut self, grant: &Grant) -> Result<(), Failure> {
         let me = self.shared.me().await?;
         self.agree().await?;
+        if !self.is_of_grid(grant.block) {
+            let why = "blocks of its space have another length now";
+            self.lose(grant.block, why, None);
+            return Ok(());
+        }
         if !self.is_cell(grant.block) && !self.split_cell(grant.block).await? {
             self.lose(
                 grant.block,
@@ -506,6 +529,18 @@ impl Worker {
                 self.lose(network, &why, Some(object.metadata.resource_version));
             }
         }
+    }
+
+    /// Grants what was claimed before, or no more is claimed: a node whose disk is full would take one
+    /// block after the other, and use none.
+    fn grant_before(&mut self) -> Result<(), Failure> {
+        self.grant_all().map_err(|error| {
+            let why = format!(
+                "the node has blocks that cannot be written below {}: {error}",
+                self.directory.display()
+            );
+            Failure::new(FailureKind::Other, why)
+        })
     }
 
     fn grant_claimed(&mut self, block: IpNetwork) -> Result<(), Failure> {
@@ -617,6 +652,16 @@ impl Worker {
         Ok(())
     }
 
+    /// Takes the mark off a block whose node is there again. An old mark would let the block go
+    /// without a rest the next time.
+    pub(super) async fn unmark(&self, block: &Metadata) -> Result<(), ApiError> {
+        let client = &self.shared.client;
+        client
+            .change_block(block, json!({}), json!({"over": null}))
+            .await
+            .map(drop)
+    }
+
     /// The same for the sweep, which has objects.
     pub(super) async fn mark_object(
         &self,
@@ -675,6 +720,7 @@ impl Worker {
                     }
                 }
                 Claim::Rests(until) => rests = Some(rests.map_or(until, |first| first.min(until))),
+                Claim::Unmark => self.unmark(&one.object.metadata).await.map_err(api)?,
                 _ => {}
             }
         }
@@ -752,7 +798,8 @@ impl Worker {
         Err(Failure::new(FailureKind::Exhausted, why))
     }
 
-    /// Waits until one of the blocks, or another one, was given back.
+    /// Waits until one of the blocks, or another one, was given back. Not while other questions wait:
+    /// they may be of ranges with room. The mark stays, and the runtime asks again.
     async fn await_return(
         &mut self,
         asked: &[IpNetwork],
@@ -761,7 +808,7 @@ impl Worker {
     ) -> Result<Option<IpNetwork>, Failure> {
         for tenths in ASK_TENTHS {
             let at = Instant::now() + self.shared.timing.ask * tenths / 10;
-            if at > deadline {
+            if at > deadline || !self.asked.is_empty() {
                 break;
             }
             tokio::time::sleep_until(at).await;
@@ -781,11 +828,11 @@ impl Worker {
         Ok(None)
     }
 
-    /// Waits until one block was given back.
+    /// Waits until one block was given back, as [`Self::await_return`].
     async fn await_this(&mut self, block: IpNetwork, deadline: Instant) -> Result<bool, Failure> {
         for tenths in ASK_TENTHS {
             let at = Instant::now() + self.shared.timing.ask * tenths / 10;
-            if at > deadline {
+            if at > deadline || !self.asked.is_empty() {
                 break;
             }
             tokio::time::sleep_until(at).await;

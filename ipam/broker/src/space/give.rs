@@ -134,21 +134,19 @@ impl Worker {
             .filter_map(|(network, own)| Some((*network, own.doubt?)))
             .collect();
         for (network, doubt) in doubts {
-            match doubt {
-                Doubt::Whose => self.settle_one(network).await?,
-                Doubt::Removed => Box::pin(self.remove(network)).await?,
+            let settled = match doubt {
+                Doubt::Whose => self.settle_one(network).await.map_err(GiveError::from),
+                Doubt::Removed => Box::pin(self.remove(network)).await,
+            };
+            match settled {
+                // One object that cannot be read does not keep the others from being cared for.
+                Err(GiveError::Api(error @ ApiError::Malformed { .. })) => {
+                    tracing::warn!(space = %self.space, block = %network, %error, "cannot read whose a block is");
+                }
+                other => other?,
             }
         }
-        // Where writing failed before.
-        let ungranted: Vec<IpNetwork> = self
-            .own
-            .iter()
-            .filter(|(_, own)| own.doubt.is_none() && !self.grants.blocks.contains(&own.grant()))
-            .map(|(network, _)| *network)
-            .collect();
-        for network in ungranted {
-            self.grant(network)?;
-        }
+        self.grant_all()?;
         if self.listed {
             self.claim_again().await;
         }
@@ -163,9 +161,43 @@ impl Worker {
             (Some(object), Some(me)) => Box::pin(self.decide(object, &me)).await,
             // Not known yet.
             (Some(_), None) => {}
-            (None, _) => self.lose(network, "the API no longer has it", None),
+            (None, _) => self.missing(network).await,
         }
         Ok(())
+    }
+
+    /// The API has no object of a block: it was deleted, the cluster's data were restored from a
+    /// backup, or a creation failed. Leases that are there may be in use, so a block that has some
+    /// is claimed again before another node gives their addresses.
+    async fn missing(&mut self, network: IpNetwork) {
+        let grants = self.grants.blocks.iter();
+        let grant = grants.clone().find(|grant| grant.block == network).cloned();
+        let Some(grant) = grant.filter(|_| !self.leases_in(network).is_empty()) else {
+            return self.lose(network, "the API no longer has it", None);
+        };
+        if let Some(own) = self.own.remove(&network) {
+            self.note_removed(own.object.metadata.uid, None);
+        }
+        // A failure leaves the grant: the next tick tries again.
+        self.claim_orphan(&grant).await;
+    }
+
+    /// An object was removed, or is another node's: the event does not say which.
+    pub(super) async fn gone(&mut self, network: IpNetwork, version: String) {
+        if !self.leases_in(network).is_empty() {
+            match self.settle_one(network).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(
+                    space = %self.space, block = %network, %error,
+                    "cannot read whose a block is that had leases of this node"
+                ),
+            }
+        }
+        self.lose(
+            network,
+            "the API no longer has it as this node's",
+            Some(version),
+        );
     }
 
     /// The block is not this node's. Leases in it are in conflict from now on.
@@ -308,6 +340,26 @@ impl Worker {
         }
     }
 
+    /// The same again for blocks whose mark stayed, because this node was out of service when it was
+    /// made: an old mark would let the block go without a rest.
+    pub(super) async fn deny_ends(&mut self) {
+        if self.deny_at > Instant::now() {
+            return;
+        }
+        let marked: Vec<BlockObject> = self
+            .own
+            .values()
+            .filter(|own| own.doubt.is_none() && own.object.spec.over.is_some())
+            .map(|own| own.object.clone())
+            .collect();
+        if !marked.is_empty() {
+            self.deny_at = Instant::now() + self.shared.timing.retry;
+        }
+        for block in marked {
+            Box::pin(self.deny_end(block)).await;
+        }
+    }
+
     /// Blocks of another machine that had this node's name are those of a node that is gone: they rest,
     /// and go.
     pub(super) async fn return_foreign(&mut self) -> Result<(), GiveError> {
@@ -342,7 +394,7 @@ mod tests {
     use std::rc::Rc;
 
     use ipam::block::AddressSpace;
-    use ipam::grants::{Grant, Grants};
+    use ipam::grants::{Grant, Grants, MAX_BLOCKS};
     use ipam::lease::Holder;
     use ipam::range::{Range, Spec};
     use ipam::store::{Order, Part, Space};
@@ -350,6 +402,7 @@ mod tests {
     use node::policy::{
         BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
     };
+    use node_wire::FailureKind;
 
     use super::*;
     use crate::api::{Client, Endpoint, Transport};
@@ -499,5 +552,46 @@ mod tests {
         anew.metadata.uid = "o2".into();
         worker.changed(anew).await;
         assert_eq!(granted(&worker).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_node_has_no_more_blocks_than_can_be_noted() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        let me = NodeId {
+            name: "n1".into(),
+            uid: "u1".into(),
+        };
+        *worker.shared.me.borrow_mut() = Some(me.clone());
+        let now = jiff::Timestamp::now();
+        for number in 1..u32::try_from(MAX_BLOCKS).unwrap() {
+            let address = std::net::Ipv4Addr::from(0x0a01_0000 + number);
+            let network = ipam::block::single(address.into());
+            let object = BlockObject::new(&worker.space, network, &me, 1, now);
+            worker.own.insert(network, Own::new(object));
+        }
+        // Noted, but for the file.
+        worker.grants.blocks = worker.own.values().map(Own::grant).collect();
+        worker.agreed = Some(Instant::now());
+        let need = node_wire::BlockNeed {
+            store: "default".into(),
+            network_name: None,
+            range: "10.9.0.0/24".into(),
+            spans: vec![([10, 9, 0, 1].into(), [10, 9, 0, 254].into())],
+            address: None,
+            single: false,
+            count: 1,
+        };
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let at = Instant::now();
+        worker
+            .asked
+            .push_back(super::super::Asked { need, at, reply });
+        worker.serve_group().await;
+        let refused = answer.await.unwrap().unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Exhausted, "{}", refused.message);
+        // And those that are empty go back at once.
+        worker.refresh(None).unwrap();
+        assert!(worker.own_blocks().iter().all(|own| own.wanted));
     }
 }

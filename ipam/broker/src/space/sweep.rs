@@ -40,7 +40,7 @@ impl Worker {
         let name = self.space.object_name();
         let Some(space) = client.space(&name).await? else {
             // Made anew by the next claim.
-            self.agreed = false;
+            self.agreed = None;
             return Ok(());
         };
         let swept = space.status.and_then(|status| status.swept);
@@ -84,7 +84,9 @@ impl Worker {
             };
             let state = states.get(&node.name).unwrap_or(&NodeState::Gone);
             let judged = judge(&block, &node, state);
-            if matches!(judged, Claim::Mark(_) | Claim::Take) && due.len() < MOST_CHANGED {
+            if matches!(judged, Claim::Mark(_) | Claim::Take | Claim::Unmark)
+                && due.len() < MOST_CHANGED
+            {
                 due.push((block, node));
             }
         };
@@ -110,7 +112,8 @@ impl Worker {
                     client.delete_block(metadata_of(&block)).await?;
                     removed += 1;
                 }
-                Claim::Held | Claim::Rests(_) | Claim::Unmark => {}
+                Claim::Unmark => self.unmark(metadata_of(&block)).await?,
+                Claim::Held | Claim::Rests(_) => {}
             }
         }
         tracing::info!(

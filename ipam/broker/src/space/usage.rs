@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ipam::grants::MAX_BLOCKS;
 use ipam::store::{BlockStamp, Pool, Store, StoreError};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -44,17 +45,20 @@ pub(super) struct Ranges {
     in_use: Vec<RangeKey>,
     history: BTreeMap<RangeKey, VecDeque<(Instant, u128)>>,
     none_free_until: BTreeMap<RangeKey, Instant>,
-    exhausted: Option<(RangeKey, Instant, Failure)>,
+    exhausted: BTreeMap<RangeKey, (Instant, Failure)>,
 }
 
 impl Ranges {
     pub(super) fn exhausted(&self, range: &RangeKey) -> Option<(Instant, &Failure)> {
-        let (of, at, failure) = self.exhausted.as_ref()?;
-        (of == range).then_some((*at, failure))
+        let (at, failure) = self.exhausted.get(range)?;
+        Some((*at, failure))
     }
 
     pub(super) fn note_exhausted(&mut self, range: &RangeKey, failure: Failure) {
-        self.exhausted = Some((range.clone(), Instant::now(), failure));
+        let now = Instant::now();
+        self.exhausted
+            .retain(|_, (at, _)| now.duration_since(*at) < GROWTH_TIME);
+        self.exhausted.insert(range.clone(), (now, failure));
     }
 
     fn used_before(&mut self, range: &RangeKey, used: u128) -> u128 {
@@ -179,6 +183,7 @@ impl Worker {
 
     /// The node's blocks, for the decision which to give back.
     pub(super) fn own_blocks(&self) -> Vec<OwnBlock> {
+        let crowded = self.own.len() > MAX_BLOCKS / 2;
         let settled = self.own.iter().filter(|(_, own)| own.doubt.is_none());
         settled
             .map(|(network, own)| OwnBlock {
@@ -187,9 +192,10 @@ impl Worker {
                     .empty_since
                     .filter(|_| own.granted.elapsed() >= self.shared.timing.new)
                     .map(|since| since.elapsed()),
-                // A static address is nobody's once its pod has ended.
+                // A static address is nobody's once its pod has ended; and a node that has very many
+                // blocks keeps none that is empty.
                 wanted: own.object.spec.wanted_by.is_some()
-                    || (own.empty_since.is_some() && self.is_static(*network)),
+                    || (own.empty_since.is_some() && (crowded || self.is_static(*network))),
             })
             .collect()
     }

@@ -29,6 +29,8 @@ struct State {
     objects: BTreeMap<(String, String), Value>,
     events: Vec<(u64, &'static str, String, Value)>,
     faults: VecDeque<Option<Fault>>,
+    /// Watches that have seen less than this have to list again.
+    expired: u64,
     /// Whether connections are refused.
     down: bool,
 }
@@ -85,9 +87,70 @@ impl Api {
         state.put("nodes", name, object, true);
     }
 
+    /// Changes an object, or makes it.
+    pub(crate) fn write(&self, kind: &str, name: &str, patch: &Value) {
+        let mut state = self.state.lock().unwrap();
+        let key = (kind.to_owned(), name.to_owned());
+        let before = state.objects.get(&key).cloned();
+        let fresh = before.is_none();
+        let mut object = before.unwrap_or_else(|| json!({"metadata": {"name": name}}));
+        merge(&mut object, patch);
+        state.put(kind, name, object, fresh);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn uid(&self, kind: &str, name: &str) -> String {
+        let state = self.state.lock().unwrap();
+        let object = &state.objects[&(kind.to_owned(), name.to_owned())];
+        object["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    /// Removes an object without an event.
+    pub(crate) fn forget(&self, kind: &str, name: &str) {
+        let mut state = self.state.lock().unwrap();
+        state.objects.remove(&(kind.to_owned(), name.to_owned()));
+    }
+
+    /// All blocks that are marked as those of a node that is gone.
+    pub(crate) fn marked(&self) -> usize {
+        let state = self.state.lock().unwrap();
+        let marked = state.objects.values();
+        marked
+            .filter(|object| object["spec"]["over"].is_object())
+            .count()
+    }
+
     pub(crate) fn remove_node(&self, name: &str) {
         let mut state = self.state.lock().unwrap();
         state.objects.remove(&("nodes".to_owned(), name.to_owned()));
+    }
+
+    /// As after a restore from a backup that is older than all blocks: they are gone without an
+    /// event, and watches end.
+    pub(crate) fn forget_blocks(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.objects.retain(|(kind, _), _| kind != "addressblocks");
+        state.version += 1;
+        state.expired = state.version;
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Removes the objects of all blocks, as an administrator may.
+    pub(crate) fn delete_blocks(&self) {
+        let mut state = self.state.lock().unwrap();
+        let names: Vec<String> = state
+            .objects
+            .keys()
+            .filter(|(kind, _)| kind == "addressblocks")
+            .map(|(_, name)| name.clone())
+            .collect();
+        for name in names {
+            state.remove("addressblocks", &name);
+        }
+        drop(state);
+        self.changed.notify_waiters();
     }
 
     /// All blocks: network and node.
@@ -158,6 +221,11 @@ impl Api {
                 if state.down {
                     return;
                 }
+                if seen < state.expired {
+                    let status = json!({"kind": "Status", "status": "Failure", "message": "too old",
+                        "reason": "Expired", "code": 410});
+                    text += &format!("{}\n", json!({"type": "ERROR", "object": status}));
+                }
                 for (version, kind, labels, object) in &state.events {
                     if *version > seen && *labels == selector {
                         text += &format!("{}\n", json!({"type": kind, "object": object}));
@@ -203,6 +271,15 @@ impl State {
         }
         self.events.push((self.version, kind, new, object.clone()));
         object
+    }
+
+    fn remove(&mut self, kind: &str, name: &str) {
+        let key = (kind.to_owned(), name.to_owned());
+        let mut object = self.objects.remove(&key).unwrap();
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let label = labels(&object);
+        self.events.push((self.version, "DELETED", label, object));
     }
 
     fn answer(&mut self, request: &Request) -> (u16, Value) {
@@ -270,11 +347,7 @@ impl State {
                 if !is_same(object, &same["uid"], &same["resourceVersion"]) {
                     return refused(409, "Conflict");
                 }
-                let mut object = self.objects.remove(&key(kind, name)).unwrap();
-                self.version += 1;
-                object["metadata"]["resourceVersion"] = self.version.to_string().into();
-                let label = labels(&object);
-                self.events.push((self.version, "DELETED", label, object));
+                self.remove(kind, name);
                 (200, json!({"status": "Success"}))
             }
             _ => refused(405, ""),

@@ -9,6 +9,7 @@
 )]
 
 mod api;
+mod faults;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,9 +17,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::{Api, Fault};
+use ipam::block::AddressSpace;
+use ipam::grants::Grants;
 use ipam::lease::Holder;
 use ipam::range::{Range, Spec};
 use ipam::store::{Order, Part, Space, Store, StoreError};
+use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind};
 use node_wire::{BlockNeed, Failure, FailureKind};
@@ -38,6 +42,7 @@ struct Machine {
     name: String,
     _place: TempDir,
     policy: Policy,
+    timing: Timing,
     running: Option<(Asker, JoinHandle<()>, CancellationToken)>,
     /// Addresses by container, as ADDs answered.
     pods: BTreeMap<String, IpAddr>,
@@ -70,6 +75,15 @@ impl Machine {
             name: format!("n{number}"),
             _place: place,
             policy,
+            timing: Timing {
+                tick: Duration::from_millis(20),
+                new: Duration::from_millis(30),
+                empty: Duration::from_millis(60),
+                ask: Duration::from_millis(60),
+                question: Duration::from_millis(300),
+                retry: Duration::from_millis(100),
+                agreed: Duration::from_millis(50),
+            },
             running: None,
             pods: BTreeMap::new(),
             next: 0,
@@ -94,14 +108,7 @@ impl Machine {
             client: Client::new(Transport::new(endpoint).unwrap(), "test"),
             socket: None,
             listen: Vec::new(),
-            timing: Timing {
-                tick: Duration::from_millis(20),
-                new: Duration::from_millis(30),
-                empty: Duration::from_millis(60),
-                ask: Duration::from_millis(60),
-                question: Duration::from_millis(300),
-                retry: Duration::from_millis(100),
-            },
+            timing: self.timing,
         };
         let stop = CancellationToken::new();
         let (asker, asked) = broker::questions();
@@ -142,13 +149,14 @@ impl Machine {
 
     /// An ADD: asks the broker for what is missing, as `rdma-ipam` does.
     async fn add(&mut self) -> Result<IpAddr, FailureKind> {
+        self.add_of(RANGE).await
+    }
+
+    /// An ADD of another range.
+    async fn add_of(&mut self, text: &str) -> Result<IpAddr, FailureKind> {
         let container = format!("c{}", self.next);
         self.next += 1;
-        let spec = Spec {
-            range: RANGE,
-            ..Spec::default()
-        };
-        let range = Range::new(&spec, Profile::Strict).unwrap();
+        let range = range(text);
         let order = Order {
             holder: self.holder(&container),
             profile: Profile::Strict,
@@ -186,21 +194,14 @@ impl Machine {
         let Some((asker, ..)) = &self.running else {
             return Err(Failure::new(FailureKind::Other, "no broker"));
         };
-        let spans = range
-            .spans()
-            .iter()
-            .map(|span| span.addresses(true))
-            .collect();
-        let need = BlockNeed {
-            store: "default".into(),
-            network_name: None,
-            range: RANGE.into(),
-            spans,
-            address: None,
-            single: false,
-            count: 1,
-        };
-        asker.ask(need).await.map(drop)
+        asker.ask(need(range)).await.map(drop)
+    }
+
+    /// The blocks that its ADDs go by.
+    fn granted(&self) -> Vec<IpNetwork> {
+        let directory = ipam::grants::directory(&self.policy.state_dir, "default");
+        let grants = Grants::read(&directory, &AddressSpace::new("default", None)).unwrap();
+        grants.networks()
     }
 
     fn del(&mut self, which: usize) {
@@ -258,6 +259,28 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..NODES).prop_map(Step::Replace),
         3 => (0u64..120).prop_map(Step::Wait),
     ]
+}
+
+/// The question for an address of a range.
+fn need(range: &Range) -> BlockNeed {
+    let spans = range.spans().iter();
+    BlockNeed {
+        store: "default".into(),
+        network_name: None,
+        range: range.subnet().to_string(),
+        spans: spans.map(|span| span.addresses(true)).collect(),
+        address: None,
+        single: false,
+        count: 1,
+    }
+}
+
+fn range(text: &str) -> Range {
+    let spec = Spec {
+        range: text,
+        ..Spec::default()
+    };
+    Range::new(&spec, Profile::Strict).unwrap()
 }
 
 /// No address twice, and each in a block that its node may use.
@@ -338,13 +361,13 @@ async fn run(steps: Vec<Step>) {
     }
 }
 
-fn on_one_thread(steps: Vec<Step>) {
+fn on_one_thread(scenario: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     let local = LocalSet::new();
-    local.block_on(&runtime, run(steps));
+    local.block_on(&runtime, scenario);
 }
 
 #[test]
@@ -352,7 +375,7 @@ fn every_address_goes_from_node_to_node() {
     let mut steps: Vec<Step> = (0..62).map(|_| Step::Add(1)).collect();
     steps.extend((0..62).map(|_| Step::Del(1, 0)));
     steps.push(Step::Add(2));
-    on_one_thread(steps);
+    on_one_thread(run(steps));
 }
 
 #[test]
@@ -360,13 +383,13 @@ fn a_replaced_machines_blocks_are_not_lost() {
     let mut steps: Vec<Step> = (0..30).map(|_| Step::Add(1)).collect();
     steps.push(Step::Replace(1));
     steps.extend((0..40).map(|_| Step::Add(2)));
-    on_one_thread(steps);
+    on_one_thread(run(steps));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 40, ..ProptestConfig::default() })]
     #[test]
     fn no_address_is_given_twice_and_none_is_lost(steps in proptest::collection::vec(step(), 1..80)) {
-        on_one_thread(steps);
+        on_one_thread(run(steps));
     }
 }

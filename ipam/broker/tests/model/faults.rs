@@ -1,0 +1,304 @@
+//! Faults in a certain order, against the same API as the model.
+
+use std::time::Duration;
+
+use ipam::block::hash;
+use ipnetwork::IpNetwork;
+use node_wire::FailureKind;
+use serde_json::json;
+
+use super::{Api, Fault, Machine, check, on_one_thread};
+
+const LATE: Duration = Duration::from_secs(20);
+
+async fn started(api: &Api, number: usize) -> Machine {
+    let mut machine = Machine::new(number);
+    api.add_node(&machine.name);
+    machine.start(api);
+    machine
+}
+
+async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + LATE;
+    while !check() {
+        assert!(tokio::time::Instant::now() < deadline, "not so: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn add(machine: &mut Machine, count: usize) {
+    for _ in 0..count {
+        machine.add().await.unwrap();
+    }
+}
+
+/// All that others can have of the range.
+async fn take_the_rest(machine: &mut Machine) {
+    let mut refused = 0;
+    while refused < 10 {
+        refused += usize::from(machine.add().await.is_err());
+    }
+}
+
+/// Whether the API says that a node has the blocks of its pods' addresses.
+fn has_its_addresses(api: &Api, machine: &Machine) -> bool {
+    let all = api.blocks();
+    let own = all
+        .iter()
+        .filter(|(_, node)| node.as_deref() == Some(&machine.name));
+    let own: Vec<IpNetwork> = own.map(|(block, _)| block.parse().unwrap()).collect();
+    let mut addresses = machine.pods.values();
+    addresses.all(|address| own.iter().any(|block| block.contains(*address)))
+}
+
+#[test]
+fn a_claim_of_lost_blocks_that_the_api_does_not_answer_is_tried_again() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        one.kill().await;
+        let blocks = one.granted().len();
+        api.forget_blocks();
+        // An API server that has just come back.
+        api.fail(std::iter::repeat_n(Some(Fault::Lost), blocks + 2));
+        one.start(&api);
+        eventually("the node has its blocks again", || {
+            has_its_addresses(&api, &one)
+        })
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn blocks_with_leases_outlast_a_restore_of_the_clusters_data() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        api.forget_blocks();
+        eventually("the node has its blocks again", || {
+            has_its_addresses(&api, &one)
+        })
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn blocks_with_leases_outlast_the_removal_of_their_objects() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        api.delete_blocks();
+        eventually("the node has its blocks again", || {
+            has_its_addresses(&api, &one)
+        })
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn a_block_without_leases_whose_object_was_removed_is_no_longer_granted() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        one.del(0);
+        let before = one.granted();
+        api.delete_blocks();
+        eventually("the block is not granted", || one.granted() != before).await;
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_node_that_cannot_write_what_it_has_claims_no_more() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        let before = api.blocks().len();
+        // A rename fails here, as where the disk is full.
+        let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        let range = super::range(super::RANGE);
+        for _ in 0..12 {
+            one.ask(&range).await.unwrap_err();
+        }
+        assert!(api.blocks().len() <= before + 1, "{:?}", api.blocks());
+        // It goes on as soon as it can.
+        std::fs::remove_dir(&file).unwrap();
+        eventually("what was claimed is granted", || !one.granted().is_empty()).await;
+        one.kill().await;
+    });
+}
+
+#[test]
+fn full_ranges_do_not_keep_others_waiting() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut two = started(&api, 2).await;
+        let full: Vec<String> = (0..12)
+            .map(|number| format!("10.8.{number}.0/30"))
+            .collect();
+        for range in &full {
+            two.add_of(range).await.unwrap();
+            two.add_of(range).await.unwrap();
+        }
+        let mut one = Machine::new(1);
+        one.timing.ask = Duration::from_secs(2);
+        one.timing.question = Duration::from_millis(4500);
+        api.add_node(&one.name);
+        one.start(&api);
+        add(&mut one, 1).await;
+        let asker = one.running.as_ref().unwrap().0.clone();
+        let asked = full
+            .iter()
+            .map(|range| asker.ask(super::need(&super::range(range))));
+        let others = async {
+            let answers = futures_util::future::join_all(asked).await;
+            assert!(answers.iter().all(Result::is_err));
+        };
+        let served = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let range = super::range("10.7.1.0/24");
+            let answer = asker.ask(super::need(&range));
+            // An ADD waits five seconds.
+            tokio::time::timeout(Duration::from_secs(4), answer).await
+        };
+        let (_, served) = futures_util::future::join(others, served).await;
+        served.expect("in time").expect("a block");
+        one.kill().await;
+    });
+}
+
+fn label(text: &str) -> String {
+    format!("{:016x}", hash(text))
+}
+
+#[test]
+fn an_object_that_cannot_be_read_does_not_matter_to_the_others() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        let by_hand = json!({
+            "metadata": {"labels": {
+                "rdma-netdev.io/node-hash": label("n1"),
+                "rdma-netdev.io/space-hash": label("default.default"),
+            }},
+            "spec": {"store": "default", "block": "10.7.0/30", "node": "n1", "nodeUID": "u"},
+        });
+        // It comes as an event, and then in the lists of a start.
+        api.write("addressblocks", "by-hand", &by_hand);
+        add(&mut one, 10).await;
+        one.kill().await;
+        one.start(&api);
+        take_the_rest(&mut one).await;
+        assert_eq!(one.pods.len(), 62);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn an_object_of_another_length_is_not_granted() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        let before = one.granted();
+        let uid = api.uid("nodes", "n1");
+        let by_hand = json!({
+            "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
+            "metadata": {"labels": {
+                "rdma-netdev.io/node-hash": label("n1"),
+                "rdma-netdev.io/space-hash": label("default.default"),
+            }},
+            "spec": {"store": "default", "block": "10.7.0.0/26", "node": "n1", "nodeUID": uid, "epoch": 1},
+        });
+        api.write("addressblocks", "default.default.10.7.0.0-26", &by_hand);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(one.granted(), before);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn the_mark_of_a_node_that_was_out_of_service_is_taken_off() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        take_the_rest(&mut one).await;
+        assert_eq!(one.pods.len(), 62);
+        let mut two = Machine::new(2);
+        two.policy.ipam.cooldown = Duration::from_secs(3600);
+        api.add_node(&two.name);
+        two.start(&api);
+        let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
+        api.write("nodes", "n1", &json!({"spec": {"taints": [taint]}}));
+        let _ = two.add().await;
+        assert!(api.marked() > 0);
+        api.write("nodes", "n1", &json!({"spec": {"taints": null}}));
+        eventually("no block is marked", || api.marked() == 0).await;
+        one.kill().await;
+        two.kill().await;
+    });
+}
+
+#[test]
+fn a_space_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        one.del(0);
+        api.delete_blocks();
+        api.forget("addressspaces", "default.default");
+        let anew = json!({
+            "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressSpace",
+            "spec": {"store": "default", "blockPrefix": {"ipv4": 28, "ipv6": 122}},
+        });
+        api.write("addressspaces", "default.default", &anew);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let refused = one.ask(&super::range("10.7.1.0/24")).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_machine_with_another_nodes_name_gets_no_block() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        one.kill().await;
+        api.write(
+            "nodes",
+            "n1",
+            &json!({"status": {"nodeInfo": {"bootID": "another"}}}),
+        );
+        let mut copy = Machine::new(1);
+        copy.timing.question = Duration::from_millis(4500);
+        copy.start(&api);
+        let refused = copy.ask(&super::range(super::RANGE)).await.unwrap_err();
+        assert!(
+            refused.message.contains("another machine"),
+            "{}",
+            refused.message
+        );
+        assert_eq!(copy.granted(), []);
+        copy.kill().await;
+    });
+}
