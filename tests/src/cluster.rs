@@ -189,6 +189,32 @@ impl BrokerNode {
         Ok(())
     }
 
+    /// `rdma-ipam-broker` as an administrator calls it in the broker's container.
+    ///
+    /// # Errors
+    /// It is not built, or could not be started.
+    pub fn tool(&self, arguments: &[&str]) -> Result<Answer> {
+        self.tool_with(&self.kubeconfig, arguments)
+    }
+
+    /// The same with another kubeconfig.
+    ///
+    /// # Errors
+    /// As [`BrokerNode::tool`].
+    pub fn tool_with(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Answer> {
+        let mut command = Command::new(product("rdma-ipam-broker")?);
+        command
+            .env_clear()
+            .args(arguments)
+            .arg("--policy")
+            .arg(self.path("policy.json"))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--namespace")
+            .arg(NAMESPACE);
+        answer(&mut command, b"")
+    }
+
     /// The broker's log.
     #[must_use]
     pub fn log(&self) -> String {
