@@ -6,13 +6,16 @@
 //! ([`ipam::reclaim::of_gone_node`]). A store that this node uses alone has no others.
 //!
 //! Nothing is freed on a failure: the nodes are listed, the list has this node, and each node that it
-//! lacks is asked for by itself just before its leases are freed. What a broker knows of nodes that are
-//! gone is in its memory: killed anywhere, the next one begins anew. Several brokers may free the same
-//! leases at one time, which each lease's rename decides.
+//! lacks is asked for by itself just before its leases are freed. Nor are leases of a node that this
+//! broker never saw in the list: it may be of another cluster. Which it saw is in a file of its state
+//! directory, without which it frees less. Since when a node is gone is in its memory: killed anywhere,
+//! the next one begins anew. Several brokers may free the same leases at one time, which each lease's
+//! rename decides.
 //!
 //! Directories may be on a server that does not answer, so they are read on threads of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,11 +25,16 @@ use jiff::Timestamp;
 use node::identity::NodeIdentity;
 use node::policy::StoreKind;
 use node::random::random64;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::api::{ApiError, NodeObject};
 use crate::decide::departed::{self, Departures, Key, Since};
 use crate::space::Shared;
+
+/// In the directory of the stores' grants, whose names do not begin with a dot.
+const SEEN: &str = ".nodes.json";
+const VERSION: u64 = 1;
 
 /// Why nothing was freed.
 #[derive(Debug, thiserror::Error)]
@@ -54,14 +62,14 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         return;
     }
     let cooldown = shared.policy.ipam.cooldown;
-    let mut departures = Departures::default();
-    let mut wait = Duration::from_millis(5_000 + random64() % 10_000);
+    let mut known = Known::read(shared.policy.state_dir.join("blocks").join(SEEN));
+    let mut wait = Duration::from_millis(2_000 + random64() % 8_000);
     loop {
         tokio::time::sleep(wait).await;
-        let nodes = match round(&shared, &stores, &mut departures).await {
+        let nodes = match round(&shared, &stores, &mut known).await {
             Ok(nodes) => nodes,
             Err(error) => {
-                departures.clear();
+                known.departures.clear();
                 tracing::warn!(%error, "cannot ask for the nodes that share a store of leases");
                 0
             }
@@ -72,17 +80,60 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         let jitter = interval.mul_f64(0.5).as_millis().max(1);
         let jitter = u64::try_from(jitter).map_or(0, |jitter| random64() % jitter);
         let interval = interval.mul_f64(0.75) + Duration::from_millis(jitter);
-        let next = departures.next(now, cooldown).map(|next| next - now);
+        let next = known.departures.next(now, cooldown).map(|next| next - now);
         wait = next.map_or(interval, |next| next.min(interval));
     }
 }
 
+/// What a broker knows of the nodes that share its stores.
+struct Known {
+    path: PathBuf,
+    /// Those that it saw in the cluster.
+    seen: BTreeSet<Key>,
+    /// Those of them that are gone.
+    departures: Departures,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SeenText {
+    version: u64,
+    nodes: BTreeSet<Key>,
+}
+
+impl Known {
+    /// A file that is not there or not ours has nobody.
+    fn read(path: PathBuf) -> Self {
+        let text: Option<SeenText> = std::fs::read(&path)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok());
+        let text = text.filter(|text| text.version == VERSION);
+        Self {
+            path,
+            seen: text.map(|text| text.nodes).unwrap_or_default(),
+            departures: Departures::default(),
+        }
+    }
+
+    fn see(&mut self, seen: BTreeSet<Key>) {
+        if seen == self.seen {
+            return;
+        }
+        self.seen = seen;
+        let text = SeenText {
+            version: VERSION,
+            nodes: self.seen.clone(),
+        };
+        let written = serde_json::to_vec(&text)
+            .map_err(std::io::Error::from)
+            .and_then(|text| node::file::replace(&self.path, text));
+        if let Err(error) = written {
+            tracing::warn!(file = %self.path.display(), %error, "cannot write which nodes share a store of leases");
+        }
+    }
+}
+
 /// Announces this node, asks for the others, and frees what is theirs. Answers how many use the stores.
-async fn round(
-    shared: &Shared,
-    stores: &[String],
-    departures: &mut Departures,
-) -> Result<usize, RoundError> {
+async fn round(shared: &Shared, stores: &[String], known: &mut Known) -> Result<usize, RoundError> {
     let name = &shared.name;
     let Some(own) = shared.client.node(name).await? else {
         return Err(RoundError::Nodes(format!(
@@ -99,7 +150,7 @@ async fn round(
         users.extend(others.map(|node| (store.clone(), node)));
     }
     if users.is_empty() {
-        departures.clear();
+        known.departures.clear();
         return Ok(all);
     }
     let mut nodes: BTreeMap<String, NodeObject> = BTreeMap::new();
@@ -108,13 +159,18 @@ async fn round(
     });
     listed.await?;
     departed::check(&nodes, &own.id()).map_err(RoundError::Nodes)?;
-    users.retain(|(_, node)| departed::end(node, nodes.get(&node.name)).is_some());
+    known.see(departed::seen(&known.seen, &users, &nodes));
+    let is_gone = |node: &AnnouncedNode| departed::end(node, nodes.get(&node.name)).is_some();
+    users.retain(|key| known.seen.contains(key) && is_gone(&key.1));
     let now = Since {
         instant: Instant::now(),
         time: Timestamp::now(),
     };
-    departures.note(&users, now);
-    for ((store, node), since) in departures.ripe(now.instant, shared.policy.ipam.cooldown) {
+    known.departures.note(&users, now);
+    for ((store, node), since) in known
+        .departures
+        .ripe(now.instant, shared.policy.ipam.cooldown)
+    {
         // The list is some seconds old.
         let object = shared.client.node(&node.name).await?;
         let Some(why) = departed::end(&node, object.as_ref()) else {

@@ -24,7 +24,7 @@ const VERSION: u64 = 1;
 const MAX_BYTES: u64 = 4096;
 
 /// A node of the cluster that used the store.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AnnouncedNode {
     /// Name of its Node object, and of the node in its leases.
     pub name: String,

@@ -97,7 +97,15 @@ fn blocks_of_all_nodes_are_listed() -> Result<()> {
     ensure!(own.len() == 2 && own.iter().all(|(_, node)| node == "n1"));
     let table = one.tool(&["blocks", "--all-nodes"])?.stdout;
     let header = table.lines().next().unwrap_or_default();
-    for title in ["BLOCK", "NETWORK NAME", "NODE", "USED", "FREE", "AGE", "STATE"] {
+    for title in [
+        "BLOCK",
+        "NETWORK NAME",
+        "NODE",
+        "USED",
+        "FREE",
+        "AGE",
+        "STATE",
+    ] {
         ensure!(header.contains(title), "{table}");
     }
     ensure!(table.lines().count() == 4, "{table}");
@@ -151,7 +159,9 @@ fn a_block_of_a_ready_node_is_released_only_by_force_and_its_broker_obeys() -> R
     })?;
     let of_one = findings(&one.tool(&["fsck", "--json"])?)?;
     ensure!(
-        of_one.iter().any(|what| what.contains("is in no block of this node")),
+        of_one
+            .iter()
+            .any(|what| what.contains("is in no block of this node")),
         "{of_one:?}"
     );
     Ok(())
@@ -189,7 +199,10 @@ fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
     eventually("the node that is back drops the block", LATE, || {
         Ok(!one.granted()?.contains(&block))
     })?;
-    for (argument, said) in [("10.9.9.0/28", "no AddressBlock"), ("10.9.0.1/28", "no block")] {
+    for (argument, said) in [
+        ("10.9.9.0/28", "no AddressBlock"),
+        ("10.9.0.1/28", "no block"),
+    ] {
         let wrong = other.tool(&["release", "--yes", "--block", argument])?;
         ensure!(
             !wrong.status.success() && wrong.stderr.contains(said),
@@ -220,7 +233,10 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
         .find(|object| object["spec"]["block"] == block.as_str())
         .context("its object")?;
     let name = object["metadata"]["name"].as_str().context("a name")?;
-    server.client().delete(&format!("{path}/{name}"))?.expect_success()?;
+    server
+        .client()
+        .delete(&format!("{path}/{name}"))?
+        .expect_success()?;
     // A whole range of the other node, as no broker makes it.
     let mut wide = object.clone();
     wide["metadata"] = json!({"name": "default.default.10.9.0.0-24", "labels": {}});
@@ -229,11 +245,16 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
     let found = findings(&one.tool(&["fsck", "--json"])?)?;
     for said in [
         format!("{block} of store \"default\": this node gives its addresses, and no AddressBlock"),
-        format!("node n2 is gone; brokers find that within the hour, and rdma-ipam-broker release --block {gone}"),
+        format!(
+            "node n2 is gone; brokers find that within the hour, and rdma-ipam-broker release --block {gone}"
+        ),
         "overlaps 10.9.0.0/24".to_owned(),
         "10.9.0.0/24 is no block of its space, which is cut into /28".to_owned(),
     ] {
-        ensure!(found.iter().any(|what| what.contains(&said)), "{said}: {found:#?}");
+        ensure!(
+            found.iter().any(|what| what.contains(&said)),
+            "{said}: {found:#?}"
+        );
     }
     let text = one.tool(&["fsck"])?;
     ensure!(
@@ -248,7 +269,15 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
     let path = path.to_str().context("a path")?;
     let workstation = std::process::Command::new(e2e::bin_under_test::product("rdma-ipam-broker")?)
         .env_clear()
-        .args(["fsck", "--json", "--namespace", NAMESPACE, "--policy", path, "--kubeconfig"])
+        .args([
+            "fsck",
+            "--json",
+            "--namespace",
+            NAMESPACE,
+            "--policy",
+            path,
+            "--kubeconfig",
+        ])
         .arg(server.kubeconfig())
         .output()?;
     let read: Value = serde_json::from_slice(&workstation.stdout)?;
@@ -279,7 +308,8 @@ fn a_kubeconfig_with_files_works_and_an_exec_plugin_is_refused_by_name() -> Resu
     fs::write(&path, config.to_string())?;
     let by_files = listed(&node.tool_with(&path, &["blocks", "--all-nodes", "--json"])?)?;
     ensure!(by_files.len() == 1, "{by_files:?}");
-    config["users"][0]["user"] = json!({"exec": {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}});
+    config["users"][0]["user"] =
+        json!({"exec": {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}});
     fs::write(&path, config.to_string())?;
     let refused = node.tool_with(&path, &["blocks", "--all-nodes"])?;
     ensure!(refused.status.code() == Some(1), "{}", refused.stdout);

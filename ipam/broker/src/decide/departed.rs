@@ -60,6 +60,24 @@ pub fn interval(nodes: usize) -> Duration {
 /// A node by the store in which it announced itself.
 pub type Key = (String, AnnouncedNode);
 
+/// Those of `users` that this broker has seen as Node objects of its own cluster, now or `before`. Nodes
+/// of another cluster may use the same store, and this one does not have them either.
+#[must_use]
+pub fn seen(
+    before: &BTreeSet<Key>,
+    users: &BTreeSet<Key>,
+    nodes: &BTreeMap<String, NodeObject>,
+) -> BTreeSet<Key> {
+    let is_there = |node: &AnnouncedNode| {
+        let object = nodes.get(&node.name);
+        object.is_some_and(|object| object.metadata.uid == node.uid)
+    };
+    let all = users.iter();
+    all.filter(|key| before.contains(key) || is_there(&key.1))
+        .cloned()
+        .collect()
+}
+
 /// When a node was first found to be gone, by both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Since {
@@ -169,6 +187,22 @@ mod tests {
             assert!(check(&nodes(wrong), &me).unwrap_err().contains("lacks"));
         }
         assert_eq!(check(&nodes(&[("n1", "u-n1")]), &me), Ok(()));
+    }
+
+    #[test]
+    fn a_node_that_was_never_in_this_cluster_is_not_gone_from_it() {
+        let users: BTreeSet<Key> = [key("n2"), key("n3"), key("n4")].into();
+        let nodes: BTreeMap<String, NodeObject> = [
+            ("n2".to_owned(), object("n2", "u-n2", "x")),
+            // Of this name, but not the one that uses the store.
+            ("n3".to_owned(), object("n3", "u-other", "x")),
+        ]
+        .into();
+        let first = seen(&BTreeSet::new(), &users, &nodes);
+        assert_eq!(first, [key("n2")].into());
+        let then = seen(&first, &users, &BTreeMap::new());
+        assert_eq!(then, [key("n2")].into(), "it was seen before");
+        assert_eq!(seen(&first, &[key("n3")].into(), &nodes), BTreeSet::new());
     }
 
     #[test]
