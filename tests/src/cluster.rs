@@ -85,24 +85,48 @@ impl BrokerNode {
     /// # Errors
     /// The Node cannot be made, or a file.
     pub fn new(server: &ApiServer, name: &str, store: &Value) -> Result<Self> {
+        let place = TempDir::new()?;
+        fs::create_dir(place.path().join("leases"))?;
+        let mut default = serde_json::Map::new();
+        default.insert("type".to_owned(), "kubernetes".into());
+        let directory = place.path().join("leases");
+        default.insert("directory".to_owned(), json!(directory));
+        default.extend(store.as_object().cloned().unwrap_or_default());
+        Self::in_place(server, name, place, &Value::Object(default))
+    }
+
+    /// A node of the cluster whose leases are in a directory that nodes share. `machine` is its
+    /// machine ID.
+    ///
+    /// # Errors
+    /// As [`BrokerNode::new`].
+    pub fn sharing(
+        server: &ApiServer,
+        name: &str,
+        machine: &str,
+        directory: &Path,
+    ) -> Result<Self> {
+        let store = json!({"type": "file", "directory": directory});
+        let node = Self::in_place(server, name, TempDir::new()?, &store)?;
+        fs::create_dir_all(node.path("host/etc"))?;
+        fs::write(node.path("host/etc/machine-id"), machine)?;
+        std::os::unix::fs::symlink("/proc", node.path("host/proc"))?;
+        Ok(node)
+    }
+
+    fn in_place(server: &ApiServer, name: &str, place: TempDir, store: &Value) -> Result<Self> {
         if server.node_uid(name)?.is_none() {
             server.add_node(name)?;
         }
-        let place = TempDir::new()?;
         let node = Self {
             kubeconfig: server.kubeconfig().to_owned(),
             broker: None,
             place,
         };
-        fs::create_dir(node.path("leases"))?;
-        let mut default = serde_json::Map::new();
-        default.insert("type".to_owned(), "kubernetes".into());
-        default.insert("directory".to_owned(), json!(node.path("leases")));
-        default.extend(store.as_object().cloned().unwrap_or_default());
         let policy = json!({
             "node": name,
             "stateDir": node.path("state"),
-            "stores": {"default": default},
+            "stores": {"default": store},
             "ipam": {"cooldown": "1s"},
         });
         fs::write(node.path("policy.json"), policy.to_string())?;
@@ -125,18 +149,31 @@ impl BrokerNode {
     /// # Errors
     /// It is not built, or it ends, or does not listen in time; the message has its log.
     pub fn start(&mut self) -> Result<()> {
+        let kubeconfig = self.kubeconfig.clone();
+        self.start_as(&kubeconfig)
+    }
+
+    /// The same with another kubeconfig.
+    ///
+    /// # Errors
+    /// As [`BrokerNode::start`].
+    pub fn start_as(&mut self, kubeconfig: &Path) -> Result<()> {
         ensure!(self.broker.is_none(), "the broker runs already");
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.path("log"))?;
         let _ = fs::remove_file(self.socket());
-        let child = Command::new(product("rdma-ipam-broker")?)
-            .env_clear()
+        let mut command = Command::new(product("rdma-ipam-broker")?);
+        command.env_clear();
+        if self.path("host").exists() {
+            command.env("RDMA_HOST_ROOT", self.path("host"));
+        }
+        let child = command
             .arg("--policy")
             .arg(self.path("policy.json"))
             .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
+            .arg(kubeconfig)
             .arg("--namespace")
             .arg(NAMESPACE)
             .arg("--socket")
@@ -237,6 +274,16 @@ impl BrokerNode {
         node_wire::blocks(&self.socket(), need, ASK_TIMEOUT).map(|granted| granted.blocks)
     }
 
+    /// The nodes that its broker has seen of those that share its store, by name.
+    #[must_use]
+    pub fn seen(&self) -> Vec<String> {
+        let text = fs::read(self.path("state/blocks/.nodes.json")).unwrap_or_default();
+        let seen: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let nodes = seen["nodes"].as_array().cloned().unwrap_or_default();
+        let name = |node: &Value| node.pointer("/1/name")?.as_str().map(str::to_owned);
+        nodes.iter().filter_map(name).collect()
+    }
+
     /// The blocks that the node's CNI programs go by, sorted.
     ///
     /// # Errors
@@ -268,12 +315,14 @@ impl BrokerNode {
             "ipam": {"type": "rdma-ipam", "range": range},
         });
         let script = "mount -t tmpfs none /run && mkdir -m 700 /run/rdma-netdev && \
-                      mount --bind \"$1\" /run/rdma-netdev && exec \"$2\"";
+                      mount --bind \"$1\" /run/rdma-netdev && \
+                      if [ -e \"$3\" ]; then mount --bind \"$3\" /etc/machine-id; fi && exec \"$2\"";
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", script, "sh"])
             .arg(self.path("run"))
             .arg(product("rdma-ipam")?)
+            .arg(self.path("host/etc/machine-id"))
             .env("RDMA_NETDEV_POLICY", self.path("policy.json"))
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)
