@@ -545,7 +545,8 @@ mod tests {
             let order = Order {
                 holder: Holder {
                     container: container.into(),
-                    machine: node.machine.clone(),
+                    // Another container of the same pod would take the address of the first over.
+                    pod: None,
                     ..holder(&node.name, &node.machine, &node.boot)
                 },
                 profile: node::policy::Profile::Strict,
@@ -621,7 +622,10 @@ mod tests {
         let (two, three) = (shared.store("n2", "m2"), shared.store("n3", "m3"));
         shared.lease(&two, "c1");
         two.announce_node("u").unwrap();
+        std::thread::sleep(Duration::from_millis(5));
         let since = Timestamp::now();
+        // Leases are stamped in whole milliseconds.
+        std::thread::sleep(Duration::from_millis(5));
         shared.lease(&two, "c2");
         let report = of_gone_node(&three, &gone("n2", "m2"), since).unwrap();
         assert_eq!((report.freed.len(), report.kept.len()), (0, 2));

@@ -59,7 +59,12 @@ fn holders(store: &Path) -> Result<Vec<String>> {
             let name = path.file_name().and_then(|name| name.to_str());
             if name.context("a name")?.contains('@') {
                 let record: Value = serde_json::from_slice(&fs::read(&path)?)?;
-                found.push(record["container"].as_str().context("container")?.to_owned());
+                found.push(
+                    record["container"]
+                        .as_str()
+                        .context("container")?
+                        .to_owned(),
+                );
             }
         }
         Ok(())
