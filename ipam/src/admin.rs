@@ -17,7 +17,7 @@ mod upgrade;
 
 use crate::plugin::Plugin;
 use crate::store::{Store, StoreError};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::{Args, Parser, Subcommand};
 use node::document::versioned;
 use node::policy::{DEFAULT_PATH, Policy};
@@ -194,23 +194,8 @@ fn say_json(document: serde_json::Value) {
 
 /// Asks on the terminal, unless `yes` was said.
 fn confirmed(yes: bool, question: &str) -> Result<bool> {
-    use std::io::{BufRead, IsTerminal};
-    if yes {
-        return Ok(true);
-    }
-    let stdin = std::io::stdin();
-    if !stdin.is_terminal() {
-        return Err(anyhow!(
-            "{question} There is no terminal to ask on; say --yes"
-        ));
-    }
-    complain(&format!("{question} [y/N]"));
-    let mut answer = String::new();
-    stdin
-        .lock()
-        .read_line(&mut answer)
-        .context("read the answer")?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    let question = cni_wire::text::printable(question);
+    Ok(yes || node::terminal::confirm("rdma-ipam", &question)?)
 }
 
 /// A duration of an argument.

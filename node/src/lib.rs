@@ -8,7 +8,8 @@
 //! - [`cni_program`]: the programs that a container runtime executes, and their versions
 //! - [`gojson`]: JSON as Go's decoder reads it, for files of the programs that these replace
 //! - [`log`]: the log of the CNI programs
-//! - [`duration`], [`spelling`], [`table`]: values, misspelt keys and columns for people
+//! - [`duration`], [`spelling`], [`table`], [`terminal`]: values, misspelt keys, columns and questions
+//!   for people
 //! - [`random`]: numbers that part writers that meet
 
 #![forbid(unsafe_code)]
@@ -26,3 +27,4 @@ pub mod policy;
 pub mod random;
 pub mod spelling;
 pub mod table;
+pub mod terminal;

@@ -85,35 +85,59 @@ impl BrokerNode {
     /// # Errors
     /// The Node cannot be made, or a file.
     pub fn new(server: &ApiServer, name: &str, store: &Value) -> Result<Self> {
+        let place = TempDir::new()?;
+        fs::create_dir(place.path().join("leases"))?;
+        let store = local_store(place.path(), store);
+        Self::in_place(server, name, place, &store)
+    }
+
+    /// A node of the cluster whose leases are in a directory that nodes share. `machine` is its
+    /// machine ID.
+    ///
+    /// # Errors
+    /// As [`BrokerNode::new`].
+    pub fn sharing(
+        server: &ApiServer,
+        name: &str,
+        machine: &str,
+        directory: &Path,
+    ) -> Result<Self> {
+        let store = json!({"type": "file", "directory": directory});
+        let node = Self::in_place(server, name, TempDir::new()?, &store)?;
+        fs::create_dir_all(node.path("host/etc"))?;
+        fs::write(node.path("host/etc/machine-id"), machine)?;
+        std::os::unix::fs::symlink("/proc", node.path("host/proc"))?;
+        Ok(node)
+    }
+
+    fn in_place(server: &ApiServer, name: &str, place: TempDir, store: &Value) -> Result<Self> {
         if server.node_uid(name)?.is_none() {
             server.add_node(name)?;
         }
-        let place = TempDir::new()?;
         let node = Self {
             name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
             broker: None,
             place,
         };
-        fs::create_dir(node.path("leases"))?;
         fs::DirBuilder::new().mode(0o700).create(node.path("run"))?;
-        node.set_store(store)?;
+        node.write_policy(store)?;
         Ok(node)
     }
 
-    /// Writes the node's policy, with further keys of its store.
+    /// Gives the node's store other keys, for its next calls and its broker's next start.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn set_store(&self, store: &Value) -> Result<()> {
-        let mut default = serde_json::Map::new();
-        default.insert("type".to_owned(), "kubernetes".into());
-        default.insert("directory".to_owned(), json!(self.path("leases")));
-        default.extend(store.as_object().cloned().unwrap_or_default());
+        self.write_policy(&local_store(self.place.path(), store))
+    }
+
+    fn write_policy(&self, store: &Value) -> Result<()> {
         let policy = json!({
             "node": self.name,
             "stateDir": self.path("state"),
-            "stores": {"default": default},
+            "stores": {"default": store},
             "ipam": {"cooldown": "1s"},
         });
         fs::write(self.path("policy.json"), policy.to_string())?;
@@ -135,18 +159,31 @@ impl BrokerNode {
     /// # Errors
     /// It is not built, or it ends, or does not listen in time; the message has its log.
     pub fn start(&mut self) -> Result<()> {
+        let kubeconfig = self.kubeconfig.clone();
+        self.start_as(&kubeconfig)
+    }
+
+    /// The same with another kubeconfig.
+    ///
+    /// # Errors
+    /// As [`BrokerNode::start`].
+    pub fn start_as(&mut self, kubeconfig: &Path) -> Result<()> {
         ensure!(self.broker.is_none(), "the broker runs already");
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.path("log"))?;
         let _ = fs::remove_file(self.socket());
-        let child = Command::new(product("rdma-ipam-broker")?)
-            .env_clear()
+        let mut command = Command::new(product("rdma-ipam-broker")?);
+        command.env_clear();
+        if self.path("host").exists() {
+            command.env("RDMA_HOST_ROOT", self.path("host"));
+        }
+        let child = command
             .arg("--policy")
             .arg(self.path("policy.json"))
             .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
+            .arg(kubeconfig)
             .arg("--namespace")
             .arg(NAMESPACE)
             .arg("--socket")
@@ -199,6 +236,32 @@ impl BrokerNode {
         Ok(())
     }
 
+    /// `rdma-ipam-broker` as an administrator calls it in the broker's container.
+    ///
+    /// # Errors
+    /// It is not built, or could not be started.
+    pub fn tool(&self, arguments: &[&str]) -> Result<Answer> {
+        self.tool_with(&self.kubeconfig, arguments)
+    }
+
+    /// The same with another kubeconfig.
+    ///
+    /// # Errors
+    /// As [`BrokerNode::tool`].
+    pub fn tool_with(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Answer> {
+        let mut command = Command::new(product("rdma-ipam-broker")?);
+        command
+            .env_clear()
+            .args(arguments)
+            .arg("--policy")
+            .arg(self.path("policy.json"))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--namespace")
+            .arg(NAMESPACE);
+        answer(&mut command, b"")
+    }
+
     /// The broker's log.
     #[must_use]
     pub fn log(&self) -> String {
@@ -228,6 +291,16 @@ impl BrokerNode {
     /// Those of the client.
     pub fn ask_for(&self, need: &BlockNeed) -> Result<Vec<String>, ClientError> {
         node_wire::blocks(&self.socket(), need, ASK_TIMEOUT).map(|granted| granted.blocks)
+    }
+
+    /// The nodes that its broker has seen of those that share its store, by name.
+    #[must_use]
+    pub fn seen(&self) -> Vec<String> {
+        let text = fs::read(self.path("state/blocks/.nodes.json")).unwrap_or_default();
+        let seen: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let nodes = seen["nodes"].as_array().cloned().unwrap_or_default();
+        let name = |node: &Value| node.pointer("/1/name")?.as_str().map(str::to_owned);
+        nodes.iter().filter_map(name).collect()
     }
 
     /// The blocks that the node's CNI programs go by, sorted.
@@ -261,12 +334,14 @@ impl BrokerNode {
             "ipam": {"type": "rdma-ipam", "range": range},
         });
         let script = "mount -t tmpfs none /run && mkdir -m 700 /run/rdma-netdev && \
-                      mount --bind \"$1\" /run/rdma-netdev && exec \"$2\"";
+                      mount --bind \"$1\" /run/rdma-netdev && \
+                      if [ -e \"$3\" ]; then mount --bind \"$3\" /etc/machine-id; fi && exec \"$2\"";
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", script, "sh"])
             .arg(self.path("run"))
             .arg(product("rdma-ipam")?)
+            .arg(self.path("host/etc/machine-id"))
             .env("RDMA_NETDEV_POLICY", self.path("policy.json"))
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)
@@ -296,6 +371,15 @@ impl BrokerNode {
     pub fn del(&self, container: &str, range: &str) -> Result<()> {
         self.call("DEL", container, range)?.success().map(drop)
     }
+}
+
+/// A store with a directory of the node's own, and further keys.
+fn local_store(place: &Path, keys: &Value) -> Value {
+    let mut store = json!({"type": "kubernetes", "directory": place.join("leases")});
+    if let (Some(store), Some(keys)) = (store.as_object_mut(), keys.as_object()) {
+        store.extend(keys.clone());
+    }
+    store
 }
 
 fn pid(child: &Child) -> Result<Pid> {

@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::watch::{self, Event};
 use crate::api::{BlockObject, Client};
+use crate::file_stores;
 use crate::metrics::{self, Metrics};
 use crate::space::{Asked, Message, Shared, Timing, Worker};
 
@@ -169,8 +170,11 @@ async fn serve(
     };
     let stores: Vec<String> = broker.kubernetes_stores();
     if stores.is_empty() {
-        tracing::warn!("the node's policy has no store of type kubernetes: nothing to do");
+        tracing::info!(
+            "the node's policy has no store of type kubernetes: only the leases of nodes that are gone are freed"
+        );
     }
+    let file_stores = tokio::task::spawn_local(file_stores::run(shared.clone()));
     for store in &stores {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
         let granted = all.into_iter().map(|(space, _)| space);
@@ -216,6 +220,7 @@ async fn serve(
         pages.set(&metrics, shared.client.transport().requests());
         status.write(&metrics);
     }
+    file_stores.abort();
     if let Some(watching) = watching {
         watching.abort();
     }

@@ -5,35 +5,72 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use node::policy::Policy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::admin;
 use crate::api::endpoint::SERVICE_ACCOUNT_DIR;
 use crate::api::{Client, Endpoint, Processor, Transport};
 use crate::broker::{self, Settings};
 use crate::space::Timing;
 
 /// Claims blocks of addresses for this node in the Kubernetes API, and grants them to its CNI programs.
+///
+/// Without a command it does that until it is ended by a signal. The commands are an administrator's:
+/// they work in the broker's container (kubectl exec DAEMON-POD -c rdma-ipam-broker --
+/// rdma-ipam-broker blocks) and, with --kubeconfig and --namespace, on a workstation.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-ipam-broker", version)]
-#[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
+#[command(
+    after_help = "Exit status: 0 done or ended by a signal, 1 failed, 2 wrong usage, 3 nothing found, not \
+                  confirmed or, for fsck, something found."
+)]
 struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(flatten)]
+    service: Service,
+    #[command(subcommand)]
+    command: Option<admin::Command>,
+}
+
+/// What the broker and each command need.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
     /// The node's policy, which says which stores are Kubernetes', and where the node's state is
     #[arg(
         long,
+        global = true,
         value_name = "FILE",
         env = "RDMA_NETDEV_POLICY",
         default_value = node::policy::DEFAULT_PATH
     )]
-    policy: PathBuf,
+    pub(crate) policy: PathBuf,
     /// The node's name in the cluster, unless the policy has one
-    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    node: Option<String>,
+    #[arg(long, global = true, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    pub(crate) node: Option<String>,
     /// Directory below which the host's proc and etc are found
-    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
-    host_root: PathBuf,
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RDMA_HOST_ROOT",
+        default_value = "/"
+    )]
+    pub(crate) host_root: PathBuf,
+    /// Namespace of the blocks' objects [default: that of the service account, or of the context]
+    #[arg(long, global = true, value_name = "NAME", env = "RDMA_IPAM_NAMESPACE")]
+    namespace: Option<String>,
+    /// Kubeconfig with a token or client certificate [default: the pod's service account]
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// What the broker alone needs.
+#[derive(Debug, Args)]
+struct Service {
     /// Socket on which ADDs ask for a block
     #[arg(
         long,
@@ -42,12 +79,6 @@ struct Cli {
         default_value = "/run/rdma-netdev/ipam.sock"
     )]
     socket: PathBuf,
-    /// Namespace of the blocks' objects [default: that of the service account, or of the context]
-    #[arg(long, value_name = "NAME", env = "RDMA_IPAM_NAMESPACE")]
-    namespace: Option<String>,
-    /// Kubeconfig with a token or client certificate [default: the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
     /// Addresses that serve /metrics and /healthz, as 127.0.0.1:9835; none if left out
     #[arg(
         long,
@@ -121,17 +152,20 @@ pub fn main() -> ExitCode {
             };
         }
     };
+    if let Some(command) = cli.command {
+        return admin::run(command, &cli.global);
+    }
     node_server::log::start(
-        match cli.log_level {
+        match cli.service.log_level {
             LogLevel::Error => tracing::Level::ERROR,
             LogLevel::Warn => tracing::Level::WARN,
             LogLevel::Info => tracing::Level::INFO,
             LogLevel::Debug => tracing::Level::DEBUG,
             LogLevel::Trace => tracing::Level::TRACE,
         },
-        matches!(cli.log_format, LogFormat::Json),
+        matches!(cli.service.log_format, LogFormat::Json),
     );
-    match run(cli) {
+    match serve(cli.global, cli.service) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
@@ -140,27 +174,39 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
-    Processor::check()?;
-    let policy = Policy::load(&cli.policy)?;
-    let endpoint = match &cli.kubeconfig {
-        Some(path) => Endpoint::of_kubeconfig(path)?,
-        None => Endpoint::in_cluster(
-            |name| std::env::var(name).ok(),
-            Path::new(SERVICE_ACCOUNT_DIR),
-        )?,
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    runtime.block_on(async {
+impl Global {
+    /// The API, with its credentials. Within a runtime.
+    pub(crate) fn client(&self) -> anyhow::Result<Client> {
+        Processor::check()?;
+        let endpoint = match &self.kubeconfig {
+            Some(path) => Endpoint::of_kubeconfig(path)?,
+            None => Endpoint::in_cluster(
+                |name| std::env::var(name).ok(),
+                Path::new(SERVICE_ACCOUNT_DIR),
+            )?,
+        };
         let transport =
             Transport::new(endpoint).context("use the credentials of the Kubernetes API")?;
-        let namespace = cli.namespace.as_deref().or(transport.namespace());
+        let namespace = self.namespace.as_deref().or(transport.namespace());
         let namespace = namespace
             .context("in which namespace the blocks are is not known; name it with --namespace")?
             .to_owned();
+        Ok(Client::new(transport, &namespace))
+    }
+}
+
+/// One thread does it all.
+pub(crate) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")
+}
+
+fn serve(global: Global, service: Service) -> anyhow::Result<()> {
+    let policy = Policy::load(&global.policy)?;
+    runtime()?.block_on(async {
+        let client = global.client()?;
         let stop = CancellationToken::new();
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             let (mut signal, stop) = (signal(kind)?, stop.clone());
@@ -170,18 +216,18 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             });
         }
         let settings = Settings {
-            node: policy.node_name(cli.node.as_deref()),
+            node: policy.node_name(global.node.as_deref()),
             policy,
-            root: cli.host_root,
-            client: Client::new(transport, &namespace),
-            socket: Some(cli.socket),
-            listen: cli.metrics_addr,
+            root: global.host_root,
+            client,
+            socket: Some(service.socket),
+            listen: service.metrics_addr,
             timing: Timing::default(),
         };
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             node = settings.node,
-            namespace,
+            namespace = settings.client.namespace(),
             "the broker of this node's blocks of addresses starts"
         );
         broker::run(settings, broker::questions(), stop).await

@@ -4,17 +4,20 @@
 //! - [`api`]: the Kubernetes API;
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
+//! - `file_stores`: leases of nodes that are gone, in file stores that nodes share;
 //! - [`broker`]: the program, from the lock to the last answer;
-//! - [`metrics`], [`cli`]: its faces.
+//! - [`metrics`], [`cli`]: its faces; an administrator's commands.
 //!
 //! One thread does it all. The tasks of a broker share plain cells, so none of them is ever held
 //! across a wait.
 
 #![forbid(unsafe_code)]
 
+mod admin;
 pub mod api;
 pub mod broker;
 pub mod cli;
 pub mod decide;
+mod file_stores;
 pub mod metrics;
 pub mod space;

@@ -159,13 +159,7 @@ impl Shared {
 
     /// What the cluster says of a node now.
     async fn node_state(&self, name: &str) -> Result<NodeState, ApiError> {
-        Ok(match self.client.node(name).await? {
-            None => NodeState::Gone,
-            Some(node) => NodeState::There {
-                uid: node.metadata.uid.clone(),
-                out_of_service: node.is_out_of_service(),
-            },
-        })
+        Ok(NodeState::of(self.client.node(name).await?.as_ref()))
     }
 }
 
@@ -536,6 +530,7 @@ impl Worker {
             standing::Own::Grant if block.spec.over.is_some() => self.deny_end(block).await,
             standing::Own::Grant => self.keep(block),
             standing::Own::Renew => self.renew(block, &me).await,
+            standing::Own::Taken => self.obey(&block),
             standing::Own::Foreign => {
                 // Perhaps it is this node that has a new UID.
                 match self.shared.read_me().await {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::ApiServer;
+use super::{ApiServer, Patch};
 
 const NODES: &str = "/api/v1/nodes";
 
@@ -74,6 +74,22 @@ impl ApiServer {
             }
         }
         bail!("Node {name} is written by others all the time")
+    }
+
+    /// What a Node's kubelet reports: whether it is ready, and its machine ID.
+    ///
+    /// # Errors
+    /// There is no such Node.
+    pub fn report_node(&self, name: &str, ready: bool, machine: &str) -> Result<()> {
+        let status = json!({"status": {
+            "conditions": [{"type": "Ready", "status": if ready { "True" } else { "Unknown" }}],
+            "nodeInfo": {"machineID": machine},
+        }});
+        let path = format!("{NODES}/{name}/status");
+        self.client()
+            .patch(&path, Patch::Merge, &status)?
+            .expect_success()?;
+        Ok(())
     }
 
     /// A Node's UID, or nothing if there is no such Node.

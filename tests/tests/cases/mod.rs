@@ -19,6 +19,8 @@ macro_rules! modules {
 
 modules! {
     broker_blocks,
+    broker_file_stores,
+    broker_tool,
     chain_pods,
     cni_admin,
     cni_child,

@@ -185,15 +185,18 @@ pub struct BlockSpec {
     pub over: Option<Over>,
 }
 
-/// That a block's node is gone.
+/// That a block is taken from its node, because the node is gone or an administrator says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Over {
     /// Since when the block rests.
     pub since: Timestamp,
-    /// The node whose broker found it.
+    /// The node whose broker found it; `administrator` for `release`.
     pub by: String,
     /// Why.
     pub why: String,
+    /// An administrator said so: it holds although the node is there, and the node's broker obeys.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub administrator: bool,
 }
 
 /// How full a block is. Written now and then; nothing is decided by it but whom to ask first.
@@ -311,23 +314,9 @@ pub struct NodeObject {
     /// Absent where only the metadata was asked for.
     #[serde(default)]
     pub spec: NodeSpec,
-    /// As `spec`.
+    /// Likewise.
     #[serde(default)]
     pub status: NodeStatus,
-}
-
-/// The part of a node's `status` that is used.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeStatus {
-    #[serde(default)]
-    node_info: NodeInfo,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-struct NodeInfo {
-    #[serde(default, rename = "bootID")]
-    boot_id: String,
 }
 
 /// The part of a node's `spec` that is used.
@@ -340,6 +329,31 @@ pub struct NodeSpec {
 #[derive(Debug, Clone, Deserialize)]
 struct Taint {
     key: String,
+}
+
+/// The part of a node's `status` that is used.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    #[serde(default)]
+    conditions: Vec<Condition>,
+    #[serde(default)]
+    node_info: NodeInfo,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct NodeInfo {
+    #[serde(default, rename = "bootID")]
+    boot_id: String,
+    #[serde(default, rename = "machineID")]
+    machine_id: String,
 }
 
 impl NodeObject {
@@ -365,6 +379,19 @@ impl NodeObject {
             .taints
             .iter()
             .any(|taint| taint.key == OUT_OF_SERVICE)
+    }
+
+    /// Whether its kubelet reports to the cluster.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let mut conditions = self.status.conditions.iter();
+        conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
+    }
+
+    /// `/etc/machine-id`, as its kubelet reports it; empty where it does not.
+    #[must_use]
+    pub fn machine(&self) -> &str {
+        self.status.node_info.machine_id.trim()
     }
 }
 
@@ -435,5 +462,28 @@ mod tests {
         }))
         .unwrap();
         assert!(node.is_out_of_service());
+        assert_eq!((node.is_ready(), node.machine()), (false, ""));
+    }
+
+    #[test]
+    fn a_node_is_ready_by_its_condition_alone() {
+        for (kind, status, ready) in [
+            ("Ready", "True", true),
+            ("Ready", "False", false),
+            ("Ready", "Unknown", false),
+            ("DiskPressure", "True", false),
+        ] {
+            let node: NodeObject = serde_json::from_value(json!({
+                "metadata": {"name": "n", "uid": "u"},
+                "status": {"conditions": [{"type": kind, "status": status, "reason": "x"}],
+                    "nodeInfo": {"machineID": "m1", "bootID": "b"}}
+            }))
+            .unwrap();
+            assert_eq!(
+                (node.is_ready(), node.machine()),
+                (ready, "m1"),
+                "{kind} {status}"
+            );
+        }
     }
 }

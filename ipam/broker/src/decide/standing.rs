@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipam::grants::Grant;
 use jiff::Timestamp;
 
-use crate::api::document::{BlockObject, NodeId};
+use crate::api::document::{BlockObject, NodeId, NodeObject};
 
 /// What the cluster says of a node by its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,18 @@ pub enum NodeState {
 }
 
 impl NodeState {
+    /// By the Node object of a name, if there is one.
+    #[must_use]
+    pub fn of(node: Option<&NodeObject>) -> Self {
+        match node {
+            None => Self::Gone,
+            Some(node) => Self::There {
+                uid: node.metadata.uid.clone(),
+                out_of_service: node.is_out_of_service(),
+            },
+        }
+    }
+
     /// Why a block of `node` is nobody's any longer, if it is.
     #[must_use]
     pub fn end_of(&self, node: &NodeId) -> Option<String> {
@@ -68,7 +80,12 @@ pub fn claim(
     now: Timestamp,
     cooldown: Duration,
 ) -> Claim {
-    match (state.end_of(node), &block.spec.over) {
+    let over = block.spec.over.as_ref();
+    let taken = over.filter(|over| over.administrator);
+    let end = state
+        .end_of(node)
+        .or_else(|| taken.map(|over| over.why.clone()));
+    match (end, over) {
         (None, None) => Claim::Held,
         (None, Some(_)) => Claim::Unmark,
         (Some(why), None) => Claim::Mark(why),
@@ -92,6 +109,8 @@ pub enum Own {
     Renew,
     /// It is of another machine that had the name: as one of a node that is gone.
     Foreign,
+    /// An administrator took it from this node.
+    Taken,
     /// It is no block of this node.
     Not,
 }
@@ -105,7 +124,10 @@ pub fn own(block: &BlockObject, me: &NodeId, grants: &[Grant]) -> Own {
             let granted = grants
                 .iter()
                 .any(|grant| grant.block == block.spec.block && grant.uid == block.metadata.uid);
+            let taken = block.spec.over.as_ref();
+            let taken = taken.is_some_and(|over| over.administrator);
             match (node.uid == me.uid, granted) {
+                (true, _) | (false, true) if taken => Own::Taken,
                 (true, _) => Own::Grant,
                 (false, true) => Own::Renew,
                 (false, false) => Own::Foreign,
@@ -143,6 +165,7 @@ mod tests {
             since: at(since),
             by: "n3".into(),
             why: "gone".into(),
+            administrator: false,
         });
         block
     }
@@ -169,6 +192,28 @@ mod tests {
         }
         assert_eq!(judge(None, &there("u2", false), 0), Claim::Held);
         assert_eq!(judge(Some(0), &there("u2", false), 99), Claim::Unmark);
+    }
+
+    #[test]
+    fn an_administrators_word_takes_a_block_from_a_node_that_is_there() {
+        let (node, state) = (id("n2", "u2"), there("u2", false));
+        let mut block = block(Some(0));
+        if let Some(over) = &mut block.spec.over {
+            over.administrator = true;
+        }
+        let judge = |now| claim(&block, &node, &state, at(now), COOLDOWN);
+        assert_eq!(judge(29), Claim::Rests(at(30)));
+        assert_eq!(judge(30), Claim::Take);
+        assert_eq!(own(&block, &node, &[]), Own::Taken);
+        let grant = Grant {
+            block: block.spec.block,
+            uid: "o1".into(),
+            epoch: 1,
+        };
+        assert_eq!(own(&block, &id("n2", "u3"), &[grant]), Own::Taken);
+        // As one of a node that is gone: it is removed once it has rested.
+        assert_eq!(own(&block, &id("n2", "u3"), &[]), Own::Foreign);
+        assert_eq!(own(&block, &id("n1", "u2"), &[]), Own::Not);
     }
 
     #[test]

@@ -523,6 +523,7 @@ impl Worker {
                 self.keep(object);
             }
             standing::Own::Renew => self.renew(object, me).await,
+            standing::Own::Taken => self.obey(&object),
             standing::Own::Foreign | standing::Own::Not => {
                 let node = object.node().map_or_else(String::new, |node| node.name);
                 let why = format!("the API has it as that of node {node:?}");
@@ -639,6 +640,7 @@ impl Worker {
             since: Timestamp::now(),
             by: self.shared.name.clone(),
             why: why.to_owned(),
+            administrator: false,
         };
         tracing::info!(
             space = %self.space, block = %seen.object.spec.block, why,

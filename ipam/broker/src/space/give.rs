@@ -234,6 +234,14 @@ impl Worker {
         self.shared.metrics.borrow_mut().lost_blocks += 1;
     }
 
+    /// An administrator took a block from this node: no further address of it is given. Its object rests
+    /// for the cool-down, and is anybody's then.
+    pub(super) fn obey(&mut self, block: &BlockObject) {
+        let until = Some(block.metadata.resource_version.clone());
+        let why = "an administrator took it from this node";
+        self.lose(block.spec.block, why, until);
+    }
+
     fn note_removed(&mut self, uid: String, until: Option<String>) {
         // A creation without an answer has none.
         if !uid.is_empty() {

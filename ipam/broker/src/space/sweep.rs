@@ -65,10 +65,7 @@ impl Worker {
         let client = self.shared.client.clone();
         let mut states: BTreeMap<String, NodeState> = BTreeMap::new();
         let each = |node: crate::api::NodeObject| {
-            let state = NodeState::There {
-                uid: node.metadata.uid.clone(),
-                out_of_service: node.is_out_of_service(),
-            };
+            let state = NodeState::of(Some(&node));
             states.insert(node.metadata.name, state);
         };
         client.nodes(each).await?;

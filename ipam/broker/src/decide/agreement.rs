@@ -1,0 +1,371 @@
+//! What of the objects, the nodes and this node's grants does not agree. Decided on what was read at
+//! about one time; who asks reads again before it says so.
+
+use std::collections::BTreeMap;
+
+use ipam::block::AddressSpace;
+use ipam::grants::Grant;
+use ipnetwork::IpNetwork;
+
+use super::standing::NodeState;
+use crate::api::document::{BlockObject, NodeId, SpaceObject};
+
+/// Something that does not agree.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// `AddressBlock NAME`, or the block of a grant.
+    pub object: String,
+    /// What is wrong, and what to do.
+    pub what: String,
+}
+
+impl Finding {
+    fn of(block: &BlockObject, what: String) -> Self {
+        let object = format!("AddressBlock {}", block.metadata.name);
+        Self { object, what }
+    }
+}
+
+/// What is wrong with the objects of the cluster. `spaces` by the names of their objects, as far as
+/// there are any; a node without state is gone.
+#[must_use]
+pub fn of_cluster(
+    blocks: &[BlockObject],
+    spaces: &BTreeMap<String, SpaceObject>,
+    states: &BTreeMap<String, NodeState>,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut by_space: BTreeMap<String, Vec<&BlockObject>> = BTreeMap::new();
+    for block in blocks {
+        if block.is_well_named() {
+            let space = by_space.entry(block.space().object_name()).or_default();
+            space.push(block);
+        } else {
+            let what = format!(
+                "it has not the name of its block {}, so no broker believes it; kubectl delete it",
+                block.spec.block
+            );
+            findings.push(Finding::of(block, what));
+        }
+    }
+    for (name, mut blocks) in by_space {
+        findings.extend(of_grid(&name, &blocks, spaces.get(&name)));
+        blocks.sort_by_key(|block| (block.spec.block.network(), block.spec.block.prefix()));
+        findings.extend(overlaps(&blocks));
+        let ends = blocks.iter().filter_map(|block| end(block, states));
+        findings.extend(ends);
+    }
+    findings
+}
+
+/// Blocks that are no cell of their space, or single addresses whose cell is not split.
+fn of_grid(name: &str, blocks: &[&BlockObject], space: Option<&SpaceObject>) -> Vec<Finding> {
+    let Some(space) = space else {
+        let first = blocks.first().map(|block| {
+            let what = format!(
+                "its AddressSpace {name} is not there, so nothing fixes the length of blocks; the next broker \
+                 that needs a block makes it"
+            );
+            Finding::of(block, what)
+        });
+        return first.into_iter().collect();
+    };
+    let prefix = space.spec.block_prefix;
+    let cell_prefix = |block: &BlockObject| match block.spec.block {
+        IpNetwork::V4(_) => prefix.ipv4,
+        IpNetwork::V6(_) => prefix.ipv6,
+    };
+    let split: Vec<IpNetwork> = blocks
+        .iter()
+        .filter(|block| block.spec.split)
+        .map(|block| block.spec.block)
+        .collect();
+    let fault = |block: &&BlockObject| {
+        let (network, cell) = (block.spec.block, cell_prefix(block));
+        let single = ipam::block::single(network.network()) == network;
+        if network.prefix() == cell {
+            return None;
+        }
+        if block.spec.split || !single {
+            let what = format!(
+                "{network} is no block of its space, which is cut into /{cell}: drain its node, and kubectl \
+                 delete it"
+            );
+            return Some(Finding::of(block, what));
+        }
+        let around = split.iter().any(|cell| cell.contains(network.network()));
+        (!around).then(|| {
+            let what = format!(
+                "{network} is a single address, and its cell of /{cell} is not split: another node may claim \
+                 the whole cell; release it, or let its pod end"
+            );
+            Finding::of(block, what)
+        })
+    };
+    blocks.iter().filter_map(fault).collect()
+}
+
+/// Objects that have an address in common, of one space, sorted by first address and length.
+fn overlaps(blocks: &[&BlockObject]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // Those that are around the next one.
+    let mut around: Vec<&BlockObject> = Vec::new();
+    for block in blocks {
+        let network = block.spec.block;
+        around.retain(|other| other.spec.block.contains(network.network()));
+        // A split cell is around its single addresses.
+        if let Some(other) = around.iter().find(|other| !other.spec.split) {
+            let node =
+                |block: &BlockObject| block.node().map_or_else(String::new, |node| node.name);
+            let what = format!(
+                "{network} of node {:?} overlaps {} of node {:?} (AddressBlock {}): both nodes give the same \
+                 addresses; drain one of them, and kubectl delete its object",
+                node(block),
+                other.spec.block,
+                node(other),
+                other.metadata.name
+            );
+            findings.push(Finding::of(block, what));
+        }
+        around.push(block);
+    }
+    findings
+}
+
+/// That a block's node is gone, or is marked so and is not.
+fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Finding> {
+    let node = block.node()?;
+    let state = states.get(&node.name).unwrap_or(&NodeState::Gone);
+    let what = match (state.end_of(&node), &block.spec.over) {
+        (None, None) => return None,
+        (_, Some(over)) if over.administrator => format!(
+            "an administrator took it from node {}; it rests since {} and goes to another node after the \
+             cool-down",
+            node.name, over.since
+        ),
+        (Some(why), Some(over)) => format!(
+            "{why}; it rests since {} and goes to another node after the cool-down",
+            over.since
+        ),
+        (Some(why), None) => format!(
+            "{why}; brokers find that within the hour, and rdma-ipam-broker release --block {} says it now",
+            block.spec.block
+        ),
+        (None, Some(over)) => format!(
+            "it is marked as over ({}), and node {} is there: its broker takes the mark off; does it run?",
+            over.why, node.name
+        ),
+    };
+    Some(Finding::of(block, what))
+}
+
+/// What is wrong with the grants of this node. `blocks` are all objects with its label, `grants` those
+/// on disk.
+#[must_use]
+pub fn of_node(
+    me: &NodeId,
+    blocks: &[BlockObject],
+    grants: &[(AddressSpace, Grant)],
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let named = |space: &AddressSpace, network: IpNetwork| {
+        let name = space.block_name(network);
+        let mut own = blocks
+            .iter()
+            .filter(|block| block.spec.node.as_ref() == Some(&me.name));
+        own.find(|block| block.metadata.name == name)
+    };
+    for (space, grant) in grants {
+        let what = match named(space, grant.block) {
+            Some(block) if block.metadata.uid != grant.uid => {
+                "its AddressBlock was made anew since it was granted; restart this node's broker"
+            }
+            Some(block)
+                if block
+                    .spec
+                    .over
+                    .as_ref()
+                    .is_some_and(|over| over.administrator) =>
+            {
+                "an administrator took it from this node, and this node still gives its addresses; does its \
+                 broker run?"
+            }
+            Some(_) => continue,
+            None => {
+                "this node gives its addresses, and no AddressBlock says that it has them: another node may give \
+                 them, too; does this node's broker run?"
+            }
+        };
+        findings.push(Finding {
+            object: format!("{} of {space}", grant.block),
+            what: what.to_owned(),
+        });
+    }
+    for block in blocks {
+        let of_me = block.node().is_some_and(|node| node == *me) && block.is_well_named();
+        let granted = grants
+            .iter()
+            .any(|(space, grant)| *space == block.space() && grant.block == block.spec.block);
+        if of_me && !granted && block.spec.over.is_none() {
+            let what = format!(
+                "{} is this node's, and is not granted here: nobody gives its addresses; does this node's \
+                 broker run?",
+                block.spec.block
+            );
+            findings.push(Finding::of(block, what));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::document::Over;
+    use jiff::Timestamp;
+    use node::policy::BlockLength;
+
+    fn me() -> NodeId {
+        NodeId {
+            name: "n1".into(),
+            uid: "u1".into(),
+        }
+    }
+
+    fn space() -> AddressSpace {
+        AddressSpace::new("default", None)
+    }
+
+    fn block(network: &str) -> BlockObject {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut block = BlockObject::new(&space(), network.parse().unwrap(), &me(), 1, now);
+        block.metadata.uid = format!("of {network}");
+        block
+    }
+
+    fn cell(network: &str) -> BlockObject {
+        BlockObject::split(&space(), network.parse().unwrap(), Timestamp::UNIX_EPOCH)
+    }
+
+    fn grant(network: &str, uid: &str) -> (AddressSpace, Grant) {
+        let grant = Grant {
+            block: network.parse().unwrap(),
+            uid: uid.into(),
+            epoch: 1,
+        };
+        (space(), grant)
+    }
+
+    fn over(mut block: BlockObject, administrator: bool) -> BlockObject {
+        block.spec.over = Some(Over {
+            since: Timestamp::UNIX_EPOCH,
+            by: "n2".into(),
+            why: "gone".into(),
+            administrator,
+        });
+        block
+    }
+
+    fn found(blocks: &[BlockObject], node: &NodeState) -> Vec<String> {
+        let spaces = SpaceObject::new(&space(), BlockLength::default());
+        let spaces = [(space().object_name(), spaces)].into();
+        let states = [("n1".to_owned(), node.clone())].into();
+        let findings = of_cluster(blocks, &spaces, &states);
+        findings.into_iter().map(|finding| finding.what).collect()
+    }
+
+    fn there() -> NodeState {
+        NodeState::There {
+            uid: "u1".into(),
+            out_of_service: false,
+        }
+    }
+
+    #[test]
+    fn blocks_beside_each_other_and_single_addresses_in_a_split_cell_are_in_order() {
+        let blocks = [
+            block("10.0.0.0/28"),
+            block("10.0.0.16/28"),
+            cell("10.0.0.32/28"),
+            block("10.0.0.33/32"),
+            block("10.0.0.34/32"),
+            block("fd00::40/122"),
+        ];
+        assert_eq!(found(&blocks, &there()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn blocks_that_overlap_are_found_wherever_they_are() {
+        let blocks = [
+            block("10.0.0.0/28"),
+            block("10.0.0.9/32"),
+            block("10.0.0.16/28"),
+            block("10.0.0.0/27"),
+        ];
+        let found = found(&blocks, &there());
+        let overlaps = found.iter().filter(|what| what.contains("overlaps"));
+        assert_eq!(overlaps.count(), 3, "{found:?}");
+        assert!(found.iter().any(|what| what.contains("is not split")));
+        assert!(found.iter().any(|what| what.contains("cut into /28")));
+    }
+
+    #[test]
+    fn a_block_of_a_node_that_is_gone_is_found_until_it_has_another() {
+        for (block, node, said) in [
+            (block("10.0.0.0/28"), NodeState::Gone, "within the hour"),
+            (
+                over(block("10.0.0.0/28"), false),
+                NodeState::Gone,
+                "rests since",
+            ),
+            (
+                over(block("10.0.0.0/28"), false),
+                there(),
+                "takes the mark off",
+            ),
+            (
+                over(block("10.0.0.0/28"), true),
+                there(),
+                "an administrator",
+            ),
+        ] {
+            let found = found(&[block], &node);
+            assert!(found.len() == 1 && found[0].contains(said), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn an_object_that_is_not_believed_overlaps_nothing() {
+        let mut renamed = block("10.0.0.0/28");
+        renamed.metadata.name = "x".into();
+        let found = found(&[renamed, block("10.0.0.0/28")], &there());
+        assert!(
+            found.len() == 1 && found[0].contains("believes"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn grants_and_objects_of_a_node_are_compared_both_ways() {
+        let of = |blocks: &[BlockObject], grants: &[(AddressSpace, Grant)]| -> Vec<String> {
+            let findings = of_node(&me(), blocks, grants);
+            findings.into_iter().map(|finding| finding.what).collect()
+        };
+        let one = "10.0.0.0/28";
+        assert_eq!(of(&[block(one)], &[grant(one, "of 10.0.0.0/28")]).len(), 0);
+        for (blocks, grants, said) in [
+            (vec![], vec![grant(one, "x")], "no AddressBlock says"),
+            (vec![block(one)], vec![], "not granted"),
+            (vec![block(one)], vec![grant(one, "x")], "made anew"),
+            (
+                vec![over(block(one), true)],
+                vec![grant(one, "of 10.0.0.0/28")],
+                "took it",
+            ),
+        ] {
+            let found = of(&blocks, &grants);
+            assert!(found.len() == 1 && found[0].contains(said), "{found:?}");
+        }
+        assert_eq!(of(&[over(block(one), true)], &[]).len(), 0);
+    }
+}
