@@ -4,6 +4,7 @@
 //! - [`api`]: the Kubernetes API;
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
+//! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
 //! - [`metrics`], [`cli`]: its faces.
 //!
@@ -18,3 +19,4 @@ pub mod cli;
 pub mod decide;
 pub mod metrics;
 pub mod space;
+pub mod whereabouts;
