@@ -97,7 +97,10 @@ impl BrokerNode {
         fs::create_dir(node.path("leases"))?;
         let mut default = serde_json::Map::new();
         default.insert("type".to_owned(), "kubernetes".into());
-        default.insert("directory".to_owned(), json!(node.path("leases")));
+        // A store of other objects has no directory.
+        if store.get("objects").is_none() {
+            default.insert("directory".to_owned(), json!(node.path("leases")));
+        }
         default.extend(store.as_object().cloned().unwrap_or_default());
         let policy = json!({
             "node": name,
@@ -237,10 +240,21 @@ impl BrokerNode {
     /// # Errors
     /// It could not be started.
     pub fn call(&self, verb: &str, container: &str, range: &str) -> Result<Answer> {
-        let config = json!({
-            "cniVersion": "1.1.0", "name": "rail", "type": "macvlan",
-            "ipam": {"type": "rdma-ipam", "range": range},
-        });
+        let ipam = json!({"type": "rdma-ipam", "range": range});
+        self.call_as(verb, container, container, &network(&ipam))
+    }
+
+    /// The same for a container of this pod, with any configuration.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub fn call_as(
+        &self,
+        verb: &str,
+        container: &str,
+        pod: &str,
+        config: &Value,
+    ) -> Result<Answer> {
         let script = "mount -t tmpfs none /run && mkdir -m 700 /run/rdma-netdev && \
                       mount --bind \"$1\" /run/rdma-netdev && exec \"$2\"";
         let mut command = Command::new("unshare");
@@ -256,7 +270,7 @@ impl BrokerNode {
             .env("CNI_PATH", "/opt/cni/bin")
             .env(
                 "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}"),
+                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"),
             );
         answer(&mut command, config.to_string().as_bytes())
     }
@@ -277,6 +291,12 @@ impl BrokerNode {
     pub fn del(&self, container: &str, range: &str) -> Result<()> {
         self.call("DEL", container, range)?.success().map(drop)
     }
+}
+
+/// A network configuration with this `ipam`.
+#[must_use]
+pub fn network(ipam: &Value) -> Value {
+    json!({"cniVersion": "1.1.0", "name": "rail", "type": "macvlan", "ipam": ipam})
 }
 
 fn pid(child: &Child) -> Result<Pid> {

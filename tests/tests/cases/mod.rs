@@ -19,6 +19,7 @@ macro_rules! modules {
 
 modules! {
     broker_blocks,
+    broker_whereabouts,
     chain_pods,
     cni_admin,
     cni_child,
