@@ -127,7 +127,7 @@ pub fn normalized(text: &str) -> String {
 
 /// The `network_name` that stands before the range in a pool's name.
 #[must_use]
-pub fn network_name_of_pool<'n>(name: &'n str, range: IpNetwork) -> Option<&'n str> {
+pub fn network_name_of_pool(name: &str, range: IpNetwork) -> Option<&str> {
     name.strip_suffix(&pool_name(range, None))?
         .strip_suffix('-')
 }

@@ -50,7 +50,7 @@ impl Objects {
             .map_err(|why| self.refused(&why))?;
         let attempt = format!("lease addresses of {} for {pod}", list(&config.ranges));
         let action = AddressAction::Take(Taking {
-            attachment: attachment(&id),
+            attachment: attachment(id),
             pod,
             network_name: config.network_name.clone(),
             ranges,
@@ -74,7 +74,7 @@ impl Objects {
     /// pools are searched.
     pub(super) fn free(&self, request: &Request, config: Option<&Config>) -> Result<bool, Error> {
         let id = request.attachment()?;
-        let holding = holding(&id, config);
+        let holding = holding(id, config);
         let freed = self.ask(
             AddressAction::Free(holding),
             &format!("free the addresses of {id}"),
@@ -90,7 +90,7 @@ impl Objects {
         previous: &CniResult,
     ) -> Result<(), Error> {
         let id = request.attachment()?;
-        let action = AddressAction::Find(holding(&id, Some(config)));
+        let action = AddressAction::Find(holding(id, Some(config)));
         let held = self.ask(action, &format!("find the addresses of {id}"))?;
         let differs = |why: String| {
             Err(Error::new(Code::Differs, why).with_details("DEL and ADD the container again"))
