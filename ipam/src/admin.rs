@@ -20,7 +20,7 @@ use crate::store::{Store, StoreError};
 use anyhow::{Result, anyhow};
 use clap::{Args, Parser, Subcommand};
 use node::document::versioned;
-use node::policy::{DEFAULT_PATH, Policy};
+use node::policy::{DEFAULT_PATH, Policy, StoreKind};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -157,6 +157,15 @@ impl Global {
         if !policy.stores.contains_key(&self.store) {
             let error = StoreError::unknown(&policy, &self.store);
             return Err(anyhow!("{error}; name one of them with --store"));
+        }
+        if let Some(StoreKind::Whereabouts { namespace }) =
+            policy.stores.get(&self.store).map(|store| &store.kind)
+        {
+            let error = StoreError::NoDirectory {
+                name: self.store.clone(),
+                namespace: namespace.clone(),
+            };
+            return Err(anyhow!("{error} ({})", error.remedy()));
         }
         Ok(Plugin::new(
             policy,

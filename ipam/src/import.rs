@@ -3,6 +3,7 @@
 //! is a plan, and leasing it is the store's business.
 
 use crate::range::{self, bits, from_bits};
+use crate::whereabouts::normalized;
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -269,7 +270,7 @@ impl Whereabouts<'_> {
             .ok_or_else(|| wrong(&place, format!("spec.range {text:?} is no CIDR")))?;
         let name = text_at(object, "/metadata/name").unwrap_or_default();
         let prefix = name
-            .strip_suffix(&object_name(text))
+            .strip_suffix(&normalized(text))
             .map(|rest| rest.trim_end_matches('-'));
         let whose = self
             .whose(prefix.unwrap_or_default(), range)
@@ -457,16 +458,6 @@ fn text_at<'v>(value: &'v Value, pointer: &str) -> Option<&'v str> {
     value.pointer(pointer)?.as_str()
 }
 
-/// How whereabouts writes a range or an address as an object's name.
-fn object_name(text: &str) -> String {
-    let name = text.replace([':', '/'], "-");
-    if text.ends_with(':') {
-        name + "0"
-    } else {
-        name
-    }
-}
-
 fn podref(text: &str) -> Option<(String, String)> {
     let (namespace, name) = text.split_once('/')?;
     Some((namespace.to_owned(), name.to_owned()))
@@ -499,7 +490,7 @@ mod tests {
                 "2001:db8:8000::",
             ),
         ] {
-            let name = object_name(range);
+            let name = normalized(range);
             let mut allocations = json!({});
             allocations[offset] = record.clone();
             let planned = whereabouts(&[ip_pool(&name, range, allocations)], &[])

@@ -10,6 +10,7 @@
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing the leases of pods that ended
 //! - [`import`]: reading what other IPAM plugins left
+//! - [`whereabouts`]: names and limits of whereabouts' objects
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]
@@ -25,3 +26,4 @@ pub mod range;
 pub mod reclaim;
 pub mod slice;
 pub mod store;
+pub mod whereabouts;

@@ -9,6 +9,7 @@
 mod add;
 mod answer;
 mod blocks;
+mod whereabouts;
 
 use crate::config::{self, Config};
 use crate::lease::{Holder, Pod};
@@ -20,12 +21,13 @@ use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Ve
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError, Store as StorePolicy};
+use node::policy::{Policy, PolicyError, Store as StorePolicy, StoreKind};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use whereabouts::Objects;
 
 /// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
 /// `configuration_path` is not among them: it may be written by a namespace's user.
@@ -108,6 +110,10 @@ impl Plugin {
     /// requested one is held, 105 when the store cannot be used. Nothing stays leased.
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let config = self.config(request)?;
+        if let Some(objects) = self.objects(&config.store, request) {
+            self.warn_of_ignored(request, &config);
+            return objects.add(request, &config, self.policy.allow.request_excluded);
+        }
         let store = self.open(&config.store)?;
         self.warn(request, &config, &store);
         let holder = self.holder(request, store.node())?;
@@ -143,6 +149,12 @@ impl Plugin {
             }
             Ok(!freed.is_empty())
         };
+        let objects = self.objects(&name, request);
+        if let Some(objects) = &objects
+            && objects.free(request, self.config(request).ok().as_ref())?
+        {
+            return Ok(());
+        }
         let current = self.open_existing(&name)?;
         if let Some(store) = &current
             && release(store)?
@@ -150,7 +162,7 @@ impl Plugin {
             return Ok(());
         }
         let node = self.identity()?;
-        let mut used = current.is_some();
+        let mut used = current.is_some() || objects.is_some();
         let mut unreachable = None;
         for store in Store::open_remembered(&self.policy, &name, &node) {
             match store {
@@ -197,6 +209,9 @@ impl Plugin {
             Error::new(Code::InvalidConfig, "CHECK without prevResult")
                 .with_details("the runtime passes the result of ADD")
         })?;
+        if let Some(objects) = self.objects(&config.store, request) {
+            return objects.check(request, &config, &previous);
+        }
         let store = self.open(&config.store)?;
         let id = request.attachment()?;
         let held = store
@@ -237,6 +252,9 @@ impl Plugin {
             ..error
         };
         let config = self.config(request).map_err(unavailable)?;
+        if let Some(objects) = self.objects(&config.store, request) {
+            return objects.status(&config).map_err(unavailable);
+        }
         let store = self.open(&config.store).map_err(unavailable)?;
         let at = format!("use store {:?}", config.store);
         store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
@@ -259,7 +277,11 @@ impl Plugin {
         let Some(valid) = request.config.valid_attachments()? else {
             return Ok(());
         };
-        let Some(store) = self.open_existing(&config::store_name(&request.config))? else {
+        let name = config::store_name(&request.config);
+        if let Some(objects) = self.objects(&name, request) {
+            return objects.keep_only(&valid);
+        }
+        let Some(store) = self.open_existing(&name)? else {
             return Ok(());
         };
         let network = &request.config.name;
@@ -315,6 +337,19 @@ impl Plugin {
             Err(StoreError::Unknown { .. }) => Ok(None),
             other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
         }
+    }
+
+    /// The store, if its leases are whereabouts' objects.
+    fn objects(&self, store: &str, request: &Request) -> Option<Objects> {
+        let StoreKind::Whereabouts { namespace } = &self.policy.stores.get(store)?.kind else {
+            return None;
+        };
+        Some(Objects {
+            socket: self.broker().socket,
+            store: store.to_owned(),
+            namespace: namespace.clone(),
+            network: request.config.name.clone(),
+        })
     }
 
     fn broker(&self) -> Broker {
@@ -493,15 +528,20 @@ impl Plugin {
     }
 
     fn warn(&self, request: &Request, config: &Config, store: &Store) {
+        self.warn_of_ignored(request, config);
+        let log = self.log.about(&subject(request));
+        for warning in store.warnings() {
+            log.warn(format_args!("store {:?}: {warning}", config.store));
+        }
+    }
+
+    fn warn_of_ignored(&self, request: &Request, config: &Config) {
         let log = self.log.about(&subject(request));
         if !config.ignored.is_empty() {
             let keys = config.ignored.join(", ");
             log.warn(format_args!(
                 "ignored: {keys}; leases are where the node's policy says"
             ));
-        }
-        for warning in store.warnings() {
-            log.warn(format_args!("store {:?}: {warning}", config.store));
         }
     }
 }

@@ -55,10 +55,10 @@ pub struct Policy {
     pub log: Log,
 }
 
-/// A lease store of the policy: a directory of leases.
+/// A lease store of the policy: a directory of leases, or objects of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    /// `directory`: absolute path.
+    /// `directory`: absolute path; empty for a store without one ([`StoreKind::Whereabouts`]).
     pub directory: PathBuf,
     /// `type`, with the keys that only it has.
     pub kind: StoreKind,
@@ -102,6 +102,12 @@ pub enum StoreKind {
         /// `static`: address and prefix length of networks that are not cut into blocks. Their
         /// addresses are given on request only, each to any node by itself.
         static_networks: Vec<(IpAddr, u8)>,
+    },
+    /// `"type": "kubernetes", "objects": "whereabouts"`: the nodes of the cluster, those with
+    /// whereabouts included. The leases are whereabouts' own objects; no directory has any.
+    Whereabouts {
+        /// `namespace`: where the objects are.
+        namespace: String,
     },
 }
 

@@ -329,10 +329,21 @@ impl BrokerNode {
     /// # Errors
     /// It could not be started.
     pub fn call(&self, verb: &str, container: &str, range: &str) -> Result<Answer> {
-        let config = json!({
-            "cniVersion": "1.1.0", "name": "rail", "type": "macvlan",
-            "ipam": {"type": "rdma-ipam", "range": range},
-        });
+        let ipam = json!({"type": "rdma-ipam", "range": range});
+        self.call_as(verb, container, container, &network(&ipam))
+    }
+
+    /// The same for a container of this pod, with any configuration.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub fn call_as(
+        &self,
+        verb: &str,
+        container: &str,
+        pod: &str,
+        config: &Value,
+    ) -> Result<Answer> {
         let script = "mount -t tmpfs none /run && mkdir -m 700 /run/rdma-netdev && \
                       mount --bind \"$1\" /run/rdma-netdev && \
                       if [ -e \"$3\" ]; then mount --bind \"$3\" /etc/machine-id; fi && exec \"$2\"";
@@ -350,7 +361,7 @@ impl BrokerNode {
             .env("CNI_PATH", "/opt/cni/bin")
             .env(
                 "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}"),
+                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"),
             );
         answer(&mut command, config.to_string().as_bytes())
     }
@@ -375,11 +386,21 @@ impl BrokerNode {
 
 /// A store with a directory of the node's own, and further keys.
 fn local_store(place: &Path, keys: &Value) -> Value {
-    let mut store = json!({"type": "kubernetes", "directory": place.join("leases")});
+    let mut store = json!({"type": "kubernetes"});
+    // A store of other objects has no directory.
+    if keys.get("objects").is_none() {
+        store["directory"] = json!(place.join("leases"));
+    }
     if let (Some(store), Some(keys)) = (store.as_object_mut(), keys.as_object()) {
         store.extend(keys.clone());
     }
     store
+}
+
+/// A network configuration with this `ipam`.
+#[must_use]
+pub fn network(ipam: &Value) -> Value {
+    json!({"cniVersion": "1.1.0", "name": "rail", "type": "macvlan", "ipam": ipam})
 }
 
 fn pid(child: &Child) -> Result<Pid> {

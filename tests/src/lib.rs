@@ -16,6 +16,7 @@
 //! - [`host_state`]: a namespace's whole network state, to be compared before and after, by
 //!   [`raw_netlink`];
 //! - [`scene`]: a host, a tenant's network and a hostile pod, with [`bpf_object`] for its programs;
+//! - [`whereabouts`]: objects as whereabouts writes them;
 //! - [`kubelet`]: the kubelet's side of devices, as strict as a real one;
 //! - [`node`]: kubelet and container runtime together, for whole pods;
 //! - [`multus`]: what Multus does between runtime and CNI plugins.
@@ -43,3 +44,4 @@ pub mod raw_netlink;
 pub mod scene;
 pub mod trace;
 pub mod unanswered;
+pub mod whereabouts;

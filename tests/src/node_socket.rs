@@ -257,7 +257,7 @@ fn answer_to(stream: &mut UnixStream, shared: &Shared) -> Option<Vec<u8>> {
     }
     let pod = match Question::decode(&document) {
         Ok(Question::PodUnits(pod)) => pod,
-        Ok(question @ Question::Block(_)) => {
+        Ok(question @ (Question::Block(_) | Question::Addresses(_))) => {
             return Some(encode_answer(&Err(question.not_mine())));
         }
         Err(failure) => return Some(encode_answer(&Err(failure))),

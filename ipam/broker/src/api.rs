@@ -5,7 +5,8 @@
 //! - [`transport`]: HTTP and TLS;
 //! - [`items`]: lists that are longer than our memory;
 //! - [`client`]: one operation each;
-//! - [`watch`]: this node's own blocks, from the first list on.
+//! - [`watch`]: this node's own blocks, from the first list on;
+//! - [`whereabouts`]: the objects of whereabouts.
 
 pub mod client;
 pub mod document;
@@ -13,6 +14,7 @@ pub mod endpoint;
 pub mod items;
 pub mod transport;
 pub mod watch;
+pub mod whereabouts;
 
 pub use client::{Changed, Client, Created, Freshness};
 pub use document::{BlockObject, NodeId, NodeObject, SpaceObject};

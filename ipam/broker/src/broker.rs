@@ -20,17 +20,19 @@ use node::policy::{BlockLength, Policy, StoreKind};
 use node_server::http::{self, Details, Pages};
 use node_server::socket::connections::{Answers, Connections};
 use node_server::socket::{NodeSocket, Socket};
-use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
+use node_wire::{AddressQuestion, Answer, BlockNeed, Failure, FailureKind, Question};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::watch::{self, Event};
+use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
 use crate::file_stores;
 use crate::metrics::{self, Metrics};
 use crate::space::{Asked, Message, Shared, Timing, Worker};
+use crate::whereabouts;
 
 /// How often the status file is written, if there is something new.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
@@ -61,7 +63,17 @@ pub struct Settings {
 
 /// Asks a broker in this process.
 #[derive(Debug, Clone)]
-pub struct Asker(mpsc::Sender<Asked>);
+pub struct Asker {
+    blocks: mpsc::Sender<Asked>,
+    addresses: mpsc::Sender<whereabouts::Asked>,
+}
+
+/// What an [`Asker`] asks, for [`run`].
+#[derive(Debug)]
+pub struct Questions {
+    blocks: mpsc::Receiver<Asked>,
+    addresses: mpsc::Receiver<whereabouts::Asked>,
+}
 
 impl Asker {
     /// As an ADD does over the socket.
@@ -71,17 +83,37 @@ impl Asker {
     pub async fn ask(&self, need: BlockNeed) -> Result<Answer, Failure> {
         let (reply, answer) = oneshot::channel();
         let at = Instant::now();
-        let ended = || Failure::new(FailureKind::ClusterUnavailable, "the broker ends");
-        let sent = self.0.send(Asked { need, at, reply }).await;
+        let sent = self.blocks.send(Asked { need, at, reply }).await;
         sent.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
+
+    /// As any verb on a store of whereabouts' objects does over the socket.
+    ///
+    /// # Errors
+    /// The failure that the verb is answered with.
+    pub async fn addresses(&self, question: AddressQuestion) -> Result<Answer, Failure> {
+        let (reply, answer) = oneshot::channel();
+        let asked = whereabouts::Asked {
+            question,
+            at: Instant::now(),
+            reply,
+        };
+        let sent = self.addresses.send(asked).await;
+        sent.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+fn ended() -> Failure {
+    Failure::new(FailureKind::ClusterUnavailable, "the broker ends")
 }
 
 impl Answers for Asker {
     async fn answer(&self, question: Question) -> Result<Answer, Failure> {
         match question {
             Question::Block(need) => self.ask(need).await,
+            Question::Addresses(question) => self.addresses(question).await,
             other => Err(other.not_mine()),
         }
     }
@@ -89,9 +121,14 @@ impl Answers for Asker {
 
 /// A channel of questions: its one end goes to [`run`], the other to who asks.
 #[must_use]
-pub fn questions() -> (Asker, mpsc::Receiver<Asked>) {
-    let (sender, receiver) = mpsc::channel(64);
-    (Asker(sender), receiver)
+pub fn questions() -> (Asker, Questions) {
+    let (blocks, asked_blocks) = mpsc::channel(64);
+    let (addresses, asked_addresses) = mpsc::channel(64);
+    let questions = Questions {
+        blocks: asked_blocks,
+        addresses: asked_addresses,
+    };
+    (Asker { blocks, addresses }, questions)
 }
 
 /// Makes sure that one broker only writes below the state directory; waits for another one's end.
@@ -130,7 +167,7 @@ async fn lock(directory: &Path) -> anyhow::Result<Flock<File>> {
 /// The state directory cannot be used, or which blocks the node has cannot be read.
 pub async fn run(
     settings: Settings,
-    questions: (Asker, mpsc::Receiver<Asked>),
+    questions: (Asker, Questions),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let local = LocalSet::new();
@@ -139,7 +176,7 @@ pub async fn run(
 
 async fn serve(
     settings: Settings,
-    (asker, mut asked): (Asker, mpsc::Receiver<Asked>),
+    (asker, mut asked): (Asker, Questions),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let directory = settings.policy.state_dir.join("blocks");
@@ -167,9 +204,15 @@ async fn serve(
         shared: shared.clone(),
         workers: BTreeMap::new(),
         listed: false,
+        objects: BTreeMap::new(),
     };
+    broker.start_stores_of_objects();
     let stores: Vec<String> = broker.kubernetes_stores();
     if stores.is_empty() {
+        // Nothing is watched, so nothing is interrupted.
+        shared.metrics.borrow_mut().interrupted = None;
+    }
+    if stores.is_empty() && broker.objects.is_empty() {
         tracing::info!(
             "the node's policy has no store of type kubernetes: only the leases of nodes that are gone are freed"
         );
@@ -212,7 +255,8 @@ async fn serve(
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            Some(asked) = asked.recv() => broker.route(asked),
+            Some(asked) = asked.blocks.recv() => broker.route(asked),
+            Some(asked) = asked.addresses.recv() => broker.route_addresses(asked),
             Some(event) = news.recv() => broker.event(event),
             _ = ticks.tick() => {}
         }
@@ -234,6 +278,8 @@ struct Broker {
     workers: BTreeMap<AddressSpace, mpsc::UnboundedSender<Message>>,
     /// Whether the API's first list was passed on.
     listed: bool,
+    /// Stores whose leases are whereabouts' objects, by name.
+    objects: BTreeMap<String, Rc<whereabouts::Store>>,
 }
 
 impl Broker {
@@ -277,8 +323,37 @@ impl Broker {
                     networks.filter_map(|(first, prefix)| IpNetwork::new(*first, *prefix).ok());
                 Some((*blocks, networks.collect()))
             }
-            StoreKind::File { .. } => None,
+            StoreKind::File { .. } | StoreKind::Whereabouts { .. } => None,
         }
+    }
+
+    fn start_stores_of_objects(&mut self) {
+        let shared = &self.shared;
+        for (name, store) in &shared.policy.stores {
+            if let StoreKind::Whereabouts { namespace } = &store.kind {
+                let objects = Objects::new(shared.client.transport().clone(), namespace);
+                let store = whereabouts::Store::start(objects, &shared.name, shared.timing);
+                self.objects.insert(name.clone(), store);
+            }
+        }
+    }
+
+    fn route_addresses(&self, asked: whereabouts::Asked) {
+        let name = &asked.question.store;
+        let Some(store) = self.objects.get(name).cloned() else {
+            let failure = Failure::new(
+                FailureKind::Mismatch,
+                format!(
+                    "the broker's policy has no store {name:?} of whereabouts' objects; it was started with an older \
+                     policy: restart its DaemonSet's pod"
+                ),
+            );
+            return drop(asked.reply.send(Err(failure)));
+        };
+        tokio::task::spawn_local(async move {
+            let answer = store.answer(asked.question, asked.at).await;
+            drop(asked.reply.send(answer));
+        });
     }
 
     /// The task of a space; starts it if need be.

@@ -3,6 +3,7 @@
 //! - [`agreement`]: what of the objects, nodes and grants does not agree;
 //! - [`choice`]: which block to try next;
 //! - [`departed`]: which nodes that share a file store are gone;
+//! - [`pool`]: which address of a pool of whereabouts to try, and how the pool is changed;
 //! - [`release`]: whether an administrator may take a block from its node;
 //! - [`standing`]: whose a block is, and whether it may change hands;
 //! - [`supply`]: when a node needs another block, and when it can do without one.
@@ -10,6 +11,7 @@
 pub mod agreement;
 pub mod choice;
 pub mod departed;
+pub mod pool;
 pub mod release;
 pub mod standing;
 pub mod supply;

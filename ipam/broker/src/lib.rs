@@ -5,6 +5,7 @@
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
 //! - `file_stores`: leases of nodes that are gone, in file stores that nodes share;
+//! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
 //! - [`metrics`], [`cli`]: its faces; an administrator's commands.
 //!
@@ -21,3 +22,4 @@ pub mod decide;
 mod file_stores;
 pub mod metrics;
 pub mod space;
+pub mod whereabouts;

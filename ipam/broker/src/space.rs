@@ -164,7 +164,7 @@ impl Shared {
 }
 
 /// The failure to answer an ADD with.
-fn failure(error: &ApiError) -> Failure {
+pub(crate) fn failure(error: &ApiError) -> Failure {
     let kind = match error {
         ApiError::Refused { code, .. } if *code < 500 && *code != 429 => FailureKind::Other,
         _ => FailureKind::ClusterUnavailable,

@@ -35,24 +35,33 @@ pub(super) fn add(
         };
         to_error(&refused.error, attempt)
     })?;
-    let mut result = CniResult {
+    let leases = leases.iter().map(|lease| Cidr {
+        addr: lease.address,
+        prefix: lease.prefix,
+    });
+    Ok(result(config, leases, requested))
+}
+
+/// What ADD answers: leased addresses, and what goes with them.
+pub(super) fn result(
+    config: &Config,
+    leased: impl Iterator<Item = Cidr>,
+    requested: Requested,
+) -> CniResult {
+    let leased = leased.map(|address| IpConfig {
+        gateway: config.gateway_for(address.addr),
+        address,
+        interface: None,
+    });
+    CniResult {
+        ips: leased
+            .chain(config.fixed.iter().cloned())
+            .chain(requested.besides)
+            .collect(),
         routes: config.routes.clone(),
         dns: config.dns.clone(),
         ..CniResult::default()
-    };
-    for lease in &leases {
-        result.ips.push(IpConfig {
-            address: Cidr {
-                addr: lease.address,
-                prefix: lease.prefix,
-            },
-            gateway: config.gateway_for(lease.address),
-            interface: None,
-        });
     }
-    result.ips.extend(config.fixed.iter().cloned());
-    result.ips.extend(requested.besides);
-    Ok(result)
 }
 
 /// One address of each range of the configuration; `asked` are those that were asked for, by
@@ -84,7 +93,7 @@ fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
 const ONE_OF_EACH: &str = "one address may be asked for from each range";
 
 /// Which range each requested address is to come from.
-fn assign(
+pub(super) fn assign(
     requested: &[(IpAddrWithLength, Source)],
     config: &Config,
     request_excluded: bool,

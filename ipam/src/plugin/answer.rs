@@ -22,7 +22,7 @@ fn code(error: &StoreError) -> Code {
             _ => Code::State,
         },
         StoreError::Overtaken { .. } | StoreError::NeedsBlock(_) => Code::TryAgain,
-        StoreError::Unknown { .. } => Code::Policy,
+        StoreError::Unknown { .. } | StoreError::NoDirectory { .. } => Code::Policy,
         StoreError::Held { .. }
         | StoreError::Exhausted { .. }
         | StoreError::SliceExhausted { .. }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Where the broker listens, below the host's root.
 pub(super) const BROKER_SOCKET: &str = "run/rdma-netdev/ipam.sock";
 /// For all questions of one call together.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// How many blocks one call may come to need: each part of an order one, some twice, where other
 /// calls took what was granted.
 const MAX_QUESTIONS: usize = 64;

@@ -34,6 +34,11 @@ const SELECTOR_KEYS: [&str; 7] = [
     "rdmaDevices",
 ];
 
+/// The value of `objects` of a store.
+const WHEREABOUTS: &str = "whereabouts";
+/// Where whereabouts' kubeconfig names no namespace, its objects are here.
+const WHEREABOUTS_NAMESPACE: &str = "kube-system";
+
 /// A block has at most 2 to the power of this many addresses.
 const MAX_BLOCK_BITS: u32 = 16;
 
@@ -58,6 +63,15 @@ pub(super) fn salvage(path: &Path, text: &[u8]) -> Policy {
         let _ = reader.key(&mut policy, key, value);
     }
     policy
+}
+
+/// A label of RFC 1123. It becomes part of a path of the API.
+fn is_namespace(name: &&str) -> bool {
+    let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=63).contains(&name.len())
+        && name.bytes().all(fits)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 struct Reader<'a> {
@@ -122,6 +136,9 @@ impl Reader<'_> {
         let at = format!("stores.{name}");
         let object = self.map(&at, value)?;
         let keys: &[&str] = match object.get("type").and_then(Value::as_str) {
+            Some("kubernetes") if object.contains_key("objects") => {
+                return self.whereabouts(&at, object);
+            }
             Some("file") => &["id", "shared"],
             Some("kubernetes") => &["blocks", "static"],
             _ => {
@@ -160,6 +177,31 @@ impl Reader<'_> {
             directory,
             kind,
             bounds: self.bounds(&at, object)?,
+        })
+    }
+
+    /// A store of whereabouts' objects.
+    fn whereabouts(&self, at: &str, object: &Map<String, Value>) -> Result<Store, PolicyError> {
+        let keys = ["type", "objects", "namespace", "ranges", "networkNames"];
+        self.known(at, object, &keys)?;
+        let objects = object.get("objects").unwrap_or(&Value::Null);
+        if objects != WHEREABOUTS {
+            let rule = "must be \"whereabouts\", or left out for blocks of addresses";
+            return Err(self.wrong(&format!("{at}.objects"), objects, rule));
+        }
+        let namespace = match object.get("namespace") {
+            None => WHEREABOUTS_NAMESPACE,
+            Some(value) => value.as_str().filter(is_namespace).ok_or_else(|| {
+                let rule = "must be a namespace: at most 63 of a-z, 0-9 and '-'";
+                self.wrong(&format!("{at}.namespace"), value, rule)
+            })?,
+        };
+        Ok(Store {
+            directory: PathBuf::new(),
+            kind: StoreKind::Whereabouts {
+                namespace: namespace.to_owned(),
+            },
+            bounds: self.bounds(at, object)?,
         })
     }
 
@@ -679,6 +721,63 @@ mod tests {
         let text = br#"{"stores": {"blue": {"type": "kubernetes"}}}"#;
         let error = policy(Path::new("p"), text).unwrap_err().to_string();
         assert!(error.contains("stores.blue.directory"), "{error}");
+    }
+
+    #[test]
+    fn a_store_of_whereabouts_objects_has_a_namespace_and_no_directory() {
+        let read = |store: &str| {
+            let text = format!(r#"{{"stores": {{"wb": {store}}}}}"#);
+            policy(Path::new("p"), text.as_bytes()).map(|policy| policy.stores["wb"].clone())
+        };
+        for (store, namespace) in [
+            (
+                r#"{"type": "kubernetes", "objects": "whereabouts"}"#,
+                "kube-system",
+            ),
+            (
+                r#"{"type": "kubernetes", "objects": "whereabouts", "namespace": "net-1"}"#,
+                "net-1",
+            ),
+        ] {
+            let expected = Store {
+                directory: PathBuf::new(),
+                kind: StoreKind::Whereabouts {
+                    namespace: namespace.to_owned(),
+                },
+                bounds: StoreBounds::default(),
+            };
+            assert_eq!(read(store).unwrap(), expected);
+        }
+        for (wrong, says) in [
+            (
+                r#"{"type": "kubernetes", "objects": "blocks"}"#,
+                "wb.objects",
+            ),
+            (r#"{"type": "kubernetes", "objects": null}"#, "wb.objects"),
+            (
+                r#"{"type": "kubernetes", "objects": "whereabouts", "directory": "/d"}"#,
+                "wb.directory",
+            ),
+            (
+                r#"{"type": "kubernetes", "objects": "whereabouts", "blocks": {}}"#,
+                "wb.blocks",
+            ),
+            (
+                r#"{"type": "kubernetes", "objects": "whereabouts", "namespace": "a/b"}"#,
+                "wb.namespace",
+            ),
+            (
+                r#"{"type": "kubernetes", "objects": "whereabouts", "namespace": "-a"}"#,
+                "wb.namespace",
+            ),
+            (
+                r#"{"type": "file", "directory": "/d", "objects": "whereabouts"}"#,
+                "wb.objects",
+            ),
+        ] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains(says), "{wrong}: {error}");
+        }
     }
 
     #[test]

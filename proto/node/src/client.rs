@@ -15,6 +15,7 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
+use crate::address::{AddressQuestion, Addresses};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
@@ -35,7 +36,7 @@ impl Server {
     fn of(question: &Question) -> Self {
         match question {
             Question::PodUnits(_) => Self::Daemon,
-            Question::Block(_) => Self::Broker,
+            Question::Block(_) | Question::Addresses(_) => Self::Broker,
         }
     }
 }
@@ -215,7 +216,7 @@ impl std::fmt::Display for Step {
 pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, ClientError> {
     match ask(socket, &Question::PodUnits(pod.clone()), limit)? {
         Answer::PodUnits(units) => Ok(units),
-        answer @ Answer::Block(_) => Err(another(socket, &answer)),
+        answer => Err(another(socket, &answer)),
     }
 }
 
@@ -230,7 +231,22 @@ pub fn blocks(
 ) -> Result<BlocksGranted, ClientError> {
     match ask(socket, &Question::Block(need.clone()), limit)? {
         Answer::Block(granted) => Ok(granted),
-        answer @ Answer::PodUnits(_) => Err(another(socket, &answer)),
+        answer => Err(another(socket, &answer)),
+    }
+}
+
+/// Asks about addresses of a store that has no blocks. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn addresses(
+    socket: &Path,
+    question: &AddressQuestion,
+    limit: Duration,
+) -> Result<Addresses, ClientError> {
+    match ask(socket, &Question::Addresses(question.clone()), limit)? {
+        Answer::Addresses(addresses) => Ok(addresses),
+        answer => Err(another(socket, &answer)),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::address::{AddressQuestion, Addresses};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
@@ -18,6 +19,8 @@ pub enum Question {
     PodUnits(Pod),
     /// To the broker: this node needs a block of addresses.
     Block(BlockNeed),
+    /// To the broker: addresses of a store that has no blocks.
+    Addresses(AddressQuestion),
 }
 
 /// A pod, as a CNI plugin knows it from `CNI_ARGS`.
@@ -51,6 +54,8 @@ pub enum Answer {
     PodUnits(PodUnits),
     /// To [`Question::Block`].
     Block(BlocksGranted),
+    /// To [`Question::Addresses`].
+    Addresses(Addresses),
 }
 
 /// Units that a pod holds, of all device plugins.
@@ -174,6 +179,7 @@ impl FailureKind {
 
 const POD_UNITS: &str = "podUnits";
 const BLOCK: &str = "block";
+const ADDRESSES: &str = "addresses";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -191,6 +197,14 @@ struct BlockQuestion {
     need: BlockNeed,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AddressesQuestion {
+    version: u64,
+    question: String,
+    addresses: AddressQuestion,
+}
+
 impl Question {
     /// Its name in the document.
     #[must_use]
@@ -198,6 +212,7 @@ impl Question {
         match self {
             Self::PodUnits(_) => POD_UNITS,
             Self::Block(_) => BLOCK,
+            Self::Addresses(_) => ADDRESSES,
         }
     }
 
@@ -220,6 +235,11 @@ impl Question {
                 version: VERSION,
                 question: BLOCK.to_owned(),
                 need: need.clone(),
+            }),
+            Self::Addresses(addresses) => encode(&AddressesQuestion {
+                version: VERSION,
+                question: ADDRESSES.to_owned(),
+                addresses: addresses.clone(),
             }),
         }
     }
@@ -270,6 +290,11 @@ impl Question {
                     .map_err(|error| malformed(format!("{BLOCK} is malformed: {error}")))?;
                 Ok(Self::Block(question.need))
             }
+            Some(ADDRESSES) => {
+                let question: AddressesQuestion = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{ADDRESSES} is malformed: {error}")))?;
+                Ok(Self::Addresses(question.addresses))
+            }
             _ => Err(unknown_question(field("question"))),
         }
     }
@@ -307,6 +332,8 @@ struct AnswerDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block: Option<BlocksGranted>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    addresses: Option<Addresses>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
 }
 
@@ -316,11 +343,13 @@ impl AnswerDocument {
             version: VERSION,
             pod_units: None,
             block: None,
+            addresses: None,
             error: None,
         };
         match answer.clone() {
             Ok(Answer::PodUnits(units)) => document.pod_units = Some(units),
             Ok(Answer::Block(granted)) => document.block = Some(granted),
+            Ok(Answer::Addresses(addresses)) => document.addresses = Some(addresses),
             Err(failure) => document.error = Some(failure),
         }
         document
@@ -376,6 +405,7 @@ pub fn decode_answer(
     let answer = match question {
         Question::PodUnits(_) => document.pod_units.map(Answer::PodUnits),
         Question::Block(_) => document.block.map(Answer::Block),
+        Question::Addresses(_) => document.addresses.map(Answer::Addresses),
     };
     match (answer, document.error) {
         (None, Some(failure)) => Ok(Err(failure)),
@@ -658,5 +688,61 @@ mod tests {
             let question = Question::PodUnits(Pod { namespace, name, uid });
             prop_assert_eq!(Question::decode(&question.encode()), Ok(question));
         }
+    }
+
+    #[test]
+    fn addresses_are_asked_for_in_the_documented_form() {
+        use crate::address::*;
+        let attachment = AttachmentId {
+            container: "4c".into(),
+            interface: "net1".into(),
+        };
+        let address = |last: u8| std::net::IpAddr::from([10, 0, 0, last]);
+        let of = |action: AddressAction| {
+            Question::Addresses(AddressQuestion {
+                store: "default".into(),
+                network: "rail".into(),
+                action,
+            })
+        };
+        let take = of(AddressAction::Take(Taking {
+            attachment: attachment.clone(),
+            pod: "ml/train-0".into(),
+            network_name: None,
+            ranges: vec![RangeWanted {
+                range: "10.0.0.0/24".into(),
+                spans: vec![(address(1), address(254))],
+                address: None,
+            }],
+        }));
+        let document: Value = serde_json::from_slice(&take.encode()).unwrap();
+        let documented = json!({"version": 1, "question": "addresses", "addresses": {
+            "store": "default", "network": "rail", "action": {"take": {
+                "attachment": {"container": "4c", "interface": "net1"}, "pod": "ml/train-0",
+                "ranges": [{"range": "10.0.0.0/24", "spans": [["10.0.0.1", "10.0.0.254"]]}]}}}});
+        assert_eq!(document, documented);
+        let holding = Holding {
+            attachment: attachment.clone(),
+            network_name: Some("blue".into()),
+            ranges: vec!["10.0.0.0/24".into()],
+        };
+        for question in [
+            take.clone(),
+            of(AddressAction::Free(holding.clone())),
+            of(AddressAction::Find(holding)),
+            of(AddressAction::KeepOnly(vec![attachment])),
+            of(AddressAction::Probe),
+        ] {
+            assert_eq!(Question::decode(&question.encode()), Ok(question));
+        }
+        let answer = Ok(Answer::Addresses(Addresses {
+            addresses: vec![address(7)],
+        }));
+        let bytes = encode_answer(&answer);
+        assert_eq!(decode_answer(&take, &bytes), Ok(answer));
+        let unknown = json!({"version": 1, "question": "addresses", "addresses": {
+            "store": "default", "network": "rail", "action": {"lend": {}}}});
+        let failure = failure_of(&unknown);
+        assert!(failure.message.contains("lend"), "{failure}");
     }
 }

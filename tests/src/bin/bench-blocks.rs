@@ -32,11 +32,10 @@ use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind};
 use node_wire::{BlockNeed, FailureKind};
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
-use rdma_ipam_broker::broker::{Asker, Settings, questions, run};
-use rdma_ipam_broker::space::{Asked, Timing};
+use rdma_ipam_broker::broker::{Asker, Questions, Settings, questions, run};
+use rdma_ipam_broker::space::Timing;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::mpsc::Receiver;
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
@@ -302,7 +301,7 @@ fn trouble(server: &mut ApiServer, crowd: &Crowd, adds: u64, over: &AtomicBool) 
 struct Seat {
     name: String,
     policy: Policy,
-    questions: (Asker, Receiver<Asked>),
+    questions: (Asker, Questions),
 }
 
 /// Serves the brokers of all nodes in one thread; answers how many requests they made that change

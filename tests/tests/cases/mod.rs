@@ -21,6 +21,7 @@ modules! {
     broker_blocks,
     broker_file_stores,
     broker_tool,
+    broker_whereabouts,
     chain_pods,
     cni_admin,
     cni_child,

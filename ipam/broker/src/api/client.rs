@@ -94,7 +94,7 @@ impl Client {
         self.path("addressspaces")
     }
 
-    async fn send(
+    pub(super) async fn send(
         &self,
         verb: &str,
         what: &str,
@@ -110,7 +110,7 @@ impl Client {
         }
     }
 
-    async fn get<T: DeserializeOwned>(
+    pub(super) async fn get<T: DeserializeOwned>(
         &self,
         what: &str,
         path: &Request,
@@ -125,7 +125,7 @@ impl Client {
         }
     }
 
-    async fn create<T: Serialize + DeserializeOwned>(
+    pub(super) async fn create<T: Serialize + DeserializeOwned>(
         &self,
         what: &str,
         path: &Request,
@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    async fn change<T: DeserializeOwned>(
+    pub(super) async fn change<T: DeserializeOwned>(
         &self,
         what: &str,
         request: Result<http::Request<Vec<u8>>, RequestError>,
@@ -254,13 +254,23 @@ impl Client {
     /// # Errors
     /// [`ApiError`]; it may have been removed all the same ([`ApiError::is_uncertain`]).
     pub async fn delete_block(&self, block: &Metadata) -> Result<Changed<()>, ApiError> {
-        let parameters = DeleteParams::default().preconditions(Preconditions {
-            uid: Some(block.uid.clone()),
-            resource_version: Some(block.resource_version.clone()),
-        });
-        let request = self.blocks_path().delete(&block.name, &parameters);
         let what = format!("AddressBlock {}", block.name);
-        match self.send("delete", &what, request).await {
+        self.delete(&what, &self.blocks_path(), block).await
+    }
+
+    /// Removes the object that was read.
+    pub(super) async fn delete(
+        &self,
+        what: &str,
+        path: &Request,
+        object: &Metadata,
+    ) -> Result<Changed<()>, ApiError> {
+        let parameters = DeleteParams::default().preconditions(Preconditions {
+            uid: Some(object.uid.clone()),
+            resource_version: Some(object.resource_version.clone()),
+        });
+        let request = path.delete(&object.name, &parameters);
+        match self.send("delete", what, request).await {
             Ok(_) => Ok(Changed::Done(())),
             Err(error) => unchanged(error),
         }
@@ -384,7 +394,7 @@ impl Client {
     }
 
     /// Reads a list item by item; answers its `resourceVersion`.
-    async fn list<T: DeserializeOwned>(
+    pub(super) async fn list<T: DeserializeOwned>(
         &self,
         what: &str,
         request: Result<http::Request<Vec<u8>>, RequestError>,
@@ -429,7 +439,7 @@ fn unchanged<T>(error: ApiError) -> Result<Changed<T>, ApiError> {
 }
 
 /// Precondition of a patch: the very object, as it was read.
-fn same(object: &Metadata) -> Value {
+pub(super) fn same(object: &Metadata) -> Value {
     json!({"uid": object.uid, "resourceVersion": object.resource_version})
 }
 
