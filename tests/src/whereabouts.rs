@@ -1,5 +1,10 @@
 //! whereabouts' objects on an API server, as whereabouts 0.9 writes them.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a JSON value answers null for a key that it does not have"
+)]
+
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 

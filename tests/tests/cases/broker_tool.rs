@@ -185,7 +185,7 @@ fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
     eventually("another node gets the block", LATE, || {
         Ok(other.ask(RANGE, 1).is_ok())
     })?;
-    ensure!(other.granted()? == [block.clone()]);
+    ensure!(other.granted()? == std::slice::from_ref(&block));
     let object = blocks(&server)?
         .into_iter()
         .find(|object| object["spec"]["block"] == block.as_str())
