@@ -177,6 +177,9 @@ impl Store {
                 content,
             };
             freed.extend(self.release(&next, CoolDown::FromNow)?);
+            // And of those that it made above that one, which keep it from being removed.
+            let network = record.leases().first().map(|lease| &*lease.holder.network);
+            freed.extend(self.release_above(&next, &[], network.unwrap_or_default())?);
         }
         Ok(freed)
     }

@@ -517,6 +517,59 @@ fn an_add_that_wakes_up_takes_nothing_back_from_the_next_one() {
     first.nothing_is_left();
 }
 
+/// An ADD found the record below its own still there, and the DEL that had looked for a higher one
+/// before removed it next: nothing leads to what the ADD took from then on.
+#[test]
+fn a_del_that_makes_a_gap_releases_all_records_above_it() {
+    const RECORDS: usize = 5;
+    let [place, _] = places();
+    let store = open(place.path(), "n1");
+    assert_eq!(store.format(), RecordFormat::PerLease);
+    let part = crate::store::Part {
+        interface: None,
+        range: range("10.0.0.0/27"),
+        slice: None,
+        space: crate::store::Space {
+            network_name: None,
+            overlapping: true,
+        },
+        requested: None,
+    };
+    let order = crate::store::Order {
+        holder: holder("c1"),
+        profile: Profile::Strict,
+        parts: vec![part; RECORDS],
+    };
+    store.take(&order).unwrap();
+    let listed = store.owned("c1", "net1").unwrap();
+    assert_eq!(listed.len(), RECORDS);
+    let Content::Record(record, meta) = &listed[1].content else {
+        panic!("no record");
+    };
+    store
+        .release_address(&record.leases()[0], meta, CoolDown::FromNow)
+        .unwrap();
+    assert!(listed[1].dir.unlink(&listed[1].name).unwrap());
+    store.remove_released(&listed[1], record, meta).unwrap();
+    let mut left = Vec::new();
+    store
+        .records_of("n1", |owned| {
+            left.push(owned.name);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(left, [listed[0].name.clone()], "records above the gap");
+    assert_eq!(store.held("c1", "net1").unwrap().len(), 1);
+    let mut held = 0;
+    store
+        .entries(false, |entry| {
+            held += usize::from(entry.freed.is_none());
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(held, 1);
+}
+
 /// A runtime gave up waiting for an ADD that still runs: the ADD may fail, and when both have
 /// ended, one more DEL leaves nothing, also where the range has too few addresses for all.
 #[test]
