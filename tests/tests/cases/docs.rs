@@ -183,8 +183,11 @@ fn literals() -> Result<String> {
         "cni-plugin/attachment/src",
         "cni-plugin/netlink/src",
         "ipam/src",
+        "ipam/broker/src",
         "node/src",
+        "node/server/src",
         "proto/cni/src",
+        "proto/node/src",
         "hca/src",
         "proto/kubelet/src",
         "device-plugin/src",
@@ -283,7 +286,8 @@ fn every_command_is_there() -> Result<()> {
                         seen.insert("kubectl");
                     }
                     [
-                        program @ ("rdma-device-plugin" | "rdma-ipam" | "rdma-netdev"),
+                        program @ ("rdma-device-plugin" | "rdma-ipam" | "rdma-ipam-broker"
+                        | "rdma-netdev"),
                         rest @ ..,
                     ] => {
                         command_is_there(program, rest).with_context(at)?;
@@ -294,7 +298,7 @@ fn every_command_is_there() -> Result<()> {
             }
         }
     }
-    ensure!(seen.len() == 5, "only {seen:?}");
+    ensure!(seen.len() == 6, "only {seen:?}");
     Ok(())
 }
 
