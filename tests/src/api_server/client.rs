@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 /// The longest a single answer may take.
 const ANSWER_TIMEOUT_SECONDS: &str = "30";
+/// How long a server may refuse requests because it is not ready for them.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+const BUSY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Whom requests go to, and as whom.
 #[derive(Debug, Clone)]
@@ -137,6 +140,9 @@ impl Client {
     /// # Errors
     /// `curl` cannot be started. What the server says to the request comes from [`Watch::next`].
     pub fn watch(&self, path: &str) -> Result<Watch> {
+        // The server's memory of the collection, which answers watches, is made when it starts.
+        let collection = path.split('?').next().unwrap_or(path);
+        let _ = self.get(&format!("{collection}?limit=1&resourceVersion=0"));
         let mut child = self
             .curl("GET", path)
             .arg("--no-buffer")
@@ -160,7 +166,9 @@ impl Client {
 
     fn curl(&self, method: &str, path: &str) -> Command {
         let mut curl = Command::new("curl");
+        // To curl by its own name the server answers with JSON of several lines.
         curl.args(["--disable", "--silent", "--show-error", "--noproxy", "*"])
+            .args(["--user-agent", "e2e"])
             .args(["--globoff", "--connect-timeout", ANSWER_TIMEOUT_SECONDS])
             .args(["--request", method])
             .arg(format!("{}{path}", self.url));
@@ -174,7 +182,25 @@ impl Client {
         curl
     }
 
+    /// A request, which a server that is not ready for it has refused unread (429) is made again, as
+    /// every client of Kubernetes does.
     fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<Response> {
+        let started = Instant::now();
+        loop {
+            let response = self.request_once(method, path, body)?;
+            if response.status != 429 || started.elapsed() > BUSY_TIMEOUT {
+                return Ok(response);
+            }
+            thread::sleep(BUSY_INTERVAL);
+        }
+    }
+
+    fn request_once(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Response> {
         let mut curl = self.curl(method, path);
         curl.args(["--max-time", ANSWER_TIMEOUT_SECONDS])
             .args(["--write-out", "\n%{http_code}"])

@@ -1,6 +1,9 @@
 //! A NIC that others stand on, and what the host had on it: it is not moved away beneath them,
 //! and what it had comes back.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
@@ -8,6 +11,9 @@ use e2e::raw_netlink::nftables::ingress_chain;
 use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
+
+/// How long the other end of a veth may have its carrier after this one is down.
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(10);
 
 cases! {
     a_macvlan_of_ours_in_another_pod_holds_its_nic: Macvlan => child_of_ours();
@@ -452,6 +458,14 @@ fn pf_without_vfs() -> Result<()> {
 fn had(host: &[&str], words: &[&str]) -> Result<()> {
     let scene = Scene::furnished()?;
     scene.on_host(host)?;
+    // The other end of a veth learns of it a moment later (net/core/link_watch.c).
+    let link = |name: &str| scene.host.netns.ip(&format!("link show dev {name}"));
+    let is_up = link("nic0")?.contains(",UP");
+    let started = Instant::now();
+    while !is_up && !link("peer0")?.contains("LOWERLAYERDOWN") {
+        ensure!(started.elapsed() < CARRIER_TIMEOUT, "peer0 has its carrier");
+        thread::sleep(Duration::from_millis(10));
+    }
     scene.returns_or_refuses(&scene.moving(), words)?;
     // Also when the pod removed everything.
     let before = scene.host_state()?;
