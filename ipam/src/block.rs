@@ -130,6 +130,15 @@ pub fn single(address: IpAddr) -> IpNetwork {
     IpNetwork::from(address)
 }
 
+/// All addresses of a block of at most 2^16, each once, from a drawn place on.
+pub fn addresses_from(block: IpNetwork, drawn: u64) -> impl Iterator<Item = IpAddr> {
+    let (first, last) = (bits(block.network()), bits(block.broadcast()));
+    let count = (last - first).min(u128::from(u16::MAX)) + 1;
+    let start = u128::from(drawn) % count;
+    let v4 = block.is_ipv4();
+    (0..count).map(move |number| from_bits(v4, first + (start + number) % count))
+}
+
 /// The cell of the grid that an address lies in.
 #[must_use]
 pub fn cell_of(address: IpAddr, length: BlockLength) -> Option<IpNetwork> {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <stateDir>/blocks/<store>/<space>     one file for each address space
-//! {"version": 1, "networkName": "blue", "blocks": [{"block": "10.0.0.16/28", "uid": "…", "epoch": 1}]}
+//! {"version": 1, "networkName": "blue", "blocks": [{"block": "10.0.0.16/28", "uid": "…", "epoch": 1, "except": ["10.0.0.17"]}]}
 //! ```
 //! The broker writes it after the API has acknowledged a block; an ADD reads it. A file is
 //! replaced as a whole, so a reader sees the blocks of one moment, and it is durable before the
@@ -29,8 +29,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest.
-const MAX_BYTES: u64 = 1 << 20;
+/// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest, with all of 16
+/// addresses excepted.
+const MAX_BYTES: u64 = 1 << 22;
 /// The most blocks that a node may have in one address space.
 pub const MAX_BLOCKS: usize = 4096;
 const VERSION: u64 = 1;
@@ -44,6 +45,18 @@ pub struct Grant {
     pub uid: String,
     /// How often it changed hands, with this time.
     pub epoch: u64,
+    /// Addresses of it that are not given, because they are leased in a store that the networks used
+    /// before. Ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<IpAddr>,
+}
+
+impl Grant {
+    /// Whether the node may lease an address by it.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.block.contains(address) && self.except.binary_search(&address).is_err()
+    }
 }
 
 /// The blocks of one address space that this node has.
@@ -128,12 +141,28 @@ impl Grants {
         node::file::replace(&directory.join(space.directory_name()), text)
     }
 
-    /// Whether an address is in one of the blocks.
+    /// Removes those of a space that has none. Not durably: a file that comes back says the same.
+    ///
+    /// # Errors
+    /// What the kernel said; that there is no file is none.
+    pub fn remove(directory: &Path, space: &AddressSpace) -> io::Result<()> {
+        match std::fs::remove_file(directory.join(space.directory_name())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the node may lease an address by one of the blocks.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
-        self.blocks
-            .iter()
-            .any(|grant| grant.block.contains(address))
+        self.blocks.iter().any(|grant| grant.has(address))
+    }
+
+    /// The addresses of the blocks that are not given.
+    #[must_use]
+    pub fn exceptions(&self) -> Vec<IpNetwork> {
+        let except = self.blocks.iter().flat_map(|grant| &grant.except);
+        except.copied().map(IpNetwork::from).collect()
     }
 
     /// The blocks' addresses.
@@ -222,6 +251,7 @@ mod tests {
                 block: block.parse().unwrap(),
                 uid: "8f".into(),
                 epoch: 1,
+                except: Vec::new(),
             });
         }
         grants
@@ -257,6 +287,7 @@ mod tests {
                 .unwrap(),
             uid: "u".repeat(64),
             epoch: u64::MAX,
+            except: Vec::new(),
         };
         grants.blocks = vec![longest; MAX_BLOCKS];
         grants.write(place.path(), &space).unwrap();

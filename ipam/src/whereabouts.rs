@@ -108,6 +108,20 @@ pub fn reservation_name(address: IpAddr, network_name: Option<&str>) -> String {
     with_network_name(&normalized(&address.to_string()), network_name)
 }
 
+/// The address that an `OverlappingRangeIPReservation` of a network name stands for.
+#[must_use]
+pub fn address_of_reservation(name: &str, network_name: Option<&str>) -> Option<IpAddr> {
+    let text = match network_name {
+        Some(network_name) => name.strip_prefix(network_name)?.strip_prefix('-')?,
+        None => name,
+    };
+    let address: IpAddr = text
+        .parse()
+        .or_else(|_| text.replace('-', ":").parse())
+        .ok()?;
+    (reservation_name(address, network_name) == name).then_some(address)
+}
+
 fn with_network_name(name: &str, network_name: Option<&str>) -> String {
     match network_name {
         Some(network_name) => format!("{network_name}-{name}"),
@@ -221,7 +235,14 @@ mod tests {
             ("fd00::", Some("test"), "test-fd00--0"),
         ] {
             assert_eq!(reservation_name(ip(address), network_name), name);
+            assert_eq!(
+                address_of_reservation(name, network_name),
+                Some(ip(address))
+            );
         }
+        assert_eq!(address_of_reservation("test-10.0.0.5", None), None);
+        assert_eq!(address_of_reservation("10.0.0.5", Some("test")), None);
+        assert_eq!(address_of_reservation("a-b-10.0.0.5", Some("a")), None);
     }
 
     #[test]

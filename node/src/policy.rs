@@ -102,6 +102,9 @@ pub enum StoreKind {
         /// `static`: address and prefix length of networks that are not cut into blocks. Their
         /// addresses are given on request only, each to any node by itself.
         static_networks: Vec<(IpAddr, u8)>,
+        /// `after`: the store of whereabouts' objects that networks used before. Addresses that are
+        /// leased there are not given until those leases end.
+        after: Option<String>,
     },
     /// `"type": "kubernetes", "objects": "whereabouts"`: the nodes of the cluster, those with
     /// whereabouts included. The leases are whereabouts' own objects; no directory has any.

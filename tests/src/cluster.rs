@@ -130,7 +130,7 @@ impl BrokerNode {
         Ok(node)
     }
 
-    /// Gives the node's store other keys, for its next calls and its broker's next start.
+    /// Gives the node's store other keys (with `after`, that store beside it), for its next calls and its broker's next start.
     ///
     /// # Errors
     /// It cannot be written.
@@ -139,10 +139,14 @@ impl BrokerNode {
     }
 
     fn write_policy(&self, store: &Value) -> Result<()> {
+        let mut stores = json!({"default": store});
+        if let Some(before) = store.get("after").and_then(Value::as_str) {
+            stores[before] = json!({"type": "kubernetes", "objects": "whereabouts"});
+        }
         let policy = json!({
             "node": self.name,
             "stateDir": self.path("state"),
-            "stores": {"default": store},
+            "stores": stores,
             "ipam": {"cooldown": "1s"},
         });
         fs::write(self.path("policy.json"), policy.to_string())?;

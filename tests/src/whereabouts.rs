@@ -19,6 +19,15 @@ pub const NAMESPACE: &str = "kube-system";
 /// As [`ApiServer::start`].
 pub fn api_server() -> Result<ApiServer> {
     let server = ApiServer::start()?;
+    serve_both_kinds(&server)?;
+    Ok(server)
+}
+
+/// Has an API server serve them beside others.
+///
+/// # Errors
+/// The server refuses.
+pub fn serve_both_kinds(server: &ApiServer) -> Result<()> {
     let text = json!({"type": "string"});
     let lease = json!({"type": "object", "required": ["id", "podref"],
         "properties": {"id": text, "podref": text, "ifname": text}});
@@ -52,7 +61,7 @@ pub fn api_server() -> Result<ApiServer> {
         });
         server.apply_crd(&definition.to_string())?;
     }
-    Ok(server)
+    Ok(())
 }
 
 fn path(plural: &str, name: &str) -> String {

@@ -16,7 +16,7 @@ pub mod transport;
 pub mod watch;
 pub mod whereabouts;
 
-pub use client::{Changed, Client, Created, Freshness};
+pub use client::{Changed, Client, Created};
 pub use document::{BlockObject, NodeId, NodeObject, SpaceObject};
 pub use endpoint::{Endpoint, EndpointError};
 pub use transport::{ApiError, Processor, Transport};

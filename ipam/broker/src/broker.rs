@@ -16,7 +16,7 @@ use ipam::grants;
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use node::policy::{BlockLength, Policy, StoreKind};
+use node::policy::{Policy, StoreKind};
 use node_server::http::{self, Details, Pages};
 use node_server::socket::connections::{Answers, Connections};
 use node_server::socket::{NodeSocket, Socket};
@@ -31,7 +31,8 @@ use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
 use crate::file_stores;
 use crate::metrics::{self, Metrics};
-use crate::space::{Asked, Message, Shared, Timing, Worker};
+use crate::space::{Asked, BlockStore, Message, Shared, StoreBefore, Timing, Worker};
+use crate::sweep;
 use crate::whereabouts;
 
 /// How often the status file is written, if there is something new.
@@ -218,9 +219,12 @@ async fn serve(
         );
     }
     let file_stores = tokio::task::spawn_local(file_stores::run(shared.clone()));
+    let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
     for store in &stores {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
-        let granted = all.into_iter().map(|(space, _)| space);
+        let granted = all.into_iter();
+        let granted = granted.filter(|(_, grants)| !grants.blocks.is_empty());
+        let granted = granted.map(|(space, _)| space);
         for space in granted.chain(broker.spaces_outside(store)) {
             broker.worker(&space)?;
         }
@@ -265,6 +269,9 @@ async fn serve(
         status.write(&metrics);
     }
     file_stores.abort();
+    if let Some(sweep) = sweep {
+        sweep.abort();
+    }
     if let Some(watching) = watching {
         watching.abort();
     }
@@ -312,18 +319,34 @@ impl Broker {
         }
     }
 
-    fn blocks_of(&self, store: &str) -> Option<(BlockLength, Vec<IpNetwork>)> {
+    fn blocks_of(&self, store: &str) -> Option<BlockStore> {
         match &self.shared.policy.stores.get(store)?.kind {
             StoreKind::Kubernetes {
                 blocks,
                 static_networks,
+                after,
             } => {
                 let networks = static_networks.iter();
                 let networks =
                     networks.filter_map(|(first, prefix)| IpNetwork::new(*first, *prefix).ok());
-                Some((*blocks, networks.collect()))
+                Some(BlockStore {
+                    length: *blocks,
+                    static_networks: networks.collect(),
+                    before: after.as_ref().and_then(|name| self.store_before(name)),
+                })
             }
             StoreKind::File { .. } | StoreKind::Whereabouts { .. } => None,
+        }
+    }
+
+    /// The policy names none but a store of whereabouts' objects.
+    fn store_before(&self, name: &str) -> Option<StoreBefore> {
+        match &self.shared.policy.stores.get(name)?.kind {
+            StoreKind::Whereabouts { namespace } => Some(StoreBefore {
+                name: name.to_owned(),
+                objects: Objects::new(self.shared.client.transport().clone(), namespace),
+            }),
+            StoreKind::File { .. } | StoreKind::Kubernetes { .. } => None,
         }
     }
 
@@ -356,16 +379,17 @@ impl Broker {
         });
     }
 
-    /// The task of a space; starts it if need be.
+    /// The task of a space; starts it if need be, also after it ended for want of work.
     fn worker(&mut self, space: &AddressSpace) -> anyhow::Result<&mpsc::UnboundedSender<Message>> {
-        if !self.workers.contains_key(space) {
-            let (length, static_networks) = self.blocks_of(&space.store).with_context(|| {
+        let worker = self.workers.get(space);
+        if worker.is_none_or(mpsc::UnboundedSender::is_closed) {
+            let store = self.blocks_of(&space.store).with_context(|| {
                 format!(
                     "the node's policy has no store {:?} of type kubernetes",
                     space.store
                 )
             })?;
-            let worker = Worker::new(self.shared.clone(), space.clone(), length, static_networks)?;
+            let worker = Worker::new(self.shared.clone(), space.clone(), store)?;
             let (sender, receiver) = mpsc::unbounded_channel();
             if self.listed {
                 // The list had no block of it.
@@ -414,6 +438,7 @@ impl Broker {
                 for block in blocks {
                     by_space.entry(block.space()).or_default().push(block);
                 }
+                self.workers.retain(|_, worker| !worker.is_closed());
                 let known: Vec<AddressSpace> = self.workers.keys().cloned().collect();
                 for space in known {
                     by_space.entry(space).or_default();

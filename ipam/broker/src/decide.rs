@@ -5,6 +5,7 @@
 //! - [`departed`]: which nodes that share a file store are gone;
 //! - [`pool`]: which address of a pool of whereabouts to try, and how the pool is changed;
 //! - [`release`]: whether an administrator may take a block from its node;
+//! - [`split`]: when a split cell can be a block again;
 //! - [`standing`]: whose a block is, and whether it may change hands;
 //! - [`supply`]: when a node needs another block, and when it can do without one.
 
@@ -13,5 +14,6 @@ pub mod choice;
 pub mod departed;
 pub mod pool;
 pub mod release;
+pub mod split;
 pub mod standing;
 pub mod supply;

@@ -4,6 +4,7 @@
 //! - [`api`]: the Kubernetes API;
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
+//! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
 //! - `file_stores`: leases of nodes that are gone, in file stores that nodes share;
 //! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
@@ -22,4 +23,5 @@ pub mod decide;
 mod file_stores;
 pub mod metrics;
 pub mod space;
+mod sweep;
 pub mod whereabouts;

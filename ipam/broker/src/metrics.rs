@@ -59,6 +59,11 @@ impl Metrics {
         self.spaces.insert(space.clone(), summary);
     }
 
+    /// Says nothing more of a space.
+    pub fn forget(&mut self, space: &AddressSpace) {
+        self.spaces.remove(space);
+    }
+
     /// Counts a question and how long its answer took.
     pub fn claim<T>(&mut self, result: &Result<T, Failure>, took: Duration) {
         let result = match result {

@@ -11,20 +11,21 @@
 //! A request without an answer may have been done. Until the object was read again its block is in
 //! doubt: it is not granted anew, and nothing is given back.
 //!
+//! - [`before`]: leases of the store that its networks used before;
 //! - [`claim`]: getting a block;
 //! - [`give`]: giving one back, losing one;
 //! - [`usage`]: what of the blocks is leased;
-//! - [`sweep`]: blocks of nodes that are gone;
 //! - [`adopt`]: leases from before the store was the cluster's.
 
 mod adopt;
+mod before;
 mod claim;
 mod give;
-mod sweep;
 mod usage;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,18 +37,23 @@ use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy};
 use node_wire::{Answer, BlockNeed, Failure, FailureKind};
+use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use before::Before;
+pub use before::StoreBefore;
+
 use crate::api::document::{BlockObject, Metadata, NodeId};
-use crate::api::{ApiError, Client, Created, NodeObject, SpaceObject};
+use crate::api::{ApiError, Changed, Client, Created, NodeObject, SpaceObject};
 use crate::decide::standing::{self, NodeState};
 use crate::metrics::Metrics;
 
-/// How long an event of an object that this node removed may come late.
-const LATE_EVENTS: Duration = Duration::from_secs(3600);
 /// The longest wait before work in the background is tried again, in ticks.
 const LONGEST_PAUSE_TICKS: u32 = 30;
+
+/// How often an object is read again that others change meanwhile.
+const MOST_READ: usize = 4;
 
 /// How long things take; shorter in tests.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +65,8 @@ pub struct Timing {
     pub new: Duration,
     /// How long a block is empty before the node gives it back unasked.
     pub empty: Duration,
+    /// How long after its last ADD a range counts as in use: the node keeps a block of it.
+    pub in_use: Duration,
     /// How long other nodes have to give a block back that they were asked for.
     pub ask: Duration,
     /// How long a question may take. An ADD waits five seconds for all of its questions.
@@ -68,6 +76,12 @@ pub struct Timing {
     /// How long the length of a space's blocks is believed: an administrator may begin a space anew
     /// with another one.
     pub agreed: Duration,
+    /// How often a space is swept.
+    pub sweep: Duration,
+    /// How long a space that comes after a store of whereabouts' objects waits for that store's ADDs.
+    pub settle: Duration,
+    /// How long an event of an object that this node removed may come late.
+    pub late_events: Duration,
 }
 
 impl Default for Timing {
@@ -76,10 +90,14 @@ impl Default for Timing {
             tick: Duration::from_secs(2),
             new: Duration::from_secs(10),
             empty: Duration::from_secs(600),
+            in_use: Duration::from_secs(86_400),
             ask: Duration::from_secs(2),
             question: Duration::from_millis(4500),
             retry: Duration::from_secs(30),
             agreed: Duration::from_secs(60),
+            sweep: Duration::from_secs(3600),
+            settle: Duration::from_secs(30),
+            late_events: Duration::from_secs(3600),
         }
     }
 }
@@ -158,7 +176,7 @@ impl Shared {
     }
 
     /// What the cluster says of a node now.
-    async fn node_state(&self, name: &str) -> Result<NodeState, ApiError> {
+    pub(crate) async fn node_state(&self, name: &str) -> Result<NodeState, ApiError> {
         Ok(NodeState::of(self.client.node(name).await?.as_ref()))
     }
 }
@@ -201,6 +219,9 @@ pub enum Message {
 enum Doubt {
     /// Whether it is this node's. Its object has to be read.
     Whose,
+    /// Whether the cell of a single address is split and open. The cell has to be read after the
+    /// address's object was there ([`crate::decide::split`]).
+    Cell,
     /// Whether it was removed. It is no longer granted, and the removal is asked for until there is an
     /// answer: the first request may still be on its way, so a block that is there may go.
     Removed,
@@ -249,13 +270,25 @@ impl Own {
         }
     }
 
-    fn grant(&self) -> Grant {
+    fn grant(&self, except: Vec<IpAddr>) -> Grant {
         Grant {
             block: self.object.spec.block,
             uid: self.object.metadata.uid.clone(),
             epoch: self.object.spec.epoch,
+            except,
         }
     }
+}
+
+/// A store of blocks, as the node's policy has it.
+#[derive(Debug)]
+pub struct BlockStore {
+    /// How long a block is.
+    pub length: BlockLength,
+    /// Networks that are not cut into blocks: each of their addresses is one.
+    pub static_networks: Vec<IpNetwork>,
+    /// The store that its networks used before.
+    pub before: Option<StoreBefore>,
 }
 
 /// The task of one address space.
@@ -266,6 +299,7 @@ pub struct Worker {
     length: BlockLength,
     /// Networks that are not cut into blocks: each of their addresses is one.
     static_networks: Vec<IpNetwork>,
+    before: Option<Before>,
     directory: PathBuf,
     grants: Grants,
     own: BTreeMap<IpNetwork, Own>,
@@ -291,7 +325,8 @@ pub struct Worker {
     paused_until: Option<Instant>,
     /// Not before then marks on this node's blocks are looked into again.
     deny_at: Instant,
-    sweep_at: Instant,
+    /// Since when there is nothing to care for.
+    idle_since: Option<Instant>,
 }
 
 impl Worker {
@@ -302,16 +337,18 @@ impl Worker {
     pub fn new(
         shared: Rc<Shared>,
         space: AddressSpace,
-        length: BlockLength,
-        static_networks: Vec<IpNetwork>,
+        store: BlockStore,
     ) -> Result<Self, ipam::grants::GrantsError> {
         let directory = ipam::grants::directory(&shared.policy.state_dir, &space.store);
         let grants = Grants::read(&directory, &space)?;
         Ok(Self {
             shared,
             space,
-            length,
-            static_networks,
+            length: store.length,
+            static_networks: store.static_networks,
+            before: store
+                .before
+                .map(|before| Before::new(before, !grants.blocks.is_empty())),
             directory,
             grants,
             own: BTreeMap::new(),
@@ -329,11 +366,11 @@ impl Worker {
             failures: 0,
             paused_until: None,
             deny_at: Instant::now(),
-            sweep_at: Instant::now() + sweep::first_wait(),
+            idle_since: None,
         })
     }
 
-    /// Serves until the sender is dropped.
+    /// Serves until the sender is dropped, or there was nothing to care for long enough.
     pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
         let mut ticks = tokio::time::interval(self.shared.timing.tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -362,7 +399,41 @@ impl Worker {
             if ticked.elapsed() >= self.shared.timing.tick {
                 self.tick().await;
                 ticked = Instant::now();
+                // Nothing is awaited between the two, so no message is lost.
+                if self.is_idle() && messages.is_empty() {
+                    messages.close();
+                    return self.end();
+                }
             }
+        }
+    }
+
+    /// Whether there was nothing to care for long enough. Any author of a network can name a space;
+    /// one that nobody uses any longer costs nothing. What was removed is remembered for its time: its
+    /// events may come late.
+    fn is_idle(&mut self) -> bool {
+        let is_busy = !self.listed
+            || !self.adopted
+            || !self.own.is_empty()
+            || !self.grants.blocks.is_empty()
+            || !self.foreign.is_empty()
+            || !self.removed.is_empty()
+            || !self.unread.is_empty()
+            || !self.lost.is_empty()
+            || !self.asked.is_empty();
+        if is_busy {
+            self.idle_since = None;
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= self.shared.timing.empty
+    }
+
+    /// Leaves nothing of the space. A file of grants without blocks says what no file says.
+    fn end(self) {
+        self.shared.metrics.borrow_mut().forget(&self.space);
+        if let Err(error) = Grants::remove(&self.directory, &self.space) {
+            tracing::warn!(space = %self.space, %error, "cannot remove the file of a space that is not used");
         }
     }
 
@@ -388,7 +459,8 @@ impl Worker {
             .metrics
             .borrow_mut()
             .space(&self.space, self.summary());
-        self.removed.retain(|one| one.at.elapsed() < LATE_EVENTS);
+        self.removed
+            .retain(|one| one.at.elapsed() < self.shared.timing.late_events);
         if !self.listed
             || self
                 .paused_until
@@ -412,6 +484,9 @@ impl Worker {
 
     async fn background(&mut self) -> Result<(), String> {
         self.settle().await.map_err(|error| error.to_string())?;
+        // Blocks that are granted are cared for, whatever the store before says.
+        let before = self.refresh_before().await;
+        self.grant_all().map_err(|error| error.to_string())?;
         let store = self.open_store().map_err(|error| error.to_string())?;
         self.adopt(store.as_ref()).await?;
         self.refresh(store.as_ref())
@@ -425,7 +500,7 @@ impl Worker {
             .map_err(|failure| failure.message)?;
         self.give_spare().await.map_err(|error| error.to_string())?;
         self.note_usage().await.map_err(|error| error.to_string())?;
-        self.sweep_if_due().await.map_err(|error| error.to_string())
+        before.map_err(|error| self.unread_before(&error))
     }
 
     /// The local store, opened anew: a directory that was open may be another one by now.
@@ -465,7 +540,7 @@ impl Worker {
         }
         // An object that is not in the list may have been made behind it.
         for own in self.own.values_mut() {
-            if own.doubt.is_none() && !listed.contains(&own.object.metadata.uid) {
+            if own.doubt != Some(Doubt::Removed) && !listed.contains(&own.object.metadata.uid) {
                 own.doubt = Some(Doubt::Whose);
             }
         }
@@ -535,7 +610,7 @@ impl Worker {
                 // Perhaps it is this node that has a new UID.
                 match self.shared.read_me().await {
                     Ok(now) if now != me => Box::pin(self.changed(block)).await,
-                    _ => drop(self.foreign.insert(network, block)),
+                    _ => self.keep_or_return(block, &me).await,
                 }
             }
             standing::Own::Not => {
@@ -550,6 +625,19 @@ impl Worker {
                     );
                 }
             }
+        }
+    }
+
+    /// A block that came to this node. A grant on disk was given when the cell was known to be split,
+    /// which it stays while the object is there.
+    fn own_of(&self, object: BlockObject) -> Own {
+        let (block, uid) = (object.spec.block, &object.metadata.uid);
+        let mut grants = self.grants.blocks.iter();
+        let is_granted = grants.any(|grant| grant.block == block && grant.uid == *uid);
+        let doubt = (!is_granted && !self.is_cell(block)).then_some(Doubt::Cell);
+        Own {
+            doubt,
+            ..Own::new(object)
         }
     }
 
@@ -570,29 +658,39 @@ impl Worker {
                     own.object = block;
                 }
             }
-            _ => drop(self.own.insert(network, Own::new(block))),
+            _ => {
+                let own = self.own_of(block);
+                self.own.insert(network, own);
+            }
         }
         if let Err(error) = self.grant(network) {
             tracing::error!(space = %self.space, block = %network, %error, "cannot note that the node has a block");
         }
     }
 
+    /// What is to be on disk of a block of this node; `None` while that is not known.
+    fn grant_of(&self, network: IpNetwork) -> Option<Grant> {
+        let own = self.own.get(&network).filter(|own| own.doubt.is_none())?;
+        let is_known = self.knows_before();
+        is_known.then(|| own.grant(self.leased_before(network)))
+    }
+
     /// Writes that the node has a block, unless that is written.
     fn grant(&mut self, network: IpNetwork) -> std::io::Result<()> {
-        let Some(own) = self.own.get(&network).filter(|own| own.doubt.is_none()) else {
+        let grant = self.grant_of(network);
+        let Some(grant) = grant.filter(|grant| !self.grants.blocks.contains(grant)) else {
             return Ok(());
         };
-        let grant = own.grant();
-        if self.grants.blocks.contains(&grant) {
-            return Ok(());
-        }
+        let is_new = !self.is_granted(network);
         let mut grants = self.grants.clone();
         grants.blocks.retain(|other| other.block != network);
         grants.blocks.push(grant);
         grants.write(&self.directory, &self.space)?;
         self.grants = grants;
         self.lost.remove(&network);
-        tracing::info!(space = %self.space, block = %network, "this node has the block");
+        if is_new {
+            tracing::info!(space = %self.space, block = %network, "this node has the block");
+        }
         Ok(())
     }
 
@@ -600,9 +698,12 @@ impl Worker {
     fn grant_all(&mut self) -> std::io::Result<()> {
         let ungranted: Vec<IpNetwork> = self
             .own
-            .iter()
-            .filter(|(_, own)| own.doubt.is_none() && !self.grants.blocks.contains(&own.grant()))
-            .map(|(network, _)| *network)
+            .keys()
+            .filter(|network| {
+                let grant = self.grant_of(**network);
+                grant.is_some_and(|grant| !self.grants.blocks.contains(&grant))
+            })
+            .copied()
             .collect();
         ungranted
             .into_iter()
@@ -630,26 +731,8 @@ impl Worker {
             return Ok(());
         }
         let wanted = SpaceObject::new(&self.space, self.length);
-        let client = &self.shared.client;
+        let object = self.read_space(&wanted).await?;
         let name = &wanted.metadata.name;
-        let read = client.space(name).await.map_err(|e| failure(&e))?;
-        let object = match read {
-            Some(object) => object,
-            None => match client
-                .create_space(&wanted)
-                .await
-                .map_err(|e| failure(&e))?
-            {
-                Created::New(object) => object,
-                Created::Taken => match client.space(name).await.map_err(|e| failure(&e))? {
-                    Some(object) => object,
-                    None => {
-                        let why = format!("AddressSpace {name} comes and goes");
-                        return Err(Failure::new(FailureKind::ClusterUnavailable, why));
-                    }
-                },
-            },
-        };
         let (theirs, ours) = (&object.spec, &wanted.spec);
         if theirs.block_prefix != ours.block_prefix {
             let why = format!(
@@ -665,6 +748,33 @@ impl Worker {
         }
         self.agreed = Some(Instant::now());
         Ok(())
+    }
+
+    /// The space's object, made if there is none. A note that it has no block is taken off: a sweep that
+    /// goes by the note removes the space only if that was not changed.
+    async fn read_space(&self, wanted: &SpaceObject) -> Result<SpaceObject, Failure> {
+        let client = &self.shared.client;
+        let name = &wanted.metadata.name;
+        for _ in 0..MOST_READ {
+            let Some(object) = client.space(name).await.map_err(|e| failure(&e))? else {
+                let made = client.create_space(wanted).await;
+                match made.map_err(|e| failure(&e))? {
+                    Created::New(object) => return Ok(object),
+                    Created::Taken => continue,
+                }
+            };
+            let status = object.status.as_ref();
+            if status.is_none_or(|status| status.empty_since.is_none()) {
+                return Ok(object);
+            }
+            let note = json!({"emptySince": null});
+            let noted = client.note_in_space(&object.metadata, note).await;
+            if let Changed::Done(object) = noted.map_err(|e| failure(&e))? {
+                return Ok(object);
+            }
+        }
+        let why = format!("AddressSpace {name} comes and goes");
+        Err(Failure::new(FailureKind::ClusterUnavailable, why))
     }
 }
 

@@ -29,6 +29,7 @@ impl Blocks {
                 "SIZE",
                 "USED",
                 "COOLING DOWN",
+                "LEASED BEFORE",
                 "FREE",
                 "EPOCH",
             ];
@@ -62,9 +63,10 @@ fn size(block: IpNetwork) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// Those that are neither leased nor cooling down; first and last address of a range count, too.
+/// Those that are neither leased, here or in the store before, nor cooling down; first and last address
+/// of a range count, too.
 fn free(block: &NodeBlock) -> u64 {
-    let used = block.used.held.len() + block.used.cooling_down;
+    let used = block.used.held.len() + block.used.cooling_down + block.grant.except.len();
     size(block.grant.block).saturating_sub(used as u64)
 }
 
@@ -76,6 +78,7 @@ fn as_json(block: &NodeBlock) -> Value {
         "used": block.used.held.len(),
         "coolingDown": block.used.cooling_down,
         "free": free(block),
+        "leasedBefore": block.grant.except.len(),
         "epoch": block.grant.epoch,
         "uid": block.grant.uid,
     })
@@ -88,6 +91,7 @@ fn row(block: &NodeBlock) -> Vec<String> {
         size(block.grant.block).to_string(),
         block.used.held.len().to_string(),
         block.used.cooling_down.to_string(),
+        block.grant.except.len().to_string(),
         free(block).to_string(),
         block.grant.epoch.to_string(),
     ]

@@ -104,7 +104,14 @@ impl<'s> Granted<'s> {
     /// A range, of which only the blocks' addresses are given.
     pub(super) fn cut(&self, space: &Space, range: Range) -> Result<Range, StoreError> {
         Ok(match self.of(space)? {
-            Some(reading) => self.unasked(range).within(&reading.grants.networks()),
+            Some(reading) => {
+                let grants = &reading.grants;
+                let range = self.unasked(range).within(&grants.networks());
+                match grants.exceptions() {
+                    none if none.is_empty() => range,
+                    exceptions => range.without(&exceptions),
+                }
+            }
             None => range,
         })
     }
@@ -390,6 +397,7 @@ mod tests {
             kind: StoreKind::Kubernetes {
                 blocks: BlockLength::default(),
                 static_networks: vec![([10, 0, 0, 128].into(), 25)],
+                after: None,
             },
             bounds: StoreBounds::default(),
         };
@@ -411,6 +419,7 @@ mod tests {
                 block: block.parse().unwrap(),
                 uid: "8f".into(),
                 epoch: 1,
+                except: Vec::new(),
             })
             .collect();
         let directory = directory(&place.join("state"), "default");

@@ -129,6 +129,19 @@ impl Reader<'_> {
             let store = self.store(name, value)?;
             stores.insert(name.clone(), store);
         }
+        for (name, store) in &stores {
+            if let StoreKind::Kubernetes {
+                after: Some(after), ..
+            } = &store.kind
+            {
+                let before = stores.get(after).map(|before| &before.kind);
+                if !matches!(before, Some(StoreKind::Whereabouts { .. })) {
+                    let rule = "must be a store of this policy with \"objects\": \"whereabouts\"";
+                    let after = Value::String(after.clone());
+                    return Err(self.wrong(&format!("stores.{name}.after"), &after, rule));
+                }
+            }
+        }
         Ok(stores)
     }
 
@@ -140,7 +153,7 @@ impl Reader<'_> {
                 return self.whereabouts(&at, object);
             }
             Some("file") => &["id", "shared"],
-            Some("kubernetes") => &["blocks", "static"],
+            Some("kubernetes") => &["blocks", "static", "after"],
             _ => {
                 let kind = object.get("type").unwrap_or(&Value::Null);
                 let rule = "must be \"file\" or \"kubernetes\"";
@@ -156,6 +169,14 @@ impl Reader<'_> {
                 blocks: match object.get("blocks") {
                     Some(blocks) => self.blocks(&format!("{at}.blocks"), blocks)?,
                     None => BlockLength::default(),
+                },
+                after: match object.get("after") {
+                    None => None,
+                    Some(Value::String(name)) => Some(name.clone()),
+                    Some(other) => {
+                        let rule = "must be a store's name";
+                        return Err(self.wrong(&format!("{at}.after"), other, rule));
+                    }
                 },
             },
             _ => StoreKind::File {
@@ -671,6 +692,7 @@ mod tests {
         let kind = StoreKind::Kubernetes {
             blocks,
             static_networks: Vec::new(),
+            after: None,
         };
         assert_eq!(plain.kind, kind);
         let text = r#"{"type": "kubernetes", "directory": "/srv", "static": ["10.0.0.0/26"],
@@ -683,6 +705,7 @@ mod tests {
         let kind = StoreKind::Kubernetes {
             blocks,
             static_networks: vec![([10, 0, 0, 0].into(), 26)],
+            after: None,
         };
         assert_eq!(other.kind, kind);
         for (wrong, says) in [
@@ -721,6 +744,26 @@ mod tests {
         let text = br#"{"stores": {"blue": {"type": "kubernetes"}}}"#;
         let error = policy(Path::new("p"), text).unwrap_err().to_string();
         assert!(error.contains("stores.blue.directory"), "{error}");
+    }
+
+    #[test]
+    fn a_kubernetes_store_comes_after_a_store_of_whereabouts_objects_only() {
+        let read = |after: &str| {
+            let text = format!(
+                r#"{{"stores": {{"default": {{"type": "kubernetes", "after": {after}}},
+                     "wb": {{"type": "kubernetes", "objects": "whereabouts"}},
+                     "blue": {{"type": "file", "directory": "/srv"}}}}}}"#
+            );
+            policy(Path::new("p"), text.as_bytes())
+        };
+        match &read(r#""wb""#).unwrap().stores["default"].kind {
+            StoreKind::Kubernetes { after, .. } => assert_eq!(after.as_deref(), Some("wb")),
+            other => panic!("{other:?}"),
+        }
+        for wrong in [r#""blue""#, r#""default""#, r#""red""#, "1"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("stores.default.after"), "{error}");
+        }
     }
 
     #[test]

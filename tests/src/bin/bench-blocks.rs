@@ -96,6 +96,7 @@ fn policy(place: &Path, name: &str) -> Result<Policy> {
         kind: StoreKind::Kubernetes {
             blocks: BlockLength::default(),
             static_networks: Vec::new(),
+            after: None,
         },
         bounds: StoreBounds::default(),
     };

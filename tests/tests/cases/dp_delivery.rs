@@ -99,16 +99,15 @@ impl Scene {
         Ok(status["pools"][0].clone())
     }
 
-    /// Waits until the status says that the pool is delivered so, and returns why.
+    /// Waits until the kubelet has called and the status says that the pool is delivered so, and
+    /// returns why.
     fn delivered_by(&self, delivery: &str, daemon: &Daemon) -> Result<String> {
         let started = Instant::now();
         loop {
             let pool = self.pool()?;
-            if pool["delivery"] == delivery {
-                return Ok(pool["deliveryReason"]
-                    .as_str()
-                    .context("no reason")?
-                    .to_owned());
+            let reason = pool["deliveryReason"].as_str().context("no reason")?;
+            if pool["delivery"] == delivery && !reason.contains("has not called yet") {
+                return Ok(reason.to_owned());
             }
             if started.elapsed() > WAIT_TIMEOUT {
                 bail!(

@@ -41,15 +41,6 @@ pub enum Changed<T> {
     Gone,
 }
 
-/// How new an answer must be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Freshness {
-    /// As new as the question.
-    Consistent,
-    /// What the API server has in its memory; cheap, and some seconds old at worst.
-    Cached,
-}
-
 /// The operations, in one namespace.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -170,6 +161,26 @@ impl Client {
     ) -> Result<Created<SpaceObject>, ApiError> {
         let what = format!("AddressSpace {}", space.metadata.name);
         self.create(&what, &self.spaces_path(), space).await
+    }
+
+    /// Each space of the namespace.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn spaces(&self, each: impl FnMut(SpaceObject)) -> Result<(), ApiError> {
+        let request = self.spaces_path().list(&ListParams::default().match_any());
+        self.list("the AddressSpaces", request, each)
+            .await
+            .map(drop)
+    }
+
+    /// Removes the object that was read.
+    ///
+    /// # Errors
+    /// [`ApiError`]; it may have been removed all the same ([`ApiError::is_uncertain`]).
+    pub async fn delete_space(&self, space: &Metadata) -> Result<Changed<()>, ApiError> {
+        let what = format!("AddressSpace {}", space.name);
+        self.delete(&what, &self.spaces_path(), space).await
     }
 
     /// Changes what brokers note of a space.

@@ -113,9 +113,18 @@ pub struct SpaceStatus {
     /// When a broker last went through all of its blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swept: Option<Timestamp>,
+    /// Since when it has no block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_since: Option<Timestamp>,
 }
 
 impl SpaceObject {
+    /// The space that it describes.
+    #[must_use]
+    pub fn space(&self) -> AddressSpace {
+        AddressSpace::new(&self.spec.store, self.spec.network_name.as_deref())
+    }
+
     /// The object of a space whose cells have this length.
     #[must_use]
     pub fn new(space: &AddressSpace, length: BlockLength) -> Self {
@@ -180,7 +189,8 @@ pub struct BlockSpec {
     /// A node that asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_by: Option<String>,
-    /// Its node is gone, and the block rests.
+    /// Its node is gone, and the block rests; of a split cell, that it is closed
+    /// ([`crate::decide::split`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<Over>,
 }

@@ -252,6 +252,7 @@ mod tests {
             block: network.parse().unwrap(),
             uid: uid.into(),
             epoch: 1,
+            except: Vec::new(),
         };
         (space(), grant)
     }

@@ -209,6 +209,7 @@ mod tests {
             block: block.spec.block,
             uid: "o1".into(),
             epoch: 1,
+            except: Vec::new(),
         };
         assert_eq!(own(&block, &id("n2", "u3"), &[grant]), Own::Taken);
         // As one of a node that is gone: it is removed once it has rested.
@@ -222,6 +223,7 @@ mod tests {
             block: "10.0.0.16/28".parse().unwrap(),
             uid: uid.into(),
             epoch: 1,
+            except: Vec::new(),
         };
         let object = block(None);
         assert_eq!(own(&object, &id("n2", "u2"), &[]), Own::Grant);

@@ -62,6 +62,10 @@ impl RangeUse {
         let Some((_, size)) = self.blocks.iter().find(|(own, _)| *own == block) else {
             return true;
         };
+        // Of a small range nobody keeps an address for later, nor its cell split.
+        if self.single {
+            return true;
+        }
         let rest = self.total() - size;
         rest > 0 && !Self::is_full(self.used, rest)
     }

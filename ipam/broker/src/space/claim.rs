@@ -15,10 +15,11 @@ use node_wire::{Answer, BlockNeed, BlocksGranted, Failure, FailureKind};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Asked, Doubt, Own, Worker, failure};
-use crate::api::document::{BlockObject, Metadata, NODE_LABEL, NodeId, Over, label_hash};
+use super::{Asked, Doubt, MOST_READ, Own, Worker, failure};
+use crate::api::document::{BlockObject, Metadata, NODE_LABEL, NodeId, label_hash};
 use crate::api::{ApiError, Changed, Created};
 use crate::decide::choice;
+use crate::decide::split::{CellStep, SplitCells};
 use crate::decide::standing::{self, Claim, NodeState};
 
 /// After so many names that are taken the broker asks which are.
@@ -205,7 +206,7 @@ impl Worker {
         }
         let wanted: u128 = group.iter().map(count).sum();
         let (blocks, result) = self.claim_addresses(&range, wanted, deadline).await;
-        let mut left: u128 = blocks.iter().map(|block| range.within(*block)).sum();
+        let mut left: u128 = blocks.iter().map(|block| self.room(&range, *block)).sum();
         for asked in group {
             let answer = match &result {
                 Err(failure) if left < count(&asked) => Err(failure.clone()),
@@ -257,7 +258,7 @@ impl Worker {
         while got < wanted && blocks.len() < MOST_BLOCKS {
             match self.claim(range, Effort::Full, deadline).await {
                 Ok(Some(block)) => {
-                    got = got.saturating_add(range.within(block));
+                    got = got.saturating_add(self.room(range, block));
                     blocks.push(block);
                 }
                 Ok(None) => {
@@ -277,8 +278,9 @@ impl Worker {
         effort: Effort,
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
+        self.settle_before().await?;
         self.agree().await?;
-        self.grant_before()?;
+        self.grant_claimed_before()?;
         let blocks = self.blocks_of(range);
         if let Some((at, failure)) = self.ranges.exhausted(range)
             && at.elapsed() < self.shared.timing.ask / 2
@@ -287,7 +289,7 @@ impl Worker {
         }
         let mut taken = BTreeSet::new();
         let first: Vec<IpNetwork> = choice::from_own_place(&blocks, &self.shared.name)
-            .filter(|block| !self.is_own(*block))
+            .filter(|block| !self.is_own(*block) && self.room(range, *block) > 0)
             .take(MOST_BLIND)
             .collect();
         for block in first {
@@ -305,6 +307,7 @@ impl Worker {
             let is_taken = |block| {
                 taken.contains(&block)
                     || self.is_own(block)
+                    || self.room(range, block) == 0
                     || names.contains(&self.space.block_name(block))
             };
             let Some(block) = choice::draw(&blocks, is_taken, random64) else {
@@ -335,8 +338,10 @@ impl Worker {
         single: bool,
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
+        self.settle_before().await?;
+        self.check_before(address)?;
         self.agree().await?;
-        self.grant_before()?;
+        self.grant_claimed_before()?;
         let block = match single {
             true => Some(ipam::block::single(address)),
             false => self.blocks_of(range).around(address),
@@ -367,11 +372,11 @@ impl Worker {
         };
         let network = object.spec.block;
         let Some(node) = object.node() else {
-            let why = format!(
-                "{address} is in cell {network}, which is split into single addresses for a smaller range \
-                 (AddressBlock {name})"
-            );
-            return Err(Failure::new(FailureKind::HeldByAnotherNode, why));
+            if !single {
+                return Box::pin(self.claim_address(range, address, true, deadline)).await;
+            }
+            let why = format!("AddressBlock {name} is split and opened at one time");
+            return Err(Failure::new(FailureKind::ClusterUnavailable, why));
         };
         let seen = Seen {
             used: 0,
@@ -386,7 +391,8 @@ impl Worker {
                 }
             }
             Claim::Mark(why) => {
-                self.mark_over(&seen, &why).await.map_err(|e| failure(&e))?;
+                let marked = self.shared.mark_over(&seen.object, &why).await;
+                marked.map_err(|e| failure(&e))?;
                 rests = format!("; {why}, so it can be had after the cool-down");
             }
             Claim::Rests(until) => {
@@ -404,7 +410,8 @@ impl Worker {
             }
             Claim::Unmark => {
                 let metadata = &seen.object.metadata;
-                self.unmark(metadata).await.map_err(|e| failure(&e))?;
+                let unmarked = self.shared.unmark(metadata).await;
+                unmarked.map_err(|e| failure(&e))?;
             }
             Claim::Held => {}
         }
@@ -420,7 +427,7 @@ impl Worker {
         Blocks::of_spans(range.v4, &range.spans(), self.length, &self.static_networks)
     }
 
-    fn is_cell(&self, block: IpNetwork) -> bool {
+    pub(super) fn is_cell(&self, block: IpNetwork) -> bool {
         cell_of(block.network(), self.length) == Some(block)
     }
 
@@ -454,11 +461,7 @@ impl Worker {
     async fn create(&mut self, object: BlockObject) -> Result<Attempt, Failure> {
         let block = object.spec.block;
         match self.shared.client.create_block(&object).await {
-            Ok(Created::New(made)) => {
-                self.own.insert(block, Own::new(made));
-                self.grant_claimed(block)?;
-                Ok(Attempt::Got)
-            }
+            Ok(Created::New(made)) => self.accept(made).await,
             Ok(Created::Taken) => Ok(Attempt::Taken),
             Err(error) => {
                 if error.is_uncertain() && !self.own.contains_key(&block) {
@@ -474,6 +477,25 @@ impl Worker {
                 Err(failure(&error))
             }
         }
+    }
+
+    /// Takes what the API has acknowledged as this node's, and grants it. A single address whose cell is
+    /// another node's block goes back.
+    async fn accept(&mut self, object: BlockObject) -> Result<Attempt, Failure> {
+        let block = object.spec.block;
+        let own = self.own_of(object);
+        self.own.insert(block, own);
+        if self.confirm_cell(block).await.map_err(|e| failure(&e))? {
+            self.grant_claimed(block)?;
+            return Ok(Attempt::Got);
+        }
+        if let Err(error) = Box::pin(self.remove(block)).await {
+            tracing::warn!(
+                space = %self.space, %block, %error,
+                "cannot remove the object of an address whose cell is a block; trying again"
+            );
+        }
+        Ok(Attempt::Taken)
     }
 
     /// Claims a block anew that is granted on disk, and of which the API has no object of this node.
@@ -534,7 +556,7 @@ impl Worker {
 
     /// Grants what was claimed before, or no more is claimed: a node whose disk is full would take one
     /// block after the other, and use none.
-    fn grant_before(&mut self) -> Result<(), Failure> {
+    fn grant_claimed_before(&mut self) -> Result<(), Failure> {
         self.grant_all().map_err(|error| {
             let why = format!(
                 "the node has blocks that cannot be written below {}: {error}",
@@ -554,8 +576,8 @@ impl Worker {
         })
     }
 
-    /// Whether the cell of a single address is split, after it was made so if it was nobody's. It stays
-    /// so for good: a single address is a block of its own only while its cell cannot be one.
+    /// Whether the cell of a single address is split, after it was made so if it was nobody's. Only a
+    /// first look, which spares objects of addresses that cannot be had: [`Self::confirm_cell`] decides.
     async fn split_cell(&mut self, block: IpNetwork) -> Result<bool, Failure> {
         let Some(cell) = cell_of(block.network(), self.length) else {
             return Ok(false);
@@ -564,24 +586,63 @@ impl Worker {
             return Ok(true);
         }
         let object = BlockObject::split(&self.space, cell, Timestamp::now());
-        let client = &self.shared.client;
-        let is_split = match client
-            .create_block(&object)
-            .await
-            .map_err(|e| failure(&e))?
-        {
+        let made = self.shared.client.create_block(&object).await;
+        let is_split = match made.map_err(|e| failure(&e))? {
             Created::New(_) => true,
-            Created::Taken => {
-                let there = client.block(&object.metadata.name).await;
-                there
-                    .map_err(|e| failure(&e))?
-                    .is_some_and(|there| there.spec.split)
-            }
+            Created::Taken => self.open_cell(cell).await.map_err(|e| failure(&e))?,
         };
         if is_split {
             self.split.insert(cell);
         }
         Ok(is_split)
+    }
+
+    /// Reads whether the cell of a single address that this node has is split and open, unless that is
+    /// known. Then the address may be granted.
+    pub(super) async fn confirm_cell(&mut self, block: IpNetwork) -> Result<bool, ApiError> {
+        let is_doubted = |own: &Own| own.doubt == Some(Doubt::Cell);
+        if !self.own.get(&block).is_some_and(is_doubted) {
+            return Ok(true);
+        }
+        let Some(cell) = cell_of(block.network(), self.length) else {
+            return Ok(false);
+        };
+        if !self.open_cell(cell).await? {
+            self.split.remove(&cell);
+            return Ok(false);
+        }
+        self.split.insert(cell);
+        if let Some(own) = self.own.get_mut(&block).filter(|own| is_doubted(own)) {
+            own.doubt = None;
+        }
+        Ok(true)
+    }
+
+    /// Whether a cell is split and open, after it was made so if it was nobody's or closed.
+    async fn open_cell(&self, cell: IpNetwork) -> Result<bool, ApiError> {
+        let client = &self.shared.client;
+        let object = BlockObject::split(&self.space, cell, Timestamp::now());
+        for _ in 0..MOST_READ {
+            match client.block(&object.metadata.name).await? {
+                None => {
+                    if let Created::New(_) = client.create_block(&object).await? {
+                        return Ok(true);
+                    }
+                }
+                Some(there) if !there.spec.split => return Ok(false),
+                Some(there) if there.spec.over.is_none() => return Ok(true),
+                Some(closed) => {
+                    let open = json!({"over": null});
+                    let changed = client
+                        .change_block(&closed.metadata, json!({}), open)
+                        .await?;
+                    if let Changed::Done(_) = changed {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// What may be done with another node's block, asked of the cluster now.
@@ -618,9 +679,7 @@ impl Worker {
                     space = %self.space, %block, node = seen.node.name,
                     "took over a block of a node that is gone"
                 );
-                self.own.insert(block, Own::new(taken));
-                self.grant_claimed(block)?;
-                Ok(Attempt::Got)
+                self.accept(taken).await
             }
             Ok(Changed::Conflict | Changed::Gone) => Ok(Attempt::Taken),
             Err(error) => {
@@ -634,51 +693,6 @@ impl Worker {
         }
     }
 
-    /// Marks that a block's node is gone. Another node may have done so.
-    async fn mark_over(&self, seen: &Seen, why: &str) -> Result<(), ApiError> {
-        let over = Over {
-            since: Timestamp::now(),
-            by: self.shared.name.clone(),
-            why: why.to_owned(),
-            administrator: false,
-        };
-        tracing::info!(
-            space = %self.space, block = %seen.object.spec.block, why,
-            "a block is over and rests"
-        );
-        let spec = json!({"over": over});
-        let client = &self.shared.client;
-        client
-            .change_block(&seen.object.metadata, json!({}), spec)
-            .await?;
-        Ok(())
-    }
-
-    /// Takes the mark off a block whose node is there again. An old mark would let the block go
-    /// without a rest the next time.
-    pub(super) async fn unmark(&self, block: &Metadata) -> Result<(), ApiError> {
-        let client = &self.shared.client;
-        client
-            .change_block(block, json!({}), json!({"over": null}))
-            .await
-            .map(drop)
-    }
-
-    /// The same for the sweep, which has objects.
-    pub(super) async fn mark_object(
-        &self,
-        object: BlockObject,
-        node: NodeId,
-        why: &str,
-    ) -> Result<(), ApiError> {
-        let seen = Seen {
-            used: 0,
-            node,
-            object,
-        };
-        self.mark_over(&seen, why).await
-    }
-
     /// A block of a node that is gone, or that its node gives back when asked.
     async fn claim_of_others(
         &mut self,
@@ -688,16 +702,20 @@ impl Worker {
         let api = |error: ApiError| failure(&error);
         let client = self.shared.client.clone();
         let mut seen: Vec<Seen> = Vec::new();
+        let mut cells = SplitCells::default();
         let mut split = 0usize;
         let own: BTreeSet<IpNetwork> = self.own.keys().copied().collect();
         let each = |object: BlockObject| {
             let network = object.spec.block;
-            // What is not well named is not believed; and a single address below a cell, or a cell
-            // around single addresses, is none of the blocks.
-            if blocks.around(network.network()) != Some(network) || own.contains(&network) {
-                split += usize::from(object.spec.split);
+            cells.note(&object);
+            // One of the blocks, or a single address of one that is split.
+            let around = blocks.around(network.network());
+            let is_single = network == ipam::block::single(network.network()) && around.is_some();
+            if (around != Some(network) && !is_single) || own.contains(&network) {
                 return;
             }
+            split += usize::from(object.spec.split);
+            // What is not well named is not believed.
             if let Some(node) = object.node().filter(|_| object.is_well_named()) {
                 let used = object.status.map_or(0, |status| status.used);
                 seen.push(Seen { object, node, used });
@@ -707,6 +725,19 @@ impl Worker {
             .blocks_of_space(&self.space, each)
             .await
             .map_err(api)?;
+        let is_block = |cell: IpNetwork| blocks.around(cell.network()) == Some(cell);
+        let empty = cells.steps();
+        let empty = empty.filter(|(cell, _)| is_block(cell.spec.block));
+        let mut closed = 0usize;
+        for (cell, step) in empty.take(MOST_DRAWN) {
+            self.shared.step_cell(cell, step).await.map_err(api)?;
+            if step == CellStep::Remove
+                && let Attempt::Got = self.attempt(cell.spec.block).await?
+            {
+                return Ok(cell.spec.block);
+            }
+            closed += usize::from(step == CellStep::Close);
+        }
         // Those that rested longest first.
         let mut over: Vec<&Seen> = seen
             .iter()
@@ -722,8 +753,22 @@ impl Worker {
                     }
                 }
                 Claim::Rests(until) => rests = Some(rests.map_or(until, |first| first.min(until))),
-                Claim::Unmark => self.unmark(&one.object.metadata).await.map_err(api)?,
+                Claim::Unmark => {
+                    let unmarked = self.shared.unmark(&one.object.metadata).await;
+                    unmarked.map_err(api)?;
+                }
                 _ => {}
+            }
+        }
+        // Single addresses of cells that stay split, before other nodes are asked for theirs.
+        let free: Vec<IpNetwork> = cells
+            .free_singles(blocks, 1, random64)
+            .filter(|single| !own.contains(single) && self.leased_before(*single).is_empty())
+            .take(MOST_DRAWN)
+            .collect();
+        for single in free {
+            if let Attempt::Got = self.attempt(single).await? {
+                return Ok(single);
             }
         }
         let nodes = self.nodes().await.map_err(api)?;
@@ -754,7 +799,8 @@ impl Worker {
             };
             match self.judge_by(one, &state) {
                 Claim::Mark(why) => {
-                    self.mark_over(one, &why).await.map_err(api)?;
+                    let done = self.shared.mark_over(&one.object, &why).await;
+                    done.map_err(api)?;
                     marked += 1;
                 }
                 Claim::Held => {
@@ -786,7 +832,10 @@ impl Worker {
             seen.len(),
         );
         if split > 0 {
-            why += &format!(", {split} cells are split into single addresses for smaller ranges");
+            why += &format!(", {split} are split into single addresses for smaller ranges");
+        }
+        if closed > 0 {
+            why += &format!("; {closed} of these have no address in use and can be had next");
         }
         if let Some(until) = rests {
             why += &format!(", the first one of a node that is gone rests until {until}");

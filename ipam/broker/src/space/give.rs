@@ -91,7 +91,7 @@ impl Worker {
     }
 
     /// Removes the object of a block that is not granted.
-    async fn remove(&mut self, network: IpNetwork) -> Result<(), GiveError> {
+    pub(super) async fn remove(&mut self, network: IpNetwork) -> Result<(), GiveError> {
         let Some(own) = self.own.get_mut(&network) else {
             return Ok(());
         };
@@ -136,6 +136,11 @@ impl Worker {
         for (network, doubt) in doubts {
             let settled = match doubt {
                 Doubt::Whose => self.settle_one(network).await.map_err(GiveError::from),
+                Doubt::Cell => match self.confirm_cell(network).await {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Box::pin(self.remove(network)).await,
+                    Err(error) => Err(error.into()),
+                },
                 Doubt::Removed => Box::pin(self.remove(network)).await,
             };
             match settled {
@@ -368,6 +373,20 @@ impl Worker {
         }
     }
 
+    /// A block of this node's name under another UID, without a grant here. Leases in the local store
+    /// show that it was this machine's, whose grants are lost: it stays. Otherwise it was another
+    /// machine's ([`Self::return_foreign`]).
+    pub(super) async fn keep_or_return(&mut self, block: BlockObject, me: &NodeId) {
+        let network = block.spec.block;
+        match self.leases_in(network).is_empty() {
+            true => drop(self.foreign.insert(network, block)),
+            false => {
+                self.foreign.remove(&network);
+                self.renew(block, me).await;
+            }
+        }
+    }
+
     /// Blocks of another machine that had this node's name are those of a node that is gone: they rest,
     /// and go.
     pub(super) async fn return_foreign(&mut self) -> Result<(), GiveError> {
@@ -382,7 +401,7 @@ impl Worker {
             let Some(node) = block.node() else { continue };
             let now = jiff::Timestamp::now();
             match standing::claim(&block, &node, &state, now, cooldown) {
-                Claim::Mark(why) => self.mark_object(block, node, &why).await?,
+                Claim::Mark(why) => self.shared.mark_over(&block, &why).await?,
                 Claim::Take => {
                     self.shared.client.delete_block(metadata_of(&block)).await?;
                     self.foreign.remove(&network);
@@ -415,7 +434,7 @@ mod tests {
     use super::*;
     use crate::api::{Client, Endpoint, Transport};
     use crate::metrics::Metrics;
-    use crate::space::{Shared, Timing};
+    use crate::space::{BlockStore, Shared, Timing};
 
     /// A node with one block, whose API does not answer.
     fn worker(place: &Path) -> Worker {
@@ -426,6 +445,7 @@ mod tests {
             kind: StoreKind::Kubernetes {
                 blocks,
                 static_networks: Vec::new(),
+                after: None,
             },
             bounds: StoreBounds::default(),
         };
@@ -457,7 +477,12 @@ mod tests {
             metrics: RefCell::new(Metrics::new()),
         };
         let space = AddressSpace::new("default", None);
-        let mut worker = Worker::new(Rc::new(shared), space.clone(), blocks, Vec::new()).unwrap();
+        let store = BlockStore {
+            length: blocks,
+            static_networks: Vec::new(),
+            before: None,
+        };
+        let mut worker = Worker::new(Rc::new(shared), space.clone(), store).unwrap();
         let now = jiff::Timestamp::now();
         let mut object = BlockObject::new(&space, block(), &me, 1, now);
         object.metadata.uid = "o1".into();
@@ -579,7 +604,11 @@ mod tests {
             worker.own.insert(network, Own::new(object));
         }
         // Noted, but for the file.
-        worker.grants.blocks = worker.own.values().map(Own::grant).collect();
+        worker.grants.blocks = worker
+            .own
+            .values()
+            .map(|own| own.grant(Vec::new()))
+            .collect();
         worker.agreed = Some(Instant::now());
         let need = node_wire::BlockNeed {
             store: "default".into(),

@@ -19,8 +19,6 @@ use super::{Worker, size};
 use crate::api::{ApiError, Changed};
 use crate::decide::supply::{OwnBlock, RangeUse};
 
-/// A range counts as in use for so long after the last ADD of it: a day, in seconds.
-const IN_USE_SECONDS: i64 = 86_400;
 /// Of how long ago the use of a range is compared with.
 const GROWTH_TIME: Duration = Duration::from_secs(10);
 /// How often the ranges in use are read from the store.
@@ -91,6 +89,8 @@ impl Worker {
     pub(super) fn refresh(&mut self, store: Option<&Store>) -> Result<(), StoreError> {
         let name = self.space.network_name.as_deref();
         let now = Timestamp::now().as_second();
+        let in_use = self.shared.timing.in_use.as_secs();
+        let in_use = i64::try_from(in_use).unwrap_or(i64::MAX);
         for (network, own) in &mut self.own {
             let Some(store) = store else {
                 own.usage = Some(Known {
@@ -130,7 +130,7 @@ impl Worker {
                 .pools()?
                 .iter()
                 .filter(|pool| pool.network_name == self.space.network_name)
-                .filter(|pool| now.saturating_sub(pool.used) < IN_USE_SECONDS)
+                .filter(|pool| now.saturating_sub(pool.used) < in_use)
                 .filter_map(range_of)
                 .collect();
             self.ranges.read = Some(Instant::now());
@@ -158,7 +158,7 @@ impl Worker {
             let granted = self.grants.networks();
             let own = granted
                 .iter()
-                .map(|network| (*network, range.within(*network)));
+                .map(|network| (*network, self.room(&range, *network)));
             let own: Vec<(IpNetwork, u128)> = own.filter(|(_, size)| *size > 0).collect();
             let held = own
                 .iter()
@@ -247,7 +247,9 @@ impl Worker {
             let Some(own) = self.own.get(&network) else {
                 continue;
             };
-            let status = json!({"used": used, "free": all.saturating_sub(used)});
+            let leased_before = self.leased_before(network).len() as u64;
+            let free = all.saturating_sub(used + leased_before);
+            let status = json!({"used": used, "free": free});
             let metadata = own.object.metadata.clone();
             let noted = self.shared.client.note_in_block(&metadata, status).await?;
             if let Some(own) = self.own.get_mut(&network) {

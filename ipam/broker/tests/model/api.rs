@@ -106,6 +106,13 @@ impl Api {
         object["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
+    /// The names of all objects of a kind.
+    pub(crate) fn names(&self, kind: &str) -> Vec<String> {
+        let state = self.state.lock().unwrap();
+        let objects = state.objects.keys().filter(|(of, _)| of == kind);
+        objects.map(|(_, name)| name.clone()).collect()
+    }
+
     /// Removes an object without an event.
     pub(crate) fn forget(&self, kind: &str, name: &str) {
         let mut state = self.state.lock().unwrap();

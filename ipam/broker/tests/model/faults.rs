@@ -278,6 +278,102 @@ fn a_space_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
 }
 
 #[test]
+fn cells_of_a_small_range_that_ended_are_blocks_again() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        for range in ["10.7.0.0/29", "10.7.0.32/29"] {
+            one.add_of(range).await.unwrap();
+        }
+        assert!(
+            api.blocks().values().any(Option::is_none),
+            "cells are split"
+        );
+        one.del(0);
+        one.del(0);
+        // Two nodes, so that neither has the single addresses by itself.
+        let mut two = started(&api, 2).await;
+        let deadline = tokio::time::Instant::now() + LATE;
+        while two.pods.len() < 62 {
+            let _ = two.add().await;
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{} of 62 addresses, blocks {:?}",
+                two.pods.len(),
+                api.blocks()
+            );
+        }
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn a_space_without_blocks_leaves_nothing() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        one.kill().await;
+        one.timing.late_events = Duration::from_millis(100);
+        one.timing.in_use = Duration::ZERO;
+        one.start(&api);
+        assert_eq!(api.names("addressspaces"), ["default.default"]);
+        one.del(0);
+        let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
+        eventually("the space is removed", || {
+            api.names("addressspaces").is_empty() && !file.exists()
+        })
+        .await;
+        // And comes again with the next ADD.
+        add(&mut one, 1).await;
+        assert!(has_its_addresses(&api, &one));
+        assert_eq!(api.names("addressspaces"), ["default.default"]);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_space_that_no_broker_uses_any_longer_is_swept_by_another_spaces_broker() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 3).await;
+        one.kill().await;
+        api.remove_node("n1");
+        let _two = started(&api, 2).await;
+        eventually(
+            "blocks and space of the node that is gone are removed",
+            || api.blocks().is_empty() && api.names("addressspaces").is_empty(),
+        )
+        .await;
+    });
+}
+
+#[test]
+fn blocks_with_leases_outlast_the_loss_of_grants_and_uid() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        one.kill().await;
+        // The state directory is lost, the leases are elsewhere; and the Node was made anew.
+        std::fs::remove_dir_all(one.policy.state_dir.join("blocks")).unwrap();
+        api.remove_node("n1");
+        api.add_node("n1");
+        one.start(&api);
+        eventually("the node has its blocks again", || {
+            let granted = one.granted();
+            let mut addresses = one.pods.values();
+            addresses.all(|address| granted.iter().any(|block| block.contains(*address)))
+        })
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
 fn a_machine_with_another_nodes_name_gets_no_block() {
     on_one_thread(async {
         let api = Api::start().await;

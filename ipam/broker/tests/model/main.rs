@@ -35,6 +35,8 @@ use tokio::task::{JoinHandle, LocalSet};
 use tokio_util::sync::CancellationToken;
 
 const RANGE: &str = "10.7.0.0/26";
+/// A part of it that is cut into single addresses.
+const SMALL_RANGE: &str = "10.7.0.16/29";
 const NODES: usize = 3;
 
 /// A machine: its files outlive its broker, and even its Node object.
@@ -62,6 +64,7 @@ impl Machine {
                     ipv6: 126,
                 },
                 static_networks: Vec::new(),
+                after: None,
             },
             bounds: StoreBounds::default(),
         };
@@ -79,10 +82,14 @@ impl Machine {
                 tick: Duration::from_millis(20),
                 new: Duration::from_millis(30),
                 empty: Duration::from_millis(60),
+                in_use: Duration::from_secs(86_400),
                 ask: Duration::from_millis(60),
                 question: Duration::from_millis(300),
                 retry: Duration::from_millis(100),
                 agreed: Duration::from_millis(50),
+                sweep: Duration::from_millis(150),
+                settle: Duration::from_millis(100),
+                late_events: Duration::from_secs(60),
             },
             running: None,
             pods: BTreeMap::new(),
@@ -227,6 +234,8 @@ impl Machine {
 #[derive(Debug, Clone)]
 enum Step {
     Add(usize),
+    /// Of the part of the range that is cut into single addresses.
+    AddSmall(usize),
     /// On all nodes at one time, so many on each.
     AddAll(usize),
     Del(usize, usize),
@@ -249,6 +258,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     prop_oneof![
         12 => (0..NODES).prop_map(Step::Add),
+        5 => (0..NODES).prop_map(Step::AddSmall),
         6 => (1usize..12).prop_map(Step::AddAll),
         8 => (0..NODES, any::<usize>()).prop_map(|(node, which)| Step::Del(node, which)),
         2 => (0..NODES).prop_map(Step::Kill),
@@ -303,6 +313,7 @@ async fn run(steps: Vec<Step>) {
     for step in steps {
         match step {
             Step::Add(node) => drop(machines[node].add().await),
+            Step::AddSmall(node) => drop(machines[node].add_of(SMALL_RANGE).await),
             Step::AddAll(count) => {
                 let adds = machines.iter_mut().map(async |machine| {
                     for _ in 0..count {
