@@ -259,12 +259,13 @@ fn a_small_range_is_shared_by_single_addresses() -> Result<()> {
         "{given:?}"
     );
     ensure!(kind(one.ask(small, 1))? == FailureKind::Exhausted);
-    // The cell around them is split, and nobody's.
-    let cell = one.ask_for(&node_wire::BlockNeed {
-        address: Some([10, 9, 1, 9].into()),
+    // The cell around them is split: a longer range has its addresses one by one, too.
+    let of_cell = |last: u8| node_wire::BlockNeed {
+        address: Some([10, 9, 1, last].into()),
         ..need("10.9.1.0/24", 1)
-    });
-    ensure!(kind(cell)? == FailureKind::HeldByAnotherNode);
+    };
+    ensure!(one.ask_for(&of_cell(9))? == ["10.9.1.9/32"]);
+    ensure!(kind(other.ask_for(&of_cell(9)))? == FailureKind::HeldByAnotherNode);
     Ok(())
 }
 
