@@ -221,13 +221,15 @@ fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLi
 /// The attachment that has the netdev a target means, and the netdev's name on the host.
 fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, Error> {
     let records = node.records()?;
-    Ok(records.into_iter().find_map(|(_, record)| {
-        let here = node.is_of_this_boot(&record.boot);
-        let moved = record.moved.as_ref().filter(|_| here)?;
-        target
-            .means(&record)
-            .then(|| (moved.name.to_string(), record.owner()))
-    }))
+    let here = records
+        .into_iter()
+        .filter(|(_, record)| node.is_of_this_boot(&record.boot));
+    let mut held = here.filter_map(|(_, record)| {
+        let part = record.parts.iter().find(|part| target.means(part))?;
+        let moved = part.moved.as_ref()?;
+        Some((moved.name.to_string(), record.owner()))
+    });
+    Ok(held.next())
 }
 
 /// The pod's interface that a child stands on: the one that is named, else the one of the pod's

@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, PodLink, name_of, read_named, unreadable};
+use super::{HostLink, PodLink, Resolved, name_of, read_named, unreadable};
 use crate::{
     config::{Config, Target},
     error::Error,
@@ -49,6 +49,35 @@ pub struct RdmaTarget {
 }
 
 impl RdmaOnly {
+    /// The devices of several requests that are about one pod.
+    ///
+    /// # Errors
+    /// There is none, or one of another kind.
+    pub(crate) fn joined(all: impl IntoIterator<Item = Resolved>) -> Result<RdmaOnly, Error> {
+        let mut joined: Option<RdmaOnly> = None;
+        for resolved in all {
+            let Resolved::RdmaOnly(target) = resolved else {
+                return Err(Error::new(
+                    Code::Internal,
+                    "the request is not about RDMA devices",
+                ));
+            };
+            match &mut joined {
+                None => joined = Some(target),
+                Some(joined) => joined.devices.extend(target.devices),
+            }
+        }
+        let mut joined =
+            joined.ok_or_else(|| Error::new(Code::Internal, "the request is about nothing"))?;
+        joined
+            .devices
+            .sort_by(|a, b| a.device.name.cmp(&b.device.name));
+        joined
+            .devices
+            .dedup_by(|a, b| a.device.name == b.device.name);
+        Ok(joined)
+    }
+
     /// What messages call the interface.
     pub fn interface_name(&self) -> String {
         match &self.interface {

@@ -438,6 +438,7 @@ mod tests {
                     network_name: None,
                     overlapping: true,
                 },
+                like: None,
                 requested: requested.map(|address| address.parse().unwrap()),
             }],
         }

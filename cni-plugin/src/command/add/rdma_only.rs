@@ -5,7 +5,7 @@
 //! for and reported, and the previous result is passed on.
 
 use attachment::{
-    journal::{Key, RdmaDevice, Record},
+    journal::{Key, Part, RdmaDevice, Record},
     node::Node,
 };
 use cni_wire::{CniResult, Code, Request};
@@ -56,13 +56,17 @@ impl Attachment<'_> {
         if moved.is_empty() {
             return self.report(before, &moved);
         }
+        let part = Part {
+            rdma: moved.clone(),
+            ..Part::named(self.request.attachment()?.ifname.as_str())
+        };
         let record = Record {
-            rdma: moved,
+            parts: vec![part],
             ..blank_record(self.node, self.request, self.pod)?
         };
         self.node.journal.create(self.key, &record)?;
-        rdma::move_in(self.node, self.pod, &record.rdma)
-            .and_then(|()| self.report(before, &record.rdma))
+        rdma::move_in(self.node, self.pod, &moved)
+            .and_then(|()| self.report(before, &moved))
             .map_err(|first| undo(self.node, self.key, &record, first))
     }
 
@@ -74,15 +78,15 @@ impl Attachment<'_> {
             .ips
             .iter()
             .filter(|ip| ip.interface.is_none() || ip.interface == position);
-        let ports = self.target.ports();
-        let reported = Reported {
-            ports: &ports,
-            addresses: of_interface.map(|ip| ip.address.addr).collect(),
-            moved: moved.iter().map(|device| device.name.as_str()).collect(),
-            pci: function.as_deref(),
-        };
         let id = self.request.attachment()?;
-        report::write(self.node, self.pod, id, self.config, &reported)?;
+        let reported = Reported {
+            ifname: id.ifname.to_string(),
+            ports: self.target.ports(),
+            addresses: of_interface.map(|ip| ip.address.addr).collect(),
+            moved: moved.iter().map(|device| device.name.clone()).collect(),
+            pci: function,
+        };
+        report::write(self.node, self.pod, id, self.config, &[reported])?;
         Ok(before.to_json(self.request.config.version)?)
     }
 }

@@ -95,6 +95,7 @@ fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
             network_name: None,
             overlapping: true,
         },
+        like: None,
         requested: requested.map(|address| address.parse().unwrap()),
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::journal::record::Netns;
+use crate::journal::record::{Netns, Part};
 
 fn id(container: &str, ifname: &str) -> AttachmentId {
     AttachmentId {
@@ -10,7 +10,6 @@ fn id(container: &str, ifname: &str) -> AttachmentId {
 
 fn record() -> Record {
     Record {
-        version: VERSION,
         network: "rail0".into(),
         container_id: "c1".into(),
         ifname: "net1".into(),
@@ -22,12 +21,7 @@ fn record() -> Record {
             device: 4,
             inode: 5,
         },
-        moved: None,
-        awaits_name: false,
-        hcas: Vec::new(),
-        child: None,
-        rdma: Vec::new(),
-        rules: Vec::new(),
+        parts: vec![Part::named("net1")],
         ipam: None,
     }
 }
