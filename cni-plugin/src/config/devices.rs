@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_name_that_the_kernel_refuses_is_refused_before() {
         for (pattern, rail) in [
-            ("{ifname}-{host}", 0),
+            ("{ifname}--{host}", 0),
             ("a/{rail}", 0),
             ("a b{rail}", 0),
             ("12345678901234{rail}", 10),
