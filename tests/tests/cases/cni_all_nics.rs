@@ -10,7 +10,8 @@ use e2e::host_state::{State, state, unchanged};
 use e2e::netns::Netns;
 use e2e::node_socket::{NodeSocket, allocation, allocation_of_hcas};
 use e2e::scene::{
-    DENIED, INVALID_NETWORK, STATE, Scene, TRY_AGAIN, UNAVAILABLE, answer_of, bounded, pci_of, refusal,,
+    DENIED, INVALID_NETWORK, STATE, Scene, TRY_AGAIN, UNAVAILABLE, answer_of, bounded, pci_of,
+    refusal,
 };
 use node_wire::{Allocation, Pod};
 use serde_json::{Value, json};
@@ -239,9 +240,7 @@ fn moved_with_their_addresses() -> Result<()> {
     ensure!(names(&result)? == in_order(&[0, 1, 2, 3]), "{result:#}");
     for (nic, (name, addresses)) in (0..).zip(interfaces(&result)?) {
         let own = address_of(nic);
-        ensure!(addresses.contains(&own),
-            "{result:#}"
-        );
+        ensure!(addresses.contains(&own), "{result:#}");
         let shown = host.scene.pod.ip(&format!("addr show {name}"))?;
         ensure!(
             shown.contains(&own) && shown.contains("mtu 1400"),
@@ -643,7 +642,10 @@ fn reclaimed() -> Result<()> {
     fs::write(&path, record.to_string())?;
     // By the real sysfs: the tree of files does not show what came back.
     let mut reclaim = host.scene.host.netns.command(product("rdma-netdev")?);
-    reclaim.arg("reclaim").arg("--policy").arg(host.scene.policy_file());
+    reclaim
+        .arg("reclaim")
+        .arg("--policy")
+        .arg(host.scene.policy_file());
     let answer = bounded(&mut reclaim, b"")?;
     ensure!(answer.status.success(), "{}", answer.stderr);
     for rail in 0..NICS {
@@ -770,7 +772,8 @@ fn wrong_names() -> Result<()> {
         )?;
     }
     // One that the pod has already.
-    host.scene.in_pod(&["link add net1-2 type veth peer name far"])?;
+    host.scene
+        .in_pod(&["link add net1-2 type veth peer name far"])?;
     host.refuses(&host.moving(&json!({})), &[EXISTS], &["net1-2"])?;
     host.scene
         .in_pod(&["link del net1-2", "link add other type veth peer name far"])?;
@@ -793,7 +796,9 @@ fn wrong_rails() -> Result<()> {
     host.refuses(&network, &[DENIED], &["nic0", "nic1", "rail 1"])?;
     with_policy(&json!({"rails": {"nic[0-2]": 1}}))?;
     host.refuses(&network, &[DENIED], &["rail"])?;
-    with_policy(&json!({"rails": {"nic0": 0, "nic1": 1, "nic2": 2, "nic3": 3, "10.19.3.0/24": 4}}))?;
+    with_policy(
+        &json!({"rails": {"nic0": 0, "nic1": 1, "nic2": 2, "nic3": 3, "10.19.3.0/24": 4}}),
+    )?;
     host.refuses(&network, &[DENIED], &["nic3", "rail 3", "rail 4"])?;
     with_policy(&json!({"rails": {"nic0": "first"}}))?;
     host.refuses(&network, &[DENIED], &["rails.nic0"])?;
