@@ -78,11 +78,11 @@ impl Held {
                     .parse::<UnitId>()
                     .is_ok_and(|id| unit.parse() == Ok(id))
         };
-        let found = self
+        let mut found = self
             .allocations
             .iter()
-            .find(|one| one.units.iter().any(is_it));
-        let Some(Allocation { resource, pool, .. }) = found else {
+            .filter(|one| one.units.iter().any(is_it));
+        let Some(Allocation { resource, pool, .. }) = found.next() else {
             let all = self.allocations.iter().flat_map(|one| &one.units);
             let all: Vec<&str> = all.map(String::as_str).collect();
             let has = match all.as_slice() {
@@ -102,6 +102,19 @@ impl Held {
                  (k8s.v1.cni.cncf.io/resourceName) in a container of the pod",
             ));
         };
+        if let Some(other) = found.find(|other| other.resource != *resource) {
+            return Err(Error::new(
+                Code::Policy,
+                format!(
+                    "pod {}: unit {} is one of {resource} and one of {}: which of them the network \
+                     is about is not clear",
+                    self.pod,
+                    bounded(unit, 100),
+                    other.resource
+                ),
+            )
+            .with_details("let one device plugin offer an HCA, under one resource"));
+        }
         let mut hcas = BTreeSet::new();
         for one in self
             .allocations
@@ -294,6 +307,20 @@ mod tests {
         let devices = pod.devices_beside(unit).unwrap();
         assert_eq!(names(&devices), both);
         assert_eq!(devices.pool.unwrap().len(), 2);
+        let twice = held(&[
+            ("a", "rdma/nic", &["0000:5e:00.0"], None),
+            (
+                "a",
+                "intel.com/nic",
+                &["0000:5e:00.0", "0000:3b:00.0"],
+                None,
+            ),
+        ]);
+        let error = twice.devices_beside("0000:5e:00.0").unwrap_err();
+        assert!(
+            error.msg.contains("rdma/nic and one of intel.com/nic"),
+            "{error}"
+        );
         let unknown = held(&[("a", "rdma/all", &[unit], None)]);
         let error = unknown.devices_beside(unit).unwrap_err();
         assert_eq!(error.code, Code::Unavailable);

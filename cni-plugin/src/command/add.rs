@@ -42,7 +42,7 @@ use crate::{
     plan,
     rdma::{self, RdmaRequirement},
     recover,
-    resolve::{self, RdmaOnly, Requested, Resolved, resolve},
+    resolve::{self, NodeNetwork, RdmaOnly, Requested, Resolved, resolve},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -116,9 +116,21 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         pod: &pod,
         allocated: devices.as_ref().map(|all| &all.allocated),
     };
+    // All are back on the host before the first is judged.
+    let mut recovered = Vec::new();
+    for config in &configs {
+        recovered.push(recover(&mut node, config)?);
+    }
+    let mut network = NodeNetwork::default();
     let mut nics = Vec::new();
-    for config in configs {
-        nics.push(call.resolve(&mut node, &mut inside, config)?);
+    for (config, recovered) in configs.into_iter().zip(recovered) {
+        let (resolved, moves_rdma) = call.resolve(&mut node, &mut inside, &config, &mut network)?;
+        nics.push(Nic {
+            config,
+            resolved,
+            recovered,
+            moves_rdma,
+        });
     }
     if requested == Requested::RdmaOnly {
         let moves_rdma = nics.iter().any(|nic| nic.moves_rdma);
@@ -196,25 +208,21 @@ impl Nic {
 }
 
 impl Call<'_> {
-    /// Recovers, resolves, authorizes and checks what a configuration of one NIC asks for.
-    fn resolve(&self, node: &mut Node, inside: &mut Socket, config: Config) -> Result<Nic, Error> {
-        let recovered = match resolve::requested(&config)? {
-            Requested::Move => {
-                recover::recover(node, &resolve::move_target(&config)?, config.port)?
-            }
-            _ => recover::Recovered::default(),
-        };
+    /// Resolves, authorizes and checks what a configuration of one NIC asks for. Answers also whether
+    /// RDMA devices leave the host with it.
+    fn resolve(
+        &self,
+        node: &mut Node,
+        inside: &mut Socket,
+        config: &Config,
+        network: &mut NodeNetwork,
+    ) -> Result<(Resolved, bool), Error> {
         let (request, before, pod) = (self.request, self.before, self.pod);
-        let resolved = resolve(node, request, &config, before, pod, inside)?;
-        let moves_rdma = moves_rdma(node, &config, &resolved)?;
-        self.allow(node, &config, &resolved, moves_rdma)?;
-        plan::check(&resolved, &config, request.config.ipam_type()?)?;
-        Ok(Nic {
-            config,
-            resolved,
-            recovered,
-            moves_rdma,
-        })
+        let resolved = resolve(node, request, config, before, pod, inside, network)?;
+        let moves_rdma = moves_rdma(node, config, &resolved)?;
+        self.allow(node, config, &resolved, moves_rdma)?;
+        plan::check(&resolved, config, request.config.ipam_type()?)?;
+        Ok((resolved, moves_rdma))
     }
 
     /// Asks the policy, and the kubelet where the request takes something from the host.
@@ -242,6 +250,14 @@ impl Call<'_> {
                 Ok(allocation::ask(&node.daemon_socket(), args, &node.log)?.allocated())
             }
         })
+    }
+}
+
+/// Returns the NIC that a configuration means, if a dead pod left it, and locks it.
+fn recover(node: &mut Node, config: &Config) -> Result<recover::Recovered, Error> {
+    match resolve::requested(config)? {
+        Requested::Move => recover::recover(node, &resolve::move_target(config)?, config.port),
+        Requested::Child(_) | Requested::RdmaOnly => Ok(recover::Recovered::default()),
     }
 }
 

@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, PodLink, Resolved, name_of, read_named, unreadable};
+use super::{HostLink, NodeNetwork, PodLink, Resolved, name_of, read_named, unreadable};
 use crate::{
     config::{Config, Target},
     error::Error,
@@ -130,6 +130,7 @@ pub(super) fn resolve(
     before: &CniResult,
     pod: &Namespace,
     inside: &mut Socket,
+    network: &mut NodeNetwork,
 ) -> Result<RdmaOnly, Error> {
     let mut interfaces = interfaces(before, request, inside)?;
     if interfaces.len() > 1 {
@@ -154,7 +155,7 @@ pub(super) fn resolve(
             .map_err(|e| Error::new(Code::InvalidConfig, e.to_string()))?;
         let mut netdevs = Vec::new();
         for netdev in device.netdevs() {
-            netdevs.push(read_named(node, netdev)?);
+            netdevs.push(read_named(node, netdev, network)?);
         }
         devices.push(RdmaTarget {
             hca: HcaId::of(&device).ok(),
@@ -177,7 +178,11 @@ fn interfaces(
 ) -> Result<Vec<PodInterface>, Error> {
     let id = request.attachment()?;
     let in_pod = |i: &cni_wire::Interface| i.sandbox.as_deref() == request.env.netns.as_deref();
-    let of_pod = before.interfaces.iter().enumerate().filter(|(_, i)| in_pod(i));
+    let of_pod = before
+        .interfaces
+        .iter()
+        .enumerate()
+        .filter(|(_, i)| in_pod(i));
     let mut meant: Vec<(usize, &cni_wire::Interface)> = of_pod.collect();
     if let Some(named) = meant.iter().find(|(_, i)| i.name == id.ifname.as_str()) {
         meant = vec![*named];

@@ -221,14 +221,17 @@ enum Place {
     /// One NIC.
     Nic(CniHost),
     /// Several NICs with RDMA devices, all of which the daemon says the pod has.
-    Nics(Box<Scene>, NodeSocket),
+    Nics {
+        scene: Box<Scene>,
+        _daemon: NodeSocket,
+    },
 }
 
 impl Place {
     fn host(&self) -> &CniHost {
         match self {
             Place::Nic(host) => host,
-            Place::Nics(scene, _) => &scene.host,
+            Place::Nics { scene, .. } => &scene.host,
         }
     }
 }
@@ -260,7 +263,11 @@ impl Fixture {
         let mut held = allocation_of_hcas("main", "rdma/nic", &units, &units);
         held.pool.clone_from(&held.hcas);
         socket.hold(&pod, vec![held]);
-        Self::at(Place::Nics(Box::new(scene), socket), |host| {
+        let place = Place::Nics {
+            scene: Box::new(scene),
+            _daemon: socket,
+        };
+        Self::at(place, |host| {
             let mut config = json!({"attach": attach, "devices": "all", "deviceID": pci_of(0)});
             if attach != "move" {
                 config["ipam"] = host.own_ipam("10.64.0.0/24", "10.64.0.10", &json!({}));
@@ -316,7 +323,7 @@ impl Fixture {
     fn call(&self) -> Call {
         match &self.place {
             Place::Nic(host) => host.call(&self.pod, "c1", "net1"),
-            Place::Nics(scene, _) => {
+            Place::Nics { scene, .. } => {
                 let mut call = scene.call_of(&self.pod, "c1", "net1");
                 call.args = "K8S_POD_NAMESPACE=ml;K8S_POD_NAME=a".to_owned();
                 call
@@ -645,9 +652,8 @@ fn at_request(
     prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
     attempt: impl Fn(&Call, &Point) -> Result<bool>,
 ) -> Result<()> {
-    let Fixture {
-        host, pod, config, ..
-    } = fixture;
+    let Fixture { pod, config, .. } = fixture;
+    let host = fixture.host();
     let call = host.call(pod, "c1", "net1");
     let taken = || -> Result<()> {
         call.run("ADD", config.as_bytes())?.success()?;
@@ -686,7 +692,7 @@ fn name_taken(
     prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
 ) -> Result<()> {
     let fixture = Fixture::moving()?;
-    let Fixture { host, config, .. } = &fixture;
+    let (host, config) = (fixture.host(), &fixture.config);
     at_request(&fixture, wanted, prepare, |call, point| {
         let (named, delayed) = std::thread::scope(|scope| {
             let del = scope.spawn(|| inject(call, "DEL", config, point, "delay_enter=3000000"));

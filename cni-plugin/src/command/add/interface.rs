@@ -260,14 +260,16 @@ impl Attachment<'_> {
             .iter()
             .map(|(_, interface_config, _)| interface_config.families())
             .collect();
-        let mut laid_out = Vec::new();
+        let mut laid_out: Vec<InterfaceConfig> = Vec::new();
         for (number, (wanted, mut interface_config, of_host)) in given.into_iter().enumerate() {
             for family in route::FAMILIES {
                 if interface_config.has_default(family) {
+                    // The first of several that has one leads out of the pod.
+                    let is_led = laid_out.iter().any(|earlier| earlier.has_default(family));
                     let main = route::list_table(self.inside, family, replay::MAIN)?;
                     interface_config
                         .defaults_of_the_pod
-                        .extend(main.iter().any(replay::is_default).then_some(family));
+                        .extend((is_led || main.iter().any(replay::is_default)).then_some(family));
                 }
             }
             let rails = &wanted.config.rails;

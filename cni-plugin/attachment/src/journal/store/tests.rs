@@ -313,7 +313,11 @@ fn a_newer_record_is_refused_by_name() {
     let error = store.read(&key).unwrap_err();
     assert!(error.to_string().contains("version 3"), "{error}");
     for version in [1, 2] {
-        fs::write(&path, format!(r#"{{"version": {version}, "what": "ever"}}"#)).unwrap();
+        fs::write(
+            &path,
+            format!(r#"{{"version": {version}, "what": "ever"}}"#),
+        )
+        .unwrap();
         assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
     }
 }
