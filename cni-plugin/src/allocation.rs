@@ -66,18 +66,14 @@ impl Held {
         Allocated::of(self.pod.clone(), units.map(String::as_str))
     }
 
-    /// All HCAs of the resource of which the pod has a unit. Pure.
+    /// All HCAs of the resource of which the pod has a unit, which is written as `text`. Pure.
     ///
     /// # Errors
-    /// Code 101: the unit is none of the pod's; code 50: what its units stand for is not known.
-    pub fn devices_beside(&self, unit: &str) -> Result<Devices, Error> {
-        let is_it = |other: &String| {
-            // People write PCI addresses in capitals, too.
-            other == unit
-                || other
-                    .parse::<UnitId>()
-                    .is_ok_and(|id| unit.parse() == Ok(id))
-        };
+    /// Code 101: the unit is none of the pod's, or one of two resources; code 50: what its units
+    /// stand for is not known.
+    pub fn devices_beside(&self, unit: &UnitId, text: &str) -> Result<Devices, Error> {
+        // People write PCI addresses in capitals, too.
+        let is_it = |other: &String| other == text || other.parse().as_ref() == Ok(unit);
         let mut found = self
             .allocations
             .iter()
@@ -94,7 +90,7 @@ impl Held {
                 format!(
                     "pod {}: the kubelet did not allocate unit {} to it; {has}",
                     self.pod,
-                    bounded(unit, 100)
+                    bounded(text, 100)
                 ),
             )
             .with_details(
@@ -109,7 +105,7 @@ impl Held {
                     "pod {}: unit {} is one of {resource} and one of {}: which of them the network \
                      is about is not clear",
                     self.pod,
-                    bounded(unit, 100),
+                    bounded(text, 100),
                     other.resource
                 ),
             )
@@ -131,7 +127,7 @@ impl Held {
             }
         }
         if hcas.is_empty() {
-            let unit = bounded(unit, 100);
+            let unit = bounded(text, 100);
             let why = format!("unit {unit} of {resource} stands for no HCA of this node any more");
             return Err(Error::new(Code::Unavailable, why)
                 .with_details("delete the pod, so that another unit is allocated"));
@@ -277,6 +273,11 @@ mod tests {
         devices.hcas.iter().map(ToString::to_string).collect()
     }
 
+    fn beside(held: &Held, unit: &str) -> Result<Devices, Error> {
+        let id = unit.to_lowercase().parse().unwrap();
+        held.devices_beside(&id, unit)
+    }
+
     #[test]
     fn all_units_of_the_resource_are_the_pods_devices() {
         let pod = held(&[
@@ -286,7 +287,7 @@ mod tests {
             // A second container's, one of them the same.
             ("b", "rdma/nic", &["0000:3b:00.0", "0000:5e:00.0"], None),
         ]);
-        let devices = pod.devices_beside("0000:5E:00.0").unwrap();
+        let devices = beside(&pod, "0000:5E:00.0").unwrap();
         assert_eq!(devices.resource, "rdma/nic");
         assert_eq!(names(&devices), ["0000:3b:00.0", "0000:5e:00.0"]);
         assert_eq!(devices.pool, None);
@@ -294,7 +295,7 @@ mod tests {
         let shares: &[&str] = &["0000:3b:00.0_3e71787e_1", "0000:3b:00.0_3e71787e_2"];
         let shared = held(&[("a", "rdma/hca", shares, None)]);
         assert_eq!(
-            names(&shared.devices_beside(shares[1]).unwrap()),
+            names(&beside(&shared, shares[1]).unwrap()),
             ["0000:3b:00.0"]
         );
     }
@@ -304,7 +305,7 @@ mod tests {
         let unit = "pool_3e71787e_1";
         let both: &[&str] = &["0000:3b:00.0", "0000:5e:00.0"];
         let pod = held(&[("a", "rdma/all", &[unit], Some(both))]);
-        let devices = pod.devices_beside(unit).unwrap();
+        let devices = beside(&pod, unit).unwrap();
         assert_eq!(names(&devices), both);
         assert_eq!(devices.pool.unwrap().len(), 2);
         let twice = held(&[
@@ -316,13 +317,13 @@ mod tests {
                 None,
             ),
         ]);
-        let error = twice.devices_beside("0000:5e:00.0").unwrap_err();
+        let error = beside(&twice, "0000:5e:00.0").unwrap_err();
         assert!(
             error.msg.contains("rdma/nic and one of intel.com/nic"),
             "{error}"
         );
         let unknown = held(&[("a", "rdma/all", &[unit], None)]);
-        let error = unknown.devices_beside(unit).unwrap_err();
+        let error = beside(&unknown, unit).unwrap_err();
         assert_eq!(error.code, Code::Unavailable);
         assert!(error.msg.contains("rdma/all"), "{error}");
     }
@@ -331,7 +332,7 @@ mod tests {
     fn a_unit_that_the_pod_does_not_have_is_denied() {
         let pod = held(&[("a", "rdma/nic", &["0000:5e:00.0"], None)]);
         for (pod, has) in [(pod, "it has 0000:5e:00.0"), (held(&[]), "it has no unit")] {
-            let error = pod.devices_beside("0000:3b:00.0").unwrap_err();
+            let error = beside(&pod, "0000:3b:00.0").unwrap_err();
             assert_eq!(error.code, Code::Policy);
             assert!(
                 error.msg.contains(has) && error.msg.contains("0000:3b:00.0"),

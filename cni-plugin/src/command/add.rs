@@ -89,9 +89,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         }
         _ => None,
     };
-    if config.devices == Devices::All {
-        several::check(&config, &ipam, chain.as_ref())?;
-    }
+    let named = match config.devices {
+        Devices::One => None,
+        Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?),
+    };
     let pod = pod_namespace(&node, request)?;
     let _attachment = node
         .journal
@@ -102,9 +103,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         name_is_free(&mut inside, &id.ifname, &pod)?;
     }
 
-    let devices = match config.devices {
-        Devices::One => None,
-        Devices::All => Some(several::ask(&node, request, &config)?),
+    let devices = match named {
+        None => None,
+        Some(named) => Some(several::ask(&node, request, named)?),
     };
     let configs = match &devices {
         None => vec![config.clone()],

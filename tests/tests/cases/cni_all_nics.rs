@@ -750,7 +750,7 @@ fn last_fails() -> Result<()> {
         &share(0, 5),
         &json!({"attach": "macvlan", "ipam": host.by_rail(NICS)}),
     );
-    host.refuses(&network, &[KERNEL], &["nic3", "passthru"])?;
+    host.refuses(&network, &[KERNEL], &["net1-3", "nic3"])?;
     host.scene.on_host(&["link del rival"])?;
     host.add(&network)?;
     host.del(&network)

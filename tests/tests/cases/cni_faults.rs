@@ -245,7 +245,17 @@ struct Fixture {
 
 impl Fixture {
     fn new(keys: impl Fn(&CniHost) -> Value) -> Result<Self> {
-        Self::at(Place::Nic(CniHost::new()?), keys)
+        let host = CniHost::new()?;
+        for command in [
+            "link set nic0 mtu 1450",
+            "route add 10.77.0.0/16 via 10.9.0.254 metric 50",
+            "route add default via 10.9.0.254 table 101",
+            "rule add from 10.9.0.1 lookup 101 pref 1000",
+            "neigh add 10.9.0.254 lladdr 02:00:00:00:00:fe dev nic0 nud permanent",
+        ] {
+            host.netns.ip(command)?;
+        }
+        Self::at(Place::Nic(host), keys)
     }
 
     /// All of three NICs, by macvlans with leased addresses or by moving them.
@@ -278,15 +288,6 @@ impl Fixture {
 
     fn at(place: Place, keys: impl Fn(&CniHost) -> Value) -> Result<Self> {
         let host = place.host();
-        for command in [
-            "link set nic0 mtu 1450",
-            "route add 10.77.0.0/16 via 10.9.0.254 metric 50",
-            "route add default via 10.9.0.254 table 101",
-            "rule add from 10.9.0.1 lookup 101 pref 1000",
-            "neigh add 10.9.0.254 lladdr 02:00:00:00:00:fe dev nic0 nud permanent",
-        ] {
-            host.netns.ip(command)?;
-        }
         let config = host.config(&keys(host)).to_string();
         let fixture = Fixture {
             pod: host.pod()?,

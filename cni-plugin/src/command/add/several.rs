@@ -26,24 +26,28 @@ pub(super) struct All {
     pub(super) devices: Devices,
 }
 
-/// Refuses what serves one interface only. Asks nobody.
+/// Refuses what serves one interface only. Asks nobody. Answers the unit that the runtime names.
 ///
 /// # Errors
 /// Code 7.
-pub(super) fn check(config: &Config, ipam: &Ipam, chain: Option<&CniResult>) -> Result<(), Error> {
-    if config.allocation.is_none() {
-        return Err(Error::new(
+pub(super) fn check<'a>(
+    config: &'a Config,
+    ipam: &Ipam,
+    chain: Option<&CniResult>,
+) -> Result<&'a Allocation, Error> {
+    let named = config.allocation.as_ref().ok_or_else(|| {
+        Error::new(
             Code::InvalidConfig,
             "devices: all is about the units of a resource, and no deviceID says of which",
         )
         .with_details(
             "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
              that Multus passes one of the pod's units",
-        ));
-    }
+        )
+    })?;
     ipam.serves_several()?;
     match chain {
-        None => Ok(()),
+        None => Ok(named),
         Some(_) => Err(Error::new(
             Code::InvalidConfig,
             "the addresses of the list's interface cannot go over to several ipvlans",
@@ -56,11 +60,10 @@ pub(super) fn check(config: &Config, ipam: &Ipam, chain: Option<&CniResult>) -> 
 ///
 /// # Errors
 /// As [`allocation::ask`] and [`allocation::Held::devices_beside`].
-pub(super) fn ask(node: &Node, request: &Request, config: &Config) -> Result<All, Error> {
+pub(super) fn ask(node: &Node, request: &Request, named: &Allocation) -> Result<All, Error> {
     let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)?;
-    let unit = config.allocation.as_ref().map_or("", |unit| &unit.text);
     Ok(All {
-        devices: held.devices_beside(unit)?,
+        devices: held.devices_beside(&named.unit, &named.text)?,
         allocated: held.allocated(),
     })
 }
