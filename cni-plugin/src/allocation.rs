@@ -8,9 +8,9 @@
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use attachment::log::Log;
-use cni_wire::{Args, Code};
+use cni_wire::{Args, Code, text::bounded};
 use hca::{HcaId, UnitId};
-use node_wire::{ClientError, FailureKind, Pod, client};
+use node_wire::{Allocation, ClientError, FailureKind, Pod, client};
 
 use crate::error::Error;
 
@@ -40,7 +40,136 @@ impl Allocated {
     }
 }
 
-/// Asks which HCAs the request's pod has.
+/// What the kubelet allocated to a pod.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pod: String,
+    allocations: Vec<Allocation>,
+}
+
+/// The HCAs that a pod has by one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Devices {
+    /// The resource.
+    pub resource: String,
+    /// The HCAs, each once, in the order of their identities.
+    pub hcas: BTreeSet<HcaId>,
+    /// All HCAs of the resource's pool on this node, in that order; none where the daemon does not
+    /// report them.
+    pub pool: Option<Vec<HcaId>>,
+}
+
+impl Held {
+    /// The HCAs that it has as a whole.
+    pub fn allocated(&self) -> Allocated {
+        let units = self.allocations.iter().flat_map(|one| &one.units);
+        Allocated::of(self.pod.clone(), units.map(String::as_str))
+    }
+
+    /// All HCAs of the resource of which the pod has a unit, which is written as `text`. Pure.
+    ///
+    /// # Errors
+    /// Code 101: the unit is none of the pod's, or one of two resources; code 50: what its units
+    /// stand for is not known.
+    pub fn devices_beside(&self, unit: &UnitId, text: &str) -> Result<Devices, Error> {
+        // People write PCI addresses in capitals, too.
+        let is_it = |other: &String| other == text || other.parse().as_ref() == Ok(unit);
+        let mut found = self
+            .allocations
+            .iter()
+            .filter(|one| one.units.iter().any(is_it));
+        let Some(Allocation { resource, pool, .. }) = found.next() else {
+            let all = self.allocations.iter().flat_map(|one| &one.units);
+            let all: Vec<&str> = all.map(String::as_str).collect();
+            let has = match all.as_slice() {
+                [] => "it has no unit".to_owned(),
+                some => format!("it has {}", bounded(&some.join(", "), 500)),
+            };
+            return Err(Error::new(
+                Code::Policy,
+                format!(
+                    "pod {}: the kubelet did not allocate unit {} to it; {has}",
+                    self.pod,
+                    bounded(text, 100)
+                ),
+            )
+            .with_details(
+                "request the resource that the network names \
+                 (k8s.v1.cni.cncf.io/resourceName) in a container of the pod",
+            ));
+        };
+        if let Some(other) = found.find(|other| other.resource != *resource) {
+            return Err(Error::new(
+                Code::Policy,
+                format!(
+                    "pod {}: unit {} is one of {resource} and one of {}: which of them the network \
+                     is about is not clear",
+                    self.pod,
+                    bounded(text, 100),
+                    other.resource
+                ),
+            )
+            .with_details("let one device plugin offer an HCA, under one resource"));
+        }
+        let mut hcas = BTreeSet::new();
+        for one in self
+            .allocations
+            .iter()
+            .filter(|one| one.resource == *resource)
+        {
+            match &one.hcas {
+                Some(named) => hcas.extend(parsed(named)?),
+                None => {
+                    for unit in &one.units {
+                        hcas.insert(hca_of(unit, resource)?);
+                    }
+                }
+            }
+        }
+        if hcas.is_empty() {
+            let unit = bounded(text, 100);
+            let why = format!("unit {unit} of {resource} stands for no HCA of this node any more");
+            return Err(Error::new(Code::Unavailable, why)
+                .with_details("delete the pod, so that another unit is allocated"));
+        }
+        Ok(Devices {
+            resource: resource.clone(),
+            hcas,
+            pool: pool.as_deref().map(parsed).transpose()?,
+        })
+    }
+}
+
+fn parsed(names: &[String]) -> Result<Vec<HcaId>, Error> {
+    let parse = |name: &String| {
+        name.parse().map_err(|e: hca::unit::Error| {
+            Error::new(
+                Code::Decode,
+                format!("the daemon names an HCA {name:?}: {e}"),
+            )
+            .with_details("install all programs of one release")
+        })
+    };
+    names.iter().map(parse).collect()
+}
+
+/// The HCA of a unit of another device plugin.
+fn hca_of(unit: &str, resource: &str) -> Result<HcaId, Error> {
+    let id = unit.parse::<UnitId>().ok();
+    id.and_then(|id| id.hca().cloned()).ok_or_else(|| {
+        Error::new(
+            Code::Unavailable,
+            format!(
+                "which HCA unit {} of {resource} stands for is not known: its device plugin is \
+                 another one, and the unit names none",
+                bounded(unit, 100)
+            ),
+        )
+        .with_details("leave devices out and name the netdev with master or device")
+    })
+}
+
+/// Asks what the request's pod has.
 ///
 /// A daemon that cannot distinguish the pod from another of its name says so: that is logged where
 /// the runtime gave the UID by which the daemon should know it.
@@ -48,7 +177,7 @@ impl Allocated {
 /// # Errors
 /// Code 4 when the runtime does not say which pod this is; code 11 when the daemon does not answer,
 /// so that the runtime tries again; code 101 when the kubelet knows another pod of this name.
-pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Allocated, Error> {
+pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Held, Error> {
     let given = |key: &str| {
         let value = args.get(key).filter(|value| !value.is_empty());
         value.map(str::to_owned)
@@ -80,11 +209,10 @@ pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Allocated, Error> {
             "the units of pod {pod} are those of a pod of this name; its UID was not checked: {note}"
         ));
     }
-    let units = held.allocations.iter().flat_map(|one| &one.units);
-    Ok(Allocated::of(
-        format!("{}/{}", pod.namespace, pod.name),
-        units.map(String::as_str),
-    ))
+    Ok(Held {
+        pod: format!("{}/{}", pod.namespace, pod.name),
+        allocations: held.allocations,
+    })
 }
 
 fn refused(error: &ClientError, pod: &Pod) -> Error {
@@ -122,6 +250,95 @@ mod tests {
             hcas,
             ["0000:3b:00.2", "mlx5_core.sf.4", "guid-505400fffe000001"]
         );
+    }
+
+    fn held(allocations: &[(&str, &str, &[&str], Option<&[&str]>)]) -> Held {
+        let texts = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect();
+        let one = |(container, resource, units, hcas): &(&str, &str, &[&str], Option<&[&str]>)| {
+            Allocation {
+                container: (*container).to_owned(),
+                resource: (*resource).to_owned(),
+                units: texts(units),
+                hcas: hcas.map(texts),
+                pool: hcas.map(|_| texts(&["0000:3b:00.0", "0000:5e:00.0"])),
+            }
+        };
+        Held {
+            pod: "ml/a".into(),
+            allocations: allocations.iter().map(one).collect(),
+        }
+    }
+
+    fn names(devices: &Devices) -> Vec<String> {
+        devices.hcas.iter().map(ToString::to_string).collect()
+    }
+
+    fn beside(held: &Held, unit: &str) -> Result<Devices, Error> {
+        let id = unit.to_lowercase().parse().unwrap();
+        held.devices_beside(&id, unit)
+    }
+
+    #[test]
+    fn all_units_of_the_resource_are_the_pods_devices() {
+        let pod = held(&[
+            ("a", "rdma/nic", &["0000:5e:00.0"], None),
+            ("a", "nvidia.com/gpu", &["GPU-1"], None),
+            ("a", "rdma/other", &["0000:99:00.0"], None),
+            // A second container's, one of them the same.
+            ("b", "rdma/nic", &["0000:3b:00.0", "0000:5e:00.0"], None),
+        ]);
+        let devices = beside(&pod, "0000:5E:00.0").unwrap();
+        assert_eq!(devices.resource, "rdma/nic");
+        assert_eq!(names(&devices), ["0000:3b:00.0", "0000:5e:00.0"]);
+        assert_eq!(devices.pool, None);
+        // Two shares of one HCA are one NIC.
+        let shares: &[&str] = &["0000:3b:00.0_3e71787e_1", "0000:3b:00.0_3e71787e_2"];
+        let shared = held(&[("a", "rdma/hca", shares, None)]);
+        assert_eq!(
+            names(&beside(&shared, shares[1]).unwrap()),
+            ["0000:3b:00.0"]
+        );
+    }
+
+    #[test]
+    fn the_daemon_says_what_units_stand_for_that_name_no_hca() {
+        let unit = "pool_3e71787e_1";
+        let both: &[&str] = &["0000:3b:00.0", "0000:5e:00.0"];
+        let pod = held(&[("a", "rdma/all", &[unit], Some(both))]);
+        let devices = beside(&pod, unit).unwrap();
+        assert_eq!(names(&devices), both);
+        assert_eq!(devices.pool.unwrap().len(), 2);
+        let twice = held(&[
+            ("a", "rdma/nic", &["0000:5e:00.0"], None),
+            (
+                "a",
+                "intel.com/nic",
+                &["0000:5e:00.0", "0000:3b:00.0"],
+                None,
+            ),
+        ]);
+        let error = beside(&twice, "0000:5e:00.0").unwrap_err();
+        assert!(
+            error.msg.contains("rdma/nic and one of intel.com/nic"),
+            "{error}"
+        );
+        let unknown = held(&[("a", "rdma/all", &[unit], None)]);
+        let error = beside(&unknown, unit).unwrap_err();
+        assert_eq!(error.code, Code::Unavailable);
+        assert!(error.msg.contains("rdma/all"), "{error}");
+    }
+
+    #[test]
+    fn a_unit_that_the_pod_does_not_have_is_denied() {
+        let pod = held(&[("a", "rdma/nic", &["0000:5e:00.0"], None)]);
+        for (pod, has) in [(pod, "it has 0000:5e:00.0"), (held(&[]), "it has no unit")] {
+            let error = beside(&pod, "0000:3b:00.0").unwrap_err();
+            assert_eq!(error.code, Code::Policy);
+            assert!(
+                error.msg.contains(has) && error.msg.contains("0000:3b:00.0"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

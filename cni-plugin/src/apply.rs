@@ -355,15 +355,13 @@ fn take_anew(
     }
 }
 
-/// Gives the interface its settings, addresses and routes, brings it up and announces it. Call
-/// from within the pod's namespace. Returns the interface as it is then.
+/// Gives the interface its settings, addresses and routes, and brings it up. Call from within the
+/// pod's namespace. Returns the interface as it is then.
 ///
 /// With `arp_notify` and `ndisc_notify` the kernel itself announces the addresses of a link that
 /// goes up (`inetdev_event()`, `ndisc_netdev_event()`), and that reaches the wire when the link has
-/// its carrier at once: children have their parent's, and so has a NIC whose port is up. Another
-/// trains its link first; its addresses are announced once it has a carrier, from a packet
-/// socket, whose closing waits for all processors (`packet_release()`: `synchronize_net()`, some
-/// 10 ms).
+/// its carrier at once: children have their parent's, and so has a NIC whose port is up. For
+/// another see [`announce`].
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -372,7 +370,6 @@ pub fn configure(
     proc: &Path,
     link: &Link,
     interface_config: &InterfaceConfig,
-    attach: Attach,
 ) -> netlink::Result<Link> {
     let (index, name) = (link.index, &link.name);
     let mut carried = InetSettings::default();
@@ -413,18 +410,35 @@ pub fn configure(
             message,
         )?;
     }
-    let mut now = link::get(socket, By::Index(index))?;
-    let trains = now.as_ref().is_some_and(|link| !link.carrier);
-    if trains && attach == Attach::Move && !interface_config.announced.is_empty() {
-        let started = Instant::now();
-        while now.as_ref().is_some_and(|link| !link.carrier) && started.elapsed() < CARRIER_TIMEOUT
-        {
-            std::thread::sleep(Duration::from_millis(5));
-            now = link::get(socket, By::Index(index))?;
-        }
-        if let Some(link) = &now {
-            announce::announce(link, &interface_config.announced)?;
-        }
-    }
+    let now = link::get(socket, By::Index(index))?;
     Ok(now.unwrap_or_else(|| link.clone()))
+}
+
+/// Announces the addresses of moved netdevs that train their links, once each has a carrier or
+/// [`CARRIER_TIMEOUT`] is over for all of them. Call from within the pod's namespace. The links are
+/// read anew.
+///
+/// They are announced from a packet socket, whose closing waits for all processors
+/// (`packet_release()`: `synchronize_net()`, some 10 ms).
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn announce<'a>(
+    socket: &mut Socket,
+    made: impl IntoIterator<Item = (&'a mut Link, &'a InterfaceConfig, Attach)>,
+) -> netlink::Result<()> {
+    let trains = |(link, given, attach): &(&mut Link, &InterfaceConfig, Attach)| {
+        !link.carrier && *attach == Attach::Move && !given.announced.is_empty()
+    };
+    let started = Instant::now();
+    for (link, given, _) in made.into_iter().filter(trains) {
+        while !link.carrier && started.elapsed() < CARRIER_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(5));
+            if let Some(now) = link::get(socket, By::Index(link.index))? {
+                *link = now;
+            }
+        }
+        announce::announce(link, &given.announced)?;
+    }
+    Ok(())
 }

@@ -5,11 +5,15 @@
 //! value would be lost without a word. Other keys are passed over, as the specification asks.
 
 mod attach;
+mod devices;
 mod misspelt;
 
 pub use attach::{Attach, ChildKind};
+#[cfg(test)]
+pub(crate) use devices::read as devices_of;
+pub use devices::{Devices, Names};
 
-use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
+use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, Version};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 
@@ -48,6 +52,10 @@ pub struct Config {
     pub device: Option<Target>,
     /// `master`: what a child stands on.
     pub master: Option<String>,
+    /// `devices`: which of the pod's units it is made of.
+    pub devices: Devices,
+    /// `names`: what its interfaces are called, where it has several.
+    pub names: Names,
     /// `deviceID`.
     pub allocation: Option<Allocation>,
     /// `port`, from 1: which netdev of a PCI function that has several.
@@ -117,10 +125,13 @@ impl Config {
         .map(|(key, text)| allocation(&root, key, text))
         .transpose()?;
         let bus = bus.filter(|text| allocation.as_ref().is_none_or(|a| a.text != *text));
+        let (devices, names) = devices::read(&root)?;
         let config = Config {
             attach,
             device: device(&root, bus)?,
             master: root.text("master")?.map(str::to_owned),
+            devices,
+            names,
             allocation,
             port: positive(&root, "port")?,
             mode: root.text("mode")?.map(str::to_owned),
@@ -138,7 +149,56 @@ impl Config {
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
         };
         config.check(&root)?;
+        if config.devices == Devices::All {
+            config.check_several(request.config.version)?;
+        }
         Ok(config)
+    }
+
+    /// Refuses what names one interface, where there are several.
+    fn check_several(&self, version: Version) -> Result<(), Error> {
+        let keys = [
+            (
+                "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
+                self.device.is_some(),
+                "each unit decides about its netdev",
+            ),
+            (
+                "master",
+                self.master.is_some(),
+                "each unit decides about its netdev",
+            ),
+            (
+                "linkInContainer",
+                self.link_in_container,
+                "units stand for netdevs of the host",
+            ),
+            (
+                "mac",
+                self.mac.is_some(),
+                "no two interfaces can have one address",
+            ),
+        ];
+        if let Some((key, _, why)) = keys.iter().find(|(_, set, _)| *set) {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!("{key}: has no meaning with devices all: {why}"),
+            )
+            .with_details("leave it out, or leave devices out for one interface"));
+        }
+        // Older results have no interfaces.
+        if version < Version::V0_3_0 {
+            return Err(Error::new(
+                Code::IncompatibleVersion,
+                format!(
+                    "devices: all makes several interfaces, of which results of cniVersion {} know \
+                     nothing",
+                    version.as_str()
+                ),
+            )
+            .with_details("set cniVersion to 0.3.0 or newer"));
+        }
+        Ok(())
     }
 
     fn check(&self, root: &Section<'_>) -> Result<(), Error> {

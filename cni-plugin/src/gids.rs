@@ -36,7 +36,8 @@ impl Ready {
     }
 }
 
-/// Waits for the GIDs of the addresses of interface `ifname`, in the tables of these ports.
+/// Waits for the GIDs of the addresses of interface `ifname`, in the tables of these ports, until
+/// [`GID_TIMEOUT`] after `started`.
 ///
 /// Those that do not come are named in the log, with what is known of the table.
 pub(crate) fn await_ready(
@@ -44,10 +45,10 @@ pub(crate) fn await_ready(
     ports: &[PortId],
     addresses: &[IpAddr],
     ifname: &str,
+    started: Instant,
     log: &Log,
 ) -> Vec<Ready> {
     let mut ready = Vec::new();
-    let started = Instant::now();
     for port in ports {
         match gid::follow_addresses(host, port) {
             Ok(true) => {}

@@ -112,6 +112,14 @@ impl InterfaceConfig {
         })
     }
 
+    /// The families of its addresses.
+    pub fn families(&self) -> Vec<AddressFamily> {
+        let mut families: Vec<AddressFamily> =
+            self.addresses.iter().map(|a| a.header.family).collect();
+        families.dedup();
+        families
+    }
+
     /// Whether a default route of a family is meant for the main table.
     pub fn has_default(&self, family: AddressFamily) -> bool {
         self.routes

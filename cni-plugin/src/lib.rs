@@ -7,6 +7,7 @@
 //! - [`resolve`]: which links and RDMA devices the request comes to;
 //! - [`authorize`]: whether policy and kubelet allow that, with [`allocation`], what the kubelet
 //!   reports;
+//! - `parts`: the interfaces of an attachment that has all NICs of its pod;
 //! - [`plan`], [`interface_config`], `rails`: what is to be done, as plain data;
 //! - [`apply`]: making the interface;
 //! - `rdma`: RDMA devices that move with it;
@@ -27,6 +28,7 @@ mod device_info;
 mod error;
 mod gids;
 pub mod interface_config;
+mod parts;
 pub mod plan;
 mod rails;
 mod rdma;

@@ -70,8 +70,7 @@ impl Rails {
                 .with_details("expected enabled, table, priority"));
         }
         let table = section.get::<u32>("table")?;
-        // 253 to 255 are default, main and local; 0 is no table.
-        if table.is_some_and(|table| matches!(table, 0 | 253..=255)) {
+        if table.is_some_and(is_of_the_kernel) {
             return Err(section
                 .wrong("table", "0 and 253 to 255 are the kernel's own tables")
                 .with_details("leave it out for one that is not in use"));
@@ -126,12 +125,31 @@ impl Rails {
     }
 
     /// The table of an interface: the one that is asked for, else one that follows from its name,
-    /// which is unique in the pod, and that is not in `used`.
+    /// which is unique in the pod, and that is not in `used`. Of several interfaces each has the
+    /// table that is asked for and the number of its `rail` more.
     ///
     /// # Errors
     /// Code 7: the table that is asked for is in use.
-    pub fn table(&self, ifname: &str, used: &BTreeSet<u32>) -> Result<u32, Error> {
+    pub fn table(
+        &self,
+        ifname: &str,
+        rail: Option<u32>,
+        used: &BTreeSet<u32>,
+    ) -> Result<u32, Error> {
         if let Some(table) = self.table {
+            let table = table.saturating_add(rail.unwrap_or(0));
+            if is_of_the_kernel(table) {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!(
+                        "rails.table: {table}, for rail {}, is the kernel's own",
+                        rail.unwrap_or(0)
+                    ),
+                )
+                .with_details(
+                    "choose a number from which on as many are free as there are rails",
+                ));
+            }
             if used.contains(&table) {
                 return Err(Error::new(
                     Code::InvalidConfig,
@@ -225,6 +243,11 @@ impl Rails {
                 .push(rule(family, None, Some(ifname), table, priority));
         }
     }
+}
+
+/// 253 to 255 are default, main and local; 0 is no table.
+fn is_of_the_kernel(table: u32) -> bool {
+    matches!(table, 0 | 253..=255)
 }
 
 fn family_of(address: IpAddr) -> AddressFamily {
@@ -488,16 +511,22 @@ mod tests {
         let rails = Rails::default();
         let mut used = BTreeSet::new();
         for name in ["net1", "net2", "net3", "rail0", "rail1", "ib0"] {
-            let table = rails.table(name, &used).unwrap();
-            assert_eq!(rails.table(name, &used).unwrap(), table);
+            let table = rails.table(name, None, &used).unwrap();
+            assert_eq!(rails.table(name, None, &used).unwrap(), table);
             assert!(table >= FIRST_TABLE && used.insert(table), "{name}");
         }
-        let first = rails.table("net1", &BTreeSet::new()).unwrap();
-        assert_ne!(rails.table("net1", &used).unwrap(), first);
+        let first = rails.table("net1", None, &BTreeSet::new()).unwrap();
+        assert_ne!(rails.table("net1", None, &used).unwrap(), first);
         let asked = Rails {
             table: Some(first),
             ..rails
         };
-        assert!(asked.table("x", &used).unwrap_err().msg.contains("in use"));
+        assert!(
+            asked
+                .table("x", None, &used)
+                .unwrap_err()
+                .msg
+                .contains("in use")
+        );
     }
 }

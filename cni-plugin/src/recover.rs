@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use attachment::{
     detach::{self, living},
-    journal::{Key, Record, store::Lock},
+    journal::{Key, Part, Record, store::Lock},
     netdev::{
         restore::{self, return_netdev},
-        snapshot::Identity,
+        snapshot::{Identity, Snapshot},
     },
     node::Node,
     rdma,
@@ -69,14 +69,16 @@ fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Li
 /// Brings back the NIC that a pod had whose namespace is gone.
 fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
     for (_, record) in node.records()? {
-        let Some(moved) = record
-            .moved
-            .as_ref()
-            .filter(|_| node.is_of_this_boot(&record.boot) && target.means(&record))
-        else {
+        if !node.is_of_this_boot(&record.boot) {
+            continue;
+        }
+        let Some(part) = record.parts.iter().find(|part| target.means(part)) else {
             continue;
         };
-        if !record.awaits_name && living(&record)?.is_some() {
+        let Some(moved) = &part.moved else {
+            continue;
+        };
+        if !part.awaits_name && living(&record)?.is_some() {
             return Err(in_use(&moved.name, &record));
         }
         let _lock = node.journal.lock(&moved.identity)?;
@@ -88,7 +90,7 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
         )
         .map_err(attachment::Error::from)?;
         detach::report(node, moved, &returned);
-        rdma::return_devices(node, &record.rdma, None, restore::RETURN_TIMEOUT)?;
+        rdma::return_devices(node, &part.rdma, None, restore::RETURN_TIMEOUT)?;
         return Ok(());
     }
     Ok(())
@@ -103,12 +105,12 @@ fn in_use(netdev: &Name, record: &Record) -> Error {
 }
 
 impl Target {
-    /// Whether the netdev that an attachment moved is the one that is meant. Pure.
-    pub fn means(&self, record: &Record) -> bool {
-        let Some(moved) = &record.moved else {
+    /// Whether the netdev that was moved for a part of an attachment is the one that is meant. Pure.
+    pub fn means(&self, part: &Part) -> bool {
+        let Some(moved) = &part.moved else {
             return false;
         };
-        let rdma = &record.rdma;
+        let rdma = &part.rdma;
         let stands_on = |device: &str| moved.identity.bus_device.as_deref() == Some(device);
         match self {
             Target::Name(name) => {
@@ -122,13 +124,13 @@ impl Target {
                 let guid = guid.to_string();
                 let by_guid = rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid));
                 by_guid
-                    || record
+                    || part
                         .hcas
                         .contains(&format!("guid-{}", guid.replace(':', "")))
             }
             Target::Hca(hca) => {
                 let hca = hca.to_string();
-                record.hcas.contains(&hca) || stands_on(&hca)
+                part.hcas.contains(&hca) || stands_on(&hca)
             }
             Target::KernelPath(path) => path.split('/').next_back().is_some_and(stands_on),
             Target::RdmaDevice(name) => rdma.iter().any(|device| device.name == *name),
@@ -147,14 +149,14 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
         if node.is_of_this_boot(&claim.boot)
             && let Some((key, _, _)) = Key::parse(&claim.owner)
             && let Some(record) = node.journal.read(&key)?
-            && let Some(moved) = &record.moved
+            && let Some((position, part, moved)) = part_with(&record, identity)
         {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)
                 .map_err(attachment::Error::from)?;
             detach::report(node, moved, &returned);
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
-            rdma::return_devices(node, &record.rdma, None, Duration::ZERO)?;
-            end(node, &key, &record)?;
+            rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
+            end(node, &key, &record, position)?;
         }
         node.journal.release(identity)?;
     }
@@ -164,15 +166,26 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
     })
 }
 
-/// What is left of an attachment without its NIC: its leases, until its own DEL.
-fn end(node: &Node, key: &Key, record: &Record) -> Result<(), Error> {
-    if record.ipam.is_none() {
+/// The part of an attachment that has a netdev, by what its claim is known by.
+fn part_with<'a>(
+    record: &'a Record,
+    identity: &Identity,
+) -> Option<(usize, &'a Part, &'a Snapshot)> {
+    let parts = record.parts.iter().enumerate();
+    let mut moved = parts.filter_map(|(n, part)| Some((n, part, part.moved.as_ref()?)));
+    moved.find(|(_, _, moved)| moved.identity.key() == identity.key())
+}
+
+/// What is left of an attachment without one of its NICs: its other NICs and its leases, until its
+/// own DEL.
+fn end(node: &Node, key: &Key, record: &Record, position: usize) -> Result<(), Error> {
+    let mut rest = record.clone();
+    if let Some(part) = rest.parts.get_mut(position) {
+        part.moved = None;
+        part.rdma = Vec::new();
+    }
+    if rest.ipam.is_none() && !rest.parts.iter().any(Part::has_interface) {
         return Ok(node.journal.forget(key)?);
     }
-    let rest = Record {
-        moved: None,
-        rdma: Vec::new(),
-        ..record.clone()
-    };
     Ok(node.journal.replace(key, &rest)?)
 }

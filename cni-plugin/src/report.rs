@@ -1,7 +1,7 @@
 //! What is reported about an attachment beside its result: to the log, and to Multus in the
 //! device information file.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Instant};
 
 use attachment::node::Node;
 use cni_wire::AttachmentId;
@@ -15,17 +15,19 @@ use crate::{
     gids,
 };
 
-/// What is known of an attachment once it is made.
+/// What is known of an interface once it is made.
 #[derive(Debug)]
-pub(crate) struct Reported<'a> {
+pub(crate) struct Reported {
+    /// Its name in the pod.
+    pub ifname: String,
     /// The RDMA ports its traffic goes through.
-    pub ports: &'a [PortId],
+    pub ports: Vec<PortId>,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
     /// The RDMA devices that moved into the pod.
-    pub moved: Vec<&'a str>,
+    pub moved: Vec<String>,
     /// PCI address of the function below.
-    pub pci: Option<&'a str>,
+    pub pci: Option<String>,
 }
 
 /// The PCI function of an interface or of the netdev below it: that of the allocation, whose
@@ -39,7 +41,9 @@ pub(crate) fn function(link: &Link, config: &Config) -> Option<String> {
     }
 }
 
-/// Waits for the GIDs of the addresses and writes the reports.
+/// Waits for the GIDs of the interfaces' addresses and writes the reports. There is one device
+/// information file: of several interfaces it has the first's PCI function, and all RDMA devices and
+/// GIDs.
 ///
 /// # Errors
 /// Code 100: the pod's namespace cannot be read. What cannot be written is a warning.
@@ -48,35 +52,48 @@ pub(crate) fn write(
     pod: &Namespace,
     id: &AttachmentId,
     config: &Config,
-    reported: &Reported<'_>,
+    interfaces: &[Reported],
 ) -> Result<(), Error> {
-    if reported.ports.is_empty() && config.device_info.is_none() {
+    if interfaces.iter().all(|one| one.ports.is_empty()) && config.device_info.is_none() {
         return Ok(());
     }
-    let ifname = id.ifname.as_str();
-    let await_in = |host: &Host| {
-        gids::await_ready(host, reported.ports, &reported.addresses, ifname, &node.log)
-    };
-    let gids = if reported.moved.is_empty() {
-        await_in(&node.roots)
-    } else {
-        let sysfs = Sysfs::of(pod, &node.netns.namespace)?;
-        await_in(&Host {
-            sys: sysfs.path(),
-            ..node.roots.clone()
-        })
-    };
+    let started = Instant::now();
+    let mut gids = Vec::new();
+    for one in interfaces {
+        let await_in = |host: &Host| {
+            gids::await_ready(
+                host,
+                &one.ports,
+                &one.addresses,
+                &one.ifname,
+                started,
+                &node.log,
+            )
+        };
+        gids.extend(if one.moved.is_empty() {
+            await_in(&node.roots)
+        } else {
+            let sysfs = Sysfs::of(pod, &node.netns.namespace)?;
+            await_in(&Host {
+                sys: sysfs.path(),
+                ..node.roots.clone()
+            })
+        });
+    }
     let Some(named) = &config.device_info else {
         return Ok(());
     };
-    let mut devices: Vec<&str> = reported.moved.clone();
-    for port in reported.ports {
-        if !devices.contains(&port.device.as_str()) {
-            devices.push(&port.device);
+    let mut devices: Vec<&str> = Vec::new();
+    for one in interfaces {
+        let of_ports = one.ports.iter().map(|port| port.device.as_str());
+        for device in one.moved.iter().map(String::as_str).chain(of_ports) {
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
         }
     }
     let report = Report {
-        pci: reported.pci,
+        pci: interfaces.first().and_then(|first| first.pci.as_deref()),
         rdma: devices,
         gids: &gids,
     };

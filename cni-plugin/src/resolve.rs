@@ -17,7 +17,7 @@ use cni_wire::{CniResult, Code, Request};
 use netlink_packet_route::link::InfoKind;
 
 pub use dependents::{Dependent, rivals};
-pub use host_link::HostLink;
+pub use host_link::{HostLink, NodeNetwork};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 pub use requested::{Requested, requested};
 pub use target::{Missing, move_target, name_of};
@@ -124,21 +124,23 @@ pub fn resolve(
     before: &CniResult,
     pod: &Namespace,
     inside: &mut Socket,
+    network: &mut NodeNetwork,
 ) -> Result<Resolved, Error> {
     match requested(config)? {
         Requested::RdmaOnly => {
-            rdma_only::resolve(node, request, config, before, pod, inside).map(Resolved::RdmaOnly)
+            let target = rdma_only::resolve(node, request, config, before, pod, inside, network)?;
+            Ok(Resolved::RdmaOnly(target))
         }
         Requested::Move => {
             let target = move_target(config)?;
-            let mut nic = on_host(node, &target, config.port)?;
+            let mut nic = on_host(node, &target, config.port, network)?;
             nic.dependents = dependents::of(node, &nic, pod)?;
             Ok(Resolved::Move(nic))
         }
         Requested::Child(kind) => {
             let parent = match config.link_in_container {
                 true => Parent::OfPod(pod_link(inside, config.master.as_deref())?),
-                false => Parent::OfHost(parent_on_host(node, config)?),
+                false => Parent::OfHost(parent_on_host(node, config, network)?),
             };
             let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
             let socket = match &parent {
@@ -163,14 +165,18 @@ pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>
     if config.link_in_container {
         return Ok(None);
     }
-    let parent = Parent::OfHost(read_named(node, name)?);
+    let parent = Parent::OfHost(read_named(node, name, &mut NodeNetwork::default())?);
     let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
     carries_children(&mut node.netns.socket, kind, &parent)?;
     Ok(Some(Resolved::Child { kind, parent }))
 }
 
 /// The netdev of the host below a child.
-fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
+fn parent_on_host(
+    node: &mut Node,
+    config: &Config,
+    network: &mut NodeNetwork,
+) -> Result<HostLink, Error> {
     let target = match &config.master {
         Some(master) => Target::Name(master.clone()),
         None if config.allocation.is_some() => allocated(config)?,
@@ -188,7 +194,7 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
             }
         },
     };
-    on_host(node, &target, config.port)
+    on_host(node, &target, config.port, network)
 }
 
 /// The netdev of the host that a target means.
@@ -196,7 +202,12 @@ fn parent_on_host(node: &mut Node, config: &Config) -> Result<HostLink, Error> {
 /// # Errors
 /// Code 11 when a pod has it, also one that was attached since the journal was read last; code 7 when
 /// there is none, or several.
-fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLink, Error> {
+fn on_host(
+    node: &mut Node,
+    target: &Target,
+    port: Option<u32>,
+    network: &mut NodeNetwork,
+) -> Result<HostLink, Error> {
     let found = name_of(&node.roots, target, port).and_then(|name| {
         match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
             Ok(Some(link)) => Ok(link),
@@ -205,7 +216,7 @@ fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLi
         }
     });
     match found {
-        Ok(link) => read(node, link),
+        Ok(link) => read(node, link, network),
         Err(Missing::Netdev(error)) => Err(match holder_of(node, target)? {
             Some((netdev, owner)) => Error::new(
                 Code::TryAgain,
@@ -221,13 +232,15 @@ fn on_host(node: &mut Node, target: &Target, port: Option<u32>) -> Result<HostLi
 /// The attachment that has the netdev a target means, and the netdev's name on the host.
 fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, Error> {
     let records = node.records()?;
-    Ok(records.into_iter().find_map(|(_, record)| {
-        let here = node.is_of_this_boot(&record.boot);
-        let moved = record.moved.as_ref().filter(|_| here)?;
-        target
-            .means(&record)
-            .then(|| (moved.name.to_string(), record.owner()))
-    }))
+    let here = records
+        .into_iter()
+        .filter(|(_, record)| node.is_of_this_boot(&record.boot));
+    let mut held = here.filter_map(|(_, record)| {
+        let part = record.parts.iter().find(|part| target.means(part))?;
+        let moved = part.moved.as_ref()?;
+        Some((moved.name.to_string(), record.owner()))
+    });
+    Ok(held.next())
 }
 
 /// The pod's interface that a child stands on: the one that is named, else the one of the pod's

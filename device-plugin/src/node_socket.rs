@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hca::HcaId;
 use node_server::socket::connections::{Answers, Connections};
 use node_server::socket::{Counts, Socket};
 pub(crate) use node_server::socket::{NodeSocket, State};
@@ -66,7 +67,7 @@ impl Answers for Units {
     }
 }
 
-/// Names the HCAs that units of our own resources stand for.
+/// Names the HCAs that units of our own resources stand for, and those of their pools.
 fn name_hcas(units: &mut PodUnits, report: &Report) {
     for allocation in &mut units.allocations {
         let mut pools = report.pools.iter();
@@ -82,6 +83,9 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
             }
         }
         allocation.hcas = Some(hcas);
+        let mut pool: Vec<&HcaId> = snapshot.members().iter().map(|member| &member.id).collect();
+        pool.sort();
+        allocation.pool = Some(pool.into_iter().map(ToString::to_string).collect());
     }
 }
 

@@ -139,7 +139,8 @@ pub(crate) fn taken(settings: &Settings) -> Vec<Taken> {
     let (policy, _) = node::policy::Policy::load_for_release(&settings.policy);
     let store = Store::at(&policy.state_dir);
     let (records, _) = store.records().unwrap_or_default();
-    let moved = records.into_iter().filter_map(|(_, record)| record.moved);
+    let parts = records.into_iter().flat_map(|(_, record)| record.parts);
+    let moved = parts.filter_map(|part| part.moved);
     moved
         .filter_map(|netdev| {
             let id = netdev.identity.bus_device.as_deref()?.parse().ok()?;

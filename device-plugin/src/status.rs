@@ -288,7 +288,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             notes.extend(complaints);
             let records = records.iter();
             records
-                .map(|(_, record)| Attachment::of(record, &node.roots.proc, &node.boot))
+                .flat_map(|(_, record)| Attachment::all_of(record, &node.roots.proc, &node.boot))
                 .collect()
         })
         .map_err(|error| error.to_string());

@@ -6,18 +6,21 @@
 //! whereabouts' own datastore, election and log are accepted and ignored: leases
 //! are where the node's policy says. DEL needs none of this but the store's name.
 
+mod rails;
 mod request;
 
+pub use rails::{Place, RailRange};
 pub use request::{Requested, Source};
 
 use crate::range::{self, Range, Spec};
 use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section, Version};
 use node::policy::{Policy, Profile};
 use node::spelling;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Keys that mean something here.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "type",
     "store",
     "range",
@@ -25,6 +28,7 @@ const KEYS: [&str; 14] = [
     "range_end",
     "exclude",
     "ipRanges",
+    "ranges",
     "gateway",
     "routes",
     "dns",
@@ -71,6 +75,13 @@ pub struct Config {
     pub store: String,
     /// One address is given from each, in this order.
     pub ranges: Vec<Range>,
+    /// `ranges`: the ranges of each rail, for an attachment with several interfaces; empty where
+    /// all have those above.
+    pub by_rail: BTreeMap<u32, Vec<RailRange>>,
+    /// Gateways that belong to one range alone, by its number; empty but for several interfaces.
+    pub gateways: Vec<Option<IpAddr>>,
+    /// Which interface gets the address of a range, by its number; empty but for several interfaces.
+    pub places: Vec<Place>,
     /// `network_name`: apart from other names, the same address may be leased again.
     pub network_name: Option<String>,
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of
@@ -159,6 +170,9 @@ impl Config {
             profile,
             store: store_name(config),
             ranges: ranges(&keys, gateway, profile)?,
+            by_rail: rails::read(&ipam, profile)?,
+            gateways: Vec::new(),
+            places: Vec::new(),
             network_name: network_name(&keys)?,
             overlapping: overlapping(&keys, strict)?,
             slice: slice(&keys, strict)?,
@@ -172,26 +186,36 @@ impl Config {
         Ok(read)
     }
 
+    /// The gateway that goes with an address of the range of this number: that of the range alone, or
+    /// the one value there is for all.
+    #[must_use]
+    pub fn gateway_of(&self, number: usize, address: IpAddr) -> Option<IpAddr> {
+        let own = self.gateways.get(number).copied().flatten();
+        own.or_else(|| self.gateway_for(address))
+    }
+
     /// The gateway that goes with an address: the one value there is, but in
     /// the strict profile not for an address of the other family.
-    #[must_use]
-    pub fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
+    fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
         self.gateway.filter(|gateway| {
             self.profile == Profile::Compatible || gateway.is_ipv4() == address.is_ipv4()
         })
     }
 
     fn check(&self, version: Version, ipam: &Section<'_>) -> Result<(), Error> {
-        if self.profile == Profile::Strict && self.ranges.is_empty() {
+        if self.profile == Profile::Strict && self.all_ranges().next().is_none() {
             return Err(Error::new(
                 Code::InvalidConfig,
-                format!("{}: neither range nor ipRanges", ipam.path()),
+                format!(
+                    "{}: neither range nor ipRanges, nor ranges by rail",
+                    ipam.path()
+                ),
             )
             .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
         }
         if let Some(length) = self.slice {
             self.refuse_host_bits(ipam)?;
-            for range in &self.ranges {
+            for range in self.all_ranges() {
                 crate::slice::check(range.subnet(), length)
                     .map_err(|reason| ipam.wrong("node_slice_size", reason))?;
             }
@@ -217,12 +241,12 @@ impl Config {
     fn refuse_host_bits(&self, ipam: &Section<'_>) -> Result<(), Error> {
         let mut sections = vec![ipam.clone()];
         sections.extend(ipam.sections("ipRanges")?);
+        sections.extend(rails::sections(ipam)?);
         for section in sections {
             if let Some(text) = section.text("range")?
                 && let Some((address, Some(_))) = range::with_length(text)
                 && !self
-                    .ranges
-                    .iter()
+                    .all_ranges()
                     .any(|range| range.subnet().network() == address)
             {
                 let rule = "has host bits set; node_slice_size needs a network address";
@@ -456,7 +480,7 @@ mod tests {
         )
     }
 
-    fn strict(mut ipam: Value) -> Result<Config, Error> {
+    pub(super) fn strict(mut ipam: Value) -> Result<Config, Error> {
         ipam["type"] = json!("rdma-ipam");
         read_with(&ipam, &json!({}))
     }

@@ -12,7 +12,8 @@ mod blocks;
 mod whereabouts;
 
 use crate::config::{self, Config};
-use crate::lease::{Holder, Pod};
+use crate::lease::{Holder, Lease, Pod};
+use crate::range::Range;
 use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
@@ -23,6 +24,7 @@ use node::identity::NodeIdentity;
 use node::log::{Log, subject};
 use node::policy::{Policy, PolicyError, Store as StorePolicy, StoreKind};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -110,16 +112,61 @@ impl Plugin {
     /// requested one is held, 105 when the store cannot be used. Nothing stays leased.
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let config = self.config(request)?;
+        if config.rails().is_some() {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                "ipam.ranges has ranges of rails, and this is one interface on none",
+            )
+            .with_details("set devices to all in the network, or use range and ipRanges"));
+        }
+        self.add_by(request, &config)
+    }
+
+    /// ADD for an attachment with several interfaces, by their rails: all addresses by one order,
+    /// all or none, a result for each interface.
+    ///
+    /// # Errors
+    /// As [`Plugin::add`]; code 7 when a rail has no range.
+    pub fn add_rails(&self, request: &Request, rails: &[u32]) -> Result<Vec<CniResult>, Error> {
+        let config = self.config(request)?.for_rails(rails)?;
+        let mut subnets: Vec<_> = config.ranges.iter().map(Range::subnet).collect();
+        subnets.sort();
+        if self.objects(&config.store, request).is_some()
+            && let Some([subnet, _]) = subnets.array_windows().find(|[one, other]| one == other)
+        {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "store {:?} records leases in whereabouts' objects, which have one address of \
+                     {subnet} for an attachment, and several interfaces need one each",
+                    config.store
+                ),
+            )
+            .with_details("give each rail a range of its own: ipam.ranges"));
+        }
+        let all = self.add_by(request, &config)?;
+        Ok(add::by_interface(&config, all, rails.len()))
+    }
+
+    /// The rails for which a request's configuration has ranges; none where all have the same.
+    ///
+    /// # Errors
+    /// The configuration is wrong.
+    pub fn rails(&self, request: &Request) -> Result<Option<BTreeSet<u32>>, Error> {
+        Ok(self.config(request)?.rails())
+    }
+
+    fn add_by(&self, request: &Request, config: &Config) -> Result<CniResult, Error> {
         if let Some(objects) = self.objects(&config.store, request) {
-            self.warn_of_ignored(request, &config);
-            return objects.add(request, &config, self.policy.allow.request_excluded);
+            self.warn_of_ignored(request, config);
+            return objects.add(request, config, self.policy.allow.request_excluded);
         }
         let store = self.open(&config.store)?;
-        self.warn(request, &config, &store);
+        self.warn(request, config, &store);
         let holder = self.holder(request, store.node())?;
         let request_excluded = self.policy.allow.request_excluded;
         let broker = self.broker();
-        add::add(request, &config, &store, &broker, &holder, request_excluded)
+        add::add(request, config, &store, &broker, &holder, request_excluded)
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
@@ -204,21 +251,34 @@ impl Plugin {
     /// Code 7 without `prevResult`, 104 when they differ, 105 when the store
     /// cannot be used.
     pub fn check(&self, request: &Request) -> Result<(), Error> {
-        let config = self.config(request)?;
+        self.check_by(request, &self.config(request)?)
+    }
+
+    /// CHECK of an attachment with several interfaces, by their rails.
+    ///
+    /// # Errors
+    /// As [`Plugin::check`].
+    pub fn check_rails(&self, request: &Request, rails: &[u32]) -> Result<(), Error> {
+        self.check_by(request, &self.config(request)?.for_rails(rails)?)
+    }
+
+    fn check_by(&self, request: &Request, config: &Config) -> Result<(), Error> {
         let previous = request.config.prev_result()?.ok_or_else(|| {
             Error::new(Code::InvalidConfig, "CHECK without prevResult")
                 .with_details("the runtime passes the result of ADD")
         })?;
         if let Some(objects) = self.objects(&config.store, request) {
-            return objects.check(request, &config, &previous);
+            return objects.check(request, config, &previous);
         }
         let store = self.open(&config.store)?;
         let id = request.attachment()?;
-        let held = store
+        let mut held = store
             .held(id.container_id.as_str(), id.ifname.as_str())
             .map_err(|e| to_error(&e, format_args!("find the addresses of {id}")))?;
         for range in &config.ranges {
-            let Some(lease) = held.iter().find(|lease| lease.range == range.subnet()) else {
+            let of_range = |lease: &Lease| lease.range == range.subnet();
+            // Several interfaces may have addresses of one range: each has its own.
+            let Some(lease) = held.iter().position(of_range).map(|n| held.remove(n)) else {
                 return Err(Error::new(
                     Code::Differs,
                     format!("{id} holds no address of {}", range.subnet()),
@@ -251,7 +311,10 @@ impl Plugin {
             code: Code::Unavailable,
             ..error
         };
-        let config = self.config(request).map_err(unavailable)?;
+        let config = self
+            .config(request)
+            .and_then(|config| config.for_all_rails());
+        let config = config.map_err(unavailable)?;
         if let Some(objects) = self.objects(&config.store, request) {
             return objects.status(&config).map_err(unavailable);
         }
@@ -423,7 +486,7 @@ impl Plugin {
         let Some(allowed) = &bounds.ranges else {
             return Ok(());
         };
-        for range in &config.ranges {
+        for range in config.all_ranges() {
             let subnet = range.subnet();
             let inside = |(address, length): &(IpAddr, u8)| {
                 IpNetwork::new(*address, *length).is_ok_and(|allowed| {

@@ -558,6 +558,7 @@ mod tests {
                         network_name: None,
                         overlapping: true,
                     },
+                    like: None,
                     requested: None,
                 }],
             };

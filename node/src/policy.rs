@@ -16,10 +16,12 @@
 //! Nothing here writes.
 
 mod error;
+mod rails;
 mod read;
 mod selector;
 
 pub use error::PolicyError;
+pub use rails::{MAX_RAIL, RailCandidate, RailConflict, Rails};
 pub use selector::{Candidate, Selector};
 
 use std::collections::BTreeMap;
@@ -51,6 +53,8 @@ pub struct Policy {
     pub ipam: Ipam,
     /// `allow`: which netdevs may be taken or used as a master.
     pub allow: Allow,
+    /// `rails`: which rail of the fabric each NIC is on.
+    pub rails: Rails,
     /// `log`: where the CNI binaries log to; `None` is stderr.
     pub log: Log,
 }
@@ -247,6 +251,7 @@ impl Default for Policy {
                 flat_file: None,
             },
             allow: Allow::default(),
+            rails: Rails::default(),
             log: Log::default(),
         }
     }

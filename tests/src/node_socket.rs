@@ -203,6 +203,7 @@ pub fn allocation(container: &str, resource: &str, units: &[&str]) -> Allocation
         resource: resource.to_owned(),
         units: units.iter().map(|&unit| unit.to_owned()).collect(),
         hcas: None,
+        pool: None,
     }
 }
 

@@ -42,6 +42,12 @@ pub const STATE: u64 = 105;
 /// The PCI address of `nic0` on a host [with hardware](Scene::with_hardware).
 pub const PCI: &str = "0000:3b:00.0";
 
+/// The PCI address of `nicN` on a host [with several](Scene::with_nics).
+#[must_use]
+pub fn pci_of(number: u8) -> String {
+    format!("0000:{:02x}:00.0", 0x3b + number)
+}
+
 /// A host with `nic0`, and a pod.
 #[derive(Debug)]
 pub struct Scene {
@@ -131,6 +137,39 @@ impl Scene {
             ..NetdevSpec::default()
         });
         Ok(())
+    }
+
+    /// A host with so many NICs, `nic0` and on: `nicN` is a port of the RDMA device `mlx5_N` at
+    /// [`pci_of`] N and is up; from `nic1` on, it has 10.19.N.1/24.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn with_nics(count: u8) -> Result<Self> {
+        let scene = Self::with_hardware()?;
+        for number in 1..count {
+            let (name, address) = (format!("nic{number}"), pci_of(number));
+            scene.host.add_nic(&name, &format!("peer{number}"))?;
+            scene.on_host(&[&format!("addr add 10.19.{number}.1/24 dev {name}")])?;
+            let root = address.trim_end_matches(":00.0");
+            let tree = scene.tree()?;
+            tree.pci(&PciSpec {
+                address: &address,
+                above: &format!("pci{root}/{root}:01.0"),
+                ..PciSpec::MLX5
+            });
+            tree.rdma(&RdmaSpec {
+                name: &format!("mlx5_{number}"),
+                on: On::Pci(&address),
+                node_guid: &format!("b859:9f03:0000:{number:04x}"),
+                ..RdmaSpec::default()
+            });
+            tree.netdev(&NetdevSpec {
+                name: &name,
+                on: On::Pci(&address),
+                ..NetdevSpec::default()
+            });
+        }
+        Ok(scene)
     }
 
     /// The tree of files that stands for the host's root, where the host has hardware.

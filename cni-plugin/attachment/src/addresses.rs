@@ -2,6 +2,7 @@
 //! other by exec.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fmt::{Debug, Display},
     os::unix::fs::MetadataExt,
@@ -171,6 +172,71 @@ impl Ipam {
         answer
             .map(Some)
             .map_err(|error| self.release_after(node, request, error))
+    }
+
+    /// Refuses an IPAM that gives addresses to one interface only.
+    ///
+    /// # Errors
+    /// Code 7.
+    pub fn serves_several(&self) -> Result<(), Error> {
+        match self {
+            Ipam::None | Ipam::Own => Ok(()),
+            Ipam::Other(delegate) => Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "devices: all makes several interfaces, and IPAM {} gives addresses to one",
+                    delegate.program().display()
+                ),
+            )
+            .with_details(format!(
+                "set ipam.type to {OWN}; or leave ipam out, so that moved netdevs keep their addresses"
+            ))),
+        }
+    }
+
+    /// The rails for which the network has ranges; none where it has not one for each.
+    ///
+    /// # Errors
+    /// Ours: `ipam` is wrong.
+    pub fn rails(&self, node: &Node, request: &Request) -> Result<Option<BTreeSet<u32>>, Error> {
+        match self {
+            Ipam::Own => node.ipam.rails(request),
+            Ipam::None | Ipam::Other(_) => Ok(None),
+        }
+    }
+
+    /// Asks for the addresses of several interfaces, one result for each rail, all or none; none
+    /// without an IPAM. Nothing stays leased on failure.
+    ///
+    /// # Errors
+    /// The IPAM's; code 7 for one that gives addresses to one interface only.
+    pub fn add_rails(
+        &self,
+        node: &Node,
+        request: &Request,
+        rails: &[u32],
+    ) -> Result<Vec<Option<CniResult>>, Error> {
+        self.serves_several()?;
+        if matches!(self, Ipam::None) {
+            return Ok(rails.iter().map(|_| None).collect());
+        }
+        let given = self.logged(node, Command::Add, || node.ipam.add_rails(request, rails));
+        given
+            .map(|results| results.into_iter().map(Some).collect())
+            .map_err(|error| self.release_after(node, request, error))
+    }
+
+    /// CHECK of several interfaces, by their rails.
+    ///
+    /// # Errors
+    /// As [`Ipam::ask`].
+    pub fn check_rails(&self, node: &Node, request: &Request, rails: &[u32]) -> Result<(), Error> {
+        match self {
+            Ipam::Own => self.logged(node, Command::Check, || {
+                node.ipam.check_rails(request, rails)
+            }),
+            Ipam::None | Ipam::Other(_) => self.ask(node, Command::Check, request),
+        }
     }
 
     /// Releases what a failed ADD may hold; the first error stays the first.

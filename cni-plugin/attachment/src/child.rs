@@ -8,12 +8,12 @@ use netlink::{
 use crate::{
     detach::UNNAMED,
     error::Error,
-    journal::{Record, record::Child},
+    journal::{Part, Record, record::Child},
     namespaces,
     node::Node,
 };
 
-/// Removes the child of an attachment: from its pod, or from the namespace that it was moved to from
+/// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved to from
 /// there. What is not found is logged, because it may still use its address.
 ///
 /// `inside` is a socket of `pod`.
@@ -23,19 +23,18 @@ use crate::{
 pub(crate) fn remove(
     node: &Node,
     record: &Record,
+    part: &Part,
+    child: &Child,
     pod: &Namespace,
     inside: &mut Socket,
 ) -> Result<(), Error> {
-    let Some(child) = &record.child else {
-        return Ok(());
-    };
     let links = link::list(inside)?;
     let parent_netns = match child.in_pod {
         true => pod,
         false => &node.netns.namespace,
     };
     let below = Below::of(inside, pod, parent_netns)?;
-    if let Some(link) = find(&links, child, below, &record.ifname) {
+    if let Some(link) = find(&links, child, below, &part.ifname) {
         return Ok(link::delete(inside, link)?);
     }
     // Cut off before it was made, or written by a version that did not know where to search.
@@ -46,7 +45,7 @@ pub(crate) fn remove(
         "{} {} on {} is neither in the network namespace of {} nor in one that it was moved to: if \
          the pod did not delete it, it has its address until its namespace ends",
         child.kind,
-        record.ifname,
+        part.ifname,
         child.master,
         record.owner()
     ));

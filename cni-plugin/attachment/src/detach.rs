@@ -5,15 +5,18 @@
 //! attempted whatever became of the others; the record goes when all is done, so the next DEL
 //! or the reclaim loop finds what is left.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use netlink::{Namespace, rule};
+use netlink::{Namespace, Socket, rule};
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
     addresses, child,
     error::Error,
-    journal::{Key, Record},
+    journal::{Key, Part, Record},
     netdev::{
         restore::{self, Returned},
         snapshot::Snapshot,
@@ -25,56 +28,90 @@ use crate::{
 /// How the name begins of a child that is made and has not got its name yet.
 pub const UNNAMED: &str = "rdma-tmp";
 
-/// Undoes an attachment.
+/// Undoes an attachment, all of its interfaces.
 ///
-/// `timeout` limits the wait for a netdev that returns from a dying namespace.
+/// `timeout` limits the wait for RDMA devices, and then for netdevs, that return from a dying
+/// namespace: they return together.
 ///
 /// # Errors
 /// All failures, the first one first.
 pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
-    let mut keep = false;
+    let mut awaiting_names = Vec::new();
     // Links and namespaces of an earlier boot ended with that.
     if node.is_of_this_boot(&record.boot) {
         let pod = living(record);
         match pod {
             Ok(pod) => {
                 // RDMA devices first: netdevs of InfiniBand stand on them.
-                let rdma = rdma::return_devices(node, &record.rdma, pod.as_ref(), timeout);
-                failures.extend(rdma.err());
-                if let Some(taken) = &record.moved {
-                    match return_netdev(node, key, taken, pod.as_ref(), timeout) {
-                        Ok(pending) => keep = pending,
+                let limit = Limit::of(timeout);
+                for part in &record.parts {
+                    let rdma = rdma::return_devices(node, &part.rdma, pod.as_ref(), limit.left());
+                    failures.extend(rdma.err());
+                }
+                let limit = Limit::of(timeout);
+                for part in &record.parts {
+                    let Some(taken) = &part.moved else {
+                        continue;
+                    };
+                    match return_netdev(node, key, taken, pod.as_ref(), limit.left()) {
+                        Ok(true) => awaiting_names.push(part),
+                        Ok(false) => {}
                         Err(e) => failures.push(e),
                     }
                 }
                 if let Some(pod) = &pod {
-                    failures.extend(clear_pod(node, record, pod).err());
+                    failures.extend(clear_pod(node, record, pod));
                 }
             }
             Err(e) => failures.push(e),
         }
-    } else if let Some(taken) = &record.moved {
-        failures.extend(disown(node, key, taken).err());
+    } else {
+        for taken in record.parts.iter().filter_map(|part| part.moved.as_ref()) {
+            failures.extend(disown(node, key, taken).err());
+        }
     }
     failures.extend(addresses::release(node, record).err().map(Error::from));
     if let Some(failed) = Error::all(failures) {
         return Err(failed);
     }
-    if keep {
-        // Its name is somebody else's for now: the record stays for the repair, and holds
-        // nothing else.
-        let rest = Record {
-            awaits_name: true,
-            ipam: None,
-            child: None,
-            rdma: Vec::new(),
-            rules: Vec::new(),
-            ..record.clone()
-        };
-        return Ok(node.journal.replace(key, &rest)?);
+    if awaiting_names.is_empty() {
+        return Ok(node.journal.forget(key)?);
     }
-    Ok(node.journal.forget(key)?)
+    // Their names are somebody else's for now: the record stays for the repair, and holds
+    // nothing else.
+    let rest = |part: &Part| Part {
+        awaits_name: true,
+        child: None,
+        rdma: Vec::new(),
+        rules: Vec::new(),
+        ..part.clone()
+    };
+    let rest = Record {
+        parts: awaiting_names.into_iter().map(rest).collect(),
+        ipam: None,
+        ..record.clone()
+    };
+    Ok(node.journal.replace(key, &rest)?)
+}
+
+/// A limit of time for several waits together.
+struct Limit {
+    started: Instant,
+    timeout: Duration,
+}
+
+impl Limit {
+    fn of(timeout: Duration) -> Self {
+        Limit {
+            started: Instant::now(),
+            timeout,
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.started.elapsed())
+    }
 }
 
 /// The attachment's namespace; none when it is gone, or another one has its path now.
@@ -145,20 +182,38 @@ pub fn report(node: &Node, taken: &Snapshot, returned: &Returned) {
     }
 }
 
-/// Removes the child and the rules of an attachment from a namespace that lives.
-fn clear_pod(node: &Node, record: &Record, pod: &Namespace) -> Result<(), Error> {
-    if record.child.is_none() && record.rules.is_empty() {
-        return Ok(());
+/// Removes the children and the rules of an attachment from a namespace that lives. Answers what
+/// failed.
+fn clear_pod(node: &Node, record: &Record, pod: &Namespace) -> Vec<Error> {
+    let has_any = |part: &&Part| part.child.is_some() || !part.rules.is_empty();
+    let parts: Vec<&Part> = record.parts.iter().filter(has_any).collect();
+    if parts.is_empty() {
+        return Vec::new();
     }
-    let mut socket = pod.socket(&node.netns.namespace)?;
-    for message in &record.rules {
+    let mut socket = match pod.socket(&node.netns.namespace) {
+        Ok(socket) => socket,
+        Err(e) => return vec![e.into()],
+    };
+    let cleared = parts
+        .into_iter()
+        .map(|part| clear_part(node, record, part, pod, &mut socket));
+    cleared.filter_map(Result::err).collect()
+}
+
+fn clear_part(
+    node: &Node,
+    record: &Record,
+    part: &Part,
+    pod: &Namespace,
+    socket: &mut Socket,
+) -> Result<(), Error> {
+    for message in &part.rules {
         if let Ok(parsed) = message.parse::<RuleMessage>() {
-            rule::delete(
-                &mut socket,
-                &format!("remove rule {}", message.text),
-                &parsed,
-            )?;
+            rule::delete(socket, &format!("remove rule {}", message.text), &parsed)?;
         }
     }
-    child::remove(node, record, pod, &mut socket)
+    match &part.child {
+        Some(child) => child::remove(node, record, part, child, pod, socket),
+        None => Ok(()),
+    }
 }

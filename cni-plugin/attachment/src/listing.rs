@@ -9,11 +9,11 @@ use node::{
 use serde::Serialize;
 
 use crate::{
-    journal::{Error, Key, Record, Store},
+    journal::{Error, Key, Part, Record, Store},
     reclaim::{Netns, netns},
 };
 
-/// One attachment.
+/// One interface of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
@@ -21,6 +21,12 @@ pub struct Attachment {
     pub pod: Option<String>,
     /// Name of the interface in the pod.
     pub interface: String,
+    /// The rail, of an attachment by `devices: all`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rail: Option<u32>,
+    /// `CNI_IFNAME`, where the interface has another name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cni_ifname: Option<String>,
     /// Name of the network.
     pub network: String,
     /// ID of the sandbox.
@@ -42,36 +48,53 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// What a record says; `proc` is the host's, `boot` the kernel's boot ID, or empty where it
-    /// cannot be read.
+    /// What a record says, one entry for each interface; `proc` is the host's, `boot` the kernel's
+    /// boot ID, or empty where it cannot be read.
     #[must_use]
-    pub fn of(record: &Record, proc: &Path, boot: &str) -> Self {
-        let (kind, netdev) = what(record);
+    pub fn all_of(record: &Record, proc: &Path, boot: &str) -> Vec<Self> {
+        let netns_state = fate(record, proc, boot);
+        let of = |part: &Part| Self::of(record, part, netns_state);
+        interfaces(record).iter().map(of).collect()
+    }
+
+    fn of(record: &Record, part: &Part, netns_state: &'static str) -> Self {
+        let (kind, netdev) = what(part);
         let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let moved = record.moved.as_ref();
+        let moved = part.moved.as_ref();
         Self {
             pod: record.pod.clone(),
-            interface: record.ifname.clone(),
+            interface: part.ifname.clone(),
+            rail: part.rail,
+            cni_ifname: (part.ifname != record.ifname).then(|| record.ifname.clone()),
             network: record.network.clone(),
             container: record.container_id.clone(),
             kind: named(kind),
             netdev: named(&netdev),
             pci_address: moved.and_then(|moved| moved.identity.bus_device.clone()),
-            rdma_devices: record.rdma.iter().map(|rdma| rdma.name.clone()).collect(),
+            rdma_devices: part.rdma.iter().map(|rdma| rdma.name.clone()).collect(),
             netns: record.netns.path.clone(),
-            netns_state: fate(record, proc, boot),
+            netns_state,
             created: record.created,
         }
     }
 }
 
-/// The kind of attachment and the netdev of the host that it is about.
+/// The interfaces of an attachment; where none is left, one for its addresses.
 #[must_use]
-pub fn what(record: &Record) -> (&str, String) {
-    match (&record.moved, &record.child) {
+pub fn interfaces(record: &Record) -> Vec<Part> {
+    match record.parts.is_empty() {
+        true => vec![Part::named(&record.ifname)],
+        false => record.parts.clone(),
+    }
+}
+
+/// The kind of an attachment's part and the netdev of the host that it is about.
+#[must_use]
+pub fn what(part: &Part) -> (&str, String) {
+    match (&part.moved, &part.child) {
         (Some(netdev), _) => ("move", netdev.name.to_string()),
         (None, Some(child)) => (&child.kind, child.master.clone()),
-        (None, None) if !record.rdma.is_empty() => ("rdma-only", String::new()),
+        (None, None) if !part.rdma.is_empty() => ("rdma-only", String::new()),
         // Begun and not made, or already undone but for its addresses.
         (None, None) => ("", String::new()),
     }

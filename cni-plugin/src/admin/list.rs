@@ -14,7 +14,7 @@ pub(super) fn run(places: &Places, as_json: bool) -> Result<()> {
     let records = records(&node)?;
     let records = records.iter().map(|(_, record)| record);
     let attachments: Vec<Attachment> = records
-        .map(|record| Attachment::of(record, &node.roots.proc, &node.boot))
+        .flat_map(|record| Attachment::all_of(record, &node.roots.proc, &node.boot))
         .collect();
     if as_json {
         say_json(json!({"attachments": attachments}));

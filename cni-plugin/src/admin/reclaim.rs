@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use anyhow::{Result, anyhow, bail};
 use attachment::{
     journal::Record,
-    listing::what,
+    listing::{interfaces, what},
     netdev::restore,
     node::{Places, now},
     reclaim::{in_host_namespace, over, undo},
@@ -86,12 +86,17 @@ impl Reclaim {
         };
         let rows: Vec<_> = undone
             .iter()
-            .map(|one| {
-                let (kind, netdev) = what(&one.record);
+            .flat_map(|one| {
+                interfaces(&one.record)
+                    .into_iter()
+                    .map(move |part| (one, part))
+            })
+            .map(|(one, part)| {
+                let (kind, netdev) = what(&part);
                 let state = if one.error.is_some() { "failed" } else { done };
                 vec![
                     cell(one.record.pod.as_deref().unwrap_or_default()),
-                    cell(&one.record.ifname),
+                    cell(&part.ifname),
                     cell(&one.record.network),
                     cell(kind),
                     cell(&netdev),
@@ -123,11 +128,16 @@ impl Reclaim {
     fn document(&self, undone: &[Undone]) -> Value {
         let list: Vec<Value> = undone
             .iter()
-            .map(|one| {
-                let (kind, netdev) = what(&one.record);
+            .flat_map(|one| {
+                interfaces(&one.record)
+                    .into_iter()
+                    .map(move |part| (one, part))
+            })
+            .map(|(one, part)| {
+                let (kind, netdev) = what(&part);
                 json!({
                     "pod": one.record.pod,
-                    "interface": one.record.ifname,
+                    "interface": part.ifname,
                     "network": one.record.network,
                     "container": one.record.container_id,
                     "kind": kind,

@@ -317,7 +317,7 @@ fn only_rdma_devices_that_leave_need_an_allocation() {
     let mlx5_2 = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
     let device = |hca: Option<&str>| {
         Resolved::RdmaOnly(RdmaOnly {
-            interface: None,
+            interfaces: Vec::new(),
             devices: vec![RdmaTarget {
                 device: mlx5_2.clone(),
                 hca: hca.map(|hca| hca.parse().unwrap()),
@@ -352,7 +352,7 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
     let device = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
     let of = |netdevs: Vec<HostLink>| {
         Resolved::RdmaOnly(RdmaOnly {
-            interface: None,
+            interfaces: Vec::new(),
             devices: vec![RdmaTarget {
                 device: device.clone(),
                 hca: Some("0000:3b:00.2".parse().unwrap()),

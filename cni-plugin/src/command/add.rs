@@ -3,6 +3,7 @@
 //! - *recover* returns the NIC that a dead pod left, if the request means it;
 //! - *resolve* reads which links and RDMA devices the request comes to;
 //! - *authorize* asks policy and kubelet about what it comes to, never about how it is written;
+//! - *number* says which rail each NIC is on and what it is called, with `devices: all`;
 //! - *plan* says what will be done, as plain data;
 //! - *apply* does it.
 //!
@@ -13,20 +14,18 @@
 
 mod interface;
 mod rdma_only;
+mod several;
 
 use std::time::Duration;
 
 use attachment::{
     addresses::Ipam,
     detach::{detach, living},
-    journal::{
-        Key, Record,
-        record::{self, Netns},
-    },
+    journal::{Key, Part, Record, record::Netns},
     netdev::restore,
     node::{Node, now},
 };
-use cni_wire::{AttachmentId, Code, Request};
+use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
 use netlink::{
     Namespace, Socket,
     link::{self, By},
@@ -36,14 +35,14 @@ use serde_json::Value;
 
 use super::pod_namespace;
 use crate::{
-    allocation,
+    allocation::{self, Allocated},
     authorize::{Asked, Rules, authorize},
-    config::{ChildKind, Config},
+    config::{ChildKind, Config, Devices},
     error::Error,
     plan,
     rdma::{self, RdmaRequirement},
     recover,
-    resolve::{self, Requested, Resolved, resolve},
+    resolve::{self, NodeNetwork, RdmaOnly, Requested, Resolved, resolve},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -90,6 +89,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         }
         _ => None,
     };
+    let named = match config.devices {
+        Devices::One => None,
+        Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?),
+    };
     let pod = pod_namespace(&node, request)?;
     let _attachment = node
         .journal
@@ -97,45 +100,165 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let mut inside = pod.socket(&node.netns.namespace)?;
     undo_earlier(&mut node, &key, &pod, &mut inside, requested)?;
     if requested != Requested::RdmaOnly {
-        name_is_free(&mut inside, id, &pod)?;
+        name_is_free(&mut inside, &id.ifname, &pod)?;
     }
 
-    let recovered = match requested {
-        Requested::Move => {
-            recover::recover(&mut node, &resolve::move_target(&config)?, config.port)?
-        }
-        _ => recover::Recovered::default(),
+    let devices = match named {
+        None => None,
+        Some(named) => Some(several::ask(&node, request, named)?),
     };
-    let resolved = resolve(&mut node, request, &config, &before, &pod, &mut inside)?;
-    let moves_rdma = moves_rdma(&node, &config, &resolved)?;
-    allow(&node, request, &config, &resolved, moves_rdma)?;
-    plan::check(&resolved, &config, request.config.ipam_type()?)?;
+    let configs = match &devices {
+        None => vec![config.clone()],
+        Some(all) => several::configs(&config, requested, &all.devices),
+    };
+    let call = Call {
+        request,
+        before: &before,
+        pod: &pod,
+        allocated: devices.as_ref().map(|all| &all.allocated),
+    };
+    // All are back on the host before the first is judged.
+    let mut recovered = Vec::new();
+    for config in &configs {
+        recovered.push(recover(&mut node, config)?);
+    }
+    let mut network = NodeNetwork::default();
+    let mut nics = Vec::new();
+    for (config, recovered) in configs.into_iter().zip(recovered) {
+        let (resolved, moves_rdma) = call.resolve(&mut node, &mut inside, &config, &mut network)?;
+        nics.push(Nic {
+            config,
+            resolved,
+            recovered,
+            moves_rdma,
+        });
+    }
+    if requested == Requested::RdmaOnly {
+        let moves_rdma = nics.iter().any(|nic| nic.moves_rdma);
+        let target = RdmaOnly::joined(nics.into_iter().map(|nic| nic.resolved))?;
+        let attachment = rdma_only::Attachment {
+            node: &mut node,
+            request,
+            config: &config,
+            key: &key,
+            pod: &pod,
+            target: &target,
+        };
+        return attachment.add(&before, moves_rdma);
+    }
+    let (wanted, recovered) = match &devices {
+        None => nics
+            .into_iter()
+            .map(|nic| nic.interface(id.ifname.clone(), None))
+            .unzip(),
+        Some(all) => {
+            let ranges = ipam.rails(&node, request)?;
+            several::interfaces(&node, &config, id, &all.devices, ranges.as_ref(), nics)?
+        }
+    };
+    if devices.is_some() {
+        for wanted in &wanted {
+            name_is_free(&mut inside, &wanted.ifname, &pod)?;
+        }
+    }
+    let attachment = interface::Attachment {
+        node: &mut node,
+        request,
+        id,
+        wanted: &wanted,
+        pod: &pod,
+        inside: &mut inside,
+        ipam: &ipam,
+    };
+    attachment.add(&key, recovered, before, chain)
+}
 
-    match resolved {
-        Resolved::RdmaOnly(target) => {
-            let attachment = rdma_only::Attachment {
-                node: &mut node,
-                request,
-                config: &config,
-                key: &key,
-                pod: &pod,
-                target: &target,
-            };
-            attachment.add(&before, moves_rdma)
-        }
-        resolved => {
-            let attachment = interface::Attachment {
-                node: &mut node,
-                request,
-                id,
-                config: &config,
-                resolved: &resolved,
-                pod: &pod,
-                inside: &mut inside,
-                ipam: &ipam,
-            };
-            attachment.add(&key, recovered, before, chain, moves_rdma)
-        }
+/// A call, as each of its NICs is resolved for it.
+struct Call<'a> {
+    request: &'a Request,
+    before: &'a CniResult,
+    pod: &'a Namespace,
+    /// What the kubelet allocated to the pod, where it was asked already.
+    allocated: Option<&'a Allocated>,
+}
+
+/// What an interface is to be made of, resolved and allowed.
+struct Nic {
+    config: Config,
+    resolved: Resolved,
+    recovered: recover::Recovered,
+    moves_rdma: bool,
+}
+
+impl Nic {
+    /// The interface, and what keeps other processes off its NIC.
+    fn interface(
+        self,
+        ifname: IfName,
+        rail: Option<u32>,
+    ) -> (interface::Wanted, recover::Recovered) {
+        let wanted = interface::Wanted {
+            ifname,
+            rail,
+            config: self.config,
+            resolved: self.resolved,
+            moves_rdma: self.moves_rdma,
+        };
+        (wanted, self.recovered)
+    }
+}
+
+impl Call<'_> {
+    /// Resolves, authorizes and checks what a configuration of one NIC asks for. Answers also whether
+    /// RDMA devices leave the host with it.
+    fn resolve(
+        &self,
+        node: &mut Node,
+        inside: &mut Socket,
+        config: &Config,
+        network: &mut NodeNetwork,
+    ) -> Result<(Resolved, bool), Error> {
+        let (request, before, pod) = (self.request, self.before, self.pod);
+        let resolved = resolve(node, request, config, before, pod, inside, network)?;
+        let moves_rdma = moves_rdma(node, config, &resolved)?;
+        self.allow(node, config, &resolved, moves_rdma)?;
+        plan::check(&resolved, config, request.config.ipam_type()?)?;
+        Ok((resolved, moves_rdma))
+    }
+
+    /// Asks the policy, and the kubelet where the request takes something from the host.
+    fn allow(
+        &self,
+        node: &Node,
+        config: &Config,
+        resolved: &Resolved,
+        moves_rdma: bool,
+    ) -> Result<(), Error> {
+        let exclusive = node.exclusive_hcas()?;
+        let rules = Rules {
+            allow: &node.policy.values.allow,
+            path: &node.policy.path,
+            exclusive: &exclusive,
+        };
+        let asked = Asked {
+            passthru: config.mode.as_deref() == Some("passthru"),
+            moves_rdma,
+        };
+        authorize(resolved, asked, rules, || match self.allocated {
+            Some(allocated) => Ok(allocated.clone()),
+            None => {
+                let args = &self.request.env.args;
+                Ok(allocation::ask(&node.daemon_socket(), args, &node.log)?.allocated())
+            }
+        })
+    }
+}
+
+/// Returns the NIC that a configuration means, if a dead pod left it, and locks it.
+fn recover(node: &mut Node, config: &Config) -> Result<recover::Recovered, Error> {
+    match resolve::requested(config)? {
+        Requested::Move => recover::recover(node, &resolve::move_target(config)?, config.port),
+        Requested::Child(_) | Requested::RdmaOnly => Ok(recover::Recovered::default()),
     }
 }
 
@@ -157,29 +280,6 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
     rdma::moves(config.rdma, resolved.attach(), mode, has_rdma, &name)
 }
 
-/// Asks the policy, and the kubelet where the request takes something from the host.
-fn allow(
-    node: &Node,
-    request: &Request,
-    config: &Config,
-    resolved: &Resolved,
-    moves_rdma: bool,
-) -> Result<(), Error> {
-    let exclusive = node.exclusive_hcas()?;
-    let rules = Rules {
-        allow: &node.policy.values.allow,
-        path: &node.policy.path,
-        exclusive: &exclusive,
-    };
-    let asked = Asked {
-        passthru: config.mode.as_deref() == Some("passthru"),
-        moves_rdma,
-    };
-    authorize(resolved, asked, rules, || {
-        allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)
-    })
-}
-
 /// Undoes what an ADD that died left under the same name. One that lives is an error.
 fn undo_earlier(
     node: &mut Node,
@@ -193,11 +293,14 @@ fn undo_earlier(
         return Ok(node.journal.forget(key)?);
     };
     let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());
-    let has_interface = record.moved.is_some() || record.child.is_some();
+    let has_interface = record.parts.iter().any(Part::has_interface);
     let is_attached = match (lives, has_interface) {
         (false, _) => false,
-        (true, true) => link::get(inside, By::Name(record.ifname.as_bytes()))?.is_some(),
-        (true, false) => !record.rdma.is_empty() && rdma::check(node, pod, &record.rdma).is_ok(),
+        (true, true) => has_all(inside, &record)?,
+        (true, false) => {
+            let rdma: Vec<_> = record.rdma().cloned().collect();
+            !rdma.is_empty() && rdma::check(node, pod, &rdma).is_ok()
+        }
     };
     if is_attached {
         let remedy = match (has_interface, requested) {
@@ -225,6 +328,17 @@ fn undo_earlier(
     })
 }
 
+/// Whether all interfaces of an attachment are there. An ADD that was killed between two of them was
+/// never answered, so that it is undone like one that made none.
+fn has_all(inside: &mut Socket, record: &Record) -> Result<bool, Error> {
+    for part in &record.parts {
+        if link::get(inside, By::Name(part.ifname.as_bytes()))?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Undoes what failed after its record was written. The first error stays the first.
 fn undo(node: &mut Node, key: &Key, record: &Record, first: Error) -> Error {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
@@ -233,12 +347,11 @@ fn undo(node: &mut Node, key: &Key, record: &Record, first: Error) -> Error {
     }
 }
 
-/// A record of the request's attachment that says nothing was made.
+/// A record of the request's attachment without interfaces.
 fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Record, Error> {
     let id = request.attachment()?;
     let netns = pod.id();
     Ok(Record {
-        version: record::VERSION,
         network: request.config.name.clone(),
         container_id: id.container_id.to_string(),
         ifname: id.ifname.to_string(),
@@ -250,12 +363,7 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
             device: netns.device,
             inode: netns.inode,
         },
-        moved: None,
-        awaits_name: false,
-        hcas: Vec::new(),
-        child: None,
-        rdma: Vec::new(),
-        rules: Vec::new(),
+        parts: Vec::new(),
         ipam: None,
     })
 }
@@ -299,16 +407,12 @@ fn name_is_of_an_interface(id: &AttachmentId) -> Result<(), Error> {
     .with_details("ask for another interface name"))
 }
 
-fn name_is_free(inside: &mut Socket, id: &AttachmentId, pod: &Namespace) -> Result<(), Error> {
-    match link::get(inside, By::Name(id.ifname.as_str().as_bytes()))? {
+fn name_is_free(inside: &mut Socket, name: &IfName, pod: &Namespace) -> Result<(), Error> {
+    match link::get(inside, By::Name(name.as_str().as_bytes()))? {
         None => Ok(()),
         Some(link) => Err(Error::new(
             Code::Exists,
-            format!(
-                "{} has an interface {} already",
-                pod.path().display(),
-                id.ifname
-            ),
+            format!("{} has an interface {name} already", pod.path().display()),
         )
         .with_details(match link.kind {
             Some(kind) => format!("a {kind}; ask for another interface name"),

@@ -2,7 +2,7 @@
 
 use attachment::{
     addresses::Ipam,
-    journal::{Key, Record},
+    journal::{Key, Part},
     netdev::{display, replay},
     node::Node,
 };
@@ -39,28 +39,44 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     };
     let mut inside = pod.socket(&node.netns.namespace)?;
     let sandbox = request.env.netns.as_deref();
+    for part in &recorded.parts {
+        check_part(&mut inside, &before, sandbox, part)?;
+        rdma::check(&node, &pod, &part.rdma)?;
+    }
+    let ipam = Ipam::of(&node, request)?;
+    drop(inside);
+    let rails: Option<Vec<u32>> = recorded.parts.iter().map(|part| part.rail).collect();
+    Ok(match rails {
+        Some(rails) => ipam.check_rails(&node, request, &rails)?,
+        None => ipam.ask(&node, Command::Check, request)?,
+    })
+}
+
+/// One interface of the attachment.
+fn check_part(
+    inside: &mut Socket,
+    before: &CniResult,
+    sandbox: Option<&str>,
+    part: &Part,
+) -> Result<(), Error> {
     let position = before
         .interfaces
         .iter()
-        .position(|i| i.name == id.ifname.as_str() && i.sandbox.as_deref() == sandbox);
+        .position(|i| i.name == part.ifname && i.sandbox.as_deref() == sandbox);
     let Some((index, expected)) = position.and_then(|i| Some((i, before.interfaces.get(i)?)))
     else {
         return Err(differs(format!(
             "prevResult has no interface {} in {}",
-            id.ifname,
+            part.ifname,
             sandbox.unwrap_or("the pod")
         )));
     };
-    let link = link::get(&mut inside, By::Name(expected.name.as_bytes()))?
+    let link = link::get(inside, By::Name(expected.name.as_bytes()))?
         .ok_or_else(|| differs(format!("{} is gone from the pod", expected.name)))?;
     check_link(expected, &link)?;
-    check_addresses(&mut inside, &before, index, &link)?;
-    check_routes(&mut inside, &before, index, &link)?;
-    check_rules(&mut inside, &recorded)?;
-    rdma::check(&node, &pod, &recorded.rdma)?;
-    let ipam = Ipam::of(&node, request)?;
-    drop(inside);
-    Ok(ipam.ask(&node, Command::Check, request)?)
+    check_addresses(inside, before, index, &link)?;
+    check_routes(inside, before, index, &link)?;
+    check_rules(inside, part)
 }
 
 fn differs(msg: String) -> Error {
@@ -118,7 +134,7 @@ fn check_addresses(
 }
 
 /// The rules that ADD made, by which an interface's addresses find their table.
-fn check_rules(inside: &mut Socket, recorded: &Record) -> Result<(), Error> {
+fn check_rules(inside: &mut Socket, recorded: &Part) -> Result<(), Error> {
     if recorded.rules.is_empty() {
         return Ok(());
     }

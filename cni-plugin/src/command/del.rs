@@ -12,13 +12,16 @@ use attachment::{
 use cni_wire::{AttachmentId, IfName, Request};
 use hca::MacAddress;
 use netlink::{
-    Name, Namespace,
+    Name, Namespace, Socket,
     link::{self, By, Change, Link},
 };
 use netlink_packet_route::link::InfoKind;
 
 use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
-use crate::{config::Attach, error::Error};
+use crate::{
+    config::{Attach, Devices},
+    error::Error,
+};
 
 /// Serves DEL.
 ///
@@ -97,15 +100,32 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
         return Ok(());
     }
     let mut inside = pod.socket(&node.netns.namespace)?;
-    let name = id.ifname.as_str();
-    let Some(found) = link::get(&mut inside, By::Name(name.as_bytes()))? else {
-        return Ok(());
-    };
-    if !was_made(request, &found)? {
-        return Ok(());
+    for name in made(request, id)? {
+        if let Some(found) = link::get(&mut inside, By::Name(name.as_bytes()))?
+            && was_made(request, &found)?
+        {
+            sweep_link(node, &mut inside, &found)?;
+        }
     }
+    Ok(())
+}
+
+/// Names of the interfaces that ADD made: the call's, or with `devices: all` those of its result.
+fn made(request: &Request, id: &AttachmentId) -> Result<Vec<String>, Error> {
+    let devices = request.config.root().text("devices");
+    if devices.ok().flatten() != Some(Devices::All.as_str()) {
+        return Ok(vec![id.ifname.to_string()]);
+    }
+    let before = request.config.prev_result()?.unwrap_or_default();
+    let in_pod = before.interfaces.into_iter();
+    let in_pod = in_pod.filter(|interface| interface.sandbox == request.env.netns);
+    Ok(in_pod.map(|interface| interface.name).collect())
+}
+
+/// Removes a child, or returns a netdev whose alias is its name on the host.
+fn sweep_link(node: &mut Node, inside: &mut Socket, found: &Link) -> Result<(), Error> {
     match &found.kind {
-        Some(InfoKind::MacVlan | InfoKind::IpVlan) => Ok(link::delete(&mut inside, &found)?),
+        Some(InfoKind::MacVlan | InfoKind::IpVlan) => Ok(link::delete(inside, found)?),
         None if found.bus_device.is_some() => {
             let alias = found.alias.as_ref().and_then(Name::as_text);
             let Some(name) = alias.and_then(|alias| IfName::parse(alias).ok()) else {
@@ -122,7 +142,7 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
                 ..Change::default()
             };
             let what = format!("return {} to the host as {name}", found.name);
-            link::change(&mut inside, what, found.index, &change)?;
+            link::change(inside, what, found.index, &change)?;
             node.log
                 .info(format_args!("{name} is back on the host, by its alias"));
             Ok(())

@@ -14,7 +14,7 @@ use netlink::{
 
 use crate::{
     authorize::{Asked, Rules, by_policy},
-    config::Config,
+    config::{Config, Devices},
     error::Error,
     rdma::{self, RdmaRequirement},
     resolve,
@@ -62,6 +62,10 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         .and_then(|()| node.journal.check_writable())
         .map_err(|e| Error::from(e).unavailable())?;
     let ipam = Ipam::of(&node, request).map_err(|e| Error::from(e).unavailable())?;
+    if config.devices == Devices::All {
+        let serves = ipam.serves_several();
+        serves.map_err(|e| Error::from(e).unavailable())?;
+    }
     Ok(ipam.ask(&node, Command::Status, request)?)
 }
 

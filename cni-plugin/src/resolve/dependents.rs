@@ -122,7 +122,8 @@ fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
 fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
     for (_, record) in node.records()? {
         let on_it = |child: &&Child| !child.in_pod && child.index == index;
-        let Some(child) = record.child.as_ref().filter(on_it) else {
+        let mut children = record.parts.iter().filter_map(|part| part.child.as_ref());
+        let Some(child) = children.find(on_it) else {
             continue;
         };
         if node.is_of_this_boot(&record.boot) && living(&record)?.is_some() {

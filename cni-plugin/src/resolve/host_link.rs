@@ -1,10 +1,13 @@
 //! A netdev of the host, with all that is decided about it.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use attachment::node::Node;
 use cni_wire::Code;
-use hca::{HcaId, Host, NetnsMode, PortId, lookup};
+use hca::{HcaId, Host, NetnsMode, PortId, lookup, uplink::Why};
 use netlink::{
     Socket,
     link::{self, By, Link},
@@ -39,18 +42,63 @@ pub struct HostLink {
     pub addresses: Vec<IpAddr>,
 }
 
+/// The node's own networking, read once for all NICs of a call, while nothing of the host is changed.
+#[derive(Debug, Default)]
+pub struct NodeNetwork(Option<Known>);
+
+#[derive(Debug)]
+struct Known {
+    addresses: Vec<(u32, IpAddr)>,
+    uplinks: BTreeMap<String, Why>,
+}
+
+impl NodeNetwork {
+    fn read(
+        &mut self,
+        socket: &mut Socket,
+        asked: &Link,
+        node_addresses: &[IpAddr],
+    ) -> Result<&Known, Error> {
+        let known = match self.0.take() {
+            Some(known) => known,
+            None => {
+                let addresses = uplink::addresses(socket)?;
+                let uplinks = uplink::all(socket, asked, node_addresses, &addresses)?;
+                Known { addresses, uplinks }
+            }
+        };
+        Ok(self.0.insert(known))
+    }
+}
+
 /// Reads what is to be known of the netdev of this name. Code 7 when there is none.
-pub(super) fn read_named(node: &mut Node, name: &str) -> Result<HostLink, Error> {
+pub(super) fn read_named(
+    node: &mut Node,
+    name: &str,
+    network: &mut NodeNetwork,
+) -> Result<HostLink, Error> {
     let link = link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?;
-    read(node, link.ok_or_else(|| absent(name))?)
+    read(node, link.ok_or_else(|| absent(name))?, network)
 }
 
 /// Reads what is to be known of a netdev of the host.
-pub(super) fn read(node: &mut Node, link: Link) -> Result<HostLink, Error> {
+pub(super) fn read(
+    node: &mut Node,
+    link: Link,
+    network: &mut NodeNetwork,
+) -> Result<HostLink, Error> {
     let node_addresses = node.known_addresses()?;
     let with_selectors = node.policy.values.allow.netdevs.is_some();
     let socket = &mut node.netns.socket;
-    HostLink::read(&node.roots, socket, link, with_selectors, &node_addresses)
+    let roots = &node.roots;
+    HostLink::read_beside(
+        roots,
+        socket,
+        link,
+        with_selectors,
+        &node_addresses,
+        network,
+    )
 }
 
 impl HostLink {
@@ -67,6 +115,25 @@ impl HostLink {
         link: Link,
         with_selectors: bool,
         node_addresses: &[IpAddr],
+    ) -> Result<HostLink, Error> {
+        let mut network = NodeNetwork::default();
+        HostLink::read_beside(
+            roots,
+            socket,
+            link,
+            with_selectors,
+            node_addresses,
+            &mut network,
+        )
+    }
+
+    fn read_beside(
+        roots: &Host,
+        socket: &mut Socket,
+        link: Link,
+        with_selectors: bool,
+        node_addresses: &[IpAddr],
+        network: &mut NodeNetwork,
     ) -> Result<HostLink, Error> {
         let shown = link.name.to_string();
         let rdma = match lookup::ports_of_netdev(roots, &shown) {
@@ -111,11 +178,12 @@ impl HostLink {
             let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
             found.controller = controller.map(|c| (c.name.to_string(), kind));
         }
-        let addresses = uplink::addresses(socket)?;
-        let own = addresses.iter().filter(|(index, _)| *index == link.index);
+        let known = network.read(socket, &link, node_addresses)?;
+        let own = known.addresses.iter();
+        let own = own.filter(|(index, _)| *index == link.index);
         found.addresses = own.map(|(_, address)| *address).collect();
-        found.uplink =
-            uplink::of(socket, &link, node_addresses, &addresses)?.map(|why| why.to_string());
+        let uplink = known.uplinks.get(&link.name.to_string());
+        found.uplink = uplink.map(ToString::to_string);
         found.link = link;
         Ok(found)
     }

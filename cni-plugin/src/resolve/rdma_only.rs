@@ -1,4 +1,4 @@
-//! `attach: rdma-only`: which interface of the chain and which RDMA devices a request means.
+//! `attach: rdma-only`: which interfaces of the chain and which RDMA devices a request means.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,21 @@ use cni_wire::{CniResult, Code, Request};
 use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
 use netlink::{
     Namespace, Socket,
-    link::{self, By},
+    link::{self, By, Link},
     sysfs::Sysfs,
 };
 
-use super::{HostLink, PodLink, name_of, read_named, unreadable};
+use super::{HostLink, NodeNetwork, PodLink, Resolved, name_of, read_named, unreadable};
 use crate::{
     config::{Config, Target},
     error::Error,
 };
 
-/// RDMA devices for an interface that another plugin of the chain made.
+/// RDMA devices for interfaces that another plugin of the chain made.
 #[derive(Clone, Debug)]
 pub struct RdmaOnly {
-    /// The interface; none where the chain made none, or several.
-    pub interface: Option<PodInterface>,
+    /// The interface of the call's name, else all of the pod's.
+    pub interfaces: Vec<PodInterface>,
     /// The devices, in order of name; never empty.
     pub devices: Vec<RdmaTarget>,
     /// How the RDMA subsystem treats namespaces.
@@ -35,6 +35,8 @@ pub struct PodInterface {
     pub link: PodLink,
     /// Its place among the interfaces of the previous result.
     pub position: usize,
+    /// Names of the RDMA devices behind it; only read where the chain made several interfaces.
+    pub devices: BTreeSet<String>,
 }
 
 /// An RDMA device of the host.
@@ -49,12 +51,38 @@ pub struct RdmaTarget {
 }
 
 impl RdmaOnly {
+    /// The devices of several requests that are about one pod.
+    ///
+    /// # Errors
+    /// There is none, or one of another kind.
+    pub(crate) fn joined(all: impl IntoIterator<Item = Resolved>) -> Result<RdmaOnly, Error> {
+        let mut joined: Option<RdmaOnly> = None;
+        for resolved in all {
+            let Resolved::RdmaOnly(target) = resolved else {
+                return Err(Error::new(
+                    Code::Internal,
+                    "the request is not about RDMA devices",
+                ));
+            };
+            match &mut joined {
+                None => joined = Some(target),
+                Some(joined) => joined.devices.extend(target.devices),
+            }
+        }
+        let mut joined =
+            joined.ok_or_else(|| Error::new(Code::Internal, "the request is about nothing"))?;
+        joined
+            .devices
+            .sort_by(|a, b| a.device.name.cmp(&b.device.name));
+        joined
+            .devices
+            .dedup_by(|a, b| a.device.name == b.device.name);
+        Ok(joined)
+    }
+
     /// What messages call the interface.
     pub fn interface_name(&self) -> String {
-        match &self.interface {
-            Some(interface) => interface.link.link().name.to_string(),
-            None => "the chain".to_owned(),
-        }
+        name(&self.interfaces)
     }
 
     /// Names of the devices.
@@ -79,6 +107,18 @@ impl RdmaOnly {
     }
 }
 
+/// What messages call interfaces.
+fn name(interfaces: &[PodInterface]) -> String {
+    let names: Vec<String> = interfaces
+        .iter()
+        .map(|interface| interface.link.link().name.to_string())
+        .collect();
+    match names.is_empty() {
+        true => "the chain".to_owned(),
+        false => names.join(", "),
+    }
+}
+
 /// Resolves a request of attach `rdma-only`.
 ///
 /// # Errors
@@ -90,14 +130,17 @@ pub(super) fn resolve(
     before: &CniResult,
     pod: &Namespace,
     inside: &mut Socket,
+    network: &mut NodeNetwork,
 ) -> Result<RdmaOnly, Error> {
-    let interface = interface(before, request, inside)?;
-    let names = devices(node, config, pod, interface.as_ref())?;
+    let mut interfaces = interfaces(before, request, inside)?;
+    if interfaces.len() > 1 {
+        for interface in &mut interfaces {
+            interface.devices = of_interface(node, pod, interface.link.link())?;
+        }
+    }
+    let names = devices(node, config, pod, &interfaces)?;
     if names.is_empty() {
-        let name = interface.map_or_else(
-            || "the chain".to_owned(),
-            |interface| interface.link.link().name.to_string(),
-        );
+        let name = name(&interfaces);
         return Err(Error::new(
             Code::InvalidConfig,
             format!("no RDMA device belongs to {name}, and nothing else names one"),
@@ -112,7 +155,7 @@ pub(super) fn resolve(
             .map_err(|e| Error::new(Code::InvalidConfig, e.to_string()))?;
         let mut netdevs = Vec::new();
         for netdev in device.netdevs() {
-            netdevs.push(read_named(node, netdev)?);
+            netdevs.push(read_named(node, netdev, network)?);
         }
         devices.push(RdmaTarget {
             hca: HcaId::of(&device).ok(),
@@ -121,46 +164,47 @@ pub(super) fn resolve(
         });
     }
     Ok(RdmaOnly {
-        interface,
+        interfaces,
         devices,
         mode: attachment::rdma::mode(&node.roots)?,
     })
 }
 
-/// The interface of the call's name, else the only one of the pod's.
-fn interface(
+/// The interface of the call's name, else all of the pod's.
+fn interfaces(
     before: &CniResult,
     request: &Request,
     inside: &mut Socket,
-) -> Result<Option<PodInterface>, Error> {
+) -> Result<Vec<PodInterface>, Error> {
     let id = request.attachment()?;
     let in_pod = |i: &cni_wire::Interface| i.sandbox.as_deref() == request.env.netns.as_deref();
-    let interfaces = &before.interfaces;
-    let same_name = |i: &cni_wire::Interface| in_pod(i) && i.name == id.ifname.as_str();
-    let position = interfaces.iter().position(same_name).or_else(|| {
-        let mut of_pod = interfaces.iter().enumerate().filter(|(_, i)| in_pod(i));
-        match (of_pod.next(), of_pod.next()) {
-            (Some((position, _)), None) => Some(position),
-            _ => None,
-        }
-    });
-    let Some((position, named)) = position.and_then(|at| Some((at, interfaces.get(at)?))) else {
-        return Ok(None);
-    };
-    Ok(
-        link::get(inside, By::Name(named.name.as_bytes()))?.map(|link| PodInterface {
+    let of_pod = before
+        .interfaces
+        .iter()
+        .enumerate()
+        .filter(|(_, i)| in_pod(i));
+    let mut meant: Vec<(usize, &cni_wire::Interface)> = of_pod.collect();
+    if let Some(named) = meant.iter().find(|(_, i)| i.name == id.ifname.as_str()) {
+        meant = vec![*named];
+    }
+    let mut found = Vec::new();
+    for (position, interface) in meant {
+        let link = link::get(inside, By::Name(interface.name.as_bytes()))?;
+        found.extend(link.map(|link| PodInterface {
             link: PodLink(link),
             position,
-        }),
-    )
+            devices: BTreeSet::new(),
+        }));
+    }
+    Ok(found)
 }
 
-/// The RDMA devices that are meant: of the allocation, of the configuration, of the interface.
+/// The RDMA devices that are meant: of the allocation, of the configuration, of the interfaces.
 fn devices(
     node: &mut Node,
     config: &Config,
     pod: &Namespace,
-    interface: Option<&PodInterface>,
+    interfaces: &[PodInterface],
 ) -> Result<BTreeSet<String>, Error> {
     if let Some(allocation) = &config.allocation {
         return match allocation.unit.hca() {
@@ -184,10 +228,17 @@ fn devices(
         }
         None => {}
     }
-    let Some(interface) = interface else {
-        return Ok(BTreeSet::new());
-    };
-    let link = interface.link.link();
+    match interfaces {
+        [only] => of_interface(node, pod, only.link.link()),
+        several => Ok(several
+            .iter()
+            .flat_map(|interface| interface.devices.clone())
+            .collect()),
+    }
+}
+
+/// The RDMA devices behind an interface of the pod.
+fn of_interface(node: &mut Node, pod: &Namespace, link: &Link) -> Result<BTreeSet<String>, Error> {
     if let Some(hca) = link.bus_device.as_deref().and_then(|d| d.parse().ok()) {
         let devices = of_hca(&node.roots, &hca)?;
         if !devices.is_empty() {

@@ -37,17 +37,18 @@ pub(super) fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>, Error
     Ok(found)
 }
 
-/// Why taking `asked` would cut the node off; none when it would not. `node_addresses` are those the
-/// node is known by, beside the source addresses towards the outside; `addresses` are [`addresses`].
+/// The netdevs by name that would cut the node off if they were taken, and why. `node_addresses` are
+/// those the node is known by, beside the source addresses towards the outside; `addresses` are
+/// [`addresses`]. `asked` is one of them that need not be read again.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub(super) fn of(
+pub(super) fn all(
     socket: &mut Socket,
     asked: &Link,
     node_addresses: &[IpAddr],
     addresses: &[(u32, IpAddr)],
-) -> Result<Option<Why>, Error> {
+) -> Result<BTreeMap<String, Why>, Error> {
     let mut facts = Network {
         node_addresses: node_addresses.to_vec(),
         ..Network::default()
@@ -83,11 +84,10 @@ pub(super) fn of(
             facts.addresses.push((name, *address));
         }
     }
-    let uplinks = uplink::uplinks(&facts, |name| match links.named(name) {
+    uplink::uplinks(&facts, |name| match links.named(name) {
         Some(upper) => lowers(socket, &mut links, &upper),
         None => Ok(Vec::new()),
-    })?;
-    Ok(uplinks.get(&asked.name.to_string()).cloned())
+    })
 }
 
 /// Links by their indexes, as far as they were asked for.

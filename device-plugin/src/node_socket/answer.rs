@@ -111,6 +111,7 @@ fn allocations<'v>(units: impl Iterator<Item = (&'v Held, &'v str)>) -> Vec<Allo
                 resource: held.resource.clone(),
                 units: vec![id.to_owned()],
                 hcas: None,
+                pool: None,
             }),
         }
     }

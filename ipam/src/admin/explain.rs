@@ -26,7 +26,7 @@ impl Explain {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let plugin = global.plugin()?;
         let request = self.request()?;
-        let config = plugin.config(&request)?;
+        let config = plugin.config(&request)?.for_all_rails()?;
         let store = plugin.open_existing(&config.store)?;
         let of_node = |range| slice(&plugin, &config, range, store.as_ref());
         let slices = config.ranges.iter().map(of_node);

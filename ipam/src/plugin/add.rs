@@ -6,7 +6,7 @@ use crate::config::{Config, Requested, Source};
 use crate::lease::Holder;
 use crate::range::{IpAddrWithLength, Range};
 use crate::store::{Order, Part, Space, Store};
-use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request};
+use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request, Route};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use std::net::IpAddr;
@@ -48,8 +48,8 @@ pub(super) fn result(
     leased: impl Iterator<Item = Cidr>,
     requested: Requested,
 ) -> CniResult {
-    let leased = leased.map(|address| IpConfig {
-        gateway: config.gateway_for(address.addr),
+    let leased = leased.enumerate().map(|(number, address)| IpConfig {
+        gateway: config.gateway_of(number, address.addr),
         address,
         interface: None,
     });
@@ -64,6 +64,40 @@ pub(super) fn result(
     }
 }
 
+/// The result of each interface: the addresses of its ranges, and the routes that it has a part in.
+/// What was asked for besides the ranges is the first interface's.
+pub(super) fn by_interface(config: &Config, all: CniResult, interfaces: usize) -> Vec<CniResult> {
+    let place = |number: usize| config.places.get(number).map_or(0, |place| place.interface);
+    let of = |interface: usize| {
+        let ips = all.ips.iter().enumerate();
+        let ips: Vec<IpConfig> = ips
+            .filter(|(number, _)| place(*number) == interface)
+            .map(|(_, ip)| ip.clone())
+            .collect();
+        CniResult {
+            routes: routes_of(&ips, &all),
+            ips,
+            dns: all.dns.clone(),
+            ..CniResult::default()
+        }
+    };
+    (0..interfaces).map(of).collect()
+}
+
+/// A route whose next hop is in the network of an interface is that interface's; any other is
+/// everyone's that has an address of its family.
+fn routes_of(ips: &[IpConfig], all: &CniResult) -> Vec<Route> {
+    let reached = |ips: &[IpConfig], gw: IpAddr| ips.iter().any(|ip| ip.address.contains(gw));
+    let is_own = |route: &&Route| match route.gw {
+        Some(gw) if reached(&all.ips, gw) => reached(ips, gw),
+        _ => {
+            let v4 = route.dst.addr.is_ipv4();
+            ips.iter().any(|ip| ip.address.addr.is_ipv4() == v4)
+        }
+    };
+    all.routes.iter().filter(is_own).cloned().collect()
+}
+
 /// One address of each range of the configuration; `asked` are those that were asked for, by
 /// the number of their range.
 pub(super) fn order(config: &Config, holder: &Holder, asked: &[Option<IpAddr>]) -> Order {
@@ -72,7 +106,10 @@ pub(super) fn order(config: &Config, holder: &Holder, asked: &[Option<IpAddr>]) 
         holder: holder.clone(),
         profile: config.profile,
         parts: ranges
-            .map(|(n, range)| part(range, config, asked.get(n).copied().flatten()))
+            .map(|(n, range)| Part {
+                like: config.like(n),
+                ..part(range, config, asked.get(n).copied().flatten())
+            })
             .collect(),
     }
 }
@@ -86,6 +123,7 @@ fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
             network_name: config.network_name.clone(),
             overlapping: config.overlapping,
         },
+        like: None,
         requested,
     }
 }

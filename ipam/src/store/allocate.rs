@@ -175,6 +175,8 @@ pub(super) enum Goal {
     This(IpAddr),
     /// One address; the lowest when that is held.
     Rather(IpAddr),
+    /// One address, if it is free and has rested; else the lowest.
+    Near(u128),
 }
 
 /// One search for an address.
@@ -184,6 +186,8 @@ pub(super) struct Search<'a> {
     goal: Goal,
     /// Which part of the order it is.
     part: usize,
+    /// The part whose address has the host number that is to be found, too.
+    like: Option<usize>,
     collisions: usize,
     /// How often it waited for contenders to withdraw.
     waits: usize,
@@ -298,6 +302,7 @@ impl Store {
             RecordFormat::PerLease => {
                 let mut leases = Vec::with_capacity(searches.len());
                 for (position, search) in searches.iter_mut().enumerate() {
+                    search.follow_one_of(leases.iter());
                     let lease = self.allocate_alone(search, made);
                     leases.push(lease.map_err(|error| Failed {
                         search: position,
@@ -350,6 +355,7 @@ impl Store {
                 if leases.contains_key(&position) {
                     continue;
                 }
+                search.follow_one_of(proposed.0.iter().chain(leases.values()));
                 let claim = search.propose(&proposed).map_err(|error| Failed {
                     search: position,
                     error,
@@ -577,8 +583,36 @@ impl<'a> Search<'a> {
             want,
             goal,
             part,
+            like: None,
             collisions: 0,
             waits: 0,
+        }
+    }
+
+    /// Has it search for the host number of another part's address, which is known already or is
+    /// found by an earlier search of the same order.
+    pub(super) fn follow(&mut self, like: usize, known: Option<&Lease>) {
+        match known {
+            Some(lease) => self.aim_at_number_of(lease),
+            None => self.like = Some(like),
+        }
+    }
+
+    /// The same, once the other part's address may be among these.
+    fn follow_one_of<'l>(&mut self, mut leases: impl Iterator<Item = &'l Lease>) {
+        let Some(like) = self.like else { return };
+        if let Some(lease) = leases.find(|lease| lease.part == Some(like)) {
+            self.like = None;
+            self.aim_at_number_of(lease);
+        }
+    }
+
+    fn aim_at_number_of(&mut self, lease: &Lease) {
+        let first = |subnet: ipnetwork::IpNetwork| bits(subnet.network());
+        let number = bits(lease.address).checked_sub(first(lease.range));
+        let address = number.and_then(|n| first(self.want.range.subnet()).checked_add(n));
+        if let (Goal::Lowest, Some(address)) = (self.goal, address) {
+            self.goal = Goal::Near(address);
         }
     }
 
@@ -593,6 +627,13 @@ impl<'a> Search<'a> {
                     return Err(StoreError::Held { address, holder });
                 }
                 None => return Err(self.store.held_by_another(&self.want, address)),
+            },
+            Goal::Near(address) => match self.near(address, proposed)? {
+                Some(proposal) => proposal,
+                None => {
+                    self.goal = Goal::Lowest;
+                    self.lowest(proposed)?
+                }
             },
             Goal::Rather(address) => match self.this(bits(address), proposed)? {
                 Some(proposal) => proposal,
@@ -716,6 +757,25 @@ impl<'a> Search<'a> {
             }
         }
         Ok(Swept::Nothing(rest))
+    }
+
+    /// One address; `None` when it is held, or cooling down.
+    fn near(&self, address: u128, proposed: &Proposed) -> Result<Option<Proposal>, StoreError> {
+        if self.collisions > 0 || proposed.has(&self.want, address) {
+            return Ok(None);
+        }
+        let number = name::shard_number(address);
+        let Some(read) = self.read_shard(number, self.store.cooldown)? else {
+            return Ok(None);
+        };
+        let mut free = read.choice.free.into_iter();
+        let candidate = free.find(|candidate| candidate.address == address);
+        Ok(candidate.map(|candidate| Proposal {
+            dir: read.dir,
+            number,
+            candidate,
+            requested: false,
+        }))
     }
 
     /// One address; `None` when it is held.

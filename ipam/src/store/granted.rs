@@ -447,6 +447,7 @@ mod tests {
                     network_name: None,
                     overlapping: true,
                 },
+                like: None,
                 requested: requested.map(|address| address.parse().unwrap()),
             }],
         }

@@ -42,6 +42,9 @@ pub struct Part {
     pub slice: Option<u8>,
     /// Whom the address is unique among.
     pub space: Space,
+    /// The part whose address has the host number that this one's is to have, too, if that is free:
+    /// an earlier one of the same family.
+    pub like: Option<usize>,
     /// The one address that may be given.
     pub requested: Option<IpAddr>,
 }
@@ -155,7 +158,7 @@ impl Missing<'_> {
     fn explain(&self, error: StoreError, granted: &Granted<'_>, count: usize) -> StoreError {
         let address = match self.goal {
             Goal::This(address) => Some(address),
-            Goal::Lowest | Goal::Rather(_) => None,
+            Goal::Lowest | Goal::Rather(_) | Goal::Near(_) => None,
         };
         granted.explain(name_slice(error, self.slice), self.part, address, count)
     }
@@ -264,6 +267,11 @@ impl Store {
             Search::new(self, want, missing.goal, missing.number)
         });
         let mut searches: Vec<Search<'_>> = searches.collect();
+        for (search, missing) in searches.iter_mut().zip(&missing) {
+            if let Some(like) = missing.part.like {
+                search.follow(like, leases.get(&like));
+            }
+        }
         match self.allocate_all(&mut searches, &mut of.made) {
             Ok(taken) => {
                 leases.extend(missing.iter().map(|missing| missing.number).zip(taken));

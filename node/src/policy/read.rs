@@ -1,8 +1,9 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
 use super::{
-    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, Ipam, Log, LogLevel, Policy, PolicyError, Profile,
-    Selector, Store, StoreBounds, StoreKind,
+    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, Ipam, Log, LogLevel, MAX_RAIL, Policy,
+    PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind,
+    rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
 use serde_json::{Map, Value};
@@ -11,8 +12,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 7] = [
-    "version", "node", "stateDir", "stores", "ipam", "allow", "log",
+const KEYS: [&str; 8] = [
+    "version", "node", "stateDir", "stores", "ipam", "allow", "rails", "log",
 ];
 const ALLOW_KEYS: [&str; 8] = [
     "nonRdma",
@@ -97,6 +98,7 @@ impl Reader<'_> {
             "stores" => self.stores(value).map(|stores| policy.stores = stores),
             "ipam" => self.ipam(value).map(|ipam| policy.ipam = ipam),
             "allow" => self.allow(value).map(|allow| policy.allow = allow),
+            "rails" => self.rails(value).map(|rails| policy.rails = rails),
             "log" => self.log(value).map(|log| policy.log = log),
             // Refused by `known`; salvaging passes over it.
             _ => Ok(()),
@@ -377,6 +379,28 @@ impl Reader<'_> {
         })
     }
 
+    fn rails(&self, value: &Value) -> Result<Rails, PolicyError> {
+        let entry = |(key, value): (&String, &Value)| {
+            let at = format!("rails.{key}");
+            let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+            let rail = number.filter(|rail| *rail <= MAX_RAIL).ok_or_else(|| {
+                self.wrong(&at, value, "must be the number of a rail, from 0 to 255")
+            })?;
+            let nic = Nic::parse(key).ok_or_else(|| {
+                let rule = "must have a PCI address, a netdev's name or pattern, or a network \
+                            (10.1.0.0/24) as its key";
+                self.wrong(&at, value, rule)
+            })?;
+            Ok(Entry {
+                key: key.clone(),
+                nic,
+                rail,
+            })
+        };
+        let entries = self.map("rails", value)?.iter().map(entry);
+        Ok(Rails(entries.collect::<Result<_, _>>()?))
+    }
+
     /// Names of programs in `CNI_PATH`, never paths.
     fn ipam_programs(&self, value: Option<&Value>) -> Result<Vec<String>, PolicyError> {
         let Some(value) = value else {
@@ -514,7 +538,7 @@ impl Reader<'_> {
 }
 
 /// Address and prefix length of a network.
-fn network(text: &str) -> Option<(IpAddr, u8)> {
+pub(super) fn network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;
     let longest = if address.is_ipv4() { 32 } else { 128 };
@@ -541,6 +565,7 @@ mod tests {
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
                         "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
+              "rails": {"0000:3b:00.0": 0, "ens2*": 7},
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
         )
@@ -577,6 +602,12 @@ mod tests {
             if_name: "eth0",
             ..nic
         }));
+        let rail = policy.rails.of(&super::super::RailCandidate {
+            hca: "0000:5e:00.0",
+            netdev: "ens2f0",
+            addresses: &[],
+        });
+        assert_eq!(rail, Ok(Some(7)));
         assert_eq!(policy.log.level, LogLevel::Debug);
     }
 
@@ -667,6 +698,13 @@ mod tests {
                 r#"{"allow": {"netdevs": [{"ifNames": ["eth[9-0]"]}]}}"#,
                 "patterns",
             ),
+            (r#"{"rails": ["ens1"]}"#, "rails: must be an object"),
+            (
+                r#"{"rails": {"ens1": "0"}}"#,
+                "rails.ens1: must be the number",
+            ),
+            (r#"{"rails": {"ens1": 256}}"#, "from 0 to 255"),
+            (r#"{"rails": {"10.0.0.0/99": 0}}"#, "or a network"),
             (r#"{"log": {"level": "loud"}}"#, "log.level"),
             (r#"{"log": {"file": "x"}}"#, "absolute"),
             ("[]", "expected a map"),

@@ -91,6 +91,11 @@ pub struct Allocation {
     /// not one of the daemon's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hcas: Option<Vec<String>>,
+    /// All HCAs of the resource's pool on this node, whoever has them, in the order of their
+    /// identities: the order that numbers rails. Absent if the resource is not one of the daemon's,
+    /// and from daemons that do not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Vec<String>>,
 }
 
 /// Why there is no answer.
@@ -472,12 +477,14 @@ mod tests {
                     resource: "rdma/hca".into(),
                     units: vec!["0000:3b:00.0".into()],
                     hcas: Some(vec!["0000:3b:00.0".into()]),
+                    pool: Some(vec!["0000:3b:00.0".into(), "0000:5e:00.0".into()]),
                 },
                 Allocation {
                     container: "worker".into(),
                     resource: "nvidia.com/gpu".into(),
                     units: vec!["GPU-7".into()],
                     hcas: None,
+                    pool: None,
                 },
             ],
         };
@@ -487,7 +494,8 @@ mod tests {
             document,
             json!({"version": 1, "podUnits": {"uidChecked": true, "allocations": [
                 {"container": "worker", "resource": "rdma/hca",
-                 "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"]},
+                 "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"],
+                 "pool": ["0000:3b:00.0", "0000:5e:00.0"]},
                 {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7"]}]}})
         );
         let question = Question::PodUnits(pod());

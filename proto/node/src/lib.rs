@@ -14,7 +14,8 @@
 //! {"version": 1, "question": "podUnits", "pod": {"namespace": "ml", "name": "train-0", "uid": "8f…"}}
 //!
 //! {"version": 1, "podUnits": {"uidChecked": true, "allocations": [
-//!     {"container": "worker", "resource": "rdma/hca", "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"]},
+//!     {"container": "worker", "resource": "rdma/hca", "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"],
+//!      "pool": ["0000:3b:00.0", "0000:5e:00.0"]},
 //!     {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7c2f…"]}]}}
 //!
 //! {"version": 1, "error": {"kind": "unknownPod", "message": "the kubelet knows no pod ml/train-0 …"}}

@@ -172,6 +172,7 @@ impl Crowd {
                     network_name: None,
                     overlapping: true,
                 },
+                like: None,
                 requested: None,
             }],
         }

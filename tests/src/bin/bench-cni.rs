@@ -18,8 +18,11 @@ use e2e::bin_under_test::product;
 use e2e::measure::{Cost, Costs, Row, cost_of, row, table};
 use e2e::need::REFERENCE_PLUGINS;
 use e2e::netns::{Netns, run};
+use e2e::node_socket::{NodeSocket, allocation_of_hcas};
+use hca::tree::{NetdevSpec, On, PciSpec, Tree};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use node_wire::Pod;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -40,9 +43,14 @@ struct Arguments {
 /// NICs of the host: those of a GPU node.
 const NICS: usize = 8;
 
+/// The pod that has all NICs, as the daemon says.
+const POD_ARGS: &str = "K8S_POD_NAMESPACE=bench;K8S_POD_NAME=all";
+
 /// One side of a contest: a plugin with its configuration, and a pod for it.
 struct Side {
     plugin: PathBuf,
+    /// A tree of files in place of the host's root, for HCAs that the machine has not.
+    host_root: Option<PathBuf>,
     config: String,
     pod: Netns,
     policy: PathBuf,
@@ -66,6 +74,11 @@ impl Side {
             .env("CNI_IFNAME", ifname)
             .env("CNI_PATH", REFERENCE_PLUGINS)
             .env("RDMA_NETDEV_POLICY", &self.policy);
+        if let Some(root) = &self.host_root {
+            process
+                .env("RDMA_NETDEV_HOST_ROOT", root)
+                .env("CNI_ARGS", POD_ARGS);
+        }
         let (cost, output) = cost_of(&mut process, config.as_bytes())?;
         ensure!(
             output.status.success(),
@@ -153,6 +166,7 @@ impl Fixture {
         }
         Ok(Side {
             plugin: plugin.to_owned(),
+            host_root: None,
             config: config.to_string(),
             pod: Netns::new("bench")?,
             policy: self.policy()?,
@@ -180,6 +194,40 @@ impl Fixture {
             side.del.0.push(del);
         }
         Ok(())
+    }
+
+    /// A root on whose sysfs each NIC is a function of its own, and the daemon's socket there: the pod
+    /// has a unit of each.
+    fn hardware(&self) -> Result<(PathBuf, NodeSocket)> {
+        let root = self.directory.path().join("root");
+        fs::create_dir(&root)?;
+        let tree = Tree::new(&root);
+        let pci: Vec<String> = (0..NICS).map(pci_of).collect();
+        for (number, address) in pci.iter().enumerate() {
+            tree.pci(&PciSpec {
+                address,
+                above: "pci0000:00/0000:00:01.0",
+                ..PciSpec::MLX5
+            });
+            tree.netdev(&NetdevSpec {
+                name: &format!("nic{number}"),
+                on: On::Pci(address),
+                ..NetdevSpec::default()
+            });
+        }
+        fs::remove_dir_all(root.join("proc"))?;
+        std::os::unix::fs::symlink("/proc", root.join("proc"))?;
+        let socket = NodeSocket::start(&root.join("run/rdma-netdev/node.sock"))?;
+        let pci: Vec<&str> = pci.iter().map(String::as_str).collect();
+        let mut units = allocation_of_hcas("main", "rdma/nic", &pci, &pci);
+        units.pool.clone_from(&units.hcas);
+        let pod = Pod {
+            namespace: "bench".into(),
+            name: "all".into(),
+            uid: None,
+        };
+        socket.hold(&pod, vec![units]);
+        Ok((root, socket))
     }
 
     /// Ours and the reference's, in turns.
@@ -317,6 +365,62 @@ fn floor(
     ))
 }
 
+/// The PCI address of a NIC.
+fn pci_of(number: usize) -> String {
+    format!("0000:3b:{number:02x}.0")
+}
+
+/// All NICs in one attachment beside one of them, and beside the reference pair called for each
+/// (`theirs`).
+fn all_nics(
+    fixture: &Fixture,
+    theirs: &Side,
+    own: &dyn Fn(Value) -> Value,
+    rounds: usize,
+) -> Result<Vec<Row>> {
+    let (root, _socket) = fixture.hardware()?;
+    let side = |name: &str, devices: &str| -> Result<Side> {
+        let mut keys = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
+        if let Some(keys) = keys.as_object_mut() {
+            keys.remove("master");
+            keys.insert("devices".into(), devices.into());
+            keys.insert("deviceID".into(), pci_of(0).into());
+        }
+        Ok(Side {
+            host_root: Some(root.clone()),
+            ..fixture.side(&fixture.netdev, name, &keys)?
+        })
+    };
+    let mut sides = [side("all", "all")?, side("one", "one")?];
+    for round in 0..=rounds.min(30) {
+        for side in &mut sides {
+            let container = format!("nics-{round}");
+            let add = side.call("ADD", &container)?;
+            let del = side.call("DEL", &container)?;
+            if round > 0 {
+                side.add.0.push(add);
+                side.del.0.push(del);
+            }
+        }
+    }
+    let [all, one] = sides;
+    Ok(vec![
+        row(
+            "ADD of eight NICs in one attachment, beside one NIC",
+            &all.add,
+            &one.add,
+            [Some(2.5), None],
+        ),
+        row("DEL of the same", &all.del, &one.del, [None, None]),
+        row(
+            "ADD of eight NICs in one attachment, beside macvlan + host-local called eight times",
+            &all.add,
+            &theirs.add,
+            [Some(0.1), None],
+        ),
+    ])
+}
+
 trait CostOf {
     fn cost(&mut self) -> Result<Cost>;
 }
@@ -399,6 +503,8 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         &theirs.del,
         [None, Some(0.5)],
     ));
+
+    rows.extend(all_nics(fixture, &theirs, &own, rounds)?);
 
     let both = own(json!({
         "ipRanges": [{"range": "10.9.0.0/16", "range_start": "10.9.1.0"}, {"range": "fd09::/64"}],

@@ -59,13 +59,7 @@ fn main() -> Result<()> {
         &result,
     );
     pod.enter(&own, || {
-        apply::configure(
-            &mut inside,
-            &host.proc,
-            &made,
-            &interface_config,
-            Attach::Child(ChildKind::Macvlan),
-        )
+        apply::configure(&mut inside, &host.proc, &made, &interface_config)
     })??;
     Ok(())
 }

@@ -17,6 +17,9 @@ use e2e::cni::{Answer, Call, answer};
 use e2e::cni_host::{CniHost, same};
 use e2e::harness::Case;
 use e2e::netns::Netns;
+use e2e::node_socket::{NodeSocket, allocation_of_hcas};
+use e2e::scene::{Scene, pci_of};
+use node_wire::Pod;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
@@ -64,6 +67,27 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(
         a_macvlan_is_found_when_del_was_killed_after_its_move,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
+    case!(
+        a_killed_add_of_all_nics_leaves_nothing,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
+    case!(
+        a_killed_del_of_all_nics_is_finished_by_the_next,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
+    case!(
+        a_refused_add_of_all_nics_undoes_itself,
         Root,
         Netns,
         Macvlan,
@@ -192,8 +216,28 @@ fn at_least_ten_killed(mut round: impl FnMut() -> Result<usize>) -> Result<()> {
     bail!("only {killed} kills took effect")
 }
 
+/// The host of a fixture.
+enum Place {
+    /// One NIC.
+    Nic(CniHost),
+    /// Several NICs with RDMA devices, all of which the daemon says the pod has.
+    Nics {
+        scene: Box<Scene>,
+        _daemon: NodeSocket,
+    },
+}
+
+impl Place {
+    fn host(&self) -> &CniHost {
+        match self {
+            Place::Nic(host) => host,
+            Place::Nics { scene, .. } => &scene.host,
+        }
+    }
+}
+
 struct Fixture {
-    host: CniHost,
+    place: Place,
     pod: Netns,
     config: String,
     before: BTreeMap<String, String>,
@@ -211,12 +255,45 @@ impl Fixture {
         ] {
             host.netns.ip(command)?;
         }
-        let config = host.config(&keys(&host)).to_string();
+        Self::at(Place::Nic(host), keys)
+    }
+
+    /// All of three NICs, by macvlans with leased addresses or by moving them.
+    fn all_nics(attach: &str) -> Result<Self> {
+        const NICS: u8 = 3;
+        let scene = Scene::with_nics(NICS)?;
+        let socket = NodeSocket::start(&scene.host_root().join("run/rdma-netdev/node.sock"))?;
+        let units: Vec<String> = (0..NICS).map(pci_of).collect();
+        let units: Vec<&str> = units.iter().map(String::as_str).collect();
+        let pod = Pod {
+            namespace: "ml".into(),
+            name: "a".into(),
+            uid: None,
+        };
+        let mut held = allocation_of_hcas("main", "rdma/nic", &units, &units);
+        held.pool.clone_from(&held.hcas);
+        socket.hold(&pod, vec![held]);
+        let place = Place::Nics {
+            scene: Box::new(scene),
+            _daemon: socket,
+        };
+        Self::at(place, |host| {
+            let mut config = json!({"attach": attach, "devices": "all", "deviceID": pci_of(0)});
+            if attach != "move" {
+                config["ipam"] = host.own_ipam("10.64.0.0/24", "10.64.0.10", &json!({}));
+            }
+            config
+        })
+    }
+
+    fn at(place: Place, keys: impl Fn(&CniHost) -> Value) -> Result<Self> {
+        let host = place.host();
+        let config = host.config(&keys(host)).to_string();
         let fixture = Fixture {
             pod: host.pod()?,
             before: host.picture()?,
-            host,
             config,
+            place,
         };
         // The first ADD on a node sets up directories and tries the store; later ones, which
         // are disturbed here, have fewer system calls.
@@ -240,8 +317,19 @@ impl Fixture {
         Fixture::new(|_| json!({"attach": "move", "device": "nic0"}))
     }
 
+    fn host(&self) -> &CniHost {
+        self.place.host()
+    }
+
     fn call(&self) -> Call {
-        self.host.call(&self.pod, "c1", "net1")
+        match &self.place {
+            Place::Nic(host) => host.call(&self.pod, "c1", "net1"),
+            Place::Nics { scene, .. } => {
+                let mut call = scene.call_of(&self.pod, "c1", "net1");
+                call.args = "K8S_POD_NAMESPACE=ml;K8S_POD_NAME=a".to_owned();
+                call
+            }
+        }
     }
 
     fn del(&self) -> Result<()> {
@@ -252,14 +340,16 @@ impl Fixture {
     fn clean(&self, when: &str) -> Result<()> {
         // The kernel reports the carrier to the far end of a link a little later.
         let started = Instant::now();
-        while let Err(differs) = same(&self.before, &self.host.picture()?, when) {
+        while let Err(differs) = same(&self.before, &self.host().picture()?, when) {
             if started.elapsed() > Duration::from_secs(3) {
                 return Err(differs);
             }
         }
-        if self.pod.ip("link show net1").is_ok() {
-            bail!("{when}, net1 is left in the pod");
-        }
+        let links = self.pod.ip("-br link show")?;
+        ensure!(
+            links.lines().all(|link| link.starts_with("lo ")),
+            "{when}, interfaces are left in the pod:\n{links}"
+        );
         let rules = self.pod.ip("rule")?;
         ensure!(
             !rules.contains("101"),
@@ -271,7 +361,7 @@ impl Fixture {
     /// Kills ADD at points spread over it; DEL cleans up.
     fn killed_adds(&self) -> Result<()> {
         at_least_ten_killed(|| {
-            let points = trace(&self.host, &self.call(), "ADD", &self.config)?;
+            let points = trace(self.host(), &self.call(), "ADD", &self.config)?;
             self.del()?;
             self.clean("after an undisturbed round")?;
             let mut killed = 0;
@@ -291,7 +381,7 @@ impl Fixture {
         let add = || self.call().run("ADD", self.config.as_bytes())?.success();
         at_least_ten_killed(|| {
             add()?;
-            let points = trace(&self.host, &self.call(), "DEL", &self.config)?;
+            let points = trace(self.host(), &self.call(), "DEL", &self.config)?;
             self.clean("after an undisturbed round")?;
             let mut killed = 0;
             for point in spread(&points, 12) {
@@ -308,7 +398,7 @@ impl Fixture {
 
     /// Lets each netlink request of ADD fail; it must undo what it did by itself.
     fn refused_adds(&self) -> Result<()> {
-        let points = trace(&self.host, &self.call(), "ADD", &self.config)?;
+        let points = trace(self.host(), &self.call(), "ADD", &self.config)?;
         self.del()?;
         let requests: Vec<Point> = points
             .into_iter()
@@ -338,7 +428,7 @@ impl Fixture {
 fn a_passing_want_of_memory_costs_a_move_nothing() -> Result<()> {
     let fixture = Fixture::moving()?;
     answer_of_add(&fixture)?;
-    let points = trace(&fixture.host, &fixture.call(), "DEL", &fixture.config)?;
+    let points = trace(fixture.host(), &fixture.call(), "DEL", &fixture.config)?;
     fixture.clean("after a DEL that was watched")?;
     let sent: Vec<Point> = points
         .into_iter()
@@ -370,6 +460,21 @@ fn a_killed_add_of_a_macvlan_leaves_nothing() -> Result<()> {
     Fixture::macvlan()?.killed_adds()
 }
 
+fn a_killed_add_of_all_nics_leaves_nothing() -> Result<()> {
+    Fixture::all_nics("macvlan")?.killed_adds()?;
+    Fixture::all_nics("move")?.killed_adds()
+}
+
+fn a_killed_del_of_all_nics_is_finished_by_the_next() -> Result<()> {
+    Fixture::all_nics("macvlan")?.killed_dels()?;
+    Fixture::all_nics("move")?.killed_dels()
+}
+
+fn a_refused_add_of_all_nics_undoes_itself() -> Result<()> {
+    Fixture::all_nics("macvlan")?.refused_adds()?;
+    Fixture::all_nics("move")?.refused_adds()
+}
+
 fn a_killed_add_of_a_move_leaves_nothing() -> Result<()> {
     Fixture::moving()?.killed_adds()
 }
@@ -395,8 +500,10 @@ fn an_add_after_a_killed_one_succeeds() -> Result<()> {
     for fixture in [
         Fixture::new(|_| json!({"attach": "macvlan", "master": "nic0"}))?,
         Fixture::moving()?,
+        Fixture::all_nics("macvlan")?,
+        Fixture::all_nics("move")?,
     ] {
-        let points = trace(&fixture.host, &fixture.call(), "ADD", &fixture.config)?;
+        let points = trace(fixture.host(), &fixture.call(), "ADD", &fixture.config)?;
         fixture.del()?;
         for point in spread(&points, 12) {
             inject(
@@ -528,7 +635,7 @@ impl Fixture {
     fn is_as_before(&self, when: &str) -> Result<()> {
         let until = Instant::now() + Duration::from_secs(3);
         loop {
-            match same(&self.before, &self.host.picture()?, when) {
+            match same(&self.before, &self.host().picture()?, when) {
                 Err(_) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
@@ -546,9 +653,8 @@ fn at_request(
     prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
     attempt: impl Fn(&Call, &Point) -> Result<bool>,
 ) -> Result<()> {
-    let Fixture {
-        host, pod, config, ..
-    } = fixture;
+    let Fixture { pod, config, .. } = fixture;
+    let host = fixture.host();
     let call = host.call(pod, "c1", "net1");
     let taken = || -> Result<()> {
         call.run("ADD", config.as_bytes())?.success()?;
@@ -587,7 +693,7 @@ fn name_taken(
     prepare: impl Fn(&CniHost, &Netns) -> Result<()>,
 ) -> Result<()> {
     let fixture = Fixture::moving()?;
-    let Fixture { host, config, .. } = &fixture;
+    let (host, config) = (fixture.host(), &fixture.config);
     at_request(&fixture, wanted, prepare, |call, point| {
         let (named, delayed) = std::thread::scope(|scope| {
             let del = scope.spawn(|| inject(call, "DEL", config, point, "delay_enter=3000000"));

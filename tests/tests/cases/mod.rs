@@ -24,6 +24,7 @@ modules! {
     broker_whereabouts,
     chain_pods,
     cni_admin,
+    cni_all_nics,
     cni_child,
     cni_child_addresses,
     cni_delegate,

@@ -17,5 +17,5 @@ pub mod store;
 
 pub use error::Error;
 pub use file::observe_locks;
-pub use record::{Netns, RdmaDevice, Record};
+pub use record::{Netns, Part, RdmaDevice, Record};
 pub use store::{AttachmentLock, Claim, Key, Records, Store, UnreadableRecord};

@@ -3,25 +3,28 @@
 use cni_wire::AttachmentId;
 use serde::{Deserialize, Serialize};
 
-use crate::netdev::snapshot::Snapshot;
+use crate::netdev::snapshot::{Message, Snapshot};
 
-/// The version this program writes. It reads this and all before it.
-pub const VERSION: u32 = 1;
+/// The newest version that this program reads, of records with several interfaces. Programs that
+/// know version 1 alone refuse such a record, and so undo nothing of it: they would take its parts
+/// for none.
+pub const VERSION: u32 = 2;
+
+/// The version of an attachment that is its own only interface, which is every one without
+/// `devices: all`.
+const SINGLE: u32 = 1;
 
 /// One attachment: everything that undoing it takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(try_from = "Written", into = "Written")]
 pub struct Record {
-    /// Format of this record.
-    pub version: u32,
     /// The network's name.
     pub network: String,
     /// The container.
     pub container_id: String,
-    /// Its interface.
+    /// `CNI_IFNAME`.
     pub ifname: String,
     /// `namespace/name` of the pod, where the runtime passes it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// Seconds since 1970 when it was written.
     pub created: u64,
@@ -29,6 +32,21 @@ pub struct Record {
     pub boot: String,
     /// The pod's namespace.
     pub netns: Netns,
+    /// Its interfaces: one of the name `ifname`, or with `devices: all` one for each NIC.
+    pub parts: Vec<Part>,
+    /// How its addresses are released; none when it has none of an IPAM.
+    pub ipam: Option<Ipam>,
+}
+
+/// One interface of an attachment, and what was changed for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Part {
+    /// Its name in the pod.
+    pub ifname: String,
+    /// The rail, of an attachment by `devices: all`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<u32>,
     /// The netdev that was moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<Snapshot>,
@@ -46,10 +64,113 @@ pub struct Record {
     pub rdma: Vec<RdmaDevice>,
     /// Rules put into the pod's namespace, as kernel messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<crate::netdev::snapshot::Message>,
-    /// How its addresses are released; none when it has none of an IPAM.
+    pub rules: Vec<Message>,
+}
+
+/// A record as it is in its file. Version 1 has what is of its only interface beside the rest,
+/// version 2 has a list.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Written {
+    version: u32,
+    network: String,
+    container_id: String,
+    ifname: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ipam: Option<Ipam>,
+    pod: Option<String>,
+    created: u64,
+    boot: String,
+    netns: Netns,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    moved: Option<Snapshot>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    hcas: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    awaits_name: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    child: Option<Child>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rdma: Vec<RdmaDevice>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rules: Vec<Message>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    parts: Option<Vec<Part>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ipam: Option<Ipam>,
+}
+
+impl From<Record> for Written {
+    fn from(record: Record) -> Self {
+        let single = record.is_single();
+        let Record {
+            network,
+            container_id,
+            ifname,
+            pod,
+            created,
+            boot,
+            netns,
+            mut parts,
+            ipam,
+        } = record;
+        let only = match single {
+            true => parts.pop().unwrap_or_default(),
+            false => Part::default(),
+        };
+        Written {
+            version: if single { SINGLE } else { VERSION },
+            network,
+            container_id,
+            ifname,
+            pod,
+            created,
+            boot,
+            netns,
+            moved: only.moved,
+            hcas: only.hcas,
+            awaits_name: only.awaits_name,
+            child: only.child,
+            rdma: only.rdma,
+            rules: only.rules,
+            parts: (!single).then_some(parts),
+            ipam,
+        }
+    }
+}
+
+impl TryFrom<Written> for Record {
+    type Error = &'static str;
+
+    fn try_from(written: Written) -> Result<Self, Self::Error> {
+        let only = Part {
+            ifname: written.ifname.clone(),
+            rail: None,
+            moved: written.moved,
+            hcas: written.hcas,
+            awaits_name: written.awaits_name,
+            child: written.child,
+            rdma: written.rdma,
+            rules: written.rules,
+        };
+        let parts = match (written.version, written.parts) {
+            (VERSION, Some(parts)) if only == Part::named(&written.ifname) => parts,
+            // Nothing of it may be lost: neither what is in the list nor what is beside it.
+            (VERSION, _) => return Err("version 2 has its interfaces in parts, and nowhere else"),
+            (_, None) => vec![only],
+            (_, Some(_)) => return Err("version 1 has no parts"),
+        };
+        Ok(Record {
+            network: written.network,
+            container_id: written.container_id,
+            ifname: written.ifname,
+            pod: written.pod,
+            created: written.created,
+            boot: written.boot,
+            netns: written.netns,
+            parts,
+            ipam: written.ipam,
+        })
+    }
 }
 
 /// A namespace as the runtime named it, and what identified it.
@@ -152,7 +273,37 @@ mod paths {
     }
 }
 
+impl Part {
+    /// An interface of this name, for which nothing was changed yet.
+    pub fn named(ifname: &str) -> Self {
+        Part {
+            ifname: ifname.to_owned(),
+            ..Part::default()
+        }
+    }
+
+    /// Whether it has an interface that this plugin made or moved.
+    pub fn has_interface(&self) -> bool {
+        self.moved.is_some() || self.child.is_some()
+    }
+}
+
 impl Record {
+    /// Whether its only interface has the name of the call.
+    fn is_single(&self) -> bool {
+        matches!(self.parts.as_slice(), [only] if only.rail.is_none() && only.ifname == self.ifname)
+    }
+
+    /// Whether nothing is left of it but netdevs that wait for their names.
+    pub fn awaits_name(&self) -> bool {
+        self.parts.iter().any(|part| part.awaits_name)
+    }
+
+    /// All RDMA devices that were moved.
+    pub fn rdma(&self) -> impl Iterator<Item = &RdmaDevice> {
+        self.parts.iter().flat_map(|part| &part.rdma)
+    }
+
     /// Whose attachment it is.
     pub fn belongs_to(&self, network: &str, id: &AttachmentId) -> bool {
         self.network == network
@@ -192,6 +343,70 @@ mod tests {
         let text = serde_json::to_string(&ipam).unwrap();
         assert!(text.contains(r#""/opt/cni/bin",[47,255]"#), "{text}");
         assert_eq!(serde_json::from_str::<Ipam>(&text).unwrap(), ipam);
+    }
+
+    fn single() -> serde_json::Value {
+        serde_json::json!({
+            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
+            "pod": "ml/a", "created": 1, "boot": "b",
+            "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
+            "hcas": ["0000:3b:00.0"],
+            "child": {"kind": "macvlan", "master": "ens1", "index": 3},
+            "rdma": [{"name": "mlx5_0", "index": 4}],
+            "ipam": {"type": "static", "config": "{}", "path": []},
+        })
+    }
+
+    #[test]
+    fn an_attachment_with_one_interface_is_written_as_version_1() {
+        let record: Record = serde_json::from_value(single()).unwrap();
+        let [only] = record.parts.as_slice() else {
+            panic!("{record:?}")
+        };
+        assert_eq!((only.ifname.as_str(), only.rail), ("net1", None));
+        assert!(only.has_interface() && only.hcas == ["0000:3b:00.0"]);
+        assert_eq!(record.rdma().count(), 1);
+        assert_eq!(serde_json::to_value(&record).unwrap(), single());
+    }
+
+    #[test]
+    fn several_interfaces_are_written_as_version_2_and_read_back() {
+        let mut record: Record = serde_json::from_value(single()).unwrap();
+        let first = record.parts.pop().unwrap();
+        for rail in [0, 7] {
+            record.parts.push(Part {
+                ifname: format!("net1-{rail}"),
+                rail: Some(rail),
+                ..first.clone()
+            });
+        }
+        for _ in 0..3 {
+            let text = serde_json::to_value(&record).unwrap();
+            assert_eq!(text["version"], 2);
+            assert_eq!(text["parts"].as_array().unwrap().len(), record.parts.len());
+            // What an earlier version would act upon is not there.
+            for key in ["moved", "hcas", "child", "rdma", "rules"] {
+                assert_eq!(text.get(key), None, "{key}");
+            }
+            assert_eq!(serde_json::from_value::<Record>(text).unwrap(), record);
+            record.parts.pop();
+        }
+    }
+
+    #[test]
+    fn a_record_of_two_versions_at_once_is_damaged() {
+        let with = |key: &str, value: serde_json::Value| {
+            let mut text = single();
+            text[key] = value;
+            text
+        };
+        for text in [
+            with("parts", serde_json::json!([])),
+            with("parts", serde_json::json!([{"ifname": "net1-0"}])),
+            with("version", 2.into()),
+        ] {
+            assert!(serde_json::from_value::<Record>(text).is_err());
+        }
     }
 
     #[test]

@@ -51,6 +51,8 @@ const NEW: &str = ".new-";
 /// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
 /// moved netdev; the network configuration is in it, too.
 const MAX_RECORD_BYTES: usize = 16 << 20;
+/// The version of claims that this program reads and writes.
+const CLAIM_VERSION: u32 = 1;
 /// The most bytes of a new record: what a later one says of the same attachment fits besides.
 const MAX_NEW_RECORD_BYTES: usize = 15 << 20;
 
@@ -429,7 +431,7 @@ impl Store {
         let Ok(claim) = serde_json::from_slice::<Claim>(&text) else {
             return Ok(None);
         };
-        if claim.version > VERSION {
+        if claim.version > CLAIM_VERSION {
             return Err(Error::Newer {
                 path,
                 version: claim.version,
@@ -446,7 +448,7 @@ impl Store {
         let path = self.devices().join(identity.key());
         let failed = |e| Error::file("write", &path, e);
         let claim = Claim {
-            version: VERSION,
+            version: CLAIM_VERSION,
             owner: key.0.clone(),
             boot: boot.to_owned(),
         };

@@ -1,10 +1,14 @@
-//! ADD of an attachment with an interface of its own: a netdev that moves, or a child.
+//! ADD of an attachment with interfaces of its own: netdevs that move, or children. There is one, or
+//! with `devices: all` one for each NIC of the pod.
+//!
+//! All addresses are leased by one order, and one record names all parts before the first is made;
+//! what fails at any of them undoes all.
 
-use std::{fs::File, io::Read};
+use std::{collections::BTreeSet, fs::File, io::Read};
 
 use attachment::{
     addresses::{self, Ipam},
-    journal::{Key, RdmaDevice, Record},
+    journal::{Key, Part, RdmaDevice, Record},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -13,10 +17,10 @@ use attachment::{
     },
     node::Node,
 };
-use cni_wire::{AttachmentId, Cidr, CniResult, Code, Interface, IpConfig, Request};
+use cni_wire::{AttachmentId, Cidr, CniResult, Code, IfName, Interface, IpConfig, Request};
 use hca::MacAddress;
 use netlink::{
-    Namespace, Socket, address,
+    Name, Namespace, Socket, address,
     link::{self, By, Change, Link},
     route,
 };
@@ -36,49 +40,73 @@ use crate::{
     resolve::{self, HostLink, Parent, Resolved},
 };
 
+/// One interface that is to be made, resolved and allowed.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    /// Its name in the pod.
+    pub(super) ifname: IfName,
+    /// The rail, of an attachment by `devices: all`.
+    pub(super) rail: Option<u32>,
+    /// The configuration; of several interfaces each has the allocation of its own NIC.
+    pub(super) config: Config,
+    /// What it is made of.
+    pub(super) resolved: Resolved,
+    /// Whether RDMA devices move with it.
+    pub(super) moves_rdma: bool,
+}
+
 /// What an ADD works with once everything is resolved and allowed.
 pub(super) struct Attachment<'a> {
     pub(super) node: &'a mut Node,
     pub(super) request: &'a Request,
     pub(super) id: &'a AttachmentId,
-    pub(super) config: &'a Config,
-    pub(super) resolved: &'a Resolved,
+    /// Its interfaces, by rail.
+    pub(super) wanted: &'a [Wanted],
     pub(super) pod: &'a Namespace,
     pub(super) inside: &'a mut Socket,
     pub(super) ipam: &'a Ipam,
 }
 
+/// An interface that was made.
+struct Made {
+    link: Link,
+    /// What its addresses and routes are, as a result.
+    result: CniResult,
+    /// What it is given, where that was not known when it was planned.
+    late: Option<InterfaceConfig>,
+}
+
 impl Attachment<'_> {
-    /// Plans, journals and applies. `before` is the chain's result, `chain` what of it is the
-    /// interface's.
+    /// Plans, journals and applies. `recovered` keeps other processes off the NICs, by the order of
+    /// the interfaces; `before` is the chain's result, `chain` what of it is the interface's.
     pub(super) fn add(
         mut self,
         key: &Key,
-        recovered: Recovered,
+        recovered: Vec<Recovered>,
         before: CniResult,
         chain: Option<CniResult>,
-        moves_rdma: bool,
     ) -> Result<Value, Error> {
         let dns = self.request.config.dns()?;
-        let rdma = match moves_rdma {
-            true => self.rdma_devices()?,
-            false => Vec::new(),
-        };
-        let interface = self.source(&recovered)?;
-        let leased = match chain {
-            Some(of_chain) => Some(of_chain),
-            None if self.ipam.needs_the_link() => None,
-            None => self.ipam.add(self.node, self.request)?,
-        };
+        let mut sources = Vec::new();
+        for (wanted, recovered) in self.wanted.iter().zip(&recovered) {
+            let rdma = match wanted.moves_rdma {
+                true => self.rdma_devices(wanted)?,
+                false => Vec::new(),
+            };
+            sources.push((self.source(wanted, recovered)?, rdma));
+        }
+        let leased = self.lease(chain)?;
         let planned = self
-            .plan(interface, rdma, leased.as_ref())
-            .and_then(|plan| Ok((self.record(&plan)?, plan)))
-            .and_then(|(record, plan)| {
-                self.node.log.debug(format_args!("plan: {plan}"));
+            .plans(sources, &leased)
+            .and_then(|plans| Ok((self.record(&plans)?, plans)))
+            .and_then(|(record, plans)| {
+                for plan in &plans {
+                    self.node.log.debug(format_args!("plan: {plan}"));
+                }
                 self.node.journal.create(key, &record)?;
-                Ok((record, plan))
+                Ok((record, plans))
             });
-        let (mut record, plan) = match planned {
+        let (mut record, plans) = match planned {
             Ok(planned) => planned,
             Err(error) => {
                 return Err(self
@@ -88,36 +116,48 @@ impl Attachment<'_> {
             }
         };
         let applied = self
-            .apply(key, &plan, &mut record, leased)
+            .apply(key, &plans, &mut record, leased)
             .and_then(|made| {
                 let mut result = before;
                 merge(&mut result, made, dns);
                 Ok(result.to_json(self.request.config.version)?)
             });
         applied.map_err(|first| {
-            // Undoing takes the netdev's lock itself.
+            // Undoing takes the netdevs' locks itself.
             drop(recovered);
             undo(self.node, key, &record, first)
         })
     }
 
-    fn rdma_devices(&self) -> Result<Vec<RdmaDevice>, Error> {
-        let Some(host) = self.resolved.host_link() else {
+    /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
+    /// IPAM wants to see the interface first.
+    fn lease(&mut self, chain: Option<CniResult>) -> Result<Vec<Option<CniResult>>, Error> {
+        let rails: Option<Vec<u32>> = self.wanted.iter().map(|wanted| wanted.rail).collect();
+        Ok(match (rails, chain) {
+            (Some(rails), _) => self.ipam.add_rails(self.node, self.request, &rails)?,
+            (None, Some(of_chain)) => vec![Some(of_chain)],
+            (None, None) if self.ipam.needs_the_link() => vec![None],
+            (None, None) => vec![self.ipam.add(self.node, self.request)?],
+        })
+    }
+
+    fn rdma_devices(&self, wanted: &Wanted) -> Result<Vec<RdmaDevice>, Error> {
+        let Some(host) = wanted.resolved.host_link() else {
             return Ok(Vec::new());
         };
         let names = rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)?;
         rdma::describe(self.node, &names)
     }
 
-    /// What becomes the interface.
-    fn source(&mut self, recovered: &Recovered) -> Result<Source, Error> {
-        match self.resolved {
+    /// What becomes an interface.
+    fn source(&mut self, wanted: &Wanted, recovered: &Recovered) -> Result<Source, Error> {
+        match &wanted.resolved {
             Resolved::Move(nic) => {
-                let snapshot = self.snapshot(nic, recovered)?;
-                Ok(plan::netdev(self.config, nic, snapshot))
+                let snapshot = self.snapshot(wanted, nic, recovered)?;
+                Ok(plan::netdev(&wanted.config, nic, snapshot))
             }
             Resolved::Child { kind, parent } => {
-                plan::child(self.config, *kind, parent, random_mac()?)
+                plan::child(&wanted.config, *kind, parent, random_mac()?)
             }
             Resolved::RdmaOnly(_) => Err(Error::new(
                 Code::Internal,
@@ -126,7 +166,12 @@ impl Attachment<'_> {
         }
     }
 
-    fn snapshot(&mut self, nic: &HostLink, recovered: &Recovered) -> Result<Snapshot, Error> {
+    fn snapshot(
+        &mut self,
+        wanted: &Wanted,
+        nic: &HostLink,
+        recovered: &Recovered,
+    ) -> Result<Snapshot, Error> {
         let node = &mut *self.node;
         let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
         taken.identity = Identity::on(&node.roots, &nic.link);
@@ -145,106 +190,118 @@ impl Attachment<'_> {
             let others = found.iter().skip(1);
             return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
         }
-        taken.pod_mac = self.config.mac.as_ref().map(ToString::to_string);
+        taken.pod_mac = wanted.config.mac.as_ref().map(ToString::to_string);
         if let Some(name) = &recovered.true_name {
             taken.name.clone_from(name);
         }
         Ok(taken)
     }
 
-    fn plan(
+    fn plans(
         &mut self,
-        interface: Source,
-        rdma: Vec<RdmaDevice>,
-        leased: Option<&CniResult>,
-    ) -> Result<Plan, Error> {
-        let interface_config = match self.ipam.needs_the_link() {
-            true => None,
-            false => Some(self.lay_out(interface.snapshot(), leased)?),
+        sources: Vec<(Source, Vec<RdmaDevice>)>,
+        leased: &[Option<CniResult>],
+    ) -> Result<Vec<Plan>, Error> {
+        let mut configs: Vec<Option<InterfaceConfig>> = match self.ipam.needs_the_link() {
+            true => sources.iter().map(|_| None).collect(),
+            false => {
+                let all = self.wanted.iter().zip(&sources).zip(leased);
+                let all: Vec<_> = all
+                    .map(|((wanted, (source, _)), leased)| {
+                        Ok((
+                            wanted,
+                            given(wanted, source.snapshot(), leased.as_ref())?,
+                            leased.is_none(),
+                        ))
+                    })
+                    .collect::<Result<_, Error>>()?;
+                let laid_out = self.lay_out(all)?;
+                laid_out.into_iter().map(Some).collect()
+            }
         };
-        Ok(Plan {
-            ifname: self.id.ifname.to_string(),
+        let plans = self.wanted.iter().zip(sources).zip(configs.drain(..));
+        let plan = |((wanted, (interface, rdma)), interface_config): ((&Wanted, _), _)| Plan {
+            ifname: wanted.ifname.to_string(),
             netns: self.pod.path().to_owned(),
             rdma,
             interface,
             interface_config,
-        })
+        };
+        Ok(plans.map(plan).collect())
     }
 
-    fn record(&self, plan: &Plan) -> Result<Record, Error> {
-        Ok(Record {
+    fn record(&self, plans: &[Plan]) -> Result<Record, Error> {
+        let part = |(wanted, plan): (&Wanted, &Plan)| Part {
+            ifname: plan.ifname.clone(),
+            rail: wanted.rail,
             moved: plan.interface.snapshot().cloned(),
-            hcas: self.hcas(),
+            hcas: hcas(&wanted.resolved),
+            awaits_name: false,
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
             rules: rules_of(plan.interface_config.as_ref()),
+        };
+        Ok(Record {
+            parts: self.wanted.iter().zip(plans).map(part).collect(),
             ipam: addresses::note(self.request)?,
             ..blank_record(self.node, self.request, self.pod)?
         })
     }
 
-    /// The HCAs of a netdev that moves.
-    fn hcas(&self) -> Vec<String> {
-        match self.resolved {
-            Resolved::Move(nic) => nic.hcas.iter().map(ToString::to_string).collect(),
-            Resolved::Child { .. } | Resolved::RdmaOnly(_) => Vec::new(),
-        }
-    }
-
+    /// Decides about source routing, and keeps the pod's way out where it is. Each interface comes with
+    /// what it is given and whether that is the host's.
     fn lay_out(
         &mut self,
-        moved: Option<&Snapshot>,
-        leased: Option<&CniResult>,
-    ) -> Result<InterfaceConfig, Error> {
-        let mut interface_config = match moved.filter(|_| leased.is_none()) {
-            Some(taken) => InterfaceConfig::of_host(self.config, taken, self.id.ifname.as_str())
-                .map_err(|e| {
-                    Error::new(Code::Internal, format!("read back {}: {e}", taken.name))
-                })?,
-            None => {
-                let none = CniResult::default();
-                let attach = self.resolved.attach();
-                InterfaceConfig::of_result(attach, self.config, leased.unwrap_or(&none))
+        given: Vec<(&Wanted, InterfaceConfig, bool)>,
+    ) -> Result<Vec<InterfaceConfig>, Error> {
+        let mut families = None;
+        let mut tables: Option<BTreeSet<u32>> = None;
+        let own: Vec<Vec<AddressFamily>> = given
+            .iter()
+            .map(|(_, interface_config, _)| interface_config.families())
+            .collect();
+        let mut laid_out: Vec<InterfaceConfig> = Vec::new();
+        for (number, (wanted, mut interface_config, of_host)) in given.into_iter().enumerate() {
+            for family in route::FAMILIES {
+                if interface_config.has_default(family) {
+                    // The first of several that has one leads out of the pod.
+                    let is_led = laid_out.iter().any(|earlier| earlier.has_default(family));
+                    let main = route::list_table(self.inside, family, replay::MAIN)?;
+                    interface_config
+                        .defaults_of_the_pod
+                        .extend((is_led || main.iter().any(replay::is_default)).then_some(family));
+                }
             }
-        };
-        self.lay_rails(&mut interface_config, leased.is_none())?;
-        Ok(interface_config)
-    }
-
-    /// Decides about source routing, and keeps the pod's way out where it is.
-    fn lay_rails(
-        &mut self,
-        interface_config: &mut InterfaceConfig,
-        of_host: bool,
-    ) -> Result<(), Error> {
-        for family in route::FAMILIES {
-            if interface_config.has_default(family) {
-                let main = route::list_table(self.inside, family, replay::MAIN)?;
-                interface_config
-                    .defaults_of_the_pod
-                    .extend(main.iter().any(replay::is_default).then_some(family));
+            let rails = &wanted.config.rails;
+            let mut others = match (rails.wanted, &families) {
+                (Some(_), _) => Vec::new(),
+                (None, Some(known)) => Vec::clone(known),
+                (None, None) => families.insert(self.families_of_others()?).clone(),
+            };
+            let siblings = own.iter().enumerate().filter(|(other, _)| *other != number);
+            others.extend(siblings.flat_map(|(_, families)| families));
+            let due = rails.families(
+                &interface_config,
+                &others,
+                &interface_config.defaults_of_the_pod,
+            );
+            if !due.is_empty() {
+                let ifname = wanted.ifname.as_str();
+                let used = match &mut tables {
+                    Some(used) => used,
+                    none => none.insert(route::tables(self.inside)?),
+                };
+                let table = rails.table(ifname, wanted.rail, used)?;
+                used.insert(table);
+                rails.apply(&mut interface_config, &due, ifname, table);
             }
+            if of_host {
+                let stay = interface_config.defaults_of_the_pod.clone();
+                interface_config.without_defaults(&stay);
+            }
+            laid_out.push(interface_config);
         }
-        let rails = &self.config.rails;
-        let others = match rails.wanted {
-            Some(_) => Vec::new(),
-            None => self.families_of_others()?,
-        };
-        let families = rails.families(
-            interface_config,
-            &others,
-            &interface_config.defaults_of_the_pod,
-        );
-        if !families.is_empty() {
-            let ifname = self.id.ifname.as_str();
-            let table = rails.table(ifname, &route::tables(self.inside)?)?;
-            rails.apply(interface_config, &families, ifname, table);
-        }
-        if of_host {
-            let stay = interface_config.defaults_of_the_pod.clone();
-            interface_config.without_defaults(&stay);
-        }
-        Ok(())
+        Ok(laid_out)
     }
 
     /// The families of which the pod's other RDMA interfaces have addresses.
@@ -255,6 +312,7 @@ impl Attachment<'_> {
             if other.container_id != self.id.container_id || other.ifname == self.id.ifname {
                 continue;
             }
+            // With several interfaces, the first is known by this name, too.
             let name = other.ifname.as_str();
             let Some(link) = link::get(self.inside, By::Name(name.as_bytes()))? else {
                 continue;
@@ -269,95 +327,168 @@ impl Attachment<'_> {
         Ok(families)
     }
 
-    /// Makes the interface and gives it what it is to have. Returns this plugin's own result.
+    /// Makes the interfaces and gives them what they are to have. Returns this plugin's own result.
     fn apply(
         &mut self,
         key: &Key,
-        plan: &Plan,
+        plans: &[Plan],
         record: &mut Record,
-        leased: Option<CniResult>,
+        leased: Vec<Option<CniResult>>,
     ) -> Result<CniResult, Error> {
-        if let Some(moved) = &record.moved {
+        for moved in record.parts.iter().filter_map(|part| part.moved.as_ref()) {
             let journal = &self.node.journal;
             journal.take(&moved.identity, key, &self.node.boot)?;
         }
-        rdma::move_in(self.node, self.pod, &record.rdma)?;
-        let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)
-            .map_err(|refused| self.explain(refused))?;
-        // Written before the pod runs, which could make links like it.
-        let moved = record.moved.as_mut();
-        let mut noted = moved.is_some_and(|moved| moved.moved_as(&link));
-        if let Some(child) = &mut record.child {
-            child.pod_index = Some(link.index);
-            noted = true;
+        let devices: Vec<RdmaDevice> = record.rdma().cloned().collect();
+        rdma::move_in(self.node, self.pod, &devices)?;
+        let mut links = Vec::new();
+        for (wanted, plan) in self.wanted.iter().zip(plans) {
+            let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)
+                .map_err(|refused| self.explain(wanted, refused))?;
+            links.push(link);
+        }
+        // Written before the pod runs, which could make links like them.
+        let mut noted = false;
+        for (part, link) in record.parts.iter_mut().zip(&links) {
+            noted |= part
+                .moved
+                .as_mut()
+                .is_some_and(|moved| moved.moved_as(link));
+            if let Some(child) = &mut part.child {
+                child.pod_index = Some(link.index);
+                noted = true;
+            }
         }
         if noted {
             self.node.journal.replace(key, record)?;
         }
-        let mut made = leased.unwrap_or_default();
-        let late = match &plan.interface_config {
-            Some(_) => None,
-            None => {
-                let what = format!("set {} up", link.name);
-                link::change(self.inside, what, link.index, &Change::up())?;
-                // What fails from here on is undone with the record, which releases the lease.
-                made = self.ipam.add(self.node, self.request)?.unwrap_or_default();
-                let late = self.lay_out(None, Some(&made))?;
-                if !late.rules.is_empty() {
-                    let known = Record {
-                        rules: rules_of(Some(&late)),
-                        ..record.clone()
-                    };
-                    self.node.journal.replace(key, &known)?;
-                }
-                Some(late)
+        self.name_the_first(&links)?;
+        let mut made = Vec::new();
+        for ((link, plan), leased) in links.into_iter().zip(plans).zip(leased) {
+            made.push(self.late(key, record, link, plan, leased)?);
+        }
+        self.configure(plans, &mut made)?;
+        let mut ready = Vec::new();
+        for ((wanted, plan), made) in self.wanted.iter().zip(plans).zip(made) {
+            ready.push(self.answer(wanted, plan, made));
+        }
+        self.report(plans, &ready)?;
+        Ok(joined(ready))
+    }
+
+    /// Gives the first interface the name of the call, under which runtimes search for it, where no
+    /// interface has that.
+    fn name_the_first(&mut self, links: &[Link]) -> Result<(), Error> {
+        let name = Name::from(self.id.ifname.as_str());
+        match links.first() {
+            Some(first) if links.iter().all(|link| link.name != name) => {
+                Ok(link::add_altname(self.inside, first, &name)?)
             }
-        };
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks an IPAM for addresses that wants to see the interface first.
+    fn late(
+        &mut self,
+        key: &Key,
+        record: &Record,
+        link: Link,
+        plan: &Plan,
+        leased: Option<CniResult>,
+    ) -> Result<Made, Error> {
+        if plan.interface_config.is_some() {
+            let result = leased.unwrap_or_default();
+            return Ok(Made {
+                link,
+                result,
+                late: None,
+            });
+        }
+        let what = format!("set {} up", link.name);
+        link::change(self.inside, what, link.index, &Change::up())?;
+        // What fails from here on is undone with the record, which releases the lease.
+        let result = self.ipam.add(self.node, self.request)?.unwrap_or_default();
+        let wanted = self.wanted.iter().map(|wanted| {
+            let given = given(wanted, None, Some(&result))?;
+            Ok((wanted, given, false))
+        });
+        let wanted = wanted.collect::<Result<_, Error>>()?;
+        let late = self.lay_out(wanted)?.pop();
+        let rules = rules_of(late.as_ref());
+        if !rules.is_empty() {
+            let mut known = record.clone();
+            for part in &mut known.parts {
+                part.rules.clone_from(&rules);
+            }
+            self.node.journal.replace(key, &known)?;
+        }
+        Ok(Made { link, result, late })
+    }
+
+    /// Gives all interfaces what they are to have, and announces them.
+    fn configure(&mut self, plans: &[Plan], made: &mut [Made]) -> Result<(), Error> {
+        let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
+        let attached = self.wanted.iter().map(|wanted| wanted.resolved.attach());
+        self.pod.enter(&self.node.netns.namespace, || {
+            let mut announced = Vec::new();
+            for ((made, plan), attach) in made.iter_mut().zip(plans).zip(attached) {
+                let Some(interface_config) = made.late.as_ref().or(plan.interface_config.as_ref())
+                else {
+                    continue;
+                };
+                made.link = apply::configure(inside, proc, &made.link, interface_config)?;
+                announced.push((&mut made.link, interface_config, attach));
+            }
+            apply::announce(inside, announced)
+        })??;
+        Ok(())
+    }
+
+    /// What is answered of one interface: its part of the result, with interface number 0.
+    fn answer(&self, wanted: &Wanted, plan: &Plan, made: Made) -> CniResult {
+        let Made {
+            link,
+            mut result,
+            late,
+        } = made;
         let none = InterfaceConfig::default();
         let interface_config = plan
             .interface_config
             .as_ref()
             .or(late.as_ref())
             .unwrap_or(&none);
-        let attach = self.resolved.attach();
-        let link = self.pod.enter(&self.node.netns.namespace, || {
-            apply::configure(
-                self.inside,
-                &self.node.roots.proc,
-                &link,
-                interface_config,
-                attach,
-            )
-        })??;
-        if made.ips.is_empty() {
-            made.ips = interface_config
+        if result.ips.is_empty() {
+            result.ips = interface_config
                 .addresses
                 .iter()
                 .filter_map(own_ip)
                 .collect();
         }
         // An IPAM does not know our interfaces: every address is of ours.
-        for ip in &mut made.ips {
+        for ip in &mut result.ips {
             ip.interface = Some(0);
         }
-        interface_config.report_defaults(&mut made, self.request.config.version);
-        self.report(plan, &made)?;
-        made.interfaces = vec![self.interface(&link, plan)];
-        Ok(made)
+        interface_config.report_defaults(&mut result, self.request.config.version);
+        if wanted.rail.is_some() {
+            name_gateways(&mut result);
+        }
+        result.interfaces = vec![self.interface(&link, plan)];
+        result
     }
 
     /// Names the children that keep the kernel from making one of another kind. Both kinds want the
     /// only handler of received frames that a netdev has (`netdev_rx_handler_register()`). Whose
     /// they are stands in the journal, all of which is read for that: only after a refusal.
-    fn explain(&mut self, refused: Error) -> Error {
+    fn explain(&mut self, wanted: &Wanted, refused: Error) -> Error {
         let Resolved::Child {
             kind: ChildKind::Macvlan | ChildKind::Ipvlan,
             parent: Parent::OfHost(host),
-        } = self.resolved
+        } = &wanted.resolved
         else {
             return refused;
         };
-        let (attach, netdev) = (self.resolved.attach().as_str(), &host.link.name);
+        let (attach, netdev) = (wanted.resolved.attach().as_str(), &host.link.name);
         match resolve::rivals(self.node, &host.link) {
             Ok(Some((kind, whose))) if kind != attach => Error::new(
                 Code::InvalidConfig,
@@ -373,23 +504,27 @@ impl Attachment<'_> {
     }
 
     /// Waits for the addresses' GIDs, and completes the device information file.
-    fn report(&self, plan: &Plan, made: &CniResult) -> Result<(), Error> {
-        if self.config.rdma == RdmaRequirement::Off {
+    fn report(&self, plans: &[Plan], ready: &[CniResult]) -> Result<(), Error> {
+        let Some(first) = self.wanted.first() else {
+            return Ok(());
+        };
+        if first.config.rdma == RdmaRequirement::Off {
             return Ok(());
         }
-        let ports = self.resolved.host_link().map(|host| host.rdma.as_slice());
-        let function = report::function(plan.interface.link(), self.config);
-        let report = Reported {
-            ports: ports.unwrap_or_default(),
-            addresses: made.ips.iter().map(|ip| ip.address.addr).collect(),
-            moved: plan
-                .rdma
-                .iter()
-                .map(|device| device.name.as_str())
-                .collect(),
-            pci: function.as_deref(),
+        let report = |((wanted, plan), ready): ((&_, &_), &CniResult)| {
+            let (wanted, plan): (&Wanted, &Plan) = (wanted, plan);
+            let ports = wanted.resolved.host_link().map(|host| host.rdma.as_slice());
+            Reported {
+                ifname: wanted.ifname.to_string(),
+                ports: ports.unwrap_or_default().to_vec(),
+                addresses: ready.ips.iter().map(|ip| ip.address.addr).collect(),
+                moved: plan.rdma.iter().map(|device| device.name.clone()).collect(),
+                pci: report::function(plan.interface.link(), &wanted.config),
+            }
         };
-        report::write(self.node, self.pod, self.id, self.config, &report)
+        let parts = self.wanted.iter().zip(plans).zip(ready);
+        let parts: Vec<Reported> = parts.map(report).collect();
+        report::write(self.node, self.pod, self.id, &first.config, &parts)
     }
 
     fn interface(&self, link: &Link, plan: &Plan) -> Interface {
@@ -404,6 +539,59 @@ impl Attachment<'_> {
             pci_id: on_pci.and_then(|moved| moved.identity.bus_device.clone()),
         }
     }
+}
+
+/// The HCAs of a netdev that moves.
+fn hcas(resolved: &Resolved) -> Vec<String> {
+    match resolved {
+        Resolved::Move(nic) => nic.hcas.iter().map(ToString::to_string).collect(),
+        Resolved::Child { .. } | Resolved::RdmaOnly(_) => Vec::new(),
+    }
+}
+
+/// What an interface is given: what was leased, else what its netdev had on the host.
+fn given(
+    wanted: &Wanted,
+    moved: Option<&Snapshot>,
+    leased: Option<&CniResult>,
+) -> Result<InterfaceConfig, Error> {
+    match moved.filter(|_| leased.is_none()) {
+        Some(taken) => InterfaceConfig::of_host(&wanted.config, taken, wanted.ifname.as_str())
+            .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name))),
+        None => {
+            let none = CniResult::default();
+            let attach = wanted.resolved.attach();
+            let leased = leased.unwrap_or(&none);
+            Ok(InterfaceConfig::of_result(attach, &wanted.config, leased))
+        }
+    }
+}
+
+/// Says of each route of one interface which gateway it has: of several interfaces, each has its own.
+fn name_gateways(result: &mut CniResult) {
+    /// `RT_SCOPE_LINK`
+    const LINK: u8 = 253;
+    for route in &mut result.routes {
+        let of_link = route.scope.is_some_and(|scope| scope >= LINK);
+        let v4 = route.dst.addr.is_ipv4();
+        let of_family = result
+            .ips
+            .iter()
+            .filter(|ip| ip.address.addr.is_ipv4() == v4);
+        if route.gw.is_none() && !of_link {
+            route.gw = of_family.filter_map(|ip| ip.gateway).next();
+        }
+    }
+}
+
+/// One result of several interfaces.
+fn joined(parts: Vec<CniResult>) -> CniResult {
+    let mut all = CniResult::default();
+    for mut part in parts {
+        part.routes.retain(|route| !all.routes.contains(route));
+        merge(&mut all, part, cni_wire::Dns::default());
+    }
+    all
 }
 
 fn rules_of(interface_config: Option<&InterfaceConfig>) -> Vec<Message> {

@@ -1,11 +1,11 @@
-//! ADD of attach `rdma-only`: the RDMA devices of an interface that another plugin of the chain made.
+//! ADD of attach `rdma-only`: the RDMA devices of interfaces that another plugin of the chain made.
 //! Stands in for the RDMA CNI plugin.
 //!
 //! In shared mode nothing is changed and nothing journalled: the GIDs of the interface are waited
 //! for and reported, and the previous result is passed on.
 
 use attachment::{
-    journal::{Key, RdmaDevice, Record},
+    journal::{Key, Part, RdmaDevice, Record},
     node::Node,
 };
 use cni_wire::{CniResult, Code, Request};
@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     rdma,
     report::{self, Reported},
-    resolve::RdmaOnly,
+    resolve::{PodInterface, RdmaOnly},
 };
 
 /// What an ADD works with once everything is resolved and allowed.
@@ -56,32 +56,51 @@ impl Attachment<'_> {
         if moved.is_empty() {
             return self.report(before, &moved);
         }
+        let part = Part {
+            rdma: moved.clone(),
+            ..Part::named(self.request.attachment()?.ifname.as_str())
+        };
         let record = Record {
-            rdma: moved,
+            parts: vec![part],
             ..blank_record(self.node, self.request, self.pod)?
         };
         self.node.journal.create(self.key, &record)?;
-        rdma::move_in(self.node, self.pod, &record.rdma)
-            .and_then(|()| self.report(before, &record.rdma))
+        rdma::move_in(self.node, self.pod, &moved)
+            .and_then(|()| self.report(before, &moved))
             .map_err(|first| undo(self.node, self.key, &record, first))
     }
 
     fn report(&self, before: &CniResult, moved: &[RdmaDevice]) -> Result<Value, Error> {
-        let interface = self.target.interface.as_ref();
-        let position = interface.map(|interface| interface.position);
-        let function = interface.and_then(|made| report::function(made.link.link(), self.config));
-        let of_interface = before
-            .ips
-            .iter()
-            .filter(|ip| ip.interface.is_none() || ip.interface == position);
-        let ports = self.target.ports();
-        let reported = Reported {
-            ports: &ports,
-            addresses: of_interface.map(|ip| ip.address.addr).collect(),
-            moved: moved.iter().map(|device| device.name.as_str()).collect(),
-            pci: function.as_deref(),
-        };
         let id = self.request.attachment()?;
+        let interfaces = &self.target.interfaces;
+        let of = |interface: Option<&PodInterface>| {
+            let position = interface.map(|interface| interface.position);
+            let link = interface.map(|interface| interface.link.link());
+            let ips = before.ips.iter();
+            let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
+            // Of several interfaces each has the ports behind it, of one it has all.
+            let is_behind = |device: &str| match interface {
+                Some(interface) if interfaces.len() > 1 => interface.devices.contains(device),
+                _ => true,
+            };
+            let moved = moved.iter().map(|device| device.name.clone());
+            Reported {
+                ifname: link.map_or_else(|| id.ifname.to_string(), |link| link.name.to_string()),
+                ports: self
+                    .target
+                    .ports()
+                    .into_iter()
+                    .filter(|port| is_behind(&port.device))
+                    .collect(),
+                addresses: ips.map(|ip| ip.address.addr).collect(),
+                moved: moved.filter(|device| is_behind(device)).collect(),
+                pci: link.and_then(|link| report::function(link, self.config)),
+            }
+        };
+        let reported: Vec<Reported> = match interfaces.as_slice() {
+            [] => vec![of(None)],
+            some => some.iter().map(|interface| of(Some(interface))).collect(),
+        };
         report::write(self.node, self.pod, id, self.config, &reported)?;
         Ok(before.to_json(self.request.config.version)?)
     }

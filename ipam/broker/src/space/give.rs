@@ -517,6 +517,7 @@ mod tests {
                 network_name: None,
                 overlapping: true,
             },
+            like: None,
             requested: None,
         };
         let holder = Holder {

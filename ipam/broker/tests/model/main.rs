@@ -175,6 +175,7 @@ impl Machine {
                     network_name: None,
                     overlapping: true,
                 },
+                like: None,
                 requested: None,
             }],
         };

@@ -74,6 +74,81 @@ fn open(place: &std::path::Path) -> Store {
     Store::open(&policy, "default", node, root).unwrap()
 }
 
+/// One part for each of these networks, whose addresses are to have one host number.
+fn alike(ranges: &[&str]) -> Vec<Part> {
+    let parts = ranges.iter().enumerate();
+    parts
+        .map(|(number, range)| Part {
+            like: (number > 0).then_some(0),
+            ..part(None, range, None)
+        })
+        .collect()
+}
+
+#[test]
+fn parts_that_are_to_be_alike_have_one_host_number_where_it_is_free() {
+    let networks = ["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"];
+    for format_1 in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let store = match format_1 {
+            true => open_of_format_1(place.path()),
+            false => open(place.path()),
+        };
+        let take = |container: &str, parts: Vec<Part>| {
+            let mut order = order(parts);
+            order.holder.container = container.to_owned();
+            addresses(&store.take(&order).unwrap())
+        };
+        // Others have the lowest of the first network, and what would be alike in the last.
+        for (container, range, address) in [
+            ("c1", "10.0.0.0/24", "10.0.0.1"),
+            ("c2", "10.0.2.0/23", "10.0.2.3"),
+        ] {
+            assert_eq!(
+                take(container, vec![part(None, range, Some(address))]),
+                [address]
+            );
+        }
+        assert_eq!(
+            take("c3", alike(&networks)),
+            ["10.0.0.2", "10.0.1.2", "10.0.2.2"]
+        );
+        assert_eq!(
+            take("c3", alike(&networks)),
+            ["10.0.0.2", "10.0.1.2", "10.0.2.2"]
+        );
+        assert_eq!(
+            take("c4", alike(&networks)),
+            ["10.0.0.3", "10.0.1.3", "10.0.2.1"]
+        );
+        // A network that has no such number, and one of another family.
+        let others = take("c5", alike(&["10.0.0.0/24", "10.9.0.0/30", "fd00::/64"]));
+        assert_eq!(others, ["10.0.0.4", "10.9.0.1", "fd00::4"]);
+    }
+}
+
+#[test]
+fn a_host_number_that_is_cooling_down_is_left_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let networks = ["10.0.0.0/24", "10.0.1.0/24"];
+    let first = order(vec![part(None, networks[1], Some("10.0.1.1"))]);
+    store.take(&first).unwrap();
+    let Holder {
+        container,
+        interface,
+        network,
+        ..
+    } = &first.holder;
+    store.give_back(container, interface, network).unwrap();
+    let mut second = order(alike(&networks));
+    second.holder.container = "c3".to_owned();
+    assert_eq!(
+        addresses(&store.take(&second).unwrap()),
+        ["10.0.0.1", "10.0.1.2"]
+    );
+}
+
 /// A store as programs made it that know no other format.
 fn open_of_format_1(place: &std::path::Path) -> Store {
     let text = r#"{"format": "rdma-ipam store", "version": 1, "id": "a1b2", "created": "2025-01-01T00:00:00Z"}"#;
@@ -95,6 +170,7 @@ fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
             network_name: None,
             overlapping: true,
         },
+        like: None,
         requested: requested.map(|address| address.parse().unwrap()),
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::journal::record::Netns;
+use crate::journal::record::{Netns, Part};
 
 fn id(container: &str, ifname: &str) -> AttachmentId {
     AttachmentId {
@@ -10,7 +10,6 @@ fn id(container: &str, ifname: &str) -> AttachmentId {
 
 fn record() -> Record {
     Record {
-        version: VERSION,
         network: "rail0".into(),
         container_id: "c1".into(),
         ifname: "net1".into(),
@@ -22,12 +21,7 @@ fn record() -> Record {
             device: 4,
             inode: 5,
         },
-        moved: None,
-        awaits_name: false,
-        hcas: Vec::new(),
-        child: None,
-        rdma: Vec::new(),
-        rules: Vec::new(),
+        parts: vec![Part::named("net1")],
         ipam: None,
     }
 }
@@ -315,11 +309,17 @@ fn a_newer_record_is_refused_by_name() {
     let (_dir, store, key) = store();
     store.create(&key, &record()).unwrap();
     let path = store.attachments().join(key.as_str());
-    fs::write(&path, r#"{"version": 2, "what": "ever"}"#).unwrap();
+    fs::write(&path, r#"{"version": 3, "what": "ever"}"#).unwrap();
     let error = store.read(&key).unwrap_err();
-    assert!(error.to_string().contains("version 2"), "{error}");
-    fs::write(&path, r#"{"version": 1, "what": "ever"}"#).unwrap();
-    assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
+    assert!(error.to_string().contains("version 3"), "{error}");
+    for version in [1, 2] {
+        fs::write(
+            &path,
+            format!(r#"{{"version": {version}, "what": "ever"}}"#),
+        )
+        .unwrap();
+        assert!(matches!(store.read(&key), Err(Error::Damaged { .. })));
+    }
 }
 
 #[test]

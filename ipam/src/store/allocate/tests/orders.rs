@@ -140,6 +140,7 @@ fn what_an_order_loses_is_in_a_further_record() {
             network_name: None,
             overlapping: true,
         },
+        like: None,
         requested: None,
     };
     let order = crate::store::Order {
@@ -299,6 +300,7 @@ fn orders_that_meet_part_and_keep_their_answers() {
                         network_name: None,
                         overlapping: true,
                     },
+                    like: None,
                     requested: None,
                 };
                 8
@@ -449,6 +451,7 @@ fn an_add_that_wakes_up_changes_no_answer() {
             network_name: None,
             overlapping: true,
         },
+        like: None,
         requested: None,
     };
     let order = crate::store::Order {
@@ -533,6 +536,7 @@ fn a_del_that_makes_a_gap_releases_all_records_above_it() {
             network_name: None,
             overlapping: true,
         },
+        like: None,
         requested: None,
     };
     let order = crate::store::Order {
@@ -589,6 +593,7 @@ fn an_add_and_a_del_of_one_owner_that_meet_leave_nothing() {
                         network_name: None,
                         overlapping: true,
                     },
+                    like: None,
                     requested: None,
                 };
                 8

@@ -1,0 +1,197 @@
+//! `devices` and `names`: whether an attachment is one NIC of its pod or all of them, and what its
+//! interfaces are called. Pure.
+
+use cni_wire::{Code, Error, IfName, Section};
+
+cni_wire::words! {
+    /// Which of a pod's units an attachment is made of.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Devices {
+        /// The one that the runtime names.
+        #[default]
+        One = "one",
+        /// Every one of its resource.
+        All = "all",
+    }
+}
+
+/// The pattern of the interfaces' names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    text: String,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Literal(String),
+    Ifname,
+    Rail,
+    Host,
+}
+
+/// What the names are unless the network says otherwise.
+const DEFAULT: &str = "{ifname}-{rail}";
+
+impl Default for Names {
+    fn default() -> Self {
+        Names {
+            text: DEFAULT.to_owned(),
+            pieces: vec![Piece::Ifname, Piece::Literal("-".to_owned()), Piece::Rail],
+        }
+    }
+}
+
+impl Names {
+    /// Reads a pattern.
+    ///
+    /// # Errors
+    /// The reason, without the pattern.
+    fn parse(text: &str) -> Result<Self, String> {
+        const EXPECTED: &str = "the placeholders are {ifname}, {rail} and {host}";
+        let mut pieces = Vec::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(['{', '}']) {
+            let (literal, from) = rest.split_at(at);
+            let placeholder = from.strip_prefix('{').and_then(|from| from.split_once('}'));
+            let (word, after) =
+                placeholder.ok_or_else(|| format!("has a single brace; {EXPECTED}"))?;
+            if !literal.is_empty() {
+                pieces.push(Piece::Literal(literal.to_owned()));
+            }
+            pieces.push(match word {
+                "ifname" => Piece::Ifname,
+                "rail" => Piece::Rail,
+                "host" => Piece::Host,
+                other => return Err(format!("has {{{other}}}; {EXPECTED}")),
+            });
+            rest = after;
+        }
+        if !rest.is_empty() {
+            pieces.push(Piece::Literal(rest.to_owned()));
+        }
+        if !pieces.contains(&Piece::Rail) && !pieces.contains(&Piece::Host) {
+            return Err(
+                "gives all interfaces one name: it has neither {rail} nor {host}".to_owned(),
+            );
+        }
+        Ok(Names {
+            text: text.to_owned(),
+            pieces,
+        })
+    }
+
+    /// The name of one interface: on a rail, of the netdev that the host calls `host`.
+    ///
+    /// # Errors
+    /// Code 7: it is no name for an interface.
+    pub fn of(&self, ifname: &str, rail: u32, host: &str) -> Result<IfName, Error> {
+        let pieces = self.pieces.iter().map(|piece| match piece {
+            Piece::Literal(text) => text.clone(),
+            Piece::Ifname => ifname.to_owned(),
+            Piece::Rail => rail.to_string(),
+            Piece::Host => host.to_owned(),
+        });
+        let name: String = pieces.collect();
+        IfName::parse(&name).map_err(|reason| {
+            Error::new(
+                Code::InvalidConfig,
+                format!("names: {:?} makes {name:?} of {host}: {reason}", self.text),
+            )
+            .with_details("choose a shorter pattern, such as \"r{rail}\"")
+        })
+    }
+
+    /// As it is written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Reads both keys.
+///
+/// # Errors
+/// Code 7 naming the key.
+pub(crate) fn read(root: &Section<'_>) -> Result<(Devices, Names), Error> {
+    let devices = match root.text("devices")? {
+        None => Devices::One,
+        Some(text) => {
+            let known = Devices::ALL
+                .into_iter()
+                .find(|devices| devices.as_str() == text);
+            known.ok_or_else(|| {
+                root.wrong("devices", format_args!("{text:?} is neither one nor all"))
+                    .with_details(
+                        "one is the unit that the runtime names, all every unit of its resource",
+                    )
+            })?
+        }
+    };
+    let names = match root.text("names")? {
+        None => Names::default(),
+        Some(_) if devices == Devices::One => {
+            return Err(root
+                .wrong("names", "has a meaning for several interfaces only")
+                .with_details(
+                    "set devices to all, or leave names out: the runtime names the interface",
+                ));
+        }
+        Some(text) => Names::parse(text)
+            .map_err(|reason| root.wrong("names", format_args!("{text:?} {reason}")))?,
+    };
+    Ok((devices, names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(pattern: &str, rail: u32) -> Result<String, Error> {
+        let names = Names::parse(pattern).unwrap();
+        let name = names.of("net1", rail, "enp59s0np0")?;
+        Ok(name.as_str().to_owned())
+    }
+
+    #[test]
+    fn a_pattern_makes_a_name_for_each_interface() {
+        assert_eq!(Names::parse(DEFAULT), Ok(Names::default()));
+        assert_eq!(named(DEFAULT, 7).unwrap(), "net1-7");
+        assert_eq!(named("{host}", 7).unwrap(), "enp59s0np0");
+        assert_eq!(named("rdma{rail}", 12).unwrap(), "rdma12");
+        assert_eq!(named("{rail}x{rail}", 1).unwrap(), "1x1");
+    }
+
+    #[test]
+    fn a_name_that_the_kernel_refuses_is_refused_before() {
+        for (pattern, rail) in [
+            ("{ifname}--{host}", 0),
+            ("a/{rail}", 0),
+            ("a b{rail}", 0),
+            ("12345678901234{rail}", 10),
+        ] {
+            let error = named(pattern, rail).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(
+                error.msg.starts_with("names: ") && !error.details.is_empty(),
+                "{error}"
+            );
+        }
+        assert_eq!(named("12345678901234{rail}", 1).unwrap().len(), 15);
+    }
+
+    #[test]
+    fn a_pattern_that_cannot_be_meant_is_refused() {
+        for (pattern, part) in [
+            ("net", "neither {rail} nor {host}"),
+            ("", "neither {rail} nor {host}"),
+            ("{ifname}", "neither {rail} nor {host}"),
+            ("{rails}", "{rails}"),
+            ("{rail", "single brace"),
+            ("rail}", "single brace"),
+            ("{}", "{}"),
+        ] {
+            let reason = Names::parse(pattern).unwrap_err();
+            assert!(reason.contains(part), "{pattern}: {reason}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The interfaces of an attachment by `devices: all`: on which rail each of the pod's NICs is, and
+//! what it is called in the pod. Decided for all of them before anything is changed. Pure.
+//!
+//! A rail has the same number on every node, or the attachment is refused: addresses and names of a
+//! job's pods are compared by it. The node's policy numbers the rails; without that, the place of a
+//! NIC in its pool does, where nothing shows that places differ from node to node.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
+
+use cni_wire::{Code, IfName};
+use hca::HcaId;
+use netlink::sysctl;
+use node::policy::{RailCandidate, Rails};
+
+use crate::{allocation::Devices, config::Names, error::Error};
+
+/// A NIC of the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Nic {
+    /// Its HCA.
+    pub hca: HcaId,
+    /// Index of its netdev on the host.
+    pub index: u32,
+    /// The netdev's name on the host.
+    pub netdev: String,
+    /// The netdev's addresses on the host.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What numbers the rails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbering<'a> {
+    /// The policy's rails.
+    pub rails: &'a Rails,
+    /// The policy's file, for messages.
+    pub path: &'a Path,
+    /// What the pod has, and of which pool.
+    pub devices: &'a Devices,
+    /// The rails for which the network has ranges of addresses; none where it has not one for each.
+    pub ranges: Option<&'a BTreeSet<u32>>,
+}
+
+/// The rail of each NIC, in the order of the NICs.
+///
+/// # Errors
+/// Code 7: two NICs are one netdev, or on one rail. Code 101: the policy says nothing of a NIC, or
+/// two things. Code 50: nothing numbers the rails of this node as those of other nodes are.
+pub(crate) fn rails(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, Error> {
+    let mut netdevs: BTreeMap<u32, &Nic> = BTreeMap::new();
+    for nic in nics {
+        if let Some(other) = netdevs.insert(nic.index, nic) {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!(
+                    "HCAs {} and {} of the pod have one netdev, {}, which can be one interface only",
+                    other.hca, nic.hca, nic.netdev
+                ),
+            )
+            .with_details(
+                "leave devices out and name the netdev with master or device; or offer one of the \
+                 two HCAs in the pool",
+            ));
+        }
+    }
+    let numbers: Vec<u32> = match numbering.rails.is_empty() {
+        true => by_pool(nics, numbering)?,
+        false => {
+            let by_policy = nics.iter().map(|nic| by_policy(nic, numbering));
+            by_policy.collect::<Result<_, _>>()?
+        }
+    };
+    let mut taken: BTreeMap<u32, &Nic> = BTreeMap::new();
+    for (nic, rail) in nics.iter().zip(&numbers) {
+        if let Some(other) = taken.insert(*rail, nic) {
+            return Err(Error::new(
+                Code::Policy,
+                format!(
+                    "{} ({}) and {} ({}) are both on rail {rail}, but a pod has one NIC on a rail",
+                    other.netdev, other.hca, nic.netdev, nic.hca
+                ),
+            )
+            .with_details(format!(
+                "give each NIC a number of its own: rails in {}",
+                numbering.path.display()
+            )));
+        }
+    }
+    if let Some(ranges) = numbering.ranges
+        && let Some((nic, rail)) = nics
+            .iter()
+            .zip(&numbers)
+            .find(|(_, rail)| !ranges.contains(rail))
+    {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!(
+                "ipam.ranges has nothing for rail {rail}, on which {} ({}) is",
+                nic.netdev, nic.hca
+            ),
+        )
+        .with_details(format!(
+            "add {rail:?}, or correct rails in {}",
+            numbering.path.display(),
+            rail = rail.to_string()
+        )));
+    }
+    Ok(numbers)
+}
+
+fn by_policy(nic: &Nic, numbering: Numbering<'_>) -> Result<u32, Error> {
+    let (policy, hca) = (numbering.path.display(), nic.hca.to_string());
+    let candidate = RailCandidate {
+        hca: &hca,
+        netdev: &nic.netdev,
+        addresses: &nic.addresses,
+    };
+    let rail = numbering.rails.of(&candidate).map_err(|conflict| {
+        Error::new(
+            Code::Policy,
+            format!(
+                "which rail {} ({hca}) is on is not clear: {conflict}",
+                nic.netdev
+            ),
+        )
+        .with_details(format!("correct rails in {policy}"))
+    })?;
+    rail.ok_or_else(|| {
+        Error::new(
+            Code::Policy,
+            format!(
+                "the node's policy does not say which rail {} ({hca}) is on",
+                nic.netdev
+            ),
+        )
+        .with_details(format!(
+            "add its PCI address, its name or its network to rails in {policy}"
+        ))
+    })
+}
+
+fn by_pool(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, Error> {
+    let Devices { resource, pool, .. } = numbering.devices;
+    let remedy = format!(
+        "set rails in {}, the same on all nodes",
+        numbering.path.display()
+    );
+    let unclear = |why: String| {
+        Error::new(
+            Code::Unavailable,
+            format!("the rails of {resource} on this node have no numbers: {why}"),
+        )
+        .with_details(remedy.clone())
+    };
+    let Some(pool) = pool else {
+        return Err(unclear(
+            "the daemon does not report which HCAs its pool has".to_owned(),
+        ));
+    };
+    // A node that lacks a NIC would number those behind it one lower than the others do.
+    if let Some(ranges) = numbering.ranges
+        && !ranges
+            .iter()
+            .map(|rail| u64::from(*rail))
+            .eq(0..pool.len() as u64)
+    {
+        let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+        return Err(unclear(format!(
+            "the pool has {} HCAs here, but ipam.ranges has rails {}",
+            pool.len(),
+            list.join(", ")
+        )));
+    }
+    let place = |nic: &Nic| {
+        let place = pool.iter().position(|hca| *hca == nic.hca);
+        place
+            .and_then(|place| u32::try_from(place).ok())
+            .ok_or_else(|| unclear(format!("HCA {} is not in its pool any more", nic.hca)))
+    };
+    nics.iter().map(place).collect()
+}
+
+/// The names of interfaces, by the rails and the host's names of their NICs. `ifname` is that of the
+/// call.
+///
+/// # Errors
+/// Code 7: one is no name for an interface, or two are the same.
+pub(crate) fn names<'a>(
+    pattern: &Names,
+    ifname: &str,
+    nics: impl IntoIterator<Item = (u32, &'a str)>,
+) -> Result<Vec<IfName>, Error> {
+    let mut names: Vec<IfName> = Vec::new();
+    for (rail, host) in nics {
+        let name = pattern.of(ifname, rail, host)?;
+        let wrong = |why: &str| {
+            Error::new(
+                Code::InvalidConfig,
+                format!("names: {:?} {why}, {:?}", pattern.as_str(), name.as_str()),
+            )
+            .with_details("use {rail} in it, as in \"r{rail}\"")
+        };
+        if sysctl::OF_NO_INTERFACE.contains(&name.as_str()) {
+            return Err(wrong("makes a name that the kernel has for all interfaces"));
+        }
+        if names.contains(&name) {
+            return Err(wrong("gives two interfaces one name"));
+        }
+        names.push(name);
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: [&str; 3] = ["0000:3b:00.0", "0000:5e:00.0", "0000:b1:00.0"];
+
+    fn nics(places: &[usize]) -> Vec<Nic> {
+        let nic = |place: &usize| Nic {
+            hca: POOL[*place].parse().unwrap(),
+            index: 10 + u32::try_from(*place).unwrap(),
+            netdev: format!("ens{place}"),
+            addresses: Vec::new(),
+        };
+        places.iter().map(nic).collect()
+    }
+
+    fn devices(pool: Option<&[&str]>) -> Devices {
+        Devices {
+            resource: "rdma/nic".into(),
+            hcas: BTreeSet::new(),
+            pool: pool.map(|pool| pool.iter().map(|hca| hca.parse().unwrap()).collect()),
+        }
+    }
+
+    fn numbered(
+        nics: &[Nic],
+        pool: Option<&[&str]>,
+        policy: &str,
+        ranges: Option<&[u32]>,
+    ) -> Result<Vec<u32>, Error> {
+        let text = format!(r#"{{"rails": {policy}}}"#);
+        let path = Path::new("/etc/rdma-netdev/policy.json");
+        let policy = node::policy::Policy::parse(path, text.as_bytes()).unwrap();
+        let ranges = ranges.map(|ranges| ranges.iter().copied().collect());
+        let numbering = Numbering {
+            rails: &policy.rails,
+            path,
+            devices: &devices(pool),
+            ranges: ranges.as_ref(),
+        };
+        rails(nics, numbering)
+    }
+
+    #[test]
+    fn a_nics_place_in_its_pool_is_its_rail() {
+        let two = nics(&[2, 1]);
+        assert_eq!(numbered(&two, Some(&POOL), "{}", None).unwrap(), [2, 1]);
+        assert_eq!(
+            numbered(&two, Some(&POOL), "{}", Some(&[0, 1, 2])).unwrap(),
+            [2, 1]
+        );
+    }
+
+    #[test]
+    fn the_policys_rails_come_first() {
+        let policy = r#"{"0000:b1:00.0": 0, "ens1": 7, "ens0": 8}"#;
+        let numbers = |pool| numbered(&nics(&[1, 2]), pool, policy, Some(&[0, 7]));
+        assert_eq!(numbers(None).unwrap(), [7, 0]);
+        assert_eq!(numbers(Some(&POOL)).unwrap(), [7, 0]);
+    }
+
+    fn refused(code: Code, words: &[&str], numbers: Result<Vec<u32>, Error>) {
+        let error = numbers.unwrap_err();
+        assert_eq!(error.code, code, "{error}");
+        for word in words {
+            assert!(error.msg.contains(word), "{word}: {error}");
+        }
+        assert!(!error.details.is_empty(), "{error}");
+    }
+
+    #[test]
+    fn rails_that_are_not_clear_are_refused() {
+        let two = nics(&[0, 1]);
+        let unavailable = Code::Unavailable;
+        refused(
+            unavailable,
+            &["does not report"],
+            numbered(&two, None, "{}", None),
+        );
+        refused(
+            unavailable,
+            &["0000:3b:00.0 is not in its pool"],
+            numbered(&two, Some(&POOL[1..]), "{}", None),
+        );
+        // One NIC is missing on this node: which, its place does not say.
+        refused(
+            unavailable,
+            &["2 HCAs here", "rails 0, 1, 2"],
+            numbered(&two, Some(&POOL[..2]), "{}", Some(&[0, 1, 2])),
+        );
+        let of_policy = |policy, ranges| numbered(&two, Some(&POOL), policy, ranges);
+        refused(
+            Code::Policy,
+            &["does not say", "ens1"],
+            of_policy(r#"{"ens0": 0}"#, None),
+        );
+        let one = r#"{"ens*": 3}"#;
+        refused(
+            Code::Policy,
+            &["ens0", "ens1", "both on rail 3"],
+            of_policy(one, None),
+        );
+        let two_keys = r#"{"ens0": 1, "0000:3b:00.0": 2, "ens1": 3}"#;
+        refused(
+            Code::Policy,
+            &["not clear", "rail 1", "rail 2"],
+            of_policy(two_keys, None),
+        );
+        let beyond = r#"{"ens0": 0, "ens1": 9}"#;
+        refused(
+            Code::InvalidConfig,
+            &["rail 9", "ens1"],
+            of_policy(beyond, Some(&[0, 1])),
+        );
+    }
+
+    #[test]
+    fn two_hcas_with_one_netdev_are_refused() {
+        let mut two = nics(&[0, 1]);
+        two[1].index = two[0].index;
+        let numbers = numbered(&two, Some(&POOL), "{}", None);
+        refused(
+            Code::InvalidConfig,
+            &["0000:3b:00.0", "0000:5e:00.0"],
+            numbers,
+        );
+    }
+
+    #[test]
+    fn names_are_different_and_names_of_interfaces() {
+        let of = |pattern: &str, nics: &[(u32, &str)]| {
+            let request = serde_json::json!({"devices": "all", "names": pattern});
+            let root = cni_wire::Section::root(request.as_object().unwrap());
+            let (_, pattern) = crate::config::devices_of(&root).unwrap();
+            names(&pattern, "net1", nics.iter().copied())
+        };
+        let two: Vec<String> = of("{ifname}-{rail}", &[(0, "a"), (7, "b")])
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(two, ["net1-0", "net1-7"]);
+        for (pattern, nics, word) in [
+            ("{host}", &[(0, "a"), (1, "a")], "two interfaces"),
+            ("{host}", &[(0, "all"), (1, "b")], "all interfaces"),
+            ("{host}", &[(0, "a"), (1, "0123456789abcdef")], "15 bytes"),
+        ] {
+            let error = of(pattern, nics).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.contains(word), "{error}");
+        }
+    }
+}

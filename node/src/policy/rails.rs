@@ -1,0 +1,203 @@
+//! `rails` of the policy: which rail of the fabric a NIC of this node is on.
+//!
+//! A key is a PCI address, a pattern of the netdev's name on the host or of its auxiliary device, or
+//! a network that has an address of the netdev; its value is the rail's number. A key with `/` is a
+//! network and one with `:` a PCI address, because no netdev's name has either.
+
+use super::read::network;
+use crate::pattern::Pattern;
+use std::fmt;
+use std::net::IpAddr;
+
+/// The highest number of a rail.
+pub const MAX_RAIL: u32 = 255;
+
+/// The rails of a node's NICs; empty where the policy says nothing of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rails(pub(super) Vec<Entry>);
+
+/// One key and its rail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// As it is written.
+    pub(super) key: String,
+    pub(super) nic: Nic,
+    pub(super) rail: u32,
+}
+
+/// Which NICs a key means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Nic {
+    Pci(Pattern),
+    Name(Pattern),
+    Subnet(IpAddr, u8),
+}
+
+/// What a NIC is compared by.
+#[derive(Debug, Clone, Copy)]
+pub struct RailCandidate<'a> {
+    /// The HCA, as units name it.
+    pub hca: &'a str,
+    /// The netdev's name on the host.
+    pub netdev: &'a str,
+    /// The netdev's addresses on the host.
+    pub addresses: &'a [IpAddr],
+}
+
+/// Two keys put one NIC on different rails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RailConflict {
+    /// The two keys, each with its rail.
+    pub keys: [(String, u32); 2],
+}
+
+impl fmt::Display for RailConflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [(first, rail), (second, other)] = &self.keys;
+        write!(
+            f,
+            "{first:?} puts it on rail {rail}, {second:?} on rail {other}"
+        )
+    }
+}
+
+impl Rails {
+    /// Whether the policy says nothing of rails.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The rail of a NIC; none where no key means it.
+    ///
+    /// # Errors
+    /// Two keys mean it and name different rails.
+    pub fn of(&self, nic: &RailCandidate<'_>) -> Result<Option<u32>, RailConflict> {
+        let mut entries = self.0.iter().filter(|entry| entry.nic.means(nic));
+        let Some(first) = entries.next() else {
+            return Ok(None);
+        };
+        match entries.find(|other| other.rail != first.rail) {
+            None => Ok(Some(first.rail)),
+            Some(other) => Err(RailConflict {
+                keys: [first, other].map(|entry| (entry.key.clone(), entry.rail)),
+            }),
+        }
+    }
+}
+
+impl Nic {
+    /// Reads a key; none for one that is no address, no network and no pattern.
+    pub(super) fn parse(key: &str) -> Option<Self> {
+        if key.contains('/') {
+            let (address, length) = network(key)?;
+            return Some(Nic::Subnet(address, length));
+        }
+        if key.is_empty() {
+            return None;
+        }
+        match key.contains(':') {
+            // People write PCI addresses in capitals, too.
+            true => Pattern::parse(&key.to_ascii_lowercase()).ok().map(Nic::Pci),
+            false => Pattern::parse(key).ok().map(Nic::Name),
+        }
+    }
+
+    fn means(&self, nic: &RailCandidate<'_>) -> bool {
+        match self {
+            Nic::Pci(pattern) => pattern.matches(nic.hca),
+            Nic::Name(pattern) => pattern.matches(nic.netdev) || pattern.matches(nic.hca),
+            Nic::Subnet(network, length) => nic
+                .addresses
+                .iter()
+                .any(|a| contains(*network, *length, *a)),
+        }
+    }
+}
+
+/// Whether a network has an address.
+fn contains(network: IpAddr, length: u8, address: IpAddr) -> bool {
+    let bits = |address| match address {
+        IpAddr::V4(address) => (32, u128::from(address.to_bits())),
+        IpAddr::V6(address) => (128, address.to_bits()),
+    };
+    let ((width, network), (other, address)) = (bits(network), bits(address));
+    // All bits of a network of length 0 are the host's.
+    let host = u32::from(width - length.min(width));
+    let equal =
+        |a: u128, b: u128| a.checked_shr(host).unwrap_or(0) == b.checked_shr(host).unwrap_or(0);
+    width == other && equal(network, address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rails(entries: &[(&str, u32)]) -> Rails {
+        let entry = |(key, rail): &(&str, u32)| Entry {
+            key: (*key).to_owned(),
+            nic: Nic::parse(key).unwrap(),
+            rail: *rail,
+        };
+        Rails(entries.iter().map(entry).collect())
+    }
+
+    fn of(rails: &Rails, hca: &str, netdev: &str, addresses: &[&str]) -> Option<u32> {
+        let addresses: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let nic = RailCandidate {
+            hca,
+            netdev,
+            addresses: &addresses,
+        };
+        rails.of(&nic).unwrap()
+    }
+
+    #[test]
+    fn a_nic_is_meant_by_its_pci_address_its_name_or_its_network() {
+        let rails = rails(&[
+            ("0000:3B:00.0", 0),
+            ("ens2*", 1),
+            ("mlx5_core.sf.4", 2),
+            ("10.3.0.0/16", 3),
+            ("fd04::/64", 4),
+        ]);
+        assert_eq!(of(&rails, "0000:3b:00.0", "ens1", &[]), Some(0));
+        assert_eq!(of(&rails, "0000:5e:00.0", "ens2f0", &[]), Some(1));
+        assert_eq!(of(&rails, "mlx5_core.sf.4", "en3f0pf0sf4", &[]), Some(2));
+        assert_eq!(of(&rails, "x", "y", &["192.0.2.1", "10.3.9.9"]), Some(3));
+        assert_eq!(of(&rails, "x", "y", &["fd04::7"]), Some(4));
+        assert_eq!(of(&rails, "x", "y", &["10.4.0.1", "fd05::7"]), None);
+        assert_eq!(of(&Rails::default(), "0000:3b:00.0", "ens1", &[]), None);
+    }
+
+    #[test]
+    fn two_keys_may_mean_a_nic_if_they_agree() {
+        let agree = rails(&[("0000:3b:00.0", 3), ("ens1", 3)]);
+        assert_eq!(of(&agree, "0000:3b:00.0", "ens1", &[]), Some(3));
+        let disagree = rails(&[("0000:3b:00.0", 3), ("10.0.0.0/8", 3), ("ens*", 4)]);
+        let nic = RailCandidate {
+            hca: "0000:3b:00.0",
+            netdev: "ens1",
+            addresses: &[],
+        };
+        let conflict = disagree.of(&nic).unwrap_err();
+        assert_eq!(
+            conflict.to_string(),
+            "\"0000:3b:00.0\" puts it on rail 3, \"ens*\" on rail 4"
+        );
+    }
+
+    #[test]
+    fn a_network_is_compared_by_its_length() {
+        let all = rails(&[("0.0.0.0/0", 1)]);
+        assert_eq!(of(&all, "x", "y", &["203.0.113.9"]), Some(1));
+        assert_eq!(of(&all, "x", "y", &["fd00::1"]), None);
+        let one = rails(&[("10.0.0.7/32", 1), ("::/0", 2)]);
+        assert_eq!(of(&one, "x", "y", &["10.0.0.7"]), Some(1));
+        assert_eq!(of(&one, "x", "y", &["10.0.0.8"]), None);
+        assert_eq!(of(&one, "x", "y", &["fd00::1"]), Some(2));
+        for wrong in ["", "10.0.0.0/33", "x/8", "fd00::/129", "10.0.0.0/"] {
+            assert_eq!(Nic::parse(wrong), None, "{wrong:?}");
+        }
+    }
+}
