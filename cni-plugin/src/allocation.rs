@@ -252,16 +252,17 @@ mod tests {
         );
     }
 
-    fn held(allocations: &[(&str, &str, &[&str], Option<&[&str]>)]) -> Held {
+    /// Container, resource, units and, of our own resources, HCAs.
+    type Listed<'a> = (&'a str, &'a str, &'a [&'a str], Option<&'a [&'a str]>);
+
+    fn held(allocations: &[Listed<'_>]) -> Held {
         let texts = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect();
-        let one = |(container, resource, units, hcas): &(&str, &str, &[&str], Option<&[&str]>)| {
-            Allocation {
-                container: (*container).to_owned(),
-                resource: (*resource).to_owned(),
-                units: texts(units),
-                hcas: hcas.map(texts),
-                pool: hcas.map(|_| texts(&["0000:3b:00.0", "0000:5e:00.0"])),
-            }
+        let one = |(container, resource, units, hcas): &Listed<'_>| Allocation {
+            container: (*container).to_owned(),
+            resource: (*resource).to_owned(),
+            units: texts(units),
+            hcas: hcas.map(texts),
+            pool: hcas.map(|_| texts(&["0000:3b:00.0", "0000:5e:00.0"])),
         };
         Held {
             pod: "ml/a".into(),

@@ -46,10 +46,11 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
     let rails: Option<Vec<u32>> = recorded.parts.iter().map(|part| part.rail).collect();
-    Ok(match rails {
-        Some(rails) => ipam.check_rails(&node, request, &rails)?,
-        None => ipam.ask(&node, Command::Check, request)?,
-    })
+    let leased = match rails {
+        Some(rails) => ipam.check_rails(&node, request, &rails),
+        None => ipam.ask(&node, Command::Check, request),
+    };
+    Ok(leased?)
 }
 
 /// One interface of the attachment.

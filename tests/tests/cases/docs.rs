@@ -110,7 +110,7 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
     if let Some(network) = network {
         return Ok((1, networks(&network, &at)?));
     }
-    if has("stores") {
+    if has("stores") || has("rails") {
         fs::create_dir(at.path().join("etc"))?;
         fs::create_dir(at.path().join("bin"))?;
         let given = format!("--policy={name}");

@@ -197,13 +197,19 @@ fn units_of_all_plugins_are_named_with_the_hcas_of_ours() -> Result<()> {
         "a unit of this pool is an HCA"
     );
     assert!(HCAS.contains(&ours.units[0].as_str()), "{ours:?}");
+    assert_eq!(
+        ours.pool.as_deref(),
+        Some(&HCAS.map(str::to_owned)[..]),
+        "all HCAs of the pool, whoever has them"
+    );
     let theirs = of(&units, "vendor.io/dev")?;
     let mut ids = theirs.units.clone();
     ids.sort();
     assert_eq!(
-        (ids, &theirs.hcas),
+        (ids, &theirs.hcas, &theirs.pool),
         (
             vec!["0000:5e:00.1".to_owned(), "GPU-7c2f".to_owned()],
+            &None,
             &None
         )
     );
