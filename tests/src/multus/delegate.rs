@@ -174,36 +174,66 @@ impl Delegate {
         conflist::without_attachment(command, &self.conflist, &runtime, valid)
     }
 
-    /// The entry for the pod's network-status annotation.
-    pub(super) fn status(&self, runtime: &Runtime, result: &Value) -> Value {
-        let interfaces = result.get("interfaces").and_then(Value::as_array);
-        let inside = interfaces.into_iter().flatten().find(|interface| {
-            interface
-                .get("sandbox")
-                .and_then(Value::as_str)
-                .is_some_and(|s| !s.is_empty())
-        });
-        let of = |key: &str| inside.and_then(|interface| interface.get(key)).cloned();
-        let ips = result.get("ips").and_then(Value::as_array);
-        let ips = ips
-            .into_iter()
-            .flatten()
-            .filter_map(|ip| ip.get("address")?.as_str());
-        let ips: Vec<_> = ips.map(|ip| ip.split('/').next().unwrap_or(ip)).collect();
+    /// The entries for the pod's network-status annotation, as `CreateNetworkStatuses()` of Multus 4
+    /// makes them: one for each interface inside the pod.
+    pub(super) fn statuses(&self, runtime: &Runtime, result: &Value) -> Vec<Value> {
         let info = runtime
             .capability_args
             .get("CNIDeviceInfoFile")
             .and_then(Value::as_str);
         let info = info.and_then(|path| fs::read(path).ok());
         let info = info.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-        let mut status = json!({ "name": self.name, "ips": ips, "default": self.is_default });
+        statuses(&self.name, self.is_default, info.as_ref(), result)
+    }
+
+    fn cni_device_info(&self, container_id: &str, ifname: &str, conf: &Conf) -> PathBuf {
+        let name = format!("{}-{container_id}_{ifname}", self.name).replace('/', "-");
+        conf.device_info.join("cni").join(name)
+    }
+}
+
+/// The entries of a network called `name`. All have one device information and DNS; of several
+/// interfaces each has its own addresses, and the last those that are of none.
+fn statuses(name: &str, is_default: bool, info: Option<&Value>, result: &Value) -> Vec<Value> {
+    let list = |key: &str| {
+        result
+            .get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
+    let is_inside = |interface: &Value| {
+        let sandbox = interface.get("sandbox").and_then(Value::as_str);
+        sandbox.is_some_and(|sandbox| !sandbox.is_empty())
+    };
+    let inside: Vec<(usize, &Value)> = list("interfaces")
+        .enumerate()
+        .filter(|(_, interface)| is_inside(interface))
+        .collect();
+    let last = inside.last().map(|(number, _)| *number);
+    let entry = |interface: Option<(usize, &Value)>| {
+        let of = |key: &str| {
+            interface
+                .and_then(|(_, interface)| interface.get(key))
+                .cloned()
+        };
+        let is_own = |ip: &&Value| {
+            let number = ip.get("interface").and_then(Value::as_u64);
+            let number = number.and_then(|number| usize::try_from(number).ok());
+            let own = interface.map(|(number, _)| number);
+            inside.len() < 2 || number.or(last) == own
+        };
+        let ips = list("ips").filter(is_own);
+        let ips = ips.filter_map(|ip| ip.get("address")?.as_str());
+        let ips: Vec<_> = ips.map(|ip| ip.split('/').next().unwrap_or(ip)).collect();
+        let mut status = json!({ "name": name, "ips": ips, "default": is_default });
         if let Some(status) = status.as_object_mut() {
             let optional = [
                 ("interface", of("name")),
                 ("mac", of("mac")),
                 ("mtu", of("mtu")),
                 ("dns", result.get("dns").cloned()),
-                ("device-info", info),
+                ("device-info", info.cloned()),
             ];
             let given = optional
                 .into_iter()
@@ -211,10 +241,51 @@ impl Delegate {
             status.extend(given.map(|(key, value)| (key.to_owned(), value)));
         }
         status
+    };
+    match inside.is_empty() {
+        true => vec![entry(None)],
+        false => inside.iter().map(|one| entry(Some(*one))).collect(),
     }
+}
 
-    fn cni_device_info(&self, container_id: &str, ifname: &str, conf: &Conf) -> PathBuf {
-        let name = format!("{}-{container_id}_{ifname}", self.name).replace('/', "-");
-        conf.device_info.join("cni").join(name)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_interface_of_a_result_has_an_entry_with_its_addresses() {
+        let result = json!({
+            "interfaces": [
+                {"name": "veth0"},
+                {"name": "net1-0", "sandbox": "/run/netns/a", "mac": "02:00:00:00:00:01"},
+                {"name": "net1-1", "sandbox": "/run/netns/a"},
+            ],
+            "ips": [
+                {"address": "10.0.0.7/24", "interface": 1},
+                {"address": "10.0.1.7/24", "interface": 2},
+                {"address": "fd01::7/64"},
+            ],
+        });
+        let entries = statuses("ml/rails", false, None, &result);
+        let shown: Vec<_> = entries
+            .iter()
+            .map(|e| (&e["interface"], &e["ips"]))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                (&json!("net1-0"), &json!(["10.0.0.7"])),
+                (&json!("net1-1"), &json!(["10.0.1.7", "fd01::7"])),
+            ]
+        );
+        assert_eq!(entries[0]["mac"], "02:00:00:00:00:01");
+        let one = json!({"interfaces": [{"name": "net1", "sandbox": "x"}], "ips": [{"address": "10.0.0.7/24"}]});
+        let [entry] = statuses("a", false, None, &one).try_into().unwrap();
+        assert_eq!(
+            (&entry["interface"], &entry["ips"]),
+            (&json!("net1"), &json!(["10.0.0.7"]))
+        );
+        let none = json!({"ips": [{"address": "10.0.0.7/24"}]});
+        assert_eq!(statuses("a", true, None, &none).len(), 1);
     }
 }

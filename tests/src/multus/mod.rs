@@ -168,13 +168,14 @@ fn add(call: &Call, conf: &Conf) -> Result<Value> {
             }
         }
     }
-    let statuses = delegates
-        .iter()
-        .zip(&results)
-        .enumerate()
-        .map(|(index, (delegate, result))| {
-            delegate.status(&delegate.runtime(index, call, conf), result)
-        });
+    let statuses =
+        delegates
+            .iter()
+            .zip(&results)
+            .enumerate()
+            .flat_map(|(index, (delegate, result))| {
+                delegate.statuses(&delegate.runtime(index, call, conf), result)
+            });
     let status = status_path(call, conf);
     fs::write(
         &status,

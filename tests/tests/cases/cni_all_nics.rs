@@ -38,6 +38,8 @@ cases! {
     an_attached_pod_is_not_attached_again => again();
     check_sees_what_one_interface_lost: Macvlan => checked();
     the_journal_lists_each_interface => listed();
+    gids_of_all_interfaces_are_reported: Macvlan => gids_reported();
+    rdma_only_reports_each_interface_of_the_chain: Macvlan => chain_of_several();
     gc_returns_all_nics => collected();
     nics_of_a_dead_pod_are_returned_by_reclaim => reclaimed();
     nics_of_a_dead_pod_are_taken_by_the_next => taken_from_the_dead();
@@ -598,6 +600,108 @@ fn listed() -> Result<()> {
         .collect();
     ensure!(shown == expected, "{list:#?}");
     host.del(&network)
+}
+
+/// The device information file that Multus names.
+const DEVICE_INFO: &str = "/run/k8s.cni.cncf.io/devinfo/cni/ml-rails-c1_net1";
+
+impl Host {
+    /// The table of `mlx5_N` has the GID of an IPv4 address of an interface.
+    fn lay_gid(&self, nic: u8, address: [u8; 4], interface: &str) -> Result<()> {
+        let tree = self.scene.tree()?;
+        let port = format!("/sys/class/infiniband/mlx5_{nic}/ports/1");
+        let [a, b, c, d] = address;
+        let gid = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
+        tree.file(format!("{port}/gids/3"), gid);
+        tree.file(format!("{port}/gid_attrs/types/3"), "RoCE v2");
+        tree.file(format!("{port}/gid_attrs/ndevs/3"), interface);
+        Ok(())
+    }
+
+    /// What the device information file says of RDMA devices, and of GIDs.
+    fn device_info(&self) -> Result<(Value, Vec<(String, String)>)> {
+        let path = self
+            .scene
+            .host_root()
+            .join(DEVICE_INFO.trim_start_matches('/'));
+        let info: Value = serde_json::from_str(&fs::read_to_string(path)?)?;
+        let gids = info["rdma-gids"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let gids = gids
+            .iter()
+            .map(|gid| (text(&gid["device"]), text(&gid["address"])));
+        Ok((info["pci"]["rdma-device"].clone(), gids.collect()))
+    }
+}
+
+fn gids_reported() -> Result<()> {
+    let host = Host::new()?;
+    host.shares(&[0, 1, 2, 3]);
+    for nic in 0..NICS {
+        host.lay_gid(nic, [10, 64, nic, 10], &format!("net1-{nic}"))?;
+    }
+    let network = host.network(
+        &share(0, 5),
+        &json!({"attach": "macvlan", "ipam": host.by_rail(NICS),
+            "runtimeConfig": {"CNIDeviceInfoFile": DEVICE_INFO}}),
+    );
+    host.add(&network)?;
+    let (devices, gids) = host.device_info()?;
+    ensure!(devices == "mlx5_0,mlx5_1,mlx5_2,mlx5_3", "{devices}");
+    let expected: Vec<(String, String)> = (0..NICS)
+        .map(|nic| (format!("mlx5_{nic}"), format!("10.64.{nic}.10")))
+        .collect();
+    ensure!(gids == expected, "{gids:?}");
+    host.del(&network)?;
+    // One that does not come is named with its interface.
+    host.lay_gid(2, [10, 64, 2, 99], "net1-2")?;
+    let answer = answer_of(&host.call(), "ADD", &network)?;
+    answer.success()?;
+    let warned = answer
+        .stderr
+        .contains("10.64.2.10 of net1-2 has no RoCE v2 GID on mlx5_2");
+    ensure!(
+        warned && !answer.stderr.contains("net1-1"),
+        "{}",
+        answer.stderr
+    );
+    host.del(&network)
+}
+
+/// Another plugin made two interfaces, of which none has the name of the call.
+fn chain_of_several() -> Result<()> {
+    let host = Host::new()?;
+    let pod = host.scene.pod.name();
+    let mut interfaces = Vec::new();
+    for nic in [0, 1] {
+        let name = format!("rail{nic}");
+        host.scene.on_host(&[&format!(
+            "link add link nic{nic} name {name} netns {pod} type macvlan"
+        )])?;
+        host.lay_gid(nic, [10, 64, nic, 7], &name)?;
+        interfaces.push(json!({"name": name, "sandbox": host.scene.pod.path()}));
+    }
+    let before = json!({"cniVersion": "1.1.0", "interfaces": interfaces, "routes": [], "dns": {},
+        "ips": [{"address": "10.64.0.7/24", "interface": 0}, {"address": "10.64.1.7/24", "interface": 1}]});
+    let network = host
+        .scene
+        .network(&json!({"attach": "rdma-only", "prevResult": before,
+        "runtimeConfig": {"CNIDeviceInfoFile": DEVICE_INFO}}));
+    let result = host.add(&network)?;
+    ensure!(
+        result["interfaces"] == before["interfaces"] && result["ips"] == before["ips"],
+        "{result:#}"
+    );
+    let (devices, gids) = host.device_info()?;
+    ensure!(devices == "mlx5_0,mlx5_1", "{devices}");
+    let of = |nic: u8| (format!("mlx5_{nic}"), format!("10.64.{nic}.7"));
+    ensure!(gids == [of(0), of(1)], "{gids:?}");
+    answer_of(&host.call(), "DEL", &network)?.success()?;
+    ensure!(
+        links(&host.scene.pod)?.len() == 3,
+        "DEL took what another plugin made"
+    );
+    Ok(())
 }
 
 fn collected() -> Result<()> {
