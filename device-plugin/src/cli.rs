@@ -10,7 +10,8 @@ mod topology;
 mod validate;
 mod verify;
 
-use std::io::Write;
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,6 +22,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::host_snapshot::HostSnapshot;
 use crate::{config, reclaim, run};
+use diagnostics::report::Style;
 use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -31,7 +33,8 @@ use node_server::http::Details;
     args_conflicts_with_subcommands = true
 )]
 #[command(
-    after_help = "Without a command, \"run\" is meant. Long flags may have a single dash.\n\
+    after_help = "Without a command, \"run\" is meant, with its flags (run --help). Long flags may have a \
+    single dash.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage."
 )]
 struct Cli {
@@ -301,11 +304,21 @@ enum LogFormat {
 #[must_use]
 pub fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
+        // Those of "run", which its own help shows: without this nobody finds the commands.
+        .mut_args(|flag| flag.hide(true))
+        .override_usage(
+            "rdma-device-plugin [FLAGS OF RUN]\n       rdma-device-plugin COMMAND [FLAGS]",
+        )
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let matches = command().try_get_matches_from(arguments)?;
+    <Cli as clap::FromArgMatches>::from_arg_matches(&matches)
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(flags::with_double_dashes(std::env::args_os())) {
+    let cli = match parse(flags::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
@@ -355,6 +368,17 @@ fn chain(error: &anyhow::Error) -> String {
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Colours on a terminal, unless the person does without (<https://no-color.org>).
+fn style() -> Style {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let dumb = set("TERM").is_some_and(|term| term == "dumb");
+    if std::io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb {
+        Style::Colour
+    } else {
+        Style::Plain
+    }
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {

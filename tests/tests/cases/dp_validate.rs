@@ -14,6 +14,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_configuration_in_manifests_is_accepted),
     case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
     case!(each_mistake_is_reported_with_its_place),
+    case!(all_mistakes_are_in_one_json_document),
     case!(an_hca_of_two_pools_is_a_mistake_where_it_is, Root),
 ];
 
@@ -106,6 +107,50 @@ fn each_mistake_is_reported_with_its_place() -> Result<()> {
             "{text}\nprinted as if it were valid: {printed}"
         );
     }
+    Ok(())
+}
+
+fn all_mistakes_are_in_one_json_document() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("config");
+    let errors = |text: Option<&str>| -> Result<Vec<String>> {
+        match text {
+            Some(text) => fs::write(&file, text)?,
+            None => fs::remove_file(&file)?,
+        }
+        let output = validate(&file, &["--json"])?;
+        ensure!(output.status.code() == Some(1), "{output:?}");
+        let printed: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
+        assert_eq!(
+            (&printed["version"], &printed["valid"]),
+            (&1.into(), &false.into())
+        );
+        assert_eq!(printed["file"], file.to_str().context("path")?);
+        Ok(serde_json::from_value(printed["errors"].clone())?)
+    };
+    // Both, not the first.
+    let two = "version: 1\nrescanIntervall: 30s\npools:\n- resource: rdma/a\n  mode: shard\n";
+    let said = errors(Some(two))?;
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said.iter().any(|error| error.contains("line 2")),
+        "{said:?}"
+    );
+    let said = errors(Some("{\"configList\": ["))?;
+    assert_eq!(said.len(), 1, "{said:?}");
+    // One resource is served, the other is a mistake all the same.
+    let half = r#"{"configList": [{"resourceName": "a-b", "devices": ["e0"]}, {"resourceName": "b", "devices": ["e0"]}]}"#;
+    let said = errors(Some(half))?;
+    assert!(
+        said.iter().any(|error| error.contains("configList[0]")),
+        "{said:?}"
+    );
+    let said = errors(None)?;
+    assert!(
+        said.iter().any(|error| error.contains("No such file")),
+        "{said:?}"
+    );
     Ok(())
 }
 
