@@ -75,6 +75,14 @@ impl Machine {
         Ok(Self { tree, root })
     }
 
+    /// Makes the device nodes of HCAs that were added to the tree.
+    ///
+    /// # Errors
+    /// A node cannot be made.
+    pub fn make_nodes(&self) -> Result<()> {
+        make_nodes(&self.tree)
+    }
+
     /// Gives a verbs node another number, as a reboot does.
     ///
     /// # Errors
