@@ -1,7 +1,8 @@
 //! `rdma-netdev list` and `reclaim`, as an administrator calls them on the node.
 
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
@@ -23,6 +24,7 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns
     ),
+    case!(networks_are_checked_before_a_pod_asks_for_them),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
     case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
     case!(
@@ -247,5 +249,53 @@ fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
             "{arguments:?}: {stderr}"
         );
     }
+    Ok(())
+}
+
+/// All networks of the examples with the policy of the base, and one that this policy does not
+/// allow.
+fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests");
+    let directory = tempfile::tempdir()?;
+    let policy = directory.path().join("policy.json");
+    fs::copy(manifests.join("base/policy.json"), &policy)?;
+    let validate = |file: &Path, flags: &[&str]| -> Result<Output> {
+        Ok(Command::new(product("rdma-netdev")?)
+            .env_remove("CNI_COMMAND")
+            .arg("validate")
+            .arg(file)
+            .arg("--policy")
+            .arg(&policy)
+            .args(flags)
+            .output()?)
+    };
+    let mut networks = 0;
+    for example in fs::read_dir(manifests.join("examples"))? {
+        for file in fs::read_dir(example?.path())? {
+            let file = file?.path();
+            if !fs::read_to_string(&file)?.contains("kind: NetworkAttachmentDefinition") {
+                continue;
+            }
+            let output = validate(&file, &["--json"])?;
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(output.status.success(), "{}: {said}", file.display());
+            let document: Value = serde_json::from_slice(&output.stdout)?;
+            assert_eq!(document["version"], 1);
+            networks += document["networks"].as_array().context("networks")?.len();
+        }
+    }
+    ensure!(networks >= 4, "only {networks}");
+
+    let file = directory.path().join("net.conflist");
+    let denied = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [
+        {"type": "rdma-netdev", "master": "e0", "ipam": {"type": "dhcp"}}]}"#;
+    fs::write(&file, denied)?;
+    let output = validate(&file, &[])?;
+    assert_eq!(output.status.code(), Some(1));
+    let printed = String::from_utf8(output.stdout)?;
+    ensure!(
+        printed.starts_with("n: error: ") && printed.contains("allow.ipam"),
+        "{printed}"
+    );
     Ok(())
 }
