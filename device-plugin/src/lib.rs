@@ -32,6 +32,7 @@ mod host_snapshot;
 mod install;
 mod kubelet;
 mod links;
+mod measurements;
 mod node_socket;
 mod pool;
 mod pool_state;

@@ -130,7 +130,7 @@ fn all_mistakes_are_in_one_json_document() -> Result<()> {
         Ok(serde_json::from_value(printed["errors"].clone())?)
     };
     // Both, not the first.
-    let two = "version: 1\nrescanIntervall: 30s\npools:\n- resource: rdma/a\n  mode: shard\n";
+    let two = "version: 1\nrescanInterval: soon\npools:\n- {resource: rdma/a, mode: shared, select: []}\n";
     let said = errors(Some(two))?;
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(
