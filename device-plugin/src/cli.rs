@@ -7,6 +7,7 @@ mod install;
 mod preflight;
 mod status;
 mod topology;
+mod uninstall;
 mod validate;
 mod verify;
 
@@ -21,7 +22,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::host_snapshot::HostSnapshot;
-use crate::{config, reclaim, run};
+use crate::{config, kubectl, reclaim, run};
 use diagnostics::report::Style;
 use node_server::http::Details;
 
@@ -64,6 +65,8 @@ enum Command {
     Verify(Box<verify::Verify>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
+    /// Remove them, and all else of this project, from a node that does not use it any more
+    Uninstall(uninstall::Uninstall),
 }
 
 /// Where the host's kernel file systems are.
@@ -318,6 +321,9 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
+    if kubectl::is_meant(std::env::args_os().next().as_ref()) {
+        return kubectl::main(std::env::args_os());
+    }
     let cli = match parse(flags::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
@@ -341,15 +347,27 @@ pub fn main() -> ExitCode {
         Some(Command::Preflight(preflight)) => preflight.run(&mut out),
         Some(Command::Verify(verify)) => verify.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
+        Some(Command::Uninstall(uninstall)) => uninstall.run(&mut out),
     };
+    ended("rdma-device-plugin", done, &mut out)
+}
+
+/// The exit status, and the error for people.
+pub(crate) fn ended(program: &str, done: anyhow::Result<()>, out: &mut impl Write) -> ExitCode {
     match done.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {}", chain(&error));
+            let _ = writeln!(std::io::stderr(), "{program}: {}", chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The command line of `kubectl rdma`, for manual pages and completions.
+#[must_use]
+pub fn kubectl_command() -> clap::Command {
+    kubectl::command()
 }
 
 /// The error and its causes, each once: some messages already end with the text of their cause.

@@ -8,7 +8,7 @@ use node::document::versioned;
 use serde_json::json;
 
 use crate::candidate::gather;
-use crate::config::{self, Config, PoolConfig, Problems, Sharing};
+use crate::config::{self, Config, PoolConfig, Problems, Sharing, nic_cluster_policy};
 use crate::pool::{self, Pools, Reason};
 
 /// Checks a configuration and shows how it is understood.
@@ -25,6 +25,10 @@ pub(super) struct Validate {
     /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
+    /// Read an operator's NicClusterPolicy ("kubectl get nicclusterpolicies -o yaml"), "-" for
+    /// standard input, and print values for our chart
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config_file", "on_host"])]
+    from_nic_cluster_policy: Option<PathBuf>,
     /// Scan this host's hardware, too: which HCAs each pool has here
     #[arg(long)]
     on_host: bool,
@@ -43,6 +47,9 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        if let Some(policy) = &self.from_nic_cluster_policy {
+            return self.take_over(policy, out);
+        }
         let named = self.file.clone().or(self.config_file.clone());
         let path = match super::config_file(named) {
             Ok(path) => path,
@@ -68,6 +75,40 @@ impl Validate {
             return Ok(());
         }
         bail!("{}", mistakes.join("\n"))
+    }
+
+    /// Prints the values that an operator's policy comes to, once the configuration in it was read.
+    fn take_over(&self, path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+        let text = match super::text_of(path) {
+            Ok(text) => text,
+            Err(error) => return self.fail(Some(path), error, &[], out),
+        };
+        let read = nic_cluster_policy::read(&text);
+        let from = match read {
+            Ok(from) => from,
+            Err(problems) => return self.refuse(path, &problems, out),
+        };
+        let config = match config::parse(&from.config) {
+            Ok(config) => config,
+            Err(problems) => return self.refuse(path, &problems, out),
+        };
+        if self.json {
+            let document = json!({
+                "file": path, "valid": config.refused.is_empty(), "errors": config.refused,
+                "warnings": config.warnings, "from": format!("spec.{}", from.field),
+                "values": from.values_file(), "notes": from.notes,
+            });
+            writeln!(out, "{:#}", versioned(document)).context("print")?;
+        } else {
+            for note in from.notes.iter().chain(&config.warnings) {
+                writeln!(out, "# {note}")?;
+            }
+            out.write_all(from.values_file().as_bytes())?;
+        }
+        match config.refused.is_empty() {
+            true => Ok(()),
+            false => bail!("{}", config.refused.join("\n")),
+        }
     }
 
     /// A refused file with every problem and every warning, in text each on a line of its own.

@@ -30,9 +30,10 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn programs() -> [Command; 4] {
+fn programs() -> [Command; 5] {
     [
         rdma_device_plugin::cli::command(),
+        rdma_device_plugin::cli::kubectl_command(),
         rdma_netdev::admin::command(),
         ipam::admin::command(),
         rdma_ipam_broker::cli::command(),
@@ -74,7 +75,8 @@ mod tests {
                 if command.get_name() == "help" {
                     continue;
                 }
-                let line = format!("| `{} {} --json` |", program.get_name(), command.get_name());
+                let name = program.get_bin_name().unwrap_or(program.get_name());
+                let line = format!("| `{name} {} --json` |", command.get_name());
                 assert!(docs.contains(&line), "docs/JSON.md has no line {line:?}");
                 documented += 1;
             }
