@@ -82,12 +82,7 @@ struct Flags {
         value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// The program that stands for kubectl
-    #[arg(
-        long,
-        global = true,
-        value_name = "PROGRAM",
-        default_value = "kubectl"
-    )]
+    #[arg(long, global = true, value_name = "PROGRAM", default_value = "kubectl")]
     kubectl: String,
     /// Print JSON: each node with its document
     #[arg(long, global = true)]
@@ -129,7 +124,9 @@ impl Command {
 
 /// Whether the program was started by that name.
 pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
-    let name = program.map(std::path::Path::new).and_then(|path| path.file_name());
+    let name = program
+        .map(std::path::Path::new)
+        .and_then(|path| path.file_name());
     name.is_some_and(|name| name == NAME)
 }
 
@@ -173,7 +170,10 @@ impl Cli {
     fn ask(&self, question: Question, more: &[String]) -> anyhow::Result<Vec<Answer>> {
         let flags = &self.flags;
         let mut arguments = Vec::new();
-        for (flag, value) in [("--context", &flags.context), ("--kubeconfig", &flags.kubeconfig)] {
+        for (flag, value) in [
+            ("--context", &flags.context),
+            ("--kubeconfig", &flags.kubeconfig),
+        ] {
             arguments.extend(value.iter().map(|value| format!("{flag}={value}")));
         }
         arguments.push(format!("--namespace={}", flags.namespace));
@@ -213,7 +213,15 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         command().debug_assert();
-        let cli = Cli::try_parse_from(["kubectl-rdma", "preflight", "--nodes", "a,b", "--", "--only", "L"]);
+        let cli = Cli::try_parse_from([
+            "kubectl-rdma",
+            "preflight",
+            "--nodes",
+            "a,b",
+            "--",
+            "--only",
+            "L",
+        ]);
         let cli = cli.unwrap();
         assert_eq!(cli.flags.nodes, ["a", "b"]);
         assert_eq!(cli.command.question().1, ["--only", "L"]);

@@ -65,7 +65,9 @@ pub(crate) enum Refusal {
     #[error("it is not known whether a pod still uses it: {0}")]
     Unknown(String),
     /// The daemon answers.
-    #[error("the daemon still runs on this node: delete its DaemonSet first (kubectl delete -k, helm uninstall)")]
+    #[error(
+        "the daemon still runs on this node: delete its DaemonSet first (kubectl delete -k, helm uninstall)"
+    )]
     Daemon,
 }
 
@@ -89,13 +91,21 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
         Some(pod) => format!("{pod} ({})", one.interface),
         None => format!("container {} ({})", one.container, one.interface),
     });
-    let held = leases.iter().map(|lease| format!("{} ({})", lease.address, lease.holder));
+    let held = leases
+        .iter()
+        .map(|lease| format!("{} ({})", lease.address, lease.holder));
     let (pods, held): (Vec<String>, Vec<String>) = (pods.collect(), held.collect());
     if !pods.is_empty() {
-        return Err(Refusal::InUse(format!("attachments are there: {}", named(&pods))));
+        return Err(Refusal::InUse(format!(
+            "attachments are there: {}",
+            named(&pods)
+        )));
     }
     if !held.is_empty() {
-        return Err(Refusal::InUse(format!("addresses are leased: {}", named(&held))));
+        return Err(Refusal::InUse(format!(
+            "addresses are leased: {}",
+            named(&held)
+        )));
     }
     Ok(())
 }
@@ -178,7 +188,9 @@ pub(crate) fn remove(
     one(places.policy.clone(), None)?;
     let directory = places.policy.parent().map(Path::to_owned);
     let empty = |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut rest| rest.next().is_none());
-    directory.filter(empty).map_or(Ok(()), |path| one(path, None))
+    directory
+        .filter(empty)
+        .map_or(Ok(()), |path| one(path, None))
 }
 
 fn remove_path(path: &Path) -> io::Result<Removed> {
@@ -230,7 +242,14 @@ mod tests {
     impl NodeFiles {
         fn new(store: &serde_json::Value) -> Self {
             let node = Self(tempfile::tempdir().unwrap());
-            for directory in ["bin", "etc", "state/attachments", "leases/leases", "run", "cdi"] {
+            for directory in [
+                "bin",
+                "etc",
+                "state/attachments",
+                "leases/leases",
+                "run",
+                "cdi",
+            ] {
                 fs::create_dir_all(node.path(directory)).unwrap();
             }
             let mut store = store.clone();
@@ -267,7 +286,10 @@ mod tests {
 
         fn remove(&self) -> Vec<(PathBuf, Removed)> {
             let mut removed = Vec::new();
-            remove(&self.places(), |path, what| removed.push((path.to_owned(), what.clone()))).unwrap();
+            remove(&self.places(), |path, what| {
+                removed.push((path.to_owned(), what.clone()))
+            })
+            .unwrap();
             removed
         }
     }
@@ -278,7 +300,14 @@ mod tests {
         fs::write(node.path("leases/FORMAT"), r#"{"kind": "rdma-ipam store"}"#).unwrap();
         fs::write(node.path("state/notes.txt"), "an administrator's").unwrap();
         node.remove();
-        for gone in ["bin/rdma-netdev", "leases", "state/attachments", "etc", "cdi/rdma-device-plugin-pool-a.json", "run/rdma-netdev.calls"] {
+        for gone in [
+            "bin/rdma-netdev",
+            "leases",
+            "state/attachments",
+            "etc",
+            "cdi/rdma-device-plugin-pool-a.json",
+            "run/rdma-netdev.calls",
+        ] {
             assert!(!node.path(gone).exists(), "{gone}");
         }
         for stays in ["bin/macvlan", "cdi/nvidia.com-gpu.json", "state/notes.txt"] {

@@ -12,9 +12,11 @@ use crate::uninstall::{self, Places, Removed};
 /// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses
 /// while a pod has an interface or an address of it.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "It is run on each node once the DaemonSet is deleted: by hand, or by \
+#[command(
+    after_help = "It is run on each node once the DaemonSet is deleted: by hand, or by \
     manifests/uninstall. A store that nodes share stays.\n\
-    Exit status: 0 nothing of it is left, 1 refused or failed, 2 wrong usage.")]
+    Exit status: 0 nothing of it is left, 1 refused or failed, 2 wrong usage."
+)]
 pub(super) struct Uninstall {
     /// Directory below which the host's files are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]

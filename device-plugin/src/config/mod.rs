@@ -5,9 +5,9 @@
 //! read as their Go programs read them; ours is strict.
 
 pub(crate) mod last_good;
-pub(crate) mod nic_cluster_policy;
 pub(crate) mod model;
 pub(crate) mod native;
+pub(crate) mod nic_cluster_policy;
 pub(crate) mod range;
 pub(crate) mod resource;
 pub(crate) mod rsdp;

@@ -35,13 +35,34 @@ const PLUGINS: [&str; 2] = ["rdmaSharedDevicePlugin", "sriovDevicePlugin"];
 
 /// Other parts of the policy, and what becomes of them.
 const OTHERS: [(&str, &str); 7] = [
-    ("/spec/ofedDriver", "ofedDriver stays the operator's: pools fill when its driver is there; to withhold units until then, mount /run/mellanox/drivers in the daemon and give it --wait-for file:/run/mellanox/drivers/.driver-ready"),
-    ("/spec/secondaryNetwork/ipamPlugin", "secondaryNetwork.ipamPlugin (whereabouts): leases and networks move as docs/migration.md says, then remove it"),
-    ("/spec/secondaryNetwork/ipoib", "secondaryNetwork.ipoib: rdma-netdev makes IPoIB children (attach: ipoib); once the networks say so, remove it"),
-    ("/spec/secondaryNetwork/multus", "secondaryNetwork.multus stays: Multus calls rdma-netdev"),
-    ("/spec/nvIpam", "nvIpam stays usable: list its type in the policy's allow.ipam, or move the networks to rdma-ipam"),
-    ("/spec/ibKubernetes", "ibKubernetes stays the operator's: partition keys and GUIDs are not set here"),
-    ("/spec/nicFeatureDiscovery", "nicFeatureDiscovery stays the operator's"),
+    (
+        "/spec/ofedDriver",
+        "ofedDriver stays the operator's: pools fill when its driver is there; to withhold units until then, mount /run/mellanox/drivers in the daemon and give it --wait-for file:/run/mellanox/drivers/.driver-ready",
+    ),
+    (
+        "/spec/secondaryNetwork/ipamPlugin",
+        "secondaryNetwork.ipamPlugin (whereabouts): leases and networks move as docs/migration.md says, then remove it",
+    ),
+    (
+        "/spec/secondaryNetwork/ipoib",
+        "secondaryNetwork.ipoib: rdma-netdev makes IPoIB children (attach: ipoib); once the networks say so, remove it",
+    ),
+    (
+        "/spec/secondaryNetwork/multus",
+        "secondaryNetwork.multus stays: Multus calls rdma-netdev",
+    ),
+    (
+        "/spec/nvIpam",
+        "nvIpam stays usable: list its type in the policy's allow.ipam, or move the networks to rdma-ipam",
+    ),
+    (
+        "/spec/ibKubernetes",
+        "ibKubernetes stays the operator's: partition keys and GUIDs are not set here",
+    ),
+    (
+        "/spec/nicFeatureDiscovery",
+        "nicFeatureDiscovery stays the operator's",
+    ),
 ];
 
 /// Reads a policy, as `kubectl get nicclusterpolicies -o yaml` prints it, or a manifest.
@@ -49,12 +70,18 @@ const OTHERS: [(&str, &str); 7] = [
 /// # Errors
 /// It is no such policy, or has no device plugin, or both.
 pub(crate) fn read(text: &str) -> Result<FromPolicy, Problems> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text)
-        .map_err(|error| Problems::one(format!("neither YAML nor JSON: {}", error.without_snippet())))?;
-    let items = documents.iter().flat_map(|document| match document["items"].as_array() {
-        Some(items) => items.iter().collect(),
-        None => vec![document],
-    });
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
+        Problems::one(format!(
+            "neither YAML nor JSON: {}",
+            error.without_snippet()
+        ))
+    })?;
+    let items = documents
+        .iter()
+        .flat_map(|document| match document["items"].as_array() {
+            Some(items) => items.iter().collect(),
+            None => vec![document],
+        });
     let policies: Vec<&Value> = items.filter(|item| item["kind"] == KIND).collect();
     let [policy] = policies.as_slice() else {
         return Err(Problems::one(match policies.len() {
@@ -90,7 +117,10 @@ fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
         }
     };
     let plugin = &spec[field];
-    let Some(config) = plugin["config"].as_str().filter(|text| !text.trim().is_empty()) else {
+    let Some(config) = plugin["config"]
+        .as_str()
+        .filter(|text| !text.trim().is_empty())
+    else {
         return Err(Problems::one(format!(
             "spec.{field}.config is missing: without it the operator's plugin offers nothing"
         )));
@@ -100,13 +130,18 @@ fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
     arguments.extend(use_cdi.then(|| "--use-cdi".to_owned()));
     let mut values = Vec::new();
     if spec["nodeAffinity"].is_object() {
-        values.push(("affinity", serde_json::json!({"nodeAffinity": spec["nodeAffinity"]})));
+        values.push((
+            "affinity",
+            serde_json::json!({"nodeAffinity": spec["nodeAffinity"]}),
+        ));
     }
     if spec["tolerations"].is_array() {
         values.push(("tolerations", spec["tolerations"].clone()));
     }
     let secrets = plugin["imagePullSecrets"].as_array().into_iter().flatten();
-    let secrets: Vec<Value> = secrets.map(|name| serde_json::json!({"name": name})).collect();
+    let secrets: Vec<Value> = secrets
+        .map(|name| serde_json::json!({"name": name}))
+        .collect();
     if !secrets.is_empty() {
         values.push(("imagePullSecrets", Value::Array(secrets)));
     }
@@ -114,7 +149,9 @@ fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
         "remove spec.{field} from the {KIND} before this chart is installed: two plugins cannot \
          register one resource"
     )];
-    let others = OTHERS.iter().filter(|(pointer, _)| policy.pointer(pointer).is_some_and(|v| !v.is_null()));
+    let others = OTHERS
+        .iter()
+        .filter(|(pointer, _)| policy.pointer(pointer).is_some_and(|v| !v.is_null()));
     notes.extend(others.map(|(_, note)| (*note).to_owned()));
     Ok(FromPolicy {
         config: config.to_owned(),
@@ -180,7 +217,10 @@ spec:
         assert_eq!(from.arguments, ["--use-cdi"]);
         assert_eq!(from.notes.len(), 4, "{:?}", from.notes);
         let values: Value = serde_saphyr::from_str(&from.values_file()).unwrap();
-        assert_eq!(values["config"].as_str().unwrap().trim(), from.config.trim());
+        assert_eq!(
+            values["config"].as_str().unwrap().trim(),
+            from.config.trim()
+        );
         assert_eq!(values["tolerations"][0]["key"], "nvidia.com/gpu");
         assert_eq!(values["imagePullSecrets"][0]["name"], "ngc");
         assert_eq!(values["cdi"]["enabled"], true);
@@ -189,12 +229,18 @@ spec:
 
     #[test]
     fn what_cannot_be_taken_over_is_refused_by_name() {
-        let both = POLICY.replace("  secondaryNetwork:", "  sriovDevicePlugin: {config: '{}'}\n  secondaryNetwork:");
+        let both = POLICY.replace(
+            "  secondaryNetwork:",
+            "  sriovDevicePlugin: {config: '{}'}\n  secondaryNetwork:",
+        );
         let none = POLICY.replace("rdmaSharedDevicePlugin", "other");
         let empty = POLICY.replace("    config: |\n", "    configs: |\n");
         let newer = POLICY.replace("v1alpha1", "v2");
         for (text, expected) in [
-            (both.as_str(), "both rdmaSharedDevicePlugin and sriovDevicePlugin"),
+            (
+                both.as_str(),
+                "both rdmaSharedDevicePlugin and sriovDevicePlugin",
+            ),
             (&none, "nothing to take over"),
             (&empty, "spec.rdmaSharedDevicePlugin.config is missing"),
             (&newer, "this program reads mellanox.com/v1alpha1"),
@@ -202,7 +248,10 @@ spec:
             ("a: [", "neither YAML nor JSON"),
         ] {
             let problems = read(text).unwrap_err();
-            assert!(problems.to_string().contains(expected), "{expected}: {problems}");
+            assert!(
+                problems.to_string().contains(expected),
+                "{expected}: {problems}"
+            );
         }
     }
 

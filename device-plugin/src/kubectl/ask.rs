@@ -82,7 +82,13 @@ impl Answer {
 
     /// The node answered, and said that it is not fit.
     pub(super) fn is_wrong(&self, question: Question) -> bool {
-        let fails = || self.document.as_ref().ok()?.pointer("/summary/fail")?.as_u64();
+        let fails = || {
+            self.document
+                .as_ref()
+                .ok()?
+                .pointer("/summary/fail")?
+                .as_u64()
+        };
         question == Question::Preflight && fails().is_some_and(|fails| fails > 0)
     }
 }
@@ -98,7 +104,11 @@ struct Pod {
 
 impl Cluster {
     /// Asks all nodes, in the order of their names.
-    pub(super) async fn ask(self, question: Question, more: &[String]) -> anyhow::Result<Vec<Answer>> {
+    pub(super) async fn ask(
+        self,
+        question: Question,
+        more: &[String],
+    ) -> anyhow::Result<Vec<Answer>> {
         let pods = self.pods().await?;
         let mut argv: Vec<String> = question.command().map(str::to_owned).into();
         argv.extend(more.iter().cloned());
@@ -114,7 +124,11 @@ impl Cluster {
                     None => cluster.document(&pod.name, &argv).await,
                 };
                 let Pod { name, node, .. } = pod;
-                Answer { node, pod: name, document }
+                Answer {
+                    node,
+                    pod: name,
+                    document,
+                }
             });
         }
         let mut answers = Vec::new();
@@ -128,7 +142,9 @@ impl Cluster {
     async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
         let selector = format!("--selector={}", self.selector);
         let output = self.run(&["get", "pods", "--output=json", &selector]).await;
-        let output = output.map_err(anyhow::Error::msg).context("list the daemon's pods")?;
+        let output = output
+            .map_err(anyhow::Error::msg)
+            .context("list the daemon's pods")?;
         if !output.status.success() {
             bail!("list the daemon's pods: {}", last_line(&output));
         }
@@ -218,8 +234,10 @@ mod tests {
              "spec": {"nodeName": "n3"}, "status": {"phase": "Running"}},
             {"spec": {}},
         ]});
-        let obstacles: Vec<(String, Option<String>)> =
-            pods(&list).into_iter().map(|pod| (pod.node, pod.obstacle)).collect();
+        let obstacles: Vec<(String, Option<String>)> = pods(&list)
+            .into_iter()
+            .map(|pod| (pod.node, pod.obstacle))
+            .collect();
         assert_eq!(
             obstacles,
             [

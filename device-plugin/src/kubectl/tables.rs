@@ -8,18 +8,33 @@ use super::ask::{Answer, Question};
 /// The answers as text.
 pub(super) fn text(question: Question, answers: &[Answer]) -> String {
     let (header, rows): (&[&str], fn(&Value) -> Vec<Vec<String>>) = match question {
-        Question::Status => (&["NODE", "RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"], status),
+        Question::Status => (
+            &[
+                "NODE",
+                "RESOURCE",
+                "HEALTHY",
+                "UNHEALTHY",
+                "HELD",
+                "KUBELET",
+            ],
+            status,
+        ),
         Question::Topology => (&["NODE", "GPU", "NEAREST NICS", "POD"], topology),
         Question::Discover => (
             &["NODE", "DEVICE", "NETDEV", "HCA", "NUMA", "RESOURCES"],
             discover,
         ),
         Question::Preflight => (&["NODE", "FAIL", "WARN", "PASS", "CHECKS"], preflight),
-        Question::Leases => (&["NODE", "ADDRESS", "NETWORK NAME", "POD", "INTERFACE"], leases),
+        Question::Leases => (
+            &["NODE", "ADDRESS", "NETWORK NAME", "POD", "INTERFACE"],
+            leases,
+        ),
     };
     let mut all = Vec::new();
     for answer in answers {
-        let Ok(document) = &answer.document else { continue };
+        let Ok(document) = &answer.document else {
+            continue;
+        };
         let mut of_node = rows(document);
         if question == Question::Leases {
             // A row names its own node; each node lists all leases of a store that nodes share.
@@ -90,14 +105,21 @@ fn topology(document: &Value) -> Vec<Vec<String>> {
     let nics: Vec<&Value> = list(&document["nics"]).collect();
     let title = |nic: &Value| {
         let first = |key: &str| list(&nic[key]).next().map(word);
-        first("rdmaDevices").or_else(|| first("netdevs")).unwrap_or_else(|| word(&nic["hca"]))
+        first("rdmaDevices")
+            .or_else(|| first("netdevs"))
+            .unwrap_or_else(|| word(&nic["hca"]))
     };
     let row = |(index, gpu): (usize, &Value)| {
         let near: Vec<usize> = list(&gpu["nearestNics"])
             .filter_map(|nic| usize::try_from(nic.as_u64()?).ok())
             .collect();
-        let class = near.first().map(|nic| word(&document["distances"]["gpuNic"][index][*nic]["class"]));
-        let names = near.iter().filter_map(|nic| nics.get(*nic)).map(|nic| title(nic));
+        let class = near
+            .first()
+            .map(|nic| word(&document["distances"]["gpuNic"][index][*nic]["class"]));
+        let names = near
+            .iter()
+            .filter_map(|nic| nics.get(*nic))
+            .map(|nic| title(nic));
         let nearest: Vec<String> = class.into_iter().chain(names).collect();
         vec![
             format!("GPU{}", shown(&gpu["ordinal"])),
@@ -190,10 +212,16 @@ mod tests {
         let lease = json!({"address": "10.0.0.1", "node": "n2", "interface": "net1",
             "pod": {"namespace": "ml", "name": "w-0"}});
         let document = json!({"leases": [lease]});
-        let answers = [answer("n1", Ok(document.clone())), answer("n2", Ok(document))];
+        let answers = [
+            answer("n1", Ok(document.clone())),
+            answer("n2", Ok(document)),
+        ];
         let text = text(Question::Leases, &answers);
         assert_eq!(text.lines().count(), 2, "{text}");
-        assert!(text.ends_with("n2    10.0.0.1  -             ml/w-0  net1\n"), "{text}");
+        assert!(
+            text.ends_with("n2    10.0.0.1  -             ml/w-0  net1\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -206,7 +234,10 @@ mod tests {
         let answer = answer("n1", Ok(document));
         assert!(answer.is_wrong(Question::Preflight));
         let text = text(Question::Preflight, &[answer]);
-        assert!(text.ends_with("n1    1     1     40    L02 G06\n"), "{text}");
+        assert!(
+            text.ends_with("n1    1     1     40    L02 G06\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -45,7 +45,10 @@ impl Cluster {
         let kubectl = directory.path().join("kubectl");
         fs::write(&kubectl, KUBECTL)?;
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755))?;
-        symlink(product("rdma-device-plugin")?, directory.path().join("kubectl-rdma"))?;
+        symlink(
+            product("rdma-device-plugin")?,
+            directory.path().join("kubectl-rdma"),
+        )?;
         let pod = |node: &&str| {
             json!({"metadata": {"name": format!("plugin-{node}")}, "spec": {"nodeName": node},
                 "status": {"phase": "Running"}})
@@ -69,7 +72,10 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     let cluster = Cluster::of(&["n3", "n1", "n2"])?;
     let started = Instant::now();
     let output = cluster.rdma(&["status", "--timeout", "2"])?;
-    ensure!(started.elapsed() < Duration::from_secs(20), "they are asked in parallel, and not for ever");
+    ensure!(
+        started.elapsed() < Duration::from_secs(20),
+        "they are asked in parallel, and not for ever"
+    );
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8(output.stdout)?;
     let lines: Vec<String> = text
@@ -90,16 +96,26 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     ensure!(output.status.success(), "{output:?}");
     let document: Value = serde_json::from_slice(&output.stdout)?;
     assert_eq!(document["version"], 1);
-    assert_eq!(document["nodes"][0]["document"]["units"][0]["held"], 2, "{document}");
+    assert_eq!(
+        document["nodes"][0]["document"]["units"][0]["held"], 2,
+        "{document}"
+    );
     Ok(())
 }
 
 fn a_node_that_is_not_fit_fails_the_whole() -> Result<()> {
     let cluster = Cluster::of(&["n1"])?;
     let output = cluster.rdma(&["preflight", "--", "--only", "L"])?;
-    let (text, said) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+    let (text, said) = (
+        String::from_utf8(output.stdout)?,
+        String::from_utf8(output.stderr)?,
+    );
     assert_eq!(output.status.code(), Some(1), "{text}{said}");
-    ensure!(text.lines().any(|line| line.starts_with("n1") && line.ends_with("L02")), "{text}");
+    ensure!(
+        text.lines()
+            .any(|line| line.starts_with("n1") && line.ends_with("L02")),
+        "{text}"
+    );
     ensure!(said.contains("1 of 1 nodes are not in order"), "{said}");
     Ok(())
 }
@@ -114,7 +130,10 @@ fn what_kubectl_says_is_shown() -> Result<()> {
         let output = cluster.rdma(arguments)?;
         let said = String::from_utf8(output.stderr)?;
         assert_eq!(output.status.code(), Some(1), "{said}");
-        ensure!(said.starts_with("kubectl rdma: ") && said.contains(expected), "{said}");
+        ensure!(
+            said.starts_with("kubectl rdma: ") && said.contains(expected),
+            "{said}"
+        );
     }
     let output = cluster.rdma(&["leases", "--paralel", "3"])?;
     assert_eq!(output.status.code(), Some(2));
