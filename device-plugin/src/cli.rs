@@ -65,7 +65,7 @@ enum Command {
     Verify(Box<verify::Verify>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
-    /// Remove them, and all else of this project, from a node that does not use it any more
+    /// Remove what was put on a node that does not use it any more
     Uninstall(uninstall::Uninstall),
 }
 

@@ -362,6 +362,11 @@ fn count_something(machine: &Machine) -> Result<()> {
     let took = Duration::from_millis(20);
     calls::count(&calls, calls::Command::Add, None, took);
     calls::count(&calls, calls::Command::Add, Some(calls::Code::Policy), took);
+    // Whose leases a store has is known by the node's boot.
+    let boot = "/proc/sys/kernel/random/boot_id";
+    machine
+        .tree
+        .file(boot, "6f1c1f5e-0000-4000-8000-000000000000");
     let port = "/sys/class/infiniband/mlx5_0/ports/1";
     machine.tree.file(format!("{port}/counters/link_downed"), 3);
     machine
