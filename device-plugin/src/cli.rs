@@ -321,8 +321,9 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
+    let mut out = std::io::stdout().lock();
     if kubectl::is_meant(std::env::args_os().next().as_ref()) {
-        return kubectl::main(std::env::args_os());
+        return kubectl::main(std::env::args_os(), &mut out);
     }
     let cli = match parse(flags::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli,
@@ -335,7 +336,6 @@ pub fn main() -> ExitCode {
             };
         }
     };
-    let mut out = std::io::stdout().lock();
     let done = match cli.command {
         None => serve(cli.run),
         Some(Command::Run(run)) => serve(run),

@@ -136,7 +136,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 /// Parses the command line, asks and prints.
-pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub(crate) fn main(arguments: impl Iterator<Item = OsString>, out: &mut impl Write) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
@@ -144,8 +144,7 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    let mut out = std::io::stdout().lock();
-    cli::ended("kubectl rdma", cli.run(&mut out), &mut out)
+    cli::ended("kubectl rdma", cli.run(out), out)
 }
 
 impl Cli {

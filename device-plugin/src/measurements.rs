@@ -227,15 +227,13 @@ enum Sharing {
 /// The pools of file stores. Of blocks from the cluster the broker says how full they are.
 fn pools(settings: &Settings, sharing: Sharing) -> Vec<PoolFill> {
     let (policy, _) = Policy::load_for_release(&settings.policy);
-    let of_kind = policy.stores.iter().filter(|(_, store)| match store.kind {
-        StoreKind::File { shared, .. } => shared == (sharing == Sharing::Nodes),
-        StoreKind::Kubernetes { .. } | StoreKind::Whereabouts { .. } => false,
-    });
+    let of_kind = policy.stores.iter();
+    let of_kind = of_kind.filter(|(_, store)| matches!(store.kind, StoreKind::File { .. }));
     let names: Vec<String> = of_kind.map(|(name, _)| name.clone()).collect();
     let plugin = Plugin::new(policy.clone(), &settings.root, settings.node.as_deref());
     let mut fills = Vec::new();
     for name in names {
-        match fill(&plugin, &name) {
+        match fill(&plugin, &name, sharing) {
             Ok(found) => fills.extend(found),
             Err(error) => {
                 tracing::debug!(store = name, error, "how full pools are is not known");
@@ -245,11 +243,16 @@ fn pools(settings: &Settings, sharing: Sharing) -> Vec<PoolFill> {
     fills
 }
 
-fn fill(plugin: &Plugin, name: &str) -> Result<Vec<PoolFill>, String> {
+/// None of a store of the other kind, by the file system that its directory is on: a share is one
+/// whether or not the policy says so.
+fn fill(plugin: &Plugin, name: &str, sharing: Sharing) -> Result<Vec<PoolFill>, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let Some(store) = plugin.open_existing(name).map_err(|e| text(&e))? else {
         return Ok(Vec::new());
     };
+    if store.is_shared() != (sharing == Sharing::Nodes) {
+        return Ok(Vec::new());
+    }
     let pools = store.pools().map_err(|e| text(&e))?;
     let used = usage(&store, &pools, plugin.policy().ipam.cooldown).map_err(|e| text(&e))?;
     let fills = pools.iter().zip(used).map(|(pool, usage)| PoolFill {
