@@ -150,26 +150,30 @@ fn facts(status: Option<&Value>, metrics: &Metrics, refused: bool) -> BTreeMap<K
     let mut facts = BTreeMap::new();
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     for pool in status
-        .map(|status| list(&status["pools"]))
+        .map(|status| list(at(status, "pools")))
         .unwrap_or_default()
     {
-        let resource = pool["resource"].as_str().unwrap_or_default().to_owned();
-        let units = |health: &str| pool["units"][health].as_u64().unwrap_or(0);
+        let resource = at(&pool, "resource")
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let units = |health: &str| at(at(&pool, "units"), health).as_u64().unwrap_or(0);
         if units("healthy") == 0 && units("unhealthy") > 0 {
             let message =
                 format!("{resource} has no healthy unit: no pod that asks for it starts here");
             facts.insert((NO_HEALTHY_UNIT, resource.clone()), message);
         }
-        if pool["registered"] == false {
-            let why = pool["lastError"].as_str().unwrap_or("not yet");
+        if at(&pool, "registered") == &Value::Bool(false) {
+            let why = at(&pool, "lastError").as_str().unwrap_or("not yet");
             let message = format!("{resource} is not registered with the kubelet: {why}");
             facts.insert((NOT_REGISTERED, resource.clone()), message);
         }
-        for hca in list(&pool["hcas"]) {
-            let (Some(id), Some(reason)) = (hca["id"].as_str(), hca["reason"].as_str()) else {
+        for hca in list(at(&pool, "hcas")) {
+            let (Some(id), Some(reason)) = (at(&hca, "id").as_str(), at(&hca, "reason").as_str())
+            else {
                 continue;
             };
-            let devices: Vec<String> = list(&hca["rdmaDevices"])
+            let devices: Vec<String> = list(at(&hca, "rdmaDevices"))
                 .iter()
                 .filter_map(|d| Some(d.as_str()?.to_owned()))
                 .collect();
@@ -191,6 +195,11 @@ fn facts(status: Option<&Value>, metrics: &Metrics, refused: bool) -> BTreeMap<K
         facts.insert((CONFLICT, space), message);
     }
     facts
+}
+
+/// A field; null where there is none.
+fn at<'v>(value: &'v Value, key: &str) -> &'v Value {
+    value.get(key).unwrap_or(&Value::Null)
 }
 
 /// The object, as the kubelet makes those of its node: `kubectl describe node` searches by the
