@@ -28,6 +28,8 @@ FOREIGN = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
     "SecurityContextConstraints": "security.openshift.io/v1",
     "MPIJob": "kubeflow.org/v2beta1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
 }
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"

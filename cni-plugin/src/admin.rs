@@ -3,6 +3,7 @@
 
 mod list;
 mod reclaim;
+mod validate;
 
 use std::{
     io::Write,
@@ -47,6 +48,8 @@ enum Command {
     List,
     /// Undo orphaned attachments, whose pods ended without DEL: return netdevs, release addresses
     Reclaim(reclaim::Reclaim),
+    /// Check networks with the node's policy, before a pod asks for them
+    Validate(validate::Validate),
 }
 
 /// The command line, for manual pages and completions.
@@ -65,6 +68,7 @@ pub fn run(places: &Places) -> ExitCode {
     let ran = match cli.command {
         Command::List => list::run(&places, cli.global.json),
         Command::Reclaim(command) => command.run(&places, cli.global.json),
+        Command::Validate(command) => command.run(&places, cli.global.json),
     };
     match ran {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,14 +79,19 @@ pub fn run(places: &Places) -> ExitCode {
     }
 }
 
-fn open(places: &Places) -> Result<Node> {
-    // Without a policy the defaults count; one that was named is meant to be there.
+/// Without a policy the defaults count; one that was named is meant to be there.
+fn policy_is_there(places: &Places) -> Result<()> {
     if places.policy != Path::new(node::policy::DEFAULT_PATH) && !places.policy.exists() {
         return Err(anyhow!(
             "the policy {} is not there",
             places.policy.display()
         ));
     }
+    Ok(())
+}
+
+fn open(places: &Places) -> Result<Node> {
+    policy_is_there(places)?;
     let node = Node::open_for_release(places, "administrator".into())
         .map_err(|error| anyhow!(error.with_remedy()))
         .context("read the state of this node")?;

@@ -7,7 +7,7 @@ mod check;
 
 use std::{fmt, path::PathBuf};
 
-pub use check::check;
+pub use check::{check, keys};
 
 use attachment::{
     journal::{RdmaDevice, record},

@@ -7,10 +7,12 @@ mod install;
 mod preflight;
 mod status;
 mod topology;
+mod uninstall;
 mod validate;
 mod verify;
 
-use std::io::Write;
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,7 +22,8 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::host_snapshot::HostSnapshot;
-use crate::{config, reclaim, run};
+use crate::{config, kubectl, reclaim, run};
+use diagnostics::report::Style;
 use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -31,7 +34,8 @@ use node_server::http::Details;
     args_conflicts_with_subcommands = true
 )]
 #[command(
-    after_help = "Without a command, \"run\" is meant. Long flags may have a single dash.\n\
+    after_help = "Without a command, \"run\" is meant, with its flags (run --help). Long flags may have a \
+    single dash.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage."
 )]
 struct Cli {
@@ -61,6 +65,8 @@ enum Command {
     Verify(Box<verify::Verify>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
+    /// Remove what was put on a node that does not use it any more
+    Uninstall(uninstall::Uninstall),
 }
 
 /// Where the host's kernel file systems are.
@@ -301,11 +307,25 @@ enum LogFormat {
 #[must_use]
 pub fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
+        // Those of "run", which its own help shows: without this nobody finds the commands.
+        .mut_args(|flag| flag.hide(true))
+        .override_usage(
+            "rdma-device-plugin [FLAGS OF RUN]\n       rdma-device-plugin COMMAND [FLAGS]",
+        )
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let matches = command().try_get_matches_from(arguments)?;
+    <Cli as clap::FromArgMatches>::from_arg_matches(&matches)
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(flags::with_double_dashes(std::env::args_os())) {
+    let mut out = std::io::stdout().lock();
+    if kubectl::is_meant(std::env::args_os().next().as_ref()) {
+        return kubectl::main(std::env::args_os(), &mut out);
+    }
+    let cli = match parse(flags::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
@@ -316,7 +336,6 @@ pub fn main() -> ExitCode {
             };
         }
     };
-    let mut out = std::io::stdout().lock();
     let done = match cli.command {
         None => serve(cli.run),
         Some(Command::Run(run)) => serve(run),
@@ -328,15 +347,27 @@ pub fn main() -> ExitCode {
         Some(Command::Preflight(preflight)) => preflight.run(&mut out),
         Some(Command::Verify(verify)) => verify.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
+        Some(Command::Uninstall(uninstall)) => uninstall.run(&mut out),
     };
+    ended("rdma-device-plugin", done, &mut out)
+}
+
+/// The exit status, and the error for people.
+pub(crate) fn ended(program: &str, done: anyhow::Result<()>, out: &mut impl Write) -> ExitCode {
     match done.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {}", chain(&error));
+            let _ = writeln!(std::io::stderr(), "{program}: {}", chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The command line of `kubectl rdma`, for manual pages and completions.
+#[must_use]
+pub fn kubectl_command() -> clap::Command {
+    kubectl::command()
 }
 
 /// The error and its causes, each once: some messages already end with the text of their cause.
@@ -355,6 +386,17 @@ fn chain(error: &anyhow::Error) -> String {
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Colours on a terminal, unless the person does without (<https://no-color.org>).
+fn style() -> Style {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let dumb = set("TERM").is_some_and(|term| term == "dumb");
+    if std::io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb {
+        Style::Colour
+    } else {
+        Style::Plain
+    }
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {

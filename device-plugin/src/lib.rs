@@ -15,7 +15,8 @@
 //!   state, for `status`; `telemetry`: log, metrics, HTTP;
 //! - `node_socket`: what programs of the node ask the daemon;
 //! - [`cli`]: the sub-commands; those that search for faults are in the package `diagnostics`;
-//! - `install`: what the DaemonSet's init container does.
+//! - `kubectl`: one view of all nodes, as a plugin of kubectl;
+//! - `install`: what the DaemonSet's init container does; `uninstall`: the way back.
 //!
 //! Only `cli`, for the manual pages, and two readers, for the fuzz targets, are public.
 
@@ -30,8 +31,10 @@ mod events;
 mod health;
 mod host_snapshot;
 mod install;
+mod kubectl;
 mod kubelet;
 mod links;
+mod measurements;
 mod node_socket;
 mod pool;
 mod pool_state;
@@ -45,6 +48,7 @@ mod snapshot;
 mod state_files;
 mod status;
 mod telemetry;
+mod uninstall;
 mod watch;
 
 // Reads the kubelet's checkpoint; for a fuzz target.

@@ -214,7 +214,7 @@ impl Logged {
 /// Says what became of each HCA, once for each change, and counts it.
 fn note_changes(before: Option<&Snapshot>, after: &Snapshot, transitions: &mut Transitions) {
     let resource = after.resource();
-    if after.members().is_empty() && before.is_none() {
+    if after.members().is_empty() && before.is_none() && !after.terms().optional {
         tracing::warn!(%resource, "no HCA of this host is in the pool yet");
     }
     for member in after.members() {

@@ -33,6 +33,7 @@ use crate::kubelet::allocated;
 use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::service::Requests;
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
+use crate::measurements::{self, Measurements};
 use crate::node_socket::{self, NodeSocket};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
@@ -186,6 +187,14 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         NodeSocket::new(settings.node_socket.clone(), &FailureKind::OF_DAEMON);
     let counts = node_socket.counts.clone();
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
+    let measurements = measurements::Settings {
+        host: settings.host.clone(),
+        root: settings.reclaim.root.clone(),
+        policy: settings.reclaim.policy.clone(),
+        node: settings.reclaim.node.clone(),
+        kubelet_root: settings.kubelet_root_dir.clone(),
+        calls: (settings.node_socket.as_deref()).and_then(|path| Some(path.parent()?.to_owned())),
+    };
     let daemon = Daemon::new(
         settings,
         start,
@@ -206,8 +215,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         state,
         stop.clone(),
     ));
+    let measured = match addresses.is_empty() {
+        true => watch::Sender::new(Measurements::default()).subscribe(),
+        false => measurements::start(measurements, &mut services, &stop),
+    };
     for address in addresses {
-        let pages = Arc::new(ReportPages(daemon.report()));
+        let pages = Arc::new(ReportPages(daemon.report(), measured.clone()));
         services.spawn(http::serve(address, details, pages, stop.clone()));
     }
     let mut signals = Signals::new()?;

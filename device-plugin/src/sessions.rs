@@ -78,6 +78,9 @@ pub(crate) struct SessionReport<'s> {
 pub(crate) struct Sessions {
     common: Common,
     running: BTreeMap<ResourceName, Running>,
+    /// Resources of optional pools whose sessions start with their first HCA, and whether each is
+    /// exclusive: the kubelet does not hear of a resource that this node does not have.
+    waiting: BTreeMap<ResourceName, bool>,
     tasks: JoinSet<()>,
 }
 
@@ -97,6 +100,7 @@ impl Sessions {
         Self {
             common,
             running: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             tasks: JoinSet::new(),
         }
     }
@@ -114,9 +118,16 @@ impl Sessions {
             }
             stays
         });
+        self.waiting.clear();
         for pool in &config.pools {
-            if !self.running.contains_key(&pool.resource) {
-                self.start(&pool.resource, !pool.sharing.is_shared());
+            let exclusive = !pool.sharing.is_shared();
+            if self.running.contains_key(&pool.resource) {
+                continue;
+            }
+            if pool.optional {
+                self.waiting.insert(pool.resource.clone(), exclusive);
+            } else {
+                self.start(&pool.resource, exclusive);
             }
         }
     }
@@ -150,8 +161,13 @@ impl Sessions {
 
     /// Gives each session its snapshot, but for what `withhold` holds back until it is complete,
     /// unless something was shown before.
-    pub(crate) fn show(&self, snapshots: &[Arc<Snapshot>], withhold: Withhold) {
+    pub(crate) fn show(&mut self, snapshots: &[Arc<Snapshot>], withhold: Withhold) {
         for snapshot in snapshots {
+            if !snapshot.members().is_empty()
+                && let Some(exclusive) = self.waiting.remove(snapshot.resource())
+            {
+                self.start(snapshot.resource(), exclusive);
+            }
             let Some(running) = self.running.get(snapshot.resource()) else {
                 continue;
             };

@@ -30,6 +30,8 @@ pub(crate) struct Terms {
     pub resource: ResourceName,
     /// Whether units carry NUMA topology.
     pub topology: bool,
+    /// Whether a node without an HCA of the pool is as it should be.
+    pub optional: bool,
     /// How containers get their devices.
     pub delivery: Delivery,
     /// Nodes that every container gets.
@@ -46,6 +48,7 @@ impl Terms {
         Self {
             resource: pool.resource.clone(),
             topology: !pool.exclude_topology,
+            optional: pool.optional,
             delivery: pool.delivery.unwrap_or(automatic),
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
@@ -466,6 +469,7 @@ mod tests {
             resource: ResourceName::parse("rdma/a").unwrap(),
             variables: crate::config::Variables::default(),
             topology: true,
+            optional: false,
             delivery: Delivery::DeviceSpecs,
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),

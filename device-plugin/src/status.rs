@@ -11,7 +11,9 @@ use attachment::{
     listing::{self, Attachment},
     node::{Node, Places},
 };
-use hca::UnitId;
+use diagnostics::topology::{Holders, Misaligned, alignment};
+use hca::topology::{Machine, Wanted};
+use hca::{Host, UnitId};
 use ipam::{lease::Lease, plugin::Plugin};
 use kubelet_api::client::{Devices, Held};
 use node::policy::{Policy, PolicyError};
@@ -32,9 +34,9 @@ pub(crate) struct Status {
     pub attachments: Result<Vec<Attachment>, String>,
     /// The stores', of this node.
     pub leases: Result<Vec<Lease>, String>,
-    /// Whether the journal or a store is there: one that was never used holds nothing, but is no
-    /// answer.
-    pub files_found: bool,
+    /// Pods whose NICs are farther from their GPUs than they need be; empty where the kubelet
+    /// does not say who has what.
+    pub misaligned: Vec<Misaligned>,
     /// What else is worth knowing.
     pub notes: Vec<String>,
 }
@@ -56,10 +58,17 @@ pub(crate) struct Units {
 }
 
 impl Status {
-    /// No source answered.
+    /// Neither the daemon nor the kubelet answered: what the files say may be of any age.
     #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.daemon.is_err() && self.kubelet.is_err() && !self.files_found
+    pub(crate) fn unanswered(&self) -> bool {
+        self.daemon.is_err() && self.kubelet.is_err()
+    }
+
+    /// Whether a pod's NICs are farther from its GPUs than they need be.
+    #[must_use]
+    pub(crate) fn is_misaligned(&self, held: &Held) -> bool {
+        let pod = format!("{}/{}", held.namespace, held.pod);
+        self.misaligned.iter().any(|one| one.pod == pod)
     }
 
     /// Resources with their units, by the daemon, else by the kubelet, which names only the
@@ -129,7 +138,8 @@ impl Status {
             let lines = lists.into_iter().flatten().flatten();
             lines.filter_map(|line| line.as_str().map(str::to_owned))
         });
-        let notes = self.notes.iter().cloned();
+        let misaligned = self.misaligned.iter().map(Misaligned::sentence);
+        let notes = self.notes.iter().cloned().chain(misaligned);
         missing
             .into_iter()
             .flatten()
@@ -157,6 +167,7 @@ impl Status {
             "held": self.held(),
             "attachments": attachments,
             "leases": self.leases.as_ref().ok(),
+            "misaligned": self.misaligned,
             "notes": self.notes(),
         })
     }
@@ -243,6 +254,20 @@ fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
     .collect()
 }
 
+/// Pods whose NICs are farther from their GPUs than they need be.
+///
+/// # Errors
+/// The host cannot be read.
+pub(crate) fn misaligned(host: &Host, devices: &Devices) -> hca::host::Result<Vec<Misaligned>> {
+    let inventory = hca::inventory(host)?;
+    let machine = Machine::read(host, &inventory, &Wanted::default())?;
+    let held = devices.held.iter().flat_map(|held| {
+        let pod = format!("{}/{}", held.namespace, held.pod);
+        held.ids.iter().map(move |id| (pod.clone(), id.clone()))
+    });
+    Ok(alignment(&machine, &Holders::collect(held)).misaligned)
+}
+
 /// The journal and the leases of this node.
 #[derive(Debug)]
 pub(crate) struct Files {
@@ -250,8 +275,6 @@ pub(crate) struct Files {
     pub attachments: Result<Vec<Attachment>, String>,
     /// Leases of this node.
     pub leases: Result<Vec<Lease>, String>,
-    /// Whether either is there and could be read.
-    pub found: bool,
     /// What could not be read of either.
     pub notes: Vec<String>,
 }
@@ -272,7 +295,6 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             return Files {
                 attachments: Err(error.clone()),
                 leases: Err(error),
-                found: false,
                 notes: Vec::new(),
             };
         }
@@ -300,7 +322,6 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
         .map(|one| one.container.clone())
         .collect();
     let (mut found, mut failed) = (None, Vec::new());
-    let mut files_found = attachments.is_ok() && node.journal.exists();
     for store in node.policy.values.stores.keys() {
         let (name, attached) = (name.clone(), attached.clone());
         let own = move |lease: &Lease| {
@@ -311,7 +332,6 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
                 found.get_or_insert_with(Vec::new);
             }
             Ok(Some((leases, complaints))) => {
-                files_found = true;
                 found.get_or_insert_with(Vec::new).extend(leases);
                 notes.extend(complaints);
             }
@@ -329,7 +349,6 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
     Files {
         attachments,
         leases,
-        found: files_found,
         notes,
     }
 }
@@ -414,7 +433,7 @@ mod tests {
             kubelet: Err("no socket".into()),
             attachments: Err("no permission".into()),
             leases: Err("stale handle".into()),
-            files_found: false,
+            misaligned: Vec::new(),
             notes: Vec::new(),
         }
     }
@@ -442,7 +461,7 @@ mod tests {
         assert_eq!(units[0].resource, "rdma/a");
         assert_eq!((units[0].healthy, units[0].held), (Some(2), Some(1)));
         assert_eq!(status.held(), [held("rdma/a", &["pool_3e71787e_0"])]);
-        assert!(!status.is_empty());
+        assert!(!status.unanswered());
         assert!(status.notes()[0].starts_with("the daemon: connection refused"));
     }
 
@@ -484,25 +503,44 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_or_store_that_was_never_used_is_no_answer() {
+    fn a_journal_or_store_that_was_never_used_holds_nothing() {
         let place = tempfile::tempdir().unwrap();
         let (state, store) = (place.path().join("state"), place.path().join("store"));
         let policy = place.path().join("policy.json");
         let values = json!({"stateDir": state,
             "stores": {"default": {"type": "file", "directory": store}}});
         std::fs::write(&policy, values.to_string()).unwrap();
-        let found = || files(Path::new("/"), &policy, Some("n1".into()));
-        let unused = found();
-        assert!(!unused.found, "{unused:?}");
+        let unused = files(Path::new("/"), &policy, Some("n1".into()));
         assert!(unused.attachments.unwrap().is_empty() && unused.leases.unwrap().is_empty());
-        std::fs::create_dir_all(state.join("attachments")).unwrap();
-        assert!(found().found);
+    }
+
+    #[test]
+    fn a_pod_with_a_nic_of_the_other_socket_is_marked() {
+        let place = tempfile::tempdir().unwrap();
+        let tree = hca::tree::Tree::new(place.path());
+        hca::tree::machine::a4(&tree);
+        let devices = Devices {
+            held: vec![
+                held("nvidia.com/gpu", &["GPU-0000-8f-00-0"]),
+                held("rdma/a", &["0000:ce:00.0"]),
+            ],
+            allocatable: Vec::new(),
+        };
+        let status = Status {
+            misaligned: misaligned(&tree.host(), &devices).unwrap(),
+            kubelet: Ok(devices),
+            ..unanswered()
+        };
+        assert!(status.is_misaligned(&status.held()[0]));
+        let note = "pod default/p: GPU 0 is served by mlx5_7 at SYS";
+        assert!(status.notes().iter().any(|line| line.starts_with(note)));
+        assert_eq!(status.document()["misaligned"][0]["gpu"], 0);
     }
 
     #[test]
     fn no_answer_of_any_source_is_reported_as_such() {
         let status = unanswered();
-        assert!(status.is_empty());
+        assert!(status.unanswered());
         assert_eq!(status.notes().len(), 4);
         let document = status.document();
         assert!(document["daemon"].is_null() && document["attachments"].is_null());

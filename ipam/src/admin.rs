@@ -4,6 +4,7 @@
 //! `--json`, the same data for machines.
 
 mod blocks;
+pub mod documents;
 mod explain;
 mod fsck;
 mod import;

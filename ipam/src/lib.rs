@@ -22,6 +22,7 @@ pub mod grants;
 pub mod import;
 pub mod lease;
 pub mod plugin;
+pub mod pool_usage;
 pub mod range;
 pub mod reclaim;
 pub mod slice;

@@ -2,9 +2,10 @@
 //! plugin, called by a person an administrator's tool.
 
 use ipam::{admin, plugin::Plugin};
-use node::policy::DEFAULT_PATH;
+use node::{calls, policy::DEFAULT_PATH};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
@@ -32,7 +33,12 @@ fn main() -> ExitCode {
             let policy = std::env::var_os("RDMA_NETDEV_POLICY").map(PathBuf::from);
             let policy = policy.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
             let node = std::env::var("RDMA_NODE_NAME").ok();
-            Plugin::load(policy, Path::new("/"), node.as_deref()).serve(request)
+            let (root, started) = (Path::new("/"), Instant::now());
+            let answer = Plugin::load(policy, root, node.as_deref()).serve(request);
+            let code = answer.as_ref().err().map(|error| error.code);
+            let file = calls::file_of(root, "rdma-ipam");
+            calls::count(&file, request.command(), code, started.elapsed());
+            answer
         },
     ))
 }

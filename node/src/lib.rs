@@ -6,6 +6,7 @@
 //! - [`netns`]: whether a pod's network namespace is still there
 //! - [`file`](mod@file): files that readers see whole, and that survive a loss of power
 //! - [`cni_program`]: the programs that a container runtime executes, and their versions
+//! - [`calls`]: counters of the CNI programs' calls, which the daemon reads
 //! - [`gojson`]: JSON as Go's decoder reads it, for files of the programs that these replace
 //! - [`log`]: the log of the CNI programs
 //! - [`duration`], [`spelling`], [`table`], [`terminal`]: values, misspelt keys, columns and questions
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod calls;
 pub mod cni_program;
 pub mod document;
 pub mod duration;

@@ -75,6 +75,14 @@ impl Machine {
         Ok(Self { tree, root })
     }
 
+    /// Makes the device nodes of HCAs that were added to the tree.
+    ///
+    /// # Errors
+    /// A node cannot be made.
+    pub fn make_nodes(&self) -> Result<()> {
+        make_nodes(&self.tree)
+    }
+
     /// Gives a verbs node another number, as a reboot does.
     ///
     /// # Errors
@@ -134,7 +142,14 @@ impl Machine {
             }
             _ => {}
         }
-        fs::write(&file, serde_json::json!({"stateDir": state}).to_string())?;
+        // Not the store of the machine that this runs on.
+        let leases = self.root.path().join("leases");
+        fs::create_dir_all(&leases)?;
+        let policy = serde_json::json!({
+            "stateDir": state,
+            "stores": {"default": {"type": "file", "directory": leases}},
+        });
+        fs::write(&file, policy.to_string())?;
         Ok(file)
     }
 

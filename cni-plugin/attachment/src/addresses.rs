@@ -106,21 +106,15 @@ impl Ipam {
         let Some(kind) = request.config.ipam_type()? else {
             return Ok(Ipam::None);
         };
-        let listed = |name: &str| {
-            node.policy
-                .values
-                .allow
-                .ipam
-                .iter()
-                .any(|known| known == name)
-        };
+        let (allowed, path) = (&node.policy.values.allow.ipam, &node.policy.path);
+        let listed = |name: &str| allowed.iter().any(|known| known == name);
         // What is not listed is not even searched for.
         if !listed(kind) && kind != COMPATIBLE {
-            return Err(unlisted(node, kind));
+            return Err(unlisted(allowed, path, kind));
         }
         match find(kind, &request.env.path)? {
-            Ipam::Own if !listed(kind) && !listed(OWN) => Err(unlisted(node, kind)),
-            Ipam::Other(_) if !listed(kind) => Err(unlisted(node, kind)),
+            Ipam::Own if !listed(kind) && !listed(OWN) => Err(unlisted(allowed, path, kind)),
+            Ipam::Other(_) if !listed(kind) => Err(unlisted(allowed, path, kind)),
             found => Ok(found),
         }
     }
@@ -443,8 +437,30 @@ fn no_ipam(kind: &str, why: &str) -> Refusal {
     Refusal::Never(error)
 }
 
-fn unlisted(node: &Node, kind: &str) -> Error {
-    let listed = &node.policy.values.allow.ipam;
+/// Whether a policy, the file at `path`, lets networks name this type: what can be said where its
+/// program is not at hand. `whereabouts` counts as ours, which a node decides by its programs.
+///
+/// # Errors
+/// Code 101: the policy's `allow.ipam` does not list it, or it is no IPAM.
+pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Error> {
+    if NO_IPAM.contains(&kind) {
+        let why = "it is the name of a plugin that makes or changes interfaces";
+        return Err(no_ipam(kind, why).into());
+    }
+    let listed = |name: &str| allowed.iter().any(|known| known == name);
+    if listed(kind) || (kind == COMPATIBLE && listed(OWN)) {
+        return Ok(());
+    }
+    Err(unlisted(allowed, path, kind))
+}
+
+/// Whether a type is ours, under either of the names that our configuration is known by.
+#[must_use]
+pub fn is_own(kind: &str) -> bool {
+    kind == OWN || kind == COMPATIBLE
+}
+
+fn unlisted(listed: &[String], path: &Path, kind: &str) -> Error {
     let allowed = match listed.is_empty() {
         true => "it allows none".to_owned(),
         false => format!("it allows {}", listed.join(", ")),
@@ -458,7 +474,7 @@ fn unlisted(node: &Node, kind: &str) -> Error {
     )
     .with_details(format!(
         "name one of them, or let an administrator add it to allow.ipam in {}",
-        node.policy.path.display()
+        path.display()
     ))
 }
 

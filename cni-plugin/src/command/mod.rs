@@ -8,6 +8,7 @@ mod rdma_cni;
 pub mod status;
 
 use std::path::Path;
+use std::time::Instant;
 
 use attachment::{
     log::{Log, PROGRAM},
@@ -15,7 +16,7 @@ use attachment::{
 };
 use cni_wire::{Code, Command, Request};
 use netlink::Namespace;
-use node::policy::Policy;
+use node::{calls, policy::Policy};
 use serde_json::Value;
 
 use crate::error::Error;
@@ -25,12 +26,17 @@ use crate::error::Error;
 /// # Errors
 /// The command's.
 pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
+    let started = Instant::now();
     let subject = node::log::subject(request);
-    serve(places, request, subject.clone()).inspect_err(|error| {
+    let answer = serve(places, request, subject.clone()).inspect_err(|error| {
         // What can be read of a wrong policy says where the log is.
         let (policy, _) = Policy::load_for_release(&places.policy);
         Log::new(&policy.log, PROGRAM, &subject).failure(request.command(), error);
-    })
+    });
+    let code = answer.as_ref().err().map(|error| error.code);
+    let file = calls::file_of(&places.root, PROGRAM);
+    calls::count(&file, request.command(), code, started.elapsed());
+    answer
 }
 
 fn serve(places: &Places, request: &Request, subject: String) -> Result<Option<Value>, Error> {

@@ -21,25 +21,43 @@ pub fn check(resolved: &Resolved, config: &Config, ipam: Option<&str>) -> Result
         Resolved::Child { kind, parent } => (Attach::Child(*kind), parent.link()),
         Resolved::RdmaOnly(_) => return keys_of_rdma_only(config),
     };
+    keys_are_placed(attach, config)?;
+    fits(attach, config, link, ipam)
+}
+
+/// What [`check`] can say of the keys before it is known which link is meant.
+///
+/// # Errors
+/// As [`check`].
+pub fn keys(attach: Attach, config: &Config) -> Result<(), Error> {
+    if attach == Attach::RdmaOnly {
+        return keys_of_rdma_only(config);
+    }
+    keys_are_placed(attach, config)?;
+    keys_of_one_kind(attach, config)
+}
+
+fn keys_are_placed(attach: Attach, config: &Config) -> Result<(), Error> {
     if attach == Attach::Move {
         let misplaced = [
             ("master", config.master.is_some()),
             ("mode", config.mode.is_some()),
             ("linkInContainer", config.link_in_container),
         ];
-        refuse_misplaced(attach, &misplaced)?;
-    } else if config.device.is_some() {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            format!(
-                "device, hwaddr, kernelpath, pciBusID and rdmaDevice name a netdev to be moved, but \
-                 the request comes to a child, {}",
-                attach.as_str()
-            ),
-        )
-        .with_details("name the netdev below the child with master"));
+        return refuse_misplaced(attach, &misplaced);
     }
-    fits(attach, config, link, ipam)
+    if config.device.is_none() {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::InvalidConfig,
+        format!(
+            "device, hwaddr, kernelpath, pciBusID and rdmaDevice name a netdev to be moved, but \
+             the request comes to a child, {}",
+            attach.as_str()
+        ),
+    )
+    .with_details("name the netdev below the child with master"))
 }
 
 fn keys_of_rdma_only(config: &Config) -> Result<(), Error> {

@@ -4,6 +4,7 @@
 //! - [`verify`]: does RDMA work between two pods or nodes, and as fast as it should?
 //! - [`topology`]: how far are GPUs and NICs from each other, and which pod has them?
 //! - [`container_runtime`]: does the node's container runtime read CDI files?
+//! - [`port_counters`]: counters of ports
 //! - [`report`]: findings, as text and as JSON
 //! - `files`: kernel files whose absence is an answer
 //!
@@ -14,6 +15,7 @@
 
 pub mod container_runtime;
 mod files;
+pub mod port_counters;
 pub mod preflight;
 pub mod report;
 pub mod topology;

@@ -46,10 +46,31 @@ fn plain_word(verdict: Verdict) -> &'static str {
     }
 }
 
+/// Whether the words FAIL and WARN have a colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// For a file, a pipe, or a person who set `NO_COLOR`.
+    Plain,
+    /// For a terminal.
+    Colour,
+}
+
+impl Style {
+    /// The verdict's word, as wide as the widest. ECMA-48 8.3.117: 1 is bold, 31 red, 33 yellow.
+    fn verdict(self, verdict: Verdict) -> String {
+        let word = format!("{:7}", verdict.word());
+        match (self, verdict) {
+            (Self::Colour, Verdict::Fail) => format!("\u{1b}[1;31m{word}\u{1b}[0m"),
+            (Self::Colour, Verdict::Warn) => format!("\u{1b}[33m{word}\u{1b}[0m"),
+            _ => word,
+        }
+    }
+}
+
 /// Text: a line for each check; below those that complain each object, what was read, and what
 /// to do; checks that do not apply together by their reason. With `all`, everything of each.
 #[must_use]
-pub fn text(outcomes: &[Outcome], all: bool) -> String {
+pub fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
     for outcome in outcomes {
@@ -58,9 +79,9 @@ pub fn text(outcomes: &[Outcome], all: bool) -> String {
         }
         let _ = writeln!(
             text,
-            "{:width$} {:7} {}",
+            "{:width$} {} {}",
             outcome.id,
-            outcome.verdict.word(),
+            style.verdict(outcome.verdict),
             outcome.title
         );
         if outcome.verdict >= Verdict::Unknown || all {
@@ -189,13 +210,23 @@ mod tests {
     #[test]
     fn objects_with_the_same_fault_are_named_together() {
         assert_eq!(
-            text(&outcomes(), false),
+            text(&outcomes(), false, Style::Plain),
             "L07 WARN    RoCE messages have their full size\n            \
              mlx5_0/1, mlx5_1/1: only 1024 bytes\n              read  mtu: 1500\n              \
              do    raise the MTU\nM01 pass    the RDMA core is in the kernel\n\n\
              2 checks: 1 with a warning, 1 passed\n"
         );
-        assert!(text(&outcomes(), true).contains("mlx5_2/1: fine"));
+        assert!(text(&outcomes(), true, Style::Plain).contains("mlx5_2/1: fine"));
+    }
+
+    #[test]
+    fn only_faults_have_a_colour() {
+        let coloured = text(&outcomes(), false, Style::Colour);
+        assert!(
+            coloured.starts_with("L07 \u{1b}[33mWARN   \u{1b}[0m RoCE"),
+            "{coloured:?}"
+        );
+        assert_eq!(coloured.matches('\u{1b}').count(), 2, "{coloured:?}");
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub(super) struct Discover {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// One short line for each port, in the form of ibdev2netdev
+    #[arg(long, conflicts_with_all = ["json", "gids"])]
+    brief: bool,
     /// Also the filled slots of the GID tables, with the index that verbs programs ask for (-x)
     #[arg(long)]
     gids: bool,
@@ -60,6 +63,9 @@ impl Discover {
                 self.host.host().sys.join("class/infiniband").display()
             )?;
             return Ok(());
+        }
+        if self.brief {
+            return Ok(out.write_all(brief(&candidates, &seen).as_bytes())?);
         }
         write!(out, "{}", ports(&candidates, &seen, pools.as_ref()))?;
         if self.gids {
@@ -102,6 +108,24 @@ impl Discover {
             Err(_) => Ok(None),
         }
     }
+}
+
+/// One line for each port, as `ibdev2netdev` prints it: scripts read its fifth word.
+fn brief(candidates: &[Candidate], seen: &HostSnapshot) -> String {
+    let mut text = String::new();
+    for rdma in candidates.iter().flat_map(|hca| &hca.rdma_devices) {
+        let Some(device) = seen.inventory.rdma_device(&rdma.name) else {
+            text += &format!("{} in another netns\n", rdma.name);
+            continue;
+        };
+        for port in &device.ports {
+            let netdev = port.netdev.as_deref().unwrap_or("-");
+            let state = if port.is_active() { "Up" } else { "Down" };
+            let (name, number) = (&device.name, port.number);
+            text += &format!("{name} port {number} ==> {netdev} ({state})\n");
+        }
+    }
+    text
 }
 
 /// Resources that an HCA is offered as.
@@ -262,4 +286,31 @@ fn entry(candidate: &Candidate, seen: &HostSnapshot, pools: Option<&Pools>) -> s
         "nodes": nodes,
         "resources": pools.map(|_| offered(candidate, pools)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use hca::tree::{Tree, machine};
+
+    use super::*;
+
+    #[test]
+    fn the_brief_form_is_that_of_ibdev2netdev() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        machine::egx(&tree);
+        let seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        let text = brief(&candidates, &seen);
+        let first = text.lines().next().unwrap();
+        let words: Vec<&str> = first.split(' ').collect();
+        assert_eq!(words[..4], ["mlx5_0", "port", "1", "==>"], "{text}");
+        assert_eq!(words[5], "(Up)", "{text}");
+        assert_eq!(
+            seen.inventory.rdma_device("mlx5_0").unwrap().ports[0]
+                .netdev
+                .as_deref(),
+            Some(words[4])
+        );
+    }
 }

@@ -152,7 +152,7 @@ impl Preflight {
         if self.json {
             writeln!(out, "{:#}", versioned(report::document(&outcomes)))?;
         } else {
-            out.write_all(report::text(&outcomes, self.all).as_bytes())?;
+            out.write_all(report::text(&outcomes, self.all, super::style()).as_bytes())?;
         }
         if self.content(&outcomes) {
             Ok(())
@@ -262,6 +262,9 @@ fn pools(config: &Config, host: &HostSnapshot) -> Pools {
         };
         let resource = pool.resource.as_str().to_owned();
         pools.resources.push(resource.clone());
+        pools
+            .optional
+            .extend(pool.optional.then(|| resource.clone()));
         let hca = |member: &Member| PoolHca {
             id: match member.rdma_devices.first() {
                 Some(device) => device.clone(),

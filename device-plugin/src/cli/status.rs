@@ -11,7 +11,7 @@ use node::document::versioned;
 use node::table::{age, cell, table};
 use serde_json::Value;
 
-use crate::status::{Files, Status as Answers, files};
+use crate::status::{Files, Status as Answers, files, misaligned};
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -23,7 +23,9 @@ const PORT: u16 = 9834;
 /// Shows resources, who holds what, attachments and health: from the daemon, the kubelet, the
 /// journal and the leases, whichever answer.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 at least one source answered, 1 none did, 2 wrong usage.")]
+#[command(
+    after_help = "Exit status: 0 the daemon or the kubelet answered, 1 neither did, 2 wrong usage."
+)]
 pub(super) struct Status {
     /// Where the daemon serves metrics; of several addresses the loopback one is asked [default:
     /// 127.0.0.1:9834]
@@ -41,6 +43,9 @@ pub(super) struct Status {
     host: super::HostRoot,
     #[command(flatten)]
     node: super::NodePolicy,
+    /// Also the paths of the pods' network namespaces, beyond 80 columns
+    #[arg(long)]
+    wide: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -50,7 +55,7 @@ impl Status {
     /// Asks and prints.
     ///
     /// # Errors
-    /// No source answers.
+    /// Neither the daemon nor the kubelet answers.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let mut addresses = self.metrics_addr.iter();
@@ -63,27 +68,34 @@ impl Status {
         let Files {
             attachments,
             leases,
-            found,
-            notes,
+            mut notes,
         } = files(&self.host.host_root, &self.node.policy, self.node.name());
+        let kubelet = kubelet_api::client::ask(&self.kubelet.kubelet_root_dir)
+            .map_err(|error| error.to_string());
+        let judged = kubelet
+            .as_ref()
+            .map(|devices| misaligned(&self.host.host(), devices));
+        let misaligned = judged.unwrap_or(Ok(Vec::new())).unwrap_or_else(|error| {
+            notes.push(format!("which pods are misaligned is not known: {error}"));
+            Vec::new()
+        });
         let answers = Answers {
             daemon,
-            kubelet: kubelet_api::client::ask(&self.kubelet.kubelet_root_dir)
-                .map_err(|error| error.to_string()),
+            kubelet,
             attachments,
             leases,
-            files_found: found,
+            misaligned,
             notes,
         };
         if self.json {
             writeln!(out, "{:#}", versioned(answers.document()))?;
         } else {
-            print(&answers, out)?;
+            print(&answers, self.wide, out)?;
         }
-        if answers.is_empty() {
+        if answers.unanswered() {
             bail!(
-                "neither the daemon nor the kubelet answers, and there is no journal and no store \
-                 of leases that could be read"
+                "neither the daemon nor the kubelet answers: what is shown of this node is what \
+                 its files say"
             );
         }
         Ok(())
@@ -110,7 +122,7 @@ fn ask(address: SocketAddr) -> anyhow::Result<Value> {
     serde_json::from_str(body).context("read the daemon's answer")
 }
 
-fn print(answers: &Answers, out: &mut impl Write) -> anyhow::Result<()> {
+fn print(answers: &Answers, wide: bool, out: &mut impl Write) -> anyhow::Result<()> {
     if let Ok(daemon) = &answers.daemon {
         let at = |path: &str| daemon.pointer(path).map_or_else(|| "-".into(), text);
         writeln!(
@@ -127,7 +139,7 @@ fn print(answers: &Answers, out: &mut impl Write) -> anyhow::Result<()> {
     if let Ok(daemon) = &answers.daemon {
         blocks.push(hcas(daemon));
     }
-    blocks.extend([held(answers), attachments(answers)]);
+    blocks.extend([held(answers), attachments(answers, wide)]);
     blocks.push(
         answers
             .notes()
@@ -207,10 +219,15 @@ fn held(answers: &Answers) -> String {
         .held()
         .into_iter()
         .map(|held| {
+            let far = if answers.is_misaligned(&held) {
+                " (misaligned)"
+            } else {
+                ""
+            };
             vec![
                 cell(&held.resource),
                 cell(&held.ids.join(" ")),
-                cell(&format!("{}/{}", held.namespace, held.pod)),
+                cell(&format!("{}/{}{far}", held.namespace, held.pod)),
                 cell(&held.container),
             ]
         })
@@ -221,7 +238,7 @@ fn held(answers: &Answers) -> String {
     block(&["RESOURCE", "UNITS", "POD", "CONTAINER"], &rows)
 }
 
-fn attachments(answers: &Answers) -> String {
+fn attachments(answers: &Answers, wide: bool) -> String {
     let now = now();
     let rows: Vec<Vec<String>> = answers
         .attachments
@@ -230,34 +247,33 @@ fn attachments(answers: &Answers) -> String {
         .map(|one| {
             let named = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
             let seconds = now.saturating_sub(one.created);
-            vec![
+            let mut row = vec![
                 named(&one.pod),
                 cell(&one.interface),
                 named(&one.kind),
                 named(&one.netdev),
                 cell(&answers.addresses(one).join(" ")),
                 one.netns_state.to_owned(),
-                cell(&one.netns),
                 age(i64::try_from(seconds).unwrap_or(i64::MAX)),
-            ]
+            ];
+            row.extend(wide.then(|| cell(&one.netns)));
+            row
         })
         .collect();
     if rows.is_empty() && answers.attachments.is_ok() {
         return "no pod has an attachment\n".into();
     }
-    block(
-        &[
-            "POD",
-            "INTERFACE",
-            "KIND",
-            "NETDEV",
-            "ADDRESSES",
-            "NETNS",
-            "PATH",
-            "AGE",
-        ],
-        &rows,
-    )
+    let mut header = vec![
+        "POD",
+        "INTERFACE",
+        "KIND",
+        "NETDEV",
+        "ADDRESSES",
+        "NETNS",
+        "AGE",
+    ];
+    header.extend(wide.then_some("PATH"));
+    block(&header, &rows)
 }
 
 /// A table, or nothing where there are no rows.

@@ -27,6 +27,9 @@ pub(super) struct Topology {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Also the matrix of all distances, as of "nvidia-smi topo -m"
+    #[arg(long)]
+    matrix: bool,
     /// Also write a picture
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -127,6 +130,8 @@ impl Topology {
         }
         if self.json {
             writeln!(out, "{:#}", versioned(view.document()))?;
+        } else if self.matrix {
+            out.write_all(topology::text_with_matrix(&view).as_bytes())?;
         } else {
             out.write_all(topology::text(&view).as_bytes())?;
         }

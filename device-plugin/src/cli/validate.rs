@@ -8,7 +8,7 @@ use node::document::versioned;
 use serde_json::json;
 
 use crate::candidate::gather;
-use crate::config::{self, Config, PoolConfig, Sharing};
+use crate::config::{self, Config, PoolConfig, Problems, Sharing, nic_cluster_policy};
 use crate::pool::{self, Pools, Reason};
 
 /// Checks a configuration and shows how it is understood.
@@ -25,6 +25,10 @@ pub(super) struct Validate {
     /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
+    /// Read an operator's NicClusterPolicy ("kubectl get nicclusterpolicies -o yaml"), "-" for
+    /// standard input, and print values for our chart
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config_file", "on_host"])]
+    from_nic_cluster_policy: Option<PathBuf>,
     /// Scan this host's hardware, too: which HCAs each pool has here
     #[arg(long)]
     on_host: bool,
@@ -43,18 +47,108 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
-        let config = config::load(&path, &self.defaults.read()).map_err(one_problem_a_line)?;
-        let here = self.on_host.then(|| self.pools(&config)).transpose()?;
+        if let Some(policy) = &self.from_nic_cluster_policy {
+            return self.take_over(policy, out);
+        }
+        let named = self.file.clone().or(self.config_file.clone());
+        let path = match super::config_file(named) {
+            Ok(path) => path,
+            Err(error) => return self.fail(None, error, &[], out),
+        };
+        let config = match config::load(&path, &self.defaults.read()) {
+            Ok(config) => config,
+            Err(config::Error::Invalid { path, problems }) => {
+                return self.refuse(&path, &problems, out);
+            }
+            Err(error) => return self.fail(Some(&path), error.into(), &[], out),
+        };
+        let here = match self.on_host.then(|| self.pools(&config)).transpose() {
+            Ok(here) => here,
+            Err(error) => return self.fail(Some(&path), error, &config.warnings, out),
+        };
         let contested = here.iter().flat_map(|here| &here.excluded);
         let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
         let contested = contested.map(ToString::to_string);
         let mistakes: Vec<String> = config.refused.iter().cloned().chain(contested).collect();
-        self.print(&path, &config, here.as_ref(), out)?;
+        self.print(&path, &config, here.as_ref(), &mistakes, out)?;
         if mistakes.is_empty() {
             return Ok(());
         }
         bail!("{}", mistakes.join("\n"))
+    }
+
+    /// Prints the values that an operator's policy comes to, once the configuration in it was read.
+    fn take_over(&self, path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+        let text = match super::text_of(path) {
+            Ok(text) => text,
+            Err(error) => return self.fail(Some(path), error, &[], out),
+        };
+        let read = nic_cluster_policy::read(&text);
+        let from = match read {
+            Ok(from) => from,
+            Err(problems) => return self.refuse(path, &problems, out),
+        };
+        let config = match config::parse(&from.config) {
+            Ok(config) => config,
+            Err(problems) => return self.refuse(path, &problems, out),
+        };
+        if self.json {
+            let document = json!({
+                "file": path, "valid": config.refused.is_empty(), "errors": config.refused,
+                "warnings": config.warnings, "from": format!("spec.{}", from.field),
+                "values": from.values_file(), "notes": from.notes,
+            });
+            writeln!(out, "{:#}", versioned(document)).context("print")?;
+        } else {
+            for note in from.notes.iter().chain(&config.warnings) {
+                writeln!(out, "# {note}")?;
+            }
+            out.write_all(from.values_file().as_bytes())?;
+        }
+        match config.refused.is_empty() {
+            true => Ok(()),
+            false => bail!("{}", config.refused.join("\n")),
+        }
+    }
+
+    /// A refused file with every problem and every warning, in text each on a line of its own.
+    fn refuse(&self, path: &Path, problems: &Problems, out: &mut impl Write) -> anyhow::Result<()> {
+        let errors: Vec<String> = problems.iter().map(str::to_owned).collect();
+        let warnings: Vec<String> = problems.warnings().map(str::to_owned).collect();
+        self.print_failure(Some(path), &errors, &warnings, out)?;
+        let errors = errors.iter().map(|problem| format!("\nerror: {problem}"));
+        let warnings = warnings.iter().map(|text| format!("\nwarning: {text}"));
+        let lines: String = errors.chain(warnings).collect();
+        bail!("configuration {} is refused{lines}", path.display())
+    }
+
+    /// An error that is none of the file's contents.
+    fn fail(
+        &self,
+        path: Option<&Path>,
+        error: anyhow::Error,
+        warnings: &[String],
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
+        self.print_failure(path, &[super::chain(&error)], warnings, out)?;
+        Err(error)
+    }
+
+    /// With `--json` there is a document whatever is wrong.
+    fn print_failure(
+        &self,
+        path: Option<&Path>,
+        errors: &[String],
+        warnings: &[String],
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        let document = json!({
+            "file": path, "valid": false, "errors": errors, "warnings": warnings,
+        });
+        writeln!(out, "{:#}", versioned(document)).context("print")
     }
 
     fn pools(&self, config: &Config) -> anyhow::Result<Pools> {
@@ -68,13 +162,15 @@ impl Validate {
         path: &Path,
         config: &Config,
         here: Option<&Pools>,
+        mistakes: &[String],
         out: &mut impl Write,
     ) -> anyhow::Result<()> {
         let rescan = config.rescan.map(|every| every.as_secs());
         if self.json {
             let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
             let document = json!({
-                "file": path, "format": config.format.to_string(), "rescanSeconds": rescan,
+                "file": path, "valid": mistakes.is_empty(), "errors": mistakes,
+                "format": config.format.to_string(), "rescanSeconds": rescan,
                 "pools": pools, "warnings": config.warnings, "refused": config.refused,
                 "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
             });
@@ -105,21 +201,6 @@ impl Validate {
         }
         Ok(())
     }
-}
-
-/// A refused file with every problem and every warning on a line of its own.
-fn one_problem_a_line(error: config::Error) -> anyhow::Error {
-    let config::Error::Invalid { path, problems } = error else {
-        return error.into();
-    };
-    let mut text = format!("configuration {} is refused", path.display());
-    for problem in problems.iter() {
-        text.push_str(&format!("\nerror: {problem}"));
-    }
-    for warning in problems.warnings() {
-        text.push_str(&format!("\nwarning: {warning}"));
-    }
-    anyhow::Error::msg(text)
 }
 
 /// Why HCAs are not in a pool that chooses them, but for what is a mistake of the configuration.

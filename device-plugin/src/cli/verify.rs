@@ -109,7 +109,7 @@ impl Verify {
             }
             writeln!(out, "{:#}", versioned(document))?;
         } else {
-            out.write_all(report::text(outcomes, true).as_bytes())?;
+            out.write_all(report::text(outcomes, true, super::style()).as_bytes())?;
         }
         let least = if self.strict {
             Verdict::Warn
@@ -147,7 +147,11 @@ impl Verify {
             .enable_all()
             .build()
             .context("start")?;
-        Ok(runtime.block_on(verify::climb(&plan)))
+        // Not among what is printed: with --json that is one document.
+        let progress = |what: &str| {
+            let _ = writeln!(std::io::stderr().lock(), "running {what}");
+        };
+        Ok(runtime.block_on(verify::climb(&plan, &progress)))
     }
 
     fn wanted(&self) -> Vec<&'static str> {

@@ -195,6 +195,7 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
                 )
             })
             .collect(),
+        optional: pool.optional,
         link_up: pool.link_up,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),

@@ -136,6 +136,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         exclude: Exclusion::NONE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),
+        optional: false,
         link_up: false,
         extra_nodes: Vec::new(),
         additional_info: BTreeMap::new(),

@@ -157,6 +157,7 @@ fn read_pool(
         exclude: Exclusion::IN_USE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),
+        optional: false,
         link_up: false,
         extra_nodes: VHOST_NODES
             .iter()

@@ -176,6 +176,7 @@ mod tests {
         let terms = Terms {
             resource: ResourceName::parse(resource).unwrap(),
             topology: true,
+            optional: false,
             delivery: Delivery::Cdi,
             extra_nodes: Vec::new(),
             variables: crate::config::Variables::default(),

@@ -9,13 +9,14 @@ use node_server::http::{Answer, Pages};
 use tokio::sync::watch;
 
 use super::metrics;
+use crate::measurements::Measurements;
 use crate::report::Report;
 
 type Reports = watch::Receiver<Arc<Report>>;
 
 /// The pages of the daemon, made of its newest report.
 #[derive(Debug)]
-pub(crate) struct ReportPages(pub Reports);
+pub(crate) struct ReportPages(pub Reports, pub watch::Receiver<Measurements>);
 
 impl Pages for ReportPages {
     fn paths(&self) -> &'static [&'static str] {
@@ -27,7 +28,7 @@ impl Pages for ReportPages {
         match path {
             "/healthz" => Answer::text(200, "ok\n"),
             "/readyz" => ready(&report, in_full),
-            "/metrics" => match metrics::render(&report, in_full) {
+            "/metrics" => match metrics::render(&report, &self.1.borrow(), in_full) {
                 Ok(body) => Answer {
                     status: 200,
                     kind: metrics::CONTENT_TYPE,
@@ -93,7 +94,9 @@ mod tests {
 
     fn ask(line: &str, in_full: bool) -> (u16, String) {
         let head = format!("{line}\r\nHost: node\r\n\r\n");
-        let answer = node_server::http::answer(head.as_bytes(), in_full, &ReportPages(reports()));
+        let measured = watch::Sender::new(Measurements::default()).subscribe();
+        let answer =
+            node_server::http::answer(head.as_bytes(), in_full, &ReportPages(reports(), measured));
         (answer.status, answer.body)
     }
 

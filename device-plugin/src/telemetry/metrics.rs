@@ -14,6 +14,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use super::measured::OfMeasurements;
+use crate::measurements::Measurements;
 use crate::node_socket;
 use crate::report::Report;
 use crate::snapshot::Health;
@@ -25,9 +27,14 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 ///
 /// # Errors
 /// Formatting into memory does not fail.
-pub(crate) fn render(report: &Arc<Report>, pods: bool) -> Result<String, fmt::Error> {
+pub(crate) fn render(
+    report: &Arc<Report>,
+    measured: &Measurements,
+    pods: bool,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("rdma_device_plugin");
     registry.register_collector(Box::new(OfReport(report.clone(), pods)));
+    registry.register_collector(Box::new(OfMeasurements(measured.clone())));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
@@ -37,39 +44,42 @@ pub(crate) fn render(report: &Arc<Report>, pods: bool) -> Result<String, fmt::Er
 struct OfReport(Arc<Report>, bool);
 
 /// One value with its labels.
-type Sample = (Vec<(&'static str, String)>, f64);
+pub(super) type Sample = (Vec<(&'static str, String)>, f64);
 
 impl Collector for OfReport {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for family in families(&self.0, self.1) {
-            let kind = if family.counter {
-                MetricType::Counter
-            } else {
-                MetricType::Gauge
-            };
-            let mut family_encoder =
-                encoder.encode_descriptor(family.name, family.help, None, kind)?;
-            for (labels, value) in &family.samples {
-                if labels.is_empty() {
-                    family.write(*value, family_encoder)?;
-                    break;
-                }
-                family.write(*value, family_encoder.encode_family(labels)?)?;
-            }
-        }
-        Ok(())
+        let families = families(&self.0, self.1);
+        families
+            .iter()
+            .try_for_each(|family| family.encode(&mut encoder))
     }
 }
 
 /// A metric with all its samples.
-struct Family {
+pub(super) struct Family {
     name: &'static str,
     help: &'static str,
     counter: bool,
-    samples: Vec<Sample>,
+    pub(super) samples: Vec<Sample>,
 }
 
 impl Family {
+    pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let kind = if self.counter {
+            MetricType::Counter
+        } else {
+            MetricType::Gauge
+        };
+        let mut encoder = encoder.encode_descriptor(self.name, self.help, None, kind)?;
+        for (labels, value) in &self.samples {
+            if labels.is_empty() {
+                return self.write(*value, encoder);
+            }
+            self.write(*value, encoder.encode_family(labels)?)?;
+        }
+        Ok(())
+    }
+
     fn write(&self, value: f64, encoder: MetricEncoder<'_>) -> fmt::Result {
         if self.counter {
             ConstCounter::new(value).encode(encoder)
@@ -79,7 +89,7 @@ impl Family {
     }
 }
 
-fn gauge(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
+pub(super) fn gauge(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
     Family {
         name,
         help,
@@ -88,7 +98,7 @@ fn gauge(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family
     }
 }
 
-fn counter(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
+pub(super) fn counter(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
     Family {
         name,
         help,
@@ -357,6 +367,6 @@ fn of_node_socket(report: &Report) -> Vec<Family> {
 
 /// Exact up to 2^53, which no count here reaches.
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-fn number(count: u64) -> f64 {
+pub(super) fn number(count: u64) -> f64 {
     count as f64
 }

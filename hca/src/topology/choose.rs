@@ -27,6 +27,7 @@ use serde::Serialize;
 use self::task::Task;
 use super::distance::{Class, Distance};
 use super::machine::Machine;
+use super::nic::Nic;
 use crate::pci::PciAddress;
 
 /// What is asked for. GPUs and NICs are positions in [`Machine::gpus`] and [`Machine::nics`].
@@ -265,7 +266,7 @@ fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
 fn rail_order(machine: &Machine, nic: usize) -> (u32, Option<PciAddress>, usize) {
     let known = machine.nics.get(nic);
     (
-        known.map_or(u32::MAX, |nic| nic.rail.number),
+        known.map_or(u32::MAX, Nic::rail_order),
         known.map(|nic| nic.place.address),
         nic,
     )

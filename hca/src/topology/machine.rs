@@ -29,10 +29,7 @@ impl Machine {
     /// # Errors
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
     pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        Ok(Self {
-            gpus: gpu::read(host)?,
-            ..Self::read_without_gpus(host, inventory, wanted)?
-        })
+        Self::with_gpus(host, inventory, wanted, gpu::read(host)?)
     }
 
     /// The same without GPUs: reading them asks their drivers.
@@ -40,12 +37,26 @@ impl Machine {
     /// # Errors
     /// As [`Machine::read`].
     pub fn read_without_gpus(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        let Nics { placed, unplaced } = nic::read(host, inventory, wanted)?;
+        Self::with_gpus(host, inventory, wanted, Vec::new())
+    }
+
+    fn with_gpus(
+        host: &Host,
+        inventory: &Inventory,
+        wanted: &Wanted,
+        gpus: Vec<Gpu>,
+    ) -> Result<Self> {
+        let numa = Numa::read(host)?;
+        let near_gpu = |nic: &Place| {
+            let to = |gpu: &Gpu| distance::distance(&gpu.place, nic, &numa).class;
+            gpus.iter().any(|gpu| to(gpu).is_peer_to_peer())
+        };
+        let Nics { placed, unplaced } = nic::read(host, inventory, wanted, near_gpu)?;
         Ok(Self {
-            gpus: Vec::new(),
+            gpus,
             nics: placed,
             unplaced,
-            numa: Numa::read(host)?,
+            numa,
         })
     }
 

@@ -44,8 +44,8 @@ pub struct Nic {
     pub rate_mbps: Option<u64>,
     /// Its PCIe link.
     pub link: PcieLink,
-    /// Its rail.
-    pub rail: Rail,
+    /// Its rail; `None` for a NIC that is on none, such as one for storage.
+    pub rail: Option<Rail>,
 }
 
 impl Nic {
@@ -54,6 +54,12 @@ impl Nic {
     pub fn title(&self) -> String {
         let name = self.rdma_devices.first().or(self.netdevs.first());
         name.cloned().unwrap_or_else(|| self.hca.to_string())
+    }
+
+    /// The rail's number for sorting: NICs that are on none come last.
+    #[must_use]
+    pub(crate) fn rail_order(&self) -> u32 {
+        self.rail.as_ref().map_or(u32::MAX, |rail| rail.number)
     }
 
     /// True for a VF whose physical function is on this host, and for a sub-function.
@@ -85,11 +91,16 @@ pub struct Wanted {
     pub rails: BTreeMap<PciAddress, u32>,
 }
 
-/// All NICs.
+/// All NICs, with rails by what is near a GPU.
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
-pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics> {
+pub fn read(
+    host: &Host,
+    inventory: &Inventory,
+    wanted: &Wanted,
+    near_gpu: impl Fn(&Place) -> bool,
+) -> Result<Nics> {
     let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
     let mut unplaced = Vec::new();
     for device in &inventory.rdma_devices {
@@ -139,6 +150,7 @@ pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Nics>
             address: nic.function.physical(),
             explicit: wanted.rails.get(&nic.function.physical()).copied(),
             netdevs: &nic.netdevs,
+            near_gpu: near_gpu(&Place::of(&nic.function)),
         })
         .collect();
     let rails = rail::number(&clues);
@@ -244,7 +256,7 @@ impl Found {
         }
     }
 
-    fn finish(self, hca: HcaId, rail: Rail, link: PcieLink) -> Nic {
+    fn finish(self, hca: HcaId, rail: Option<Rail>, link: PcieLink) -> Nic {
         let slice = self.function.is_vf() || matches!(hca, HcaId::Auxiliary(_));
         let card = PciAddress {
             function: 0,

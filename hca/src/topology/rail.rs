@@ -3,6 +3,11 @@
 //! Rails have to be numbered alike on all nodes, since rank `n` of one node talks to rank `n` of
 //! another over rail `n`. The administrator's number counts most, then a number in the netdev's
 //! name, which somebody chose on purpose, then the order of PCI addresses.
+//!
+//! A NIC for storage or management is on no rail, and takes no number from those that are. Which
+//! NICs these are is known by names, where two or more NICs have a rail's name (a NIC whose netdev a
+//! pod has shows no name, and counts as before), else by the GPUs: where at least half of the NICs
+//! share a switch with one, the others are on no rail.
 
 use serde::Serialize;
 
@@ -54,43 +59,65 @@ pub struct Clues<'a> {
     pub explicit: Option<u32>,
     /// Names of its netdevs.
     pub netdevs: &'a [String],
+    /// It shares a PCIe switch with a GPU.
+    pub near_gpu: bool,
 }
 
-/// Numbers the rails of NICs, in the order given.
+/// Numbers the rails of NICs, in the order given; `None` for a NIC that is on no rail.
 #[must_use]
-pub fn number(nics: &[Clues<'_>]) -> Vec<Rail> {
-    let mut order: Vec<PciAddress> = nics.iter().map(|nic| nic.address).collect();
-    order.sort_unstable();
-    order.dedup();
+pub fn number(nics: &[Clues<'_>]) -> Vec<Option<Rail>> {
+    let order = ordered(nics);
     nics.iter()
         .map(|nic| {
-            let position = order
-                .iter()
-                .position(|a| *a == nic.address)
-                .unwrap_or_default();
-            let position = u32::try_from(position).unwrap_or(u32::MAX);
-            // A VF's netdev is named by the kernel: its physical function's name speaks for it.
-            let of_physical = nics.iter().filter(|other| other.address == nic.address);
-            let mut names = nic
-                .netdevs
-                .iter()
-                .chain(of_physical.flat_map(|other| other.netdevs));
-            let name = names.find_map(|name| in_name(name));
+            let position = order.iter().position(|address| *address == nic.address);
+            let position = position.and_then(|position| u32::try_from(position).ok());
             let mut known = [
                 nic.explicit.map(|n| (Source::Explicit, n)),
-                name.map(|n| (Source::Name, n)),
-                Some((Source::Order, position)),
+                named(nics, nic.address).map(|n| (Source::Name, n)),
+                position.map(|n| (Source::Order, n)),
             ]
             .into_iter()
             .flatten();
-            let (source, number) = known.next().unwrap_or((Source::Order, position));
-            Rail {
+            let (source, number) = known.next()?;
+            Some(Rail {
                 number,
                 source,
                 differs: known.find(|(_, n)| *n != number),
-            }
+            })
         })
         .collect()
+}
+
+/// The number in the names of a physical function's netdevs. A VF's netdev is named by the kernel:
+/// its physical function's name speaks for it.
+fn named(nics: &[Clues<'_>], address: PciAddress) -> Option<u32> {
+    let of_physical = nics.iter().filter(|nic| nic.address == address);
+    let mut names = of_physical.flat_map(|nic| nic.netdevs);
+    names.find_map(|name| in_name(name))
+}
+
+/// The physical functions that are on a rail, by address.
+fn ordered(nics: &[Clues<'_>]) -> Vec<PciAddress> {
+    let mut all: Vec<PciAddress> = nics.iter().map(|nic| nic.address).collect();
+    all.sort_unstable();
+    all.dedup();
+    let (by_name, otherwise): (Vec<_>, Vec<_>) = all
+        .iter()
+        .partition(|address| named(nics, **address).is_some());
+    if by_name.len() >= 2 {
+        let of = |address| nics.iter().filter(move |nic| nic.address == address);
+        let mut on_rail: Vec<PciAddress> = otherwise;
+        on_rail.retain(|address| of(*address).all(|nic| nic.netdevs.is_empty()));
+        on_rail.extend(by_name);
+        on_rail.sort_unstable();
+        return on_rail;
+    }
+    let near = |address: &PciAddress| nics.iter().any(|n| n.address == *address && n.near_gpu);
+    let by_gpu: Vec<PciAddress> = all.iter().copied().filter(near).collect();
+    if !by_gpu.is_empty() && by_gpu.len() * 2 >= all.len() {
+        return by_gpu;
+    }
+    all
 }
 
 /// The rail number in a netdev name that follows a known custom: `gpu3rdma0` (clouds),
@@ -156,33 +183,63 @@ mod tests {
             function: 0,
         };
         let names = ["gpu1rdma0".to_owned(), "gpu0rdma0".to_owned()];
+        let storage = ["ens3f0np0".to_owned()];
         let clue = |bus, explicit, netdevs| Clues {
             address: address(bus),
             explicit,
             netdevs,
+            near_gpu: false,
         };
         let rails = number(&[
             clue(0x20, None, &names[..1]),
             clue(0x10, None, &names[1..]),
             clue(0x30, None, &[]),
             clue(0x40, Some(7), &names[..1]),
+            clue(0x00, None, &storage),
         ]);
-        let plain = |number, source| Rail {
-            number,
-            source,
-            differs: None,
+        let plain = |number, source| {
+            Some(Rail {
+                number,
+                source,
+                differs: None,
+            })
         };
         assert_eq!(rails[0], plain(1, Source::Name));
         assert_eq!(rails[1], plain(0, Source::Name));
-        assert_eq!(rails[2], plain(2, Source::Order));
+        assert_eq!(rails[2], plain(2, Source::Order), "its netdev is in a pod");
+        assert_eq!(rails[4], None, "storage: the others have names of rails");
         assert_eq!(
             rails[3],
-            Rail {
+            Some(Rail {
                 number: 7,
                 source: Source::Explicit,
                 differs: Some((Source::Name, 1))
-            }
+            })
         );
+    }
+
+    #[test]
+    fn nics_away_from_the_gpus_take_no_number_where_most_are_near_one() {
+        let clue = |bus, near_gpu| Clues {
+            address: PciAddress {
+                domain: 0,
+                bus,
+                device: 0,
+                function: 0,
+            },
+            explicit: None,
+            netdevs: &[],
+            near_gpu,
+        };
+        let numbers = |nics: &[Clues<'_>]| -> Vec<Option<u32>> {
+            let rails = number(nics).into_iter();
+            rails.map(|rail| rail.map(|rail| rail.number)).collect()
+        };
+        let storage_first = [clue(1, false), clue(2, true), clue(3, true)];
+        assert_eq!(numbers(&storage_first), [None, Some(0), Some(1)]);
+        let one_of_three = [clue(1, true), clue(2, false), clue(3, false)];
+        assert_eq!(numbers(&one_of_three), [Some(0), Some(1), Some(2)]);
+        assert_eq!(numbers(&one_of_three[1..]), [Some(0), Some(1)]);
     }
 
     #[test]
@@ -198,9 +255,11 @@ mod tests {
             address: address(0x10),
             explicit: None,
             netdevs: &name,
+            near_gpu: false,
         }]);
-        assert_eq!(rails[0].number, 5);
-        assert_eq!(rails[0].differs, Some((Source::Order, 0)));
+        let rail = rails[0].as_ref().unwrap();
+        assert_eq!(rail.number, 5);
+        assert_eq!(rail.differs, Some((Source::Order, 0)));
     }
 
     #[test]
@@ -216,6 +275,7 @@ mod tests {
             address: address(bus),
             explicit: None,
             netdevs,
+            near_gpu: false,
         };
         let rails = number(&[
             clue(0x10, &names[1..]),
@@ -223,7 +283,7 @@ mod tests {
             clue(0x20, &[]),
         ]);
         assert_eq!(
-            rails.iter().map(|r| r.number).collect::<Vec<_>>(),
+            rails.iter().flatten().map(|r| r.number).collect::<Vec<_>>(),
             [6, 6, 1]
         );
     }

@@ -31,6 +31,7 @@ use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
 use crate::file_stores;
 use crate::metrics::{self, Metrics};
+use crate::node_events;
 use crate::space::{Asked, BlockStore, Message, Shared, StoreBefore, Timing, Worker};
 use crate::sweep;
 use crate::whereabouts;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// Where probes and metrics are served.
     pub listen: Vec<SocketAddr>,
+    /// Where the daemon says how the node is, for events of the Node object; `None`: no events.
+    pub daemon: Option<SocketAddr>,
     /// How long things take.
     pub timing: Timing,
 }
@@ -220,6 +223,9 @@ async fn serve(
     }
     let file_stores = tokio::task::spawn_local(file_stores::run(shared.clone()));
     let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
+    let events_of_node = settings
+        .daemon
+        .map(|daemon| tokio::task::spawn_local(node_events::run(shared.clone(), daemon)));
     for store in &stores {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
         let granted = all.into_iter();
@@ -271,6 +277,9 @@ async fn serve(
     file_stores.abort();
     if let Some(sweep) = sweep {
         sweep.abort();
+    }
+    if let Some(events) = events_of_node {
+        events.abort();
     }
     if let Some(watching) = watching {
         watching.abort();

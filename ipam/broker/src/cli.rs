@@ -88,6 +88,19 @@ struct Service {
         value_parser = address
     )]
     metrics_addr: Vec<SocketAddr>,
+    /// Where the daemon of this node says how it is: what is wrong becomes events of the Node object
+    /// (kubectl describe node)
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "RDMA_DAEMON_ADDR",
+        default_value = "127.0.0.1:9834",
+        value_parser = address
+    )]
+    daemon_addr: SocketAddr,
+    /// Create no events of the Node object
+    #[arg(long, env = "RDMA_NO_NODE_EVENTS")]
+    no_node_events: bool,
     /// How much to log
     #[arg(
         long,
@@ -222,6 +235,7 @@ fn serve(global: Global, service: Service) -> anyhow::Result<()> {
             client,
             socket: Some(service.socket),
             listen: service.metrics_addr,
+            daemon: (!service.no_node_events).then_some(service.daemon_addr),
             timing: Timing::default(),
         };
         tracing::info!(

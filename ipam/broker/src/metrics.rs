@@ -80,6 +80,25 @@ impl Metrics {
         self.claim_time = self.claim_time.saturating_add(took);
     }
 
+    /// How many questions found no address left.
+    #[must_use]
+    pub(crate) fn exhausted(&self) -> u64 {
+        self.claims.get("exhausted").copied().unwrap_or(0)
+    }
+
+    /// The spaces with leases in blocks that the node lost, and how many.
+    #[must_use]
+    pub(crate) fn conflicts(&self) -> Vec<(String, u64)> {
+        let spaces = self.spaces.iter().filter(|(_, of)| of.conflicts > 0);
+        let named = |space: &AddressSpace| match &space.network_name {
+            Some(name) => format!("store {}, network name {name}", space.store),
+            None => format!("store {}", space.store),
+        };
+        spaces
+            .map(|(space, of)| (named(space), of.conflicts))
+            .collect()
+    }
+
     /// The text.
     ///
     /// # Errors

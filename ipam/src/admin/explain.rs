@@ -1,6 +1,6 @@
 //! `rdma-ipam explain`: what a configuration means, and which address is next.
 
-use super::import::documents;
+use super::documents::{is_definition, name_of, objects};
 use super::{Global, Outcome, complain, say, say_json};
 use crate::config::Config;
 use crate::plugin::Plugin;
@@ -99,7 +99,7 @@ impl Explain {
 
 /// The configuration of the plugin that has an `ipam`, out of whatever holds it.
 fn one_plugin(place: &str, text: &str) -> Result<Vec<u8>> {
-    let document = one_network(place, documents(place, text)?)?;
+    let document = one_network(place, objects(place, text)?)?;
     let (place, config) = match is_definition(&document) {
         false => (place.to_owned(), document),
         true => {
@@ -144,25 +144,18 @@ fn one_plugin(place: &str, text: &str) -> Result<Vec<u8>> {
 
 /// The document to explain: the only one, or of several objects the first
 /// NetworkAttachmentDefinition by name, which is said.
-fn one_network(place: &str, documents: Vec<Value>) -> Result<Value> {
-    let mut objects = Vec::new();
-    for mut document in documents {
-        let is_list = (document.get("kind").and_then(Value::as_str))
-            .is_some_and(|kind| kind.ends_with("List"));
-        let items = document.get_mut("items").filter(|_| is_list);
-        match items.and_then(Value::as_array_mut).map(std::mem::take) {
-            Some(items) => objects.extend(items),
-            None => objects.push(document),
-        }
-    }
+fn one_network(place: &str, mut objects: Vec<Value>) -> Result<Value> {
     let count = objects.len();
     if count < 2 {
         let only = objects.pop();
         return only.with_context(|| format!("{place} is empty"));
     }
     objects.retain(is_definition);
-    objects.sort_by_cached_key(name_of);
-    let names: Vec<String> = objects.iter().map(name_of).collect();
+    objects.sort_by_cached_key(|object| name_of(object).to_owned());
+    let names: Vec<String> = objects
+        .iter()
+        .map(|object| name_of(object).to_owned())
+        .collect();
     let Some(first) = objects.into_iter().next() else {
         bail!("{place} has {count} documents, and none is a NetworkAttachmentDefinition");
     };
@@ -173,15 +166,6 @@ fn one_network(place: &str, documents: Vec<Value>) -> Result<Value> {
         ));
     }
     Ok(first)
-}
-
-fn is_definition(object: &Value) -> bool {
-    (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
-}
-
-fn name_of(object: &Value) -> String {
-    let name = object.pointer("/metadata/name").and_then(Value::as_str);
-    name.unwrap_or_default().to_owned()
 }
 
 /// The part of a range that this node has, or gets by its first ADD.

@@ -1,17 +1,18 @@
 //! `rdma-ipam import`: take over the leases of another IPAM plugin.
 
+use super::documents::documents;
 use super::{Global, Outcome, complain, say, say_json};
 use crate::import::{self, Planned};
 use crate::lease::{Holder, Pod};
 use crate::plugin::Plugin;
 use crate::range::{Range, Spec};
 use crate::store::{CoolDown, Store, Want};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use ipnetwork::IpNetwork;
 use node::policy::{Profile, StoreKind};
 use node::table::{cell, table};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -149,19 +150,6 @@ fn anybody(planned: &Planned, interface: &str) -> Holder {
     }
 }
 
-/// The JSON document, or the YAML documents, of a text; `place` is its file, for messages.
-pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
-    if let Ok(one) = serde_json::from_str(text) {
-        return Ok(vec![one]);
-    }
-    // The objects of a large cluster are beyond the limits that hold for untrusted text.
-    let options = serde_saphyr::options! { budget: None };
-    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-        let error = error.without_snippet();
-        anyhow!("{place} is neither YAML nor JSON: {error}")
-    })
-}
-
 /// Shows the plan; with `--yes` leases all of it or, if one fails, none.
 fn apply(
     global: &Global,
@@ -284,29 +272,4 @@ fn row(planned: &Planned, holder: &Holder) -> Vec<String> {
         cell(planned.network_name.as_deref().unwrap_or_default()),
         cell(&holder.to_string()),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Result<Vec<Value>> {
-        documents("objects.yaml", text)
-    }
-
-    #[test]
-    fn documents_are_read_one_by_one_and_words_stay_words() {
-        let two = read("id: '12e4'\n---\n# nothing\n---\nkind: 15b3\n").unwrap();
-        assert_eq!(two, [json!({"id": "12e4"}), json!({"kind": "15b3"})]);
-        assert_eq!(read("{\"a\":\t[1]}").unwrap(), [json!({"a": [1]})]);
-        let error = read("a: 1\na: 2\n").unwrap_err().to_string();
-        assert!(error.contains("neither YAML nor JSON"), "{error}");
-    }
-
-    #[test]
-    fn the_objects_of_a_large_cluster_are_read() {
-        let text = "- 1\n".repeat(300_000);
-        let read = read(&text).unwrap();
-        assert_eq!(read[0].as_array().map(Vec::len), Some(300_000));
-    }
 }

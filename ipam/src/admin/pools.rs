@@ -1,12 +1,14 @@
 //! `rdma-ipam pools`: how full the pools are.
 
 use super::{Global, Outcome, complain, confirmed, say, say_json};
+use crate::pool_usage::{Usage, usage};
 use crate::store::{Pool, Slice, Store};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnetwork::IpNetwork;
 use node::table::{age, cell, table};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Pools {
@@ -22,17 +24,6 @@ pub(super) struct Pools {
     yes: bool,
 }
 
-#[derive(Default)]
-struct Counts {
-    /// Leases of the pool.
-    used: u128,
-    /// Its addresses that are leased as those of another range.
-    used_by_others: u128,
-    /// Its addresses that are leased, by whichever range.
-    taken: u128,
-    cooling_down: u128,
-}
-
 impl Pools {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let (plugin, store) = global.open_used()?;
@@ -45,13 +36,13 @@ impl Pools {
                 Some(_) => Outcome::Found,
             });
         };
-        let cooldown = plugin.policy().ipam.cooldown.as_millis();
+        let cooldown = plugin.policy().ipam.cooldown;
         let pools = store.pools()?;
         let slices = store.slices()?;
         if let Some(range) = self.drop {
             return self.drop_pool(global, &store, range, &slices);
         }
-        let counts = count(&store, &pools, cooldown)?;
+        let counts = usage(&store, &pools, cooldown)?;
         if global.json {
             let pools: Vec<_> = pools
                 .iter()
@@ -117,7 +108,10 @@ impl Pools {
             ));
             return Ok(Outcome::Found);
         }
-        let used: u128 = count(store, &pools, 0)?.iter().map(|c| c.used).sum();
+        let used: u128 = usage(store, &pools, Duration::ZERO)?
+            .iter()
+            .map(|c| c.used)
+            .sum();
         if used > 0 {
             bail!("pool {range} has {used} leases; see rdma-ipam list --pool {range}");
         }
@@ -147,46 +141,6 @@ impl Pools {
     }
 }
 
-/// Each lease counts in one pool: in that which its record names. Only where several
-/// pools have its address, the record is read.
-fn count(store: &Store, pools: &[Pool], cooldown: u128) -> Result<Vec<Counts>> {
-    let now = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
-    let mut counts: Vec<Counts> = pools.iter().map(|_| Counts::default()).collect();
-    store.entries(false, |entry| {
-        let is_of = |pool: &Pool| {
-            pool.network_name == entry.network_name && entry.may_be_of(pool.range, pool.overlapping)
-        };
-        let several = pools.iter().filter(|pool| is_of(pool)).count() > 1;
-        let range = match several && entry.freed.is_none() {
-            true => entry.range(),
-            false => None,
-        };
-        for (pool, counts) in pools
-            .iter()
-            .zip(&mut counts)
-            .filter(|(pool, _)| is_of(pool))
-        {
-            let gives = u128::from(pool.contains(entry.address));
-            match entry.freed {
-                None if !several || range == Some(pool.range) => {
-                    counts.used += 1;
-                    counts.taken += gives;
-                }
-                None => {
-                    counts.used_by_others += gives;
-                    counts.taken += gives;
-                }
-                Some(freed) if u128::from(freed).abs_diff(now) < cooldown => {
-                    counts.cooling_down += gives;
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
-    })?;
-    Ok(counts)
-}
-
 /// Slice, range, network name and node.
 pub(super) fn slice_row(slice: &Slice) -> Vec<String> {
     vec![
@@ -197,19 +151,13 @@ pub(super) fn slice_row(slice: &Slice) -> Vec<String> {
     ]
 }
 
-fn free(pool: &Pool, counts: &Counts) -> u128 {
-    pool.size()
-        .saturating_sub(counts.taken)
-        .saturating_sub(counts.cooling_down)
-}
-
 fn ends(pool: &Pool) -> (String, String) {
     let first = pool.spans.first().map(|span| span.0.to_string());
     let last = pool.spans.last().map(|span| span.1.to_string());
     (first.unwrap_or_default(), last.unwrap_or_default())
 }
 
-fn as_json(pool: &Pool, counts: &Counts) -> Value {
+fn as_json(pool: &Pool, counts: &Usage) -> Value {
     // Numbers beyond 64 bits are texts: few readers of JSON keep them whole.
     let number = |n: u128| u64::try_from(n).map_or_else(|_| json!(n.to_string()), |n| json!(n));
     json!({
@@ -222,12 +170,12 @@ fn as_json(pool: &Pool, counts: &Counts) -> Value {
         "used": number(counts.used),
         "usedByOtherRanges": number(counts.used_by_others),
         "coolingDown": number(counts.cooling_down),
-        "free": number(free(pool, counts)),
+        "free": number(counts.free(pool)),
         "lastAdd": jiff::Timestamp::from_second(pool.used).ok(),
     })
 }
 
-fn row(pool: &Pool, counts: &Counts, now: i64) -> Vec<String> {
+fn row(pool: &Pool, counts: &Usage, now: i64) -> Vec<String> {
     let (first, last) = ends(pool);
     vec![
         pool.range.to_string(),
@@ -238,7 +186,7 @@ fn row(pool: &Pool, counts: &Counts, now: i64) -> Vec<String> {
         counts.used.to_string(),
         counts.used_by_others.to_string(),
         counts.cooling_down.to_string(),
-        rounded(free(pool, counts)),
+        rounded(counts.free(pool)),
         age(now.saturating_sub(pool.used)),
     ]
 }

@@ -1,7 +1,8 @@
 //! `rdma-netdev list` and `reclaim`, as an administrator calls them on the node.
 
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
@@ -23,6 +24,13 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns
     ),
+    case!(
+        a_node_is_cleaned_only_once_no_pod_has_anything,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(networks_are_checked_before_a_pod_asks_for_them),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
     case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
     case!(
@@ -247,5 +255,125 @@ fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
             "{arguments:?}: {stderr}"
         );
     }
+    Ok(())
+}
+
+/// All networks of the examples with the policy of the base, and one that this policy does not
+/// allow.
+fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests");
+    let directory = tempfile::tempdir()?;
+    let policy = directory.path().join("policy.json");
+    fs::copy(manifests.join("base/policy.json"), &policy)?;
+    let validate = |file: &Path, flags: &[&str]| -> Result<Output> {
+        Ok(Command::new(product("rdma-netdev")?)
+            .env_remove("CNI_COMMAND")
+            .arg("validate")
+            .arg(file)
+            .arg("--policy")
+            .arg(&policy)
+            .args(flags)
+            .output()?)
+    };
+    let mut networks = 0;
+    for example in fs::read_dir(manifests.join("examples"))? {
+        for file in fs::read_dir(example?.path())? {
+            let file = file?.path();
+            if !fs::read_to_string(&file)?.contains("kind: NetworkAttachmentDefinition") {
+                continue;
+            }
+            let output = validate(&file, &["--json"])?;
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(output.status.success(), "{}: {said}", file.display());
+            let document: Value = serde_json::from_slice(&output.stdout)?;
+            assert_eq!(document["version"], 1);
+            networks += document["networks"].as_array().context("networks")?.len();
+        }
+    }
+    ensure!(networks >= 4, "only {networks}");
+
+    let file = directory.path().join("net.conflist");
+    let denied = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [
+        {"type": "rdma-netdev", "master": "e0", "ipam": {"type": "dhcp"}}]}"#;
+    fs::write(&file, denied)?;
+    let output = validate(&file, &[])?;
+    assert_eq!(output.status.code(), Some(1));
+    let printed = String::from_utf8(output.stdout)?;
+    ensure!(
+        printed.starts_with("n: error: ") && printed.contains("allow.ipam"),
+        "{printed}"
+    );
+    Ok(())
+}
+
+fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host.config(&json!({
+        "attach": "macvlan", "master": "nic0",
+        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+    }));
+    let pod = host.pod()?;
+    let call = || {
+        let arguments = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=worker-0";
+        host.call(&pod, "c1", "net1").env("CNI_ARGS", arguments)
+    };
+    call()
+        .run("ADD", config.to_string().as_bytes())?
+        .success()?;
+    let programs = host.directory().join("programs");
+    let run = host.directory().join("run");
+    fs::create_dir_all(&programs)?;
+    fs::create_dir_all(&run)?;
+    for program in ["rdma-netdev", "rdma-ipam"] {
+        fs::copy(product(program)?, programs.join(program))?;
+    }
+    fs::write(programs.join("macvlan"), "another's")?;
+    let uninstall = |flags: &[&str]| -> Result<Output> {
+        let mut command = host.netns.command(product("rdma-device-plugin")?);
+        command.arg("uninstall").args(flags);
+        command
+            .arg("--policy")
+            .arg(host.directory().join("policy.json"));
+        command.arg("--cni-bin-dir").arg(&programs);
+        command.arg("--run-dir").arg(&run);
+        command.arg("--cdi-dir").arg(host.directory().join("cdi"));
+        Ok(command.output()?)
+    };
+    let output = uninstall(&[])?;
+    let said = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    ensure!(
+        said.contains("attachments are there: team/worker-0 (net1)"),
+        "{said}"
+    );
+    ensure!(
+        programs.join("rdma-netdev").exists(),
+        "refused, and removed"
+    );
+
+    call()
+        .run("DEL", config.to_string().as_bytes())?
+        .success()?;
+    let output = uninstall(&["--dry-run"])?;
+    ensure!(output.status.success(), "{output:?}");
+    ensure!(
+        programs.join("rdma-netdev").exists(),
+        "a dry run removed something"
+    );
+    let output = uninstall(&[])?;
+    let printed = String::from_utf8(output.stdout)?;
+    ensure!(
+        output.status.success(),
+        "{printed}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for gone in [
+        programs.join("rdma-netdev"),
+        host.state().join("attachments"),
+        host.directory().join("policy.json"),
+    ] {
+        ensure!(!gone.exists(), "{} is there: {printed}", gone.display());
+    }
+    ensure!(programs.join("macvlan").exists(), "it is another's");
     Ok(())
 }

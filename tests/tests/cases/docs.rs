@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_command_is_there),
     case!(every_link_leads_somewhere),
     case!(every_error_code_is_explained),
+    case!(every_alert_has_a_run_book),
 ];
 
 fn top() -> PathBuf {
@@ -463,6 +464,57 @@ fn the_versions_that_are_spoken_are_named() -> Result<()> {
     ensure!(
         page()?.contains(&sentence),
         "docs/CONFIG.md does not say: {sentence}"
+    );
+    Ok(())
+}
+
+fn every_alert_has_a_run_book() -> Result<()> {
+    let rules = fs::read_to_string(top().join("manifests/monitoring/rules.yaml"))?;
+    let rules: Value = serde_saphyr::from_str(&rules)?;
+    let page = fs::read_to_string(top().join("docs/troubleshooting.md"))?;
+    let headings: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|l| l.strip_prefix("### "))
+        .collect();
+    let broker = fs::read_to_string(top().join("docs/METRICS.md"))?;
+    let mut alerts = 0;
+    for group in rules["spec"]["groups"].as_array().context("groups")? {
+        for rule in group["rules"].as_array().context("rules")? {
+            let name = rule["alert"].as_str().context("a name")?;
+            ensure!(
+                headings.contains(name),
+                "docs/troubleshooting.md has no ### {name}"
+            );
+            let link = rule["annotations"]["runbook_url"]
+                .as_str()
+                .context("a link")?;
+            let expected = format!("docs/troubleshooting.md#{}", name.to_lowercase());
+            assert_eq!(link, expected);
+            for metric in rule["expr"]
+                .as_str()
+                .context("an expression")?
+                .split("rdma_ipam_broker_")
+                .skip(1)
+            {
+                let end = metric.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                let metric = &metric[..end.unwrap_or(metric.len())];
+                ensure!(
+                    broker.contains(&format!("`rdma_ipam_broker_{metric}`")),
+                    "{name}: {metric}"
+                );
+            }
+            alerts += 1;
+        }
+    }
+    let documented = page
+        .split("## Alerts")
+        .nth(1)
+        .context("no section on alerts")?;
+    let documented = documented.split("\n## ").next().unwrap_or_default();
+    assert_eq!(
+        documented.matches("\n### ").count(),
+        alerts,
+        "an alert that there is not"
     );
     Ok(())
 }

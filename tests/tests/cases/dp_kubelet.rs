@@ -38,6 +38,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_missing_kubelet_directory_is_said, Root),
     case!(a_wrong_configuration_is_said, Root),
     case!(the_plugin_watcher_is_refused_with_the_reason, Root),
+    case!(an_optional_pool_is_offered_from_its_first_hca_on, Root),
 ];
 
 const SHARED: &str = r#"{"periodicUpdateInterval": 1, "configList": [
@@ -461,4 +462,34 @@ fn the_plugin_watcher_is_refused_with_the_reason() -> Result<()> {
         "{said}"
     );
     Ok(())
+}
+
+fn an_optional_pool_is_offered_from_its_first_hca_on() -> Result<()> {
+    const POOLS: &str = "version: 1\nrescanInterval: 1s\npools:\n\
+        - {resource: rdma/nic, mode: exclusive, select: {rdmaDevices: [mlx5_0]}}\n\
+        - {resource: rdma/vf, mode: exclusive, optional: true, select: {rdmaDevices: [mlx5_9]}}\n";
+    let (machine, kubelet, daemon) = registered(POOLS, "rdma/nic", 1)?;
+    // Later than the time for which an empty pool is withheld while drivers load.
+    let named = |resource: &str| {
+        let registrations = kubelet.registrations();
+        registrations.iter().any(|one| one.resource == resource)
+    };
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(named("rdma/nic") && !named("rdma/vf"), "{}", daemon.log());
+    assert!(
+        !daemon.log().contains("no HCA of this host is in the pool"),
+        "{}",
+        daemon.log()
+    );
+    machine.tree.nic(
+        &hca::tree::PciSpec {
+            address: "0000:f1:00.0",
+            ..hca::tree::PciSpec::MLX5
+        },
+        "mlx5_9",
+        "rdma9",
+        &[hca::tree::PortSpec::ROCE],
+    );
+    machine.make_nodes()?;
+    wait(&kubelet, &daemon, "rdma/vf", 1)
 }

@@ -8,12 +8,15 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
+use node::calls;
 use serde_json::Value;
 
 use e2e::daemon::{Daemon, HCAS, Machine};
@@ -85,7 +88,10 @@ struct Running {
 }
 
 fn running(config: &str, resource: &str, units: usize) -> Result<Running> {
-    let machine = Machine::new()?;
+    running_on(Machine::new()?, config, resource, units)
+}
+
+fn running_on(machine: Machine, config: &str, resource: &str, units: usize) -> Result<Running> {
     let kubelet = machine.kubelet()?;
     let map = ConfigMap::new(&machine, config)?;
     // Free a moment ago; no other process here asks for one.
@@ -344,8 +350,61 @@ fn metrics_follow_units_pods_ports_and_files() -> Result<()> {
     Ok(())
 }
 
+/// What CNI programs and ports of a machine have counted, and a pool that has a lease.
+fn count_something(machine: &Machine) -> Result<()> {
+    let directory = machine
+        .node_socket()
+        .parent()
+        .context("a directory")?
+        .to_owned();
+    fs::create_dir_all(&directory)?;
+    let calls = calls::file_in(&directory, "rdma-netdev");
+    let took = Duration::from_millis(20);
+    calls::count(&calls, calls::Command::Add, None, took);
+    calls::count(&calls, calls::Command::Add, Some(calls::Code::Policy), took);
+    // Whose leases a store has is known by the node's boot.
+    let boot = "/proc/sys/kernel/random/boot_id";
+    machine
+        .tree
+        .file(boot, "6f1c1f5e-0000-4000-8000-000000000000");
+    let port = "/sys/class/infiniband/mlx5_0/ports/1";
+    machine.tree.file(format!("{port}/counters/link_downed"), 3);
+    machine
+        .tree
+        .file(format!("{port}/hw_counters/np_cnp_sent"), 3);
+    let mut add = Command::new(product("rdma-ipam")?)
+        .env("CNI_COMMAND", "ADD")
+        .env("CNI_CONTAINERID", "c1")
+        .env("CNI_IFNAME", "net1")
+        .env("CNI_NETNS", "/proc/self/ns/net")
+        .env("CNI_PATH", "/nonexistent")
+        .env("RDMA_NETDEV_POLICY", machine.policy()?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let config = r#"{"cniVersion": "1.0.0", "name": "n", "type": "x",
+        "ipam": {"type": "rdma-ipam", "range": "10.44.0.0/24"}}"#;
+    add.stdin
+        .take()
+        .context("stdin")?
+        .write_all(config.as_bytes())?;
+    anyhow::ensure!(add.wait()?.success(), "ADD failed");
+    Ok(())
+}
+
 fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
-    let mut running = running(&shared(2), RESOURCE, 4)?;
+    let machine = Machine::new()?;
+    count_something(&machine)?;
+    let mut running = running_on(machine, &shared(2), RESOURCE, 4)?;
+    let pool = "store=\"default\",range=\"10.44.0.0/24\",network_name=\"\"";
+    running.metric(&format!("ipam_pool_used_addresses{{{pool}}}"), "1.0")?;
+    let add = "program=\"rdma-netdev\",command=\"ADD\"";
+    running.metric(&format!("cni_calls_total{{{add}}}"), "2.0")?;
+    let denied = format!("cni_failures_total{{{add},code=\"101\",reason=\"policy\"}}");
+    running.metric(&denied, "1.0")?;
+    let down = "port_errors_total{rdma_device=\"mlx5_0\",port=\"1\",counter=\"link_downed\"}";
+    running.metric(down, "3.0")?;
+    running.metric("gpu_pods{alignment=\"misaligned\"}", "0.0")?;
     running.admit("pod", 1)?;
     running.metric(
         "allocated_units{resource=\"rdma/hca\",pod_namespace=\"default\",pod_name=\"pod\"}",
@@ -371,6 +430,10 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
             asked.extend(metrics(query));
         }
     }
+    // And whoever is called by an alert is called by what there is.
+    let rules =
+        Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests/monitoring/rules.yaml");
+    asked.extend(metrics(&fs::read_to_string(rules)?));
     assert!(asked.len() > 10, "{asked:?}");
     let unknown: Vec<_> = asked.difference(&served).collect();
     assert!(

@@ -115,7 +115,7 @@ fn every_device_can_be_seen_in_the_picture() -> Result<()> {
 
 fn the_matrix_and_the_choice_are_printed() -> Result<()> {
     let host = Host::new(machine::a4)?;
-    let matrix = host.topology(&[])?;
+    let matrix = host.topology(&["--matrix"])?;
     for word in ["PIX", "NODE", "SYS"] {
         ensure!(matrix.contains(word), "no {word}: {matrix}");
     }

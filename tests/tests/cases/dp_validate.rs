@@ -14,6 +14,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_configuration_in_manifests_is_accepted),
     case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
     case!(each_mistake_is_reported_with_its_place),
+    case!(all_mistakes_are_in_one_json_document),
+    case!(values_come_of_an_operators_policy),
     case!(an_hca_of_two_pools_is_a_mistake_where_it_is, Root),
 ];
 
@@ -109,6 +111,50 @@ fn each_mistake_is_reported_with_its_place() -> Result<()> {
     Ok(())
 }
 
+fn all_mistakes_are_in_one_json_document() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("config");
+    let errors = |text: Option<&str>| -> Result<Vec<String>> {
+        match text {
+            Some(text) => fs::write(&file, text)?,
+            None => fs::remove_file(&file)?,
+        }
+        let output = validate(&file, &["--json"])?;
+        ensure!(output.status.code() == Some(1), "{output:?}");
+        let printed: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
+        assert_eq!(
+            (&printed["version"], &printed["valid"]),
+            (&1.into(), &false.into())
+        );
+        assert_eq!(printed["file"], file.to_str().context("path")?);
+        Ok(serde_json::from_value(printed["errors"].clone())?)
+    };
+    // Both, not the first.
+    let two = "version: 1\nrescanInterval: soon\npools:\n- {resource: rdma/a, mode: shared, select: []}\n";
+    let said = errors(Some(two))?;
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said.iter().any(|error| error.contains("line 2")),
+        "{said:?}"
+    );
+    let said = errors(Some("{\"configList\": ["))?;
+    assert_eq!(said.len(), 1, "{said:?}");
+    // One resource is served, the other is a mistake all the same.
+    let half = r#"{"configList": [{"resourceName": "a-b", "devices": ["e0"]}, {"resourceName": "b", "devices": ["e0"]}]}"#;
+    let said = errors(Some(half))?;
+    assert!(
+        said.iter().any(|error| error.contains("configList[0]")),
+        "{said:?}"
+    );
+    let said = errors(None)?;
+    assert!(
+        said.iter().any(|error| error.contains("No such file")),
+        "{said:?}"
+    );
+    Ok(())
+}
+
 fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     let machine = Machine::new()?;
     let config = machine.directory().join("pools.yaml");
@@ -163,5 +209,40 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     // The file itself is in order: another host may have no HCA that both choose.
     fs::write(&config, pools(["shared", "exclusive"]))?;
     assert!(validate(&config, &[])?.status.success());
+    Ok(())
+}
+
+fn values_come_of_an_operators_policy() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("policy.yaml");
+    let take_over = |text: &str| -> Result<Output> {
+        fs::write(&file, text)?;
+        Ok(Command::new(product("rdma-device-plugin")?)
+            .args(["validate", "--from-nic-cluster-policy"])
+            .arg(&file)
+            .output()?)
+    };
+    let policy = "apiVersion: mellanox.com/v1alpha1\nkind: NicClusterPolicy\nmetadata: {name: x}\n\
+        spec:\n  rdmaSharedDevicePlugin:\n    config: |\n      {\"configList\": [{\"resourceName\": \"a\",\n       \
+        \"rdmaHcaMax\": 8, \"devices\": [\"ens1f0\"]}]}\n";
+    let output = take_over(policy)?;
+    ensure!(output.status.success(), "{output:?}");
+    let values: serde_json::Value = serde_saphyr::from_str(std::str::from_utf8(&output.stdout)?)?;
+    let config = directory.path().join("config.json");
+    fs::write(&config, values["config"].as_str().context("config")?)?;
+    ensure!(
+        validate(&config, &[])?.status.success(),
+        "the daemon refuses it: {values}"
+    );
+
+    let output = take_over(&policy.replace("ens1f0\"]", "ens1f0\", 7]"))?;
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "the configuration in it is checked"
+    );
+    let output = take_over("kind: Pod\n")?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(said.contains("there is no NicClusterPolicy"), "{said}");
     Ok(())
 }

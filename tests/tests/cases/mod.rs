@@ -48,6 +48,7 @@ modules! {
     dp_holdings,
     dp_hostile,
     dp_install,
+    dp_kubectl,
     dp_kubelet,
     dp_node_socket,
     dp_node_socket_clients,

@@ -1,6 +1,6 @@
 //! What all subjects read from: roots, the node's devices, and the administrator's requirements.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -99,6 +99,8 @@ pub struct Pools {
     pub of_device: BTreeMap<String, Vec<Membership>>,
     /// The HCAs of each pool, by resource.
     pub hcas: BTreeMap<String, Vec<PoolHca>>,
+    /// Resources of which a node may have none.
+    pub optional: BTreeSet<String>,
 }
 
 /// An HCA of this node.

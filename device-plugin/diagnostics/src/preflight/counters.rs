@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::check::Check;
 use super::context::Context;
 use super::qos::dcb;
-use crate::files;
 use crate::verdict::{Finding, NO_NIC};
+use crate::{files, port_counters};
 
 /// What is read.
 #[derive(Debug, Clone, Default)]
@@ -38,26 +38,6 @@ pub(super) struct Watched {
     pub counters: BTreeMap<String, (u64, u64)>,
 }
 
-/// Errors on the wire, and retries that follow from them.
-const PORT_COUNTERS: [&str; 11] = [
-    "counters/symbol_error",
-    "counters/link_downed",
-    "counters/port_rcv_errors",
-    "counters/link_error_recovery",
-    "hw_counters/out_of_sequence",
-    "hw_counters/packet_seq_err",
-    "hw_counters/local_ack_timeout_err",
-    "hw_counters/rnr_nak_retry_err",
-    "hw_counters/implied_nak_seq_err",
-    "hw_counters/roce_adp_retrans",
-    "hw_counters/rx_icrc_encapsulated",
-];
-/// Drops for want of buffers, and notifications of congestion.
-const CONGESTION_COUNTERS: [&str; 3] = [
-    "hw_counters/out_of_buffer",
-    "hw_counters/np_cnp_sent",
-    "hw_counters/rp_cnp_handled",
-];
 /// Advanced error reporting in sysfs.
 const AER: [&str; 3] = ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"];
 
@@ -186,8 +166,8 @@ impl Places {
         let mut readings = [Reading::new(), Reading::new(), Reading::new()];
         let [ports, pcie, congestion] = &mut readings;
         for (port, directory, netdev) in &self.ports {
-            read_named(ports, port, directory, &PORT_COUNTERS);
-            read_named(congestion, port, directory, &CONGESTION_COUNTERS);
+            read_named(ports, port, directory, &port_counters::ERRORS);
+            read_named(congestion, port, directory, &port_counters::CONGESTION);
             let pauses = netdev.as_deref().filter(|_| context.live());
             if let Some((sent, received)) = pauses.and_then(|n| dcb::ask(n).ok()?.pauses) {
                 congestion.insert((port.clone(), "pauses sent".to_owned()), sent);
@@ -208,11 +188,11 @@ impl Places {
     }
 }
 
-fn read_named(reading: &mut Reading, object: &str, directory: &Path, counters: &[&str]) {
+fn read_named(reading: &mut Reading, object: &str, port: &Path, counters: &[&'static str]) {
     for counter in counters {
-        if let Some(value) = files::parsed(&directory.join(counter)) {
-            let name = counter.rsplit('/').next().unwrap_or(counter);
-            reading.insert((object.to_owned(), name.to_owned()), value);
+        if let Some(value) = port_counters::value(port, counter) {
+            let name = port_counters::name(counter).to_owned();
+            reading.insert((object.to_owned(), name), value);
         }
     }
 }

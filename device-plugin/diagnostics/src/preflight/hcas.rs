@@ -1,7 +1,7 @@
 //! How many HCAs there are (H): other checks judge what they find, and find nothing to blame on a node
 //! that has lost all of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use super::check::Check;
@@ -46,6 +46,8 @@ pub(super) struct Facts {
     pub hcas: Vec<PoolHca>,
     /// Those of each pool; none without a configuration.
     pub pools: Option<BTreeMap<String, Vec<PoolHca>>>,
+    /// Pools of which a node may have no HCA.
+    pub optional: BTreeSet<String>,
     /// What should be so.
     pub expected: Vec<Expected>,
 }
@@ -106,6 +108,7 @@ pub(super) fn read(context: &Context) -> Facts {
         in_pod: context.in_pod(),
         hcas: hcas.into_values().collect(),
         pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
+        optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
         expected: context.settings.requirements.expected.clone(),
     }
 }
@@ -137,7 +140,9 @@ fn h02_pools(facts: &Facts) -> Vec<Finding> {
     let all_empty = pools.values().all(Vec::is_empty);
     let judge = |(resource, hcas): (&String, &Vec<PoolHca>)| {
         let chosen = "rdma-device-plugin validate --on-host says what each selector leaves";
-        let finding = if hcas.is_empty() {
+        let finding = if hcas.is_empty() && facts.optional.contains(resource) {
+            Finding::not_applicable("none here, and the pool is optional")
+        } else if hcas.is_empty() {
             let what = "its selectors choose no HCA of this node";
             match all_empty {
                 true => Finding::fail(format!("{what}, nor do those of any other pool"), chosen),

@@ -22,8 +22,10 @@ pub(super) struct Facts {
     pub policies: Option<Policies>,
     /// NUMA nodes.
     pub numa_nodes: usize,
-    /// The directories of CNI programs and configurations are in sight, or are missing on the host.
-    pub cni: bool,
+    /// The directory of CNI programs is in sight, or is missing on the host.
+    pub programs_in_sight: bool,
+    /// The directory of CNI configurations is in sight, or is missing on the host.
+    pub configurations_in_sight: bool,
     /// A program or configuration of Multus is here.
     pub multus: bool,
     /// Resources that networks refer to, by network; `None` if networks were not given.
@@ -271,7 +273,7 @@ fn k05_networks(facts: &Facts) -> Vec<Finding> {
     if networks.is_empty() {
         return vec![Finding::not_applicable("no network refers to a resource")];
     }
-    if facts.kubelet && facts.cni && !facts.multus {
+    if facts.kubelet && facts.programs_in_sight && facts.configurations_in_sight && !facts.multus {
         return vec![Finding::fail(
             "networks refer to resources, but Multus is not on this node",
             "install Multus; check the CNI directories (--cni-conf-dir, --cni-bin-dir)",
@@ -365,10 +367,10 @@ fn k08_programs(facts: &Facts) -> Vec<Finding> {
     if let Some(none) = no_kubelet(facts) {
         return none;
     }
-    if !facts.cni {
+    if !facts.programs_in_sight {
         return vec![Finding::unknown(
-            "the CNI directories are not in sight: check on the node, or name where they are mounted \
-             with --cni-bin-dir and --cni-conf-dir",
+            "the directory of CNI programs is not mounted here: check on the node, or name where it \
+             is mounted with --cni-bin-dir",
         )];
     }
     let mut findings: Vec<Finding> = facts
@@ -387,7 +389,7 @@ fn k08_programs(facts: &Facts) -> Vec<Finding> {
             finding.on(program)
         })
         .collect();
-    if facts.cni_configurations.is_empty() {
+    if facts.configurations_in_sight && facts.cni_configurations.is_empty() {
         findings.push(Finding::warn(
             "no CNI configuration: the node has no pod network yet",
             "install the cluster's network; name its directory with --cni-conf-dir",

@@ -128,12 +128,18 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
 pub(super) fn read(context: &Context) -> Facts {
     let network = context.network();
     let inventory = &context.snapshot.inventory;
+    // A NIC for storage is on no rail, and what holds for rails is no concern of it.
+    let nics = &context.snapshot.machine.nics;
+    let off_rail = |netdev: &str| {
+        let mut off = nics.iter().filter(|nic| nic.rail.is_none());
+        off.any(|nic| nic.netdevs.iter().any(|name| name == netdev))
+    };
     let mut netdevs: Vec<&str> = inventory
         .rdma_devices
         .iter()
         .filter(|device| context.offered(&device.name))
         .flat_map(hca::RdmaDevice::netdevs)
-        .filter(|name| inventory.netdev(name).is_some())
+        .filter(|name| inventory.netdev(name).is_some() && !off_rail(name))
         .collect();
     netdevs.sort_unstable();
     netdevs.dedup();

@@ -215,8 +215,14 @@ fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<St
 
 fn cdi(context: &Context) -> Cdi {
     let root = &context.settings.root;
-    match container_runtime::of_running_runtime(root, &context.host.proc) {
+    let known = match container_runtime::of_running_runtime(root, &context.host.proc) {
         Cdi::NoRuntime => container_runtime::of_configured_runtime(root),
+        known => known,
+    };
+    // In the daemon's container the node's /etc is not mounted: no file there says nothing.
+    let elsewhere = *root != Path::new("/") && !root.join("etc/containerd").is_dir();
+    match known {
+        Cdi::NoRuntime if elsewhere => Cdi::OutOfSight("of the node".to_owned()),
         known => known,
     }
 }
@@ -424,7 +430,10 @@ fn r06_cdi(facts: &Facts) -> Vec<Finding> {
         Cdi::On(place) => Finding::pass("it does").read(place, "enabled"),
         Cdi::CriO => Finding::pass("CRI-O always does"),
         Cdi::OutOfSight(place) => {
-            Finding::unknown(format!("the runtime's configuration {place} is not in sight"))
+            Finding::unknown(format!(
+                "the container runtime's configuration ({place}) is not mounted here: check on the \
+                 node; what the daemon chose by it is \"delivery\" at /status"
+            ))
         }
         Cdi::Silent(place) => Finding::pass(
             "containerd does so from 2.0 on; older ones get device nodes directly, which works as well",

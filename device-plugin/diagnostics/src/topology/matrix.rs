@@ -1,7 +1,9 @@
-//! The matrix, like that of `nvidia-smi topo -m`, with the lists a reader needs beside it.
+//! Lists of GPUs and NICs, no wider than 80 columns but for the names of pods, and the matrix, like
+//! that of `nvidia-smi topo -m`, which is wider on a node with eight of each.
 
 use std::fmt::Write;
 
+use hca::port::LinkLayer;
 use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
 use node::table::table;
 
@@ -17,15 +19,25 @@ const LEGEND: [(Class, &str); 6] = [
     (Class::Sys, "between NUMA nodes"),
 ];
 
-/// The whole as text.
+/// The lists as text.
 #[must_use]
 pub fn text(view: &View) -> String {
+    sections(view, String::new())
+}
+
+/// The same below the matrix.
+#[must_use]
+pub fn text_with_matrix(view: &View) -> String {
+    sections(view, format!("{}\n", matrix(view)))
+}
+
+fn sections(view: &View, matrix: String) -> String {
     let machine = &view.machine;
     let mut text = String::new();
     if machine.gpus.is_empty() && machine.nics.is_empty() {
         text.push_str("neither a GPU nor an RDMA NIC on this node\n");
     } else {
-        let _ = writeln!(text, "{}", matrix(view));
+        text.push_str(&matrix);
         if !machine.gpus.is_empty() {
             let _ = writeln!(text, "{}", gpus(view));
         }
@@ -79,15 +91,7 @@ fn matrix(view: &View) -> String {
 }
 
 fn gpus(view: &View) -> String {
-    let header = [
-        "GPU",
-        "PCI",
-        "MODEL",
-        "DRIVER",
-        "PCIE",
-        "NEAREST NICS",
-        "POD",
-    ];
+    let header = ["GPU", "PCI", "MODEL", "PCIE", "NEAREST NICS", "POD"];
     let mut rows = Vec::new();
     for gpu in &view.machine.gpus {
         let near = view.nearest(&gpu.place);
@@ -95,8 +99,10 @@ fn gpus(view: &View) -> String {
         rows.push(vec![
             format!("GPU{}", gpu.ordinal),
             gpu.place.address.to_string(),
-            gpu.title(),
-            gpu.driver.clone().unwrap_or_else(|| "none".to_owned()),
+            match gpu.driver {
+                Some(_) => gpu.title(),
+                None => format!("{} (no driver)", gpu.title()),
+            },
             link(gpu.link),
             format!("{} {}", class.unwrap_or("-"), view.names(&near).join(" ")),
             pods(&view.holders.gpu(gpu)),
@@ -120,10 +126,10 @@ fn nics(view: &View) -> String {
                 joined(&nic.netdevs)
             },
             nic.hca.to_string(),
-            nic.link_layer.to_string(),
+            link_layer(nic.link_layer).to_owned(),
             rate(nic),
             link(nic.link),
-            nic.rail.number.to_string(),
+            (nic.rail.as_ref()).map_or_else(|| "-".to_owned(), |rail| rail.number.to_string()),
             pods(&view.holders.nic(nic)),
         ]);
     }
@@ -174,6 +180,15 @@ fn pods(pods: &[String]) -> String {
         [] => "-".to_owned(),
         [one] => one.clone(),
         [one, rest @ ..] => format!("{one} +{}", rest.len()),
+    }
+}
+
+/// As short as people say it.
+fn link_layer(layer: LinkLayer) -> &'static str {
+    match layer {
+        LinkLayer::Ethernet => "Eth",
+        LinkLayer::InfiniBand => "IB",
+        LinkLayer::Unknown => "-",
     }
 }
 
@@ -230,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_matrix_reads_like_that_of_nvidia_smi() {
-        let text = text(&view(machine::egx));
+        let text = text_with_matrix(&view(machine::egx));
         let lines = lines(&text);
         assert_eq!(lines[0], "GPU0 GPU1 GPU2 GPU3 NIC0 NIC1 NUMA CPUs");
         assert_eq!(lines[1], "GPU0 X SYS SYS SYS NODE NODE 0 0-19");
@@ -253,18 +268,26 @@ mod tests {
             ("team/train-0".to_owned(), "0000:91:00.0".to_owned()),
         ]);
         let lines = lines(&text(&view));
-        assert!(
-            lines.contains(
-                &"GPU0 0000:8f:00.0 NVIDIA GPU nvidia Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0"
-                    .to_owned()
-            )
-        );
-        assert!(
-            lines.contains(
-                &"NIC0 mlx5_0 gpu0rdma0 0000:91:00.0 Ethernet 400 Gb/s Gen5 x16 0 team/train-0"
-                    .to_owned()
-            )
-        );
+        assert!(lines.contains(
+            &"GPU0 0000:8f:00.0 NVIDIA GPU Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0".to_owned()
+        ));
+        assert!(lines.contains(
+            &"NIC0 mlx5_0 gpu0rdma0 0000:91:00.0 Eth 400 Gb/s Gen5 x16 0 team/train-0".to_owned()
+        ));
+    }
+
+    #[test]
+    fn the_lists_fit_a_terminal_of_80_columns() {
+        for lay in [machine::a4, machine::egx, machine::p4d] {
+            let mut view = view(lay);
+            view.holders = Holders::collect([("t/a-0".to_owned(), "0000:91:00.0".to_owned())]);
+            let text = text(&view);
+            assert!(!text.contains("GPU0  X"), "no matrix: {text}");
+            let lists = text.split("\nX    itself").next().unwrap();
+            for line in lists.lines() {
+                assert!(line.chars().count() <= 80, "{line}");
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use hca::topology::{Choice, Class, Distance, Machine, Nic, Place};
 use serde_json::{Value, json};
 
+use super::alignment::{Misaligned, alignment};
 use super::holders::Holders;
 
 /// All that the faces show.
@@ -40,13 +41,15 @@ impl View {
             );
         }
         for nic in &machine.nics {
-            if let Some((source, number)) = &nic.rail.differs {
+            if let Some(rail) = &nic.rail
+                && let Some((source, number)) = &rail.differs
+            {
                 notes.push(format!(
                     "{} is on rail {} by {}, but would be on rail {number} by {}: check that all \
                      nodes agree, or number rails with --rail",
                     nic.title(),
-                    nic.rail.number,
-                    nic.rail.source.description(),
+                    rail.number,
+                    rail.source.description(),
                     source.description()
                 ));
             }
@@ -79,6 +82,8 @@ impl View {
             ));
         }
         notes.extend(self.far_gpus());
+        let placed = alignment(machine, &self.holders);
+        notes.extend(placed.misaligned.iter().map(Misaligned::sentence));
         notes.extend(self.remarks.iter().cloned());
         notes
     }

@@ -4,6 +4,7 @@
 //! message that misleads. Only `rping` carries nothing: `ib_write_bw` connects without `rdma_cm`.
 //! Nothing is left running: each tool is run by `timeout` where it runs.
 
+use std::future::Future;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -135,14 +136,34 @@ struct Climb<'a> {
     climbed: Climbed,
 }
 
-/// Climbs.
-pub async fn climb(plan: &Plan) -> Climbed {
+/// Between two lines that say that a tool still runs.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Does some work, and says what it is, and how long it has taken, until it is done.
+async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Output = T>) -> T {
+    progress(what);
+    let started = Instant::now();
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
+                progress(&format!("{what}, for {} s", started.elapsed().as_secs()));
+            }
+        }
+    }
+}
+
+/// Climbs; `progress` is called with what is done now, when it starts and every ten seconds.
+pub async fn climb(plan: &Plan, progress: &dyn Fn(&str)) -> Climbed {
     let mut climb = Climb {
         plan,
         next_port: plan.port,
         climbed: Climbed::default(),
     };
-    let (server, client) = tokio::join!(probe(plan, &plan.server), probe(plan, &plan.client));
+    let both = async { tokio::join!(probe(plan, &plan.server), probe(plan, &plan.client)) };
+    let what = format!("{}: {} and {}", ENDS.id, plan.server, plan.client);
+    let (server, client) = reported(progress, &what, both).await;
     let mut findings = vec![end(&plan.server, &server), end(&plan.client, &client)];
     let (server, client) = (server.unwrap_or_default(), client.unwrap_or_default());
     let pairs = ends::pairs(&server, &client);
@@ -165,21 +186,30 @@ pub async fn climb(plan: &Plan) -> Climbed {
             .collect();
         if rung == NCCL {
             if broken.is_empty() && !standing.is_empty() {
-                findings.push(climb.collective().await);
+                let what = format!("{}: the command given by --nccl runs", NCCL.id);
+                let work = climb.collective();
+                findings.push(reported(progress, &what, work).await);
             }
         } else {
             let mut still = Vec::new();
             for (ours, theirs) in standing {
-                let finding = match rung {
-                    PING => climb.ping(ours, theirs).await,
-                    RPING => climb.rping(&server, &client, ours).await,
-                    WRITE_BW => climb.write_bw(&server, ours, theirs, None).await,
-                    _ => match plan.gpu {
-                        Some(gpu) => climb.write_bw(&server, ours, theirs, Some(gpu)).await,
-                        None => Finding::not_applicable("no GPU was named (--gpu)"),
-                    },
-                };
                 let object = object(ours, theirs);
+                let work = async {
+                    match rung {
+                        PING => climb.ping(ours, theirs).await,
+                        RPING => climb.rping(&server, &client, ours).await,
+                        WRITE_BW => climb.write_bw(&server, ours, theirs, None).await,
+                        _ => match plan.gpu {
+                            Some(gpu) => climb.write_bw(&server, ours, theirs, Some(gpu)).await,
+                            None => Finding::not_applicable("no GPU was named (--gpu)"),
+                        },
+                    }
+                };
+                let finding = if rung == GPU && plan.gpu.is_none() {
+                    work.await
+                } else {
+                    reported(progress, &format!("{}: {object}", rung.id), work).await
+                };
                 if finding.verdict == Verdict::Fail && rung != RPING {
                     broken.push(object.clone());
                 } else {

@@ -1,5 +1,6 @@
 //! Judges a bandwidth table that a tool printed earlier.
 
+use super::causes;
 use super::judge::{self, Fabric, Memory};
 use super::ladder::{self, Climbed};
 use super::perftest;
@@ -17,7 +18,8 @@ pub struct Expected {
     pub gpu_memory: bool,
 }
 
-/// Judges the output of `ib_write_bw` or of `nccl-tests`; `None` for text with neither's table.
+/// Judges the output of `ib_write_bw` or of `nccl-tests`; `None` for text with neither's table and
+/// without a message that ends a collective.
 #[must_use]
 pub fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);
@@ -32,7 +34,10 @@ pub fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
             rung,
             judge::bandwidth(&run, expected.line_rate, false, memory),
         )
-    } else if text.contains("busbw") || text.contains("# Using devices") {
+    } else if text.contains("busbw")
+        || text.contains("# Using devices")
+        || causes::of_collective(&text).is_some()
+    {
         let fabric = Fabric {
             line: expected.line_rate,
             nics: expected.nics,
@@ -50,4 +55,33 @@ pub fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
         }],
         measurements: Vec::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Verdict;
+
+    #[test]
+    fn an_error_of_a_gpu_is_recognised_without_a_table() {
+        for (text, remedy) in [
+            (
+                "nccl-gib-test-4w-3: Test CUDA failure common.cu:1030 'invalid device ordinal'\n",
+                "restarting the node",
+            ),
+            (
+                "nccl-gib-4w-1: transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'\n",
+                "NCCL_NVLS_ENABLE=0",
+            ),
+        ] {
+            let judged = judge_table(text, Expected::default()).unwrap();
+            let finding = &judged.outcomes[0].findings[0];
+            assert_eq!(finding.verdict, Verdict::Fail, "{finding:?}");
+            assert!(
+                finding.remedy.as_ref().unwrap().contains(remedy),
+                "{finding:?}"
+            );
+        }
+        assert!(judge_table("nothing of either\n", Expected::default()).is_none());
+    }
 }

@@ -159,6 +159,8 @@ pub(super) struct Pool {
     #[serde(default)]
     pub(super) wait_for: Vec<Spanned<GateWord>>,
     #[serde(default)]
+    pub(super) optional: bool,
+    #[serde(default)]
     pub(super) link_up: bool,
     pub(super) select: Spanned<OneOrMany>,
 }

@@ -197,6 +197,7 @@ fn snapshot(health: Health) -> Snapshot {
     let terms = Terms {
         resource: ResourceName::parse("rdma/a").unwrap(),
         topology: true,
+        optional: false,
         delivery: Delivery::DeviceSpecs,
         extra_nodes: Vec::new(),
         variables: crate::config::Variables::default(),

@@ -84,7 +84,7 @@ impl<'a> Task<'a> {
                 .map(|row| row.get(*nic).copied())
                 .collect();
             let key = (
-                known.rail.number,
+                known.rail_order(),
                 known.place.switch(),
                 known.place.numa,
                 known.card.map(|_| *nic),
@@ -241,7 +241,7 @@ impl<'a> Task<'a> {
         self.machine
             .nics
             .get(nic)
-            .map_or(0, |nic| nic.rail.number.abs_diff(ordinal).min(1_000))
+            .map_or(0, |nic| nic.rail_order().abs_diff(ordinal).min(1_000))
     }
 
     fn damage(&self, set: &[usize]) -> u32 {

@@ -17,13 +17,7 @@ fn main() -> ExitCode {
         let _ = writeln!(io::stderr(), "usage: pages DIRECTORY");
         return ExitCode::from(2);
     };
-    let programs = [
-        rdma_device_plugin::cli::command(),
-        rdma_netdev::admin::command(),
-        ipam::admin::command(),
-        rdma_ipam_broker::cli::command(),
-    ];
-    for program in programs {
+    for program in programs() {
         if let Err(error) = write(program, Path::new(&directory)) {
             let _ = writeln!(
                 io::stderr(),
@@ -34,6 +28,16 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn programs() -> [Command; 5] {
+    [
+        rdma_device_plugin::cli::command(),
+        rdma_device_plugin::cli::kubectl_command(),
+        rdma_netdev::admin::command(),
+        ipam::admin::command(),
+        rdma_ipam_broker::cli::command(),
+    ]
 }
 
 /// `man1/NAME.1` with one page more for each sub-command, and `completions/` for bash, zsh, fish.
@@ -55,6 +59,44 @@ fn write(mut command: Command, directory: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_command_that_prints_json_is_documented() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/JSON.md");
+        let docs = fs::read_to_string(docs).unwrap();
+        let mut documented = 0;
+        for mut program in programs() {
+            // Global flags reach the commands when it is built.
+            program.build();
+            for command in program.get_subcommands() {
+                if command.get_arguments().all(|flag| flag.get_id() != "json") {
+                    continue;
+                }
+                if command.get_name() == "help" {
+                    continue;
+                }
+                let name = program.get_bin_name().unwrap_or(program.get_name());
+                let line = format!("| `{name} {} --json` |", command.get_name());
+                assert!(docs.contains(&line), "docs/JSON.md has no line {line:?}");
+                documented += 1;
+            }
+        }
+        assert_eq!(
+            docs.matches(" --json` |").count(),
+            documented,
+            "one of none"
+        );
+    }
+
+    #[test]
+    fn the_first_help_of_each_program_fits_a_screen() {
+        for mut program in programs() {
+            let name = program.get_name().to_owned();
+            let help = program.render_help().to_string();
+            let lines = help.lines().count();
+            assert!(lines <= 40, "{name}: {lines} lines\n{help}");
+        }
+    }
 
     #[test]
     fn each_sub_command_has_a_page() {

@@ -56,6 +56,15 @@ fn each_check_says_what_is_wrong() {
             "choose no HCA",
         ),
         ("H02", pools(&[("rdma/a", 0, 0)]), Fail, "nor do those"),
+        (
+            "H02",
+            Facts {
+                optional: ["rdma/vf".to_owned()].into(),
+                ..pools(&[("rdma/vf", 0, 0)])
+            },
+            NotApplicable,
+            "optional",
+        ),
         ("H03", node(8, 0), NotApplicable, ""),
         ("H03", expecting("8", node(8, 0)), Pass, "8 can be used"),
         (

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{Asked, Facts, Opened, PluginDir, Policies};
 use crate::files;
-use crate::preflight::context::{Context, mounted};
+use crate::preflight::context::{Context, Settings, mounted};
 
 /// The annotation by which a network refers to a resource.
 const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
@@ -41,8 +41,8 @@ pub(crate) fn read(context: &Context) -> Facts {
         pod_resources,
         policies: policies(context),
         numa_nodes: context.snapshot.machine.numa.nodes.len(),
-        cni: settings.root == Path::new("/")
-            || (settings.cni_bin_dir.is_dir() && settings.cni_conf_dir.is_dir()),
+        programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
+        configurations_in_sight: in_sight(settings, &settings.cni_conf_dir),
         multus: cni_configurations.iter().any(of_multus) || programs.iter().any(of_multus),
         networks: settings.networks.as_ref().map(networks),
         resources: resources(context, &registered),
@@ -84,6 +84,12 @@ pub(crate) fn read(context: &Context) -> Facts {
             .collect(),
         wanted_pkey: settings.requirements.pkey,
     }
+}
+
+/// In a container only what is mounted is in sight: a directory that is not there says nothing
+/// about the node.
+fn in_sight(settings: &Settings, directory: &Path) -> bool {
+    settings.root == Path::new("/") || directory.is_dir()
 }
 
 fn plugin_dir(path: &Path) -> Option<PluginDir> {

@@ -19,7 +19,8 @@ fn good() -> Facts {
             most_numa_nodes: None,
         }),
         numa_nodes: 2,
-        cni: true,
+        programs_in_sight: true,
+        configurations_in_sight: true,
         multus: true,
         networks: Some([("ml/rail".to_owned(), "rdma/rails".to_owned())].into()),
         resources: Some(["rdma/rails".to_owned()].into()),
@@ -247,9 +248,18 @@ fn k08() -> Vec<Case<Facts>> {
         ),
         (
             "K08",
-            with(|facts| facts.cni = false),
+            with(|facts| facts.programs_in_sight = false),
             Unknown,
             "--cni-bin-dir",
+        ),
+        (
+            "K08",
+            with(|facts| {
+                facts.configurations_in_sight = false;
+                facts.cni_configurations.clear();
+            }),
+            Pass,
+            "the same version",
         ),
     ]
 }

@@ -109,7 +109,10 @@ fn draw_nic(svg: &mut String, view: &View, index: usize, nic: &Nic, rect: Rect) 
         None => "no netdev".to_owned(),
     };
     let lines = [
-        format!("{netdev} · rail {}", nic.rail.number),
+        match &nic.rail {
+            Some(rail) => format!("{netdev} · rail {}", rail.number),
+            None => format!("{netdev} · no rail"),
+        },
         nic.hca.to_string(),
         format!("{} {layer}", matrix::rate(nic)),
         match nic.virtual_functions {

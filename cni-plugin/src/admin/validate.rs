@@ -1,0 +1,426 @@
+//! `rdma-netdev validate`: networks are checked before a pod asks for them, with the policy that a
+//! node has.
+//!
+//! What a call of ADD reads is read by the same functions. What depends on a node's links is
+//! checked with `--on-host` only, as STATUS does; what depends on a pod's allocation is not checked.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail};
+use attachment::{addresses, node::Places};
+use clap::Args;
+use cni_wire::{Command, Environment, NetworkConfig, Request, env};
+use ipam::{admin::documents, plugin::Plugin};
+use node::policy::Policy;
+use serde_json::{Value, json};
+
+use super::{policy_is_there, say, say_json};
+use crate::{
+    command::status,
+    config::Config,
+    error::Error,
+    plan,
+    resolve::{self, Requested},
+};
+
+/// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
+/// place it may stand.
+const TYPES: [&str; 2] = ["rdma-netdev", "rdma"];
+/// By this annotation Multus asks the kubelet for the pod's unit, and passes `deviceID`.
+const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+#[derive(Debug, Args)]
+pub(super) struct Validate {
+    /// File with network configurations, conflists or `NetworkAttachmentDefinition`s (JSON or
+    /// YAML), or - for standard input
+    file: PathBuf,
+    /// Ask this node, too, as the runtime does by STATUS: links, kernel, journal, lease store
+    #[arg(long)]
+    on_host: bool,
+    /// Directories of CNI programs, for --on-host
+    #[arg(
+        long,
+        value_name = "DIR,…",
+        env = "CNI_PATH",
+        value_delimiter = ':',
+        default_value = "/opt/cni/bin"
+    )]
+    cni_path: Vec<PathBuf>,
+}
+
+/// A network of the file.
+#[derive(Debug)]
+struct Network {
+    /// `namespace/name`, or the configuration's name.
+    name: String,
+    /// The resource whose unit decides.
+    resource: Option<String>,
+    config: Value,
+}
+
+/// What was found about one plugin of a network, or about the network.
+#[derive(Debug, Default)]
+struct Findings {
+    attach: Option<String>,
+    ipam: Option<String>,
+    ranges: Vec<String>,
+    errors: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl Validate {
+    pub(super) fn run(self, places: &Places, as_json: bool) -> Result<()> {
+        policy_is_there(places)?;
+        let policy = Policy::load(&places.policy).map_err(|e| anyhow!(e.with_remedy()))?;
+        let (place, text) = self.read()?;
+        let networks = networks(&documents::objects(&place, &text)?, &place)?;
+        let checked: Vec<(&Network, Findings)> = networks
+            .iter()
+            .map(|network| (network, self.check(network, &policy, places)))
+            .collect();
+        if as_json {
+            let list: Vec<Value> = checked.iter().map(document).collect();
+            say_json(json!({"file": place, "networks": list}));
+        } else {
+            checked.iter().for_each(|one| say(&text_of(one)));
+        }
+        let wrong = checked.iter().filter(|(_, found)| !found.errors.is_empty());
+        match wrong.count() {
+            0 => Ok(()),
+            wrong => bail!("{wrong} of {} networks would be refused", checked.len()),
+        }
+    }
+
+    fn read(&self) -> Result<(String, String)> {
+        if self.file.as_os_str() == "-" {
+            let text = std::io::read_to_string(std::io::stdin().lock());
+            let text = text.context("read standard input")?;
+            return Ok(("standard input".to_owned(), text));
+        }
+        let place = self.file.display().to_string();
+        let text = std::fs::read_to_string(&self.file).with_context(|| format!("read {place}"))?;
+        Ok((place, text))
+    }
+
+    fn check(&self, network: &Network, policy: &Policy, places: &Places) -> Findings {
+        let mut found = Findings::default();
+        let ours = match plugins(network) {
+            Ok(ours) => ours,
+            Err(error) => {
+                found.errors.push(error);
+                return found;
+            }
+        };
+        if ours.is_empty() {
+            found
+                .notes
+                .push("no plugin of it is rdma-netdev: not checked".to_owned());
+        }
+        for plugin in ours {
+            if let Err(error) = self.check_plugin(network, &plugin, policy, places, &mut found) {
+                found.errors.push(error.to_string());
+            }
+        }
+        found
+    }
+
+    fn check_plugin(
+        &self,
+        network: &Network,
+        plugin: &Value,
+        policy: &Policy,
+        places: &Places,
+        found: &mut Findings,
+    ) -> Result<(), Error> {
+        let request = Request {
+            env: Environment {
+                command: Command::Status,
+                attachment: None,
+                netns: None,
+                args: env::Args::default(),
+                path: self.cni_path.clone(),
+                netns_override: false,
+            },
+            config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
+        };
+        let config = Config::read(&request)?;
+        let requested = resolve::requested(&config)?;
+        found.attach = Some(attach(&config, requested, network.resource.is_some())?);
+        if let Some(attach) = config.attach {
+            plan::keys(attach, &config)?;
+        }
+        if let Some(kind) = request.config.ipam_type()? {
+            found.ipam = Some(kind.to_owned());
+            addresses::allowed_by(&policy.allow.ipam, &places.policy, kind)?;
+            if addresses::is_own(kind) {
+                let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
+                let read = own.config(&request)?;
+                store_is_there(policy, &read.store)?;
+                let ranges = read.ranges.iter();
+                found
+                    .ranges
+                    .extend(ranges.map(|range| range.subnet().to_string()));
+                let ignored = read.ignored.iter();
+                found
+                    .notes
+                    .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
+            }
+        }
+        if self.on_host {
+            status::run(places, format!("validate {}", network.name), &request)?;
+        }
+        Ok(())
+    }
+}
+
+/// A network names a store of the policy.
+fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
+    if policy.stores.contains_key(store) {
+        return Ok(());
+    }
+    let known = policy.stores.keys().map(String::as_str);
+    let known = known.collect::<Vec<_>>().join(", ");
+    Err(Error::new(
+        cni_wire::Code::Policy,
+        format!("the node's policy has no store {store:?}; it has {known}"),
+    )
+    .with_details("name one of them in ipam.store, or let an administrator add it to the policy"))
+}
+
+/// What the pod gets, in a few words.
+///
+/// # Errors
+/// Code 7: nothing says which netdev is meant.
+fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String, Error> {
+    let by_unit = by_unit || config.allocation.is_some();
+    let named = config.device.is_some() || config.master.is_some() || config.link_in_container;
+    if !by_unit && !named && requested != Requested::RdmaOnly {
+        return Err(Error::new(
+            cni_wire::Code::InvalidConfig,
+            "nothing says which netdev is meant",
+        )
+        .with_details(format!(
+            "annotate the NetworkAttachmentDefinition with {RESOURCE_NAME}, or name the netdev: \
+             device for a move, master for a child"
+        )));
+    }
+    let of = match (&config.master, by_unit) {
+        (Some(master), _) if config.link_in_container => format!(" on the pod's {master}"),
+        (Some(master), _) => format!(" on {master}"),
+        (None, true) => " of the allocated unit".to_owned(),
+        (None, false) => String::new(),
+    };
+    Ok(match (requested, config.attach) {
+        (Requested::Child(None), None) if config.master.is_none() && by_unit => {
+            "the allocated unit: moved if it is exclusive, a child of it if it is shared".to_owned()
+        }
+        (Requested::Child(None), _) => format!("a child{of}, of the link's own kind"),
+        (_, Some(attach)) => format!("{}{of}", attach.as_str()),
+        (_, None) => format!("move{of}"),
+    })
+}
+
+/// The networks of a file, by name.
+fn networks(objects: &[Value], place: &str) -> Result<Vec<Network>> {
+    let mut networks = Vec::new();
+    for object in objects {
+        if documents::is_definition(object) {
+            networks.push(of_definition(object)?);
+        } else if object.get("type").is_some() || object.get("plugins").is_some() {
+            let name = object.get("name").and_then(Value::as_str);
+            networks.push(Network {
+                name: name.unwrap_or(place).to_owned(),
+                resource: None,
+                config: object.clone(),
+            });
+        }
+    }
+    if networks.is_empty() {
+        bail!(
+            "{place} has no network: a NetworkAttachmentDefinition, a conflist (\"plugins\") or a \
+             configuration (\"type\")"
+        );
+    }
+    Ok(networks)
+}
+
+fn of_definition(object: &Value) -> Result<Network> {
+    let name = documents::name_of(object);
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let namespace = text("/metadata/namespace").unwrap_or("default");
+    let title = format!("{namespace}/{name}");
+    let annotations = object.pointer("/metadata/annotations");
+    let resource = annotations.and_then(|all| all.get(RESOURCE_NAME)?.as_str());
+    let config = text("/spec/config")
+        .with_context(|| format!("{title} has no spec.config, which this program checks"))?;
+    let mut config: Value = serde_json::from_str(config)
+        .with_context(|| format!("{title}: spec.config is not JSON"))?;
+    if let Some(map) = config.as_object_mut() {
+        map.entry("name").or_insert_with(|| name.into());
+    }
+    Ok(Network {
+        name: title,
+        resource: resource.map(str::to_owned),
+        config,
+    })
+}
+
+/// The configurations of this plugin in a network, as the runtime passes them.
+fn plugins(network: &Network) -> Result<Vec<Value>, String> {
+    let Some(list) = network.config.get("plugins") else {
+        return Ok([network.config.clone()]
+            .into_iter()
+            .filter(is_ours)
+            .collect());
+    };
+    let list = list.as_array().ok_or("plugins is no list")?;
+    let ours = list.iter().filter(|plugin| is_ours(plugin));
+    Ok(ours
+        .map(|plugin| {
+            let mut plugin = plugin.clone();
+            for key in ["name", "cniVersion"] {
+                if let (Some(map), Some(value)) = (plugin.as_object_mut(), network.config.get(key))
+                {
+                    map.insert(key.into(), value.clone());
+                }
+            }
+            plugin
+        })
+        .collect())
+}
+
+fn is_ours(plugin: &Value) -> bool {
+    let kind = plugin.get("type").and_then(Value::as_str);
+    kind.is_some_and(|kind| TYPES.contains(&kind))
+}
+
+fn document((network, found): &(&Network, Findings)) -> Value {
+    json!({
+        "network": network.name,
+        "resource": network.resource,
+        "attach": found.attach,
+        "ipam": found.ipam,
+        "ranges": found.ranges,
+        "errors": found.errors,
+        "notes": found.notes,
+    })
+}
+
+fn text_of((network, found): &(&Network, Findings)) -> String {
+    let line = |what: &str| format!("{}: {}\n", network.name, cni_wire::text::printable(what));
+    let mut text = String::new();
+    if let (Some(attach), true) = (&found.attach, found.errors.is_empty()) {
+        let addresses = match &found.ipam {
+            None => "no addresses".to_owned(),
+            Some(ipam) if found.ranges.is_empty() => format!("addresses by {ipam}"),
+            Some(ipam) => format!("addresses by {ipam} of {}", found.ranges.join(", ")),
+        };
+        text += &line(&format!("{attach}; {addresses}"));
+    }
+    for note in &found.notes {
+        text += &line(&format!("note: {note}"));
+    }
+    for error in &found.errors {
+        text += &line(&format!("error: {error}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(text: &str) -> Vec<(String, Findings)> {
+        let place = tempfile::tempdir().unwrap();
+        let policy = Policy::default();
+        let places = Places {
+            root: place.path().to_owned(),
+            policy: "/etc/rdma-netdev/policy.json".into(),
+            node: Some("n1".into()),
+        };
+        let validate = Validate {
+            file: "-".into(),
+            on_host: false,
+            cni_path: Vec::new(),
+        };
+        let networks = networks(&documents::objects("x", text).unwrap(), "x").unwrap();
+        let check = |network: Network| {
+            let found = validate.check(&network, &policy, &places);
+            (network.name, found)
+        };
+        networks.into_iter().map(check).collect()
+    }
+
+    fn one(config: &str) -> Findings {
+        checked(config).pop().unwrap().1
+    }
+
+    #[test]
+    fn a_definition_is_checked_by_the_resource_of_its_annotation() {
+        let definition = |annotations: &str| {
+            format!(
+                "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n\
+                 metadata: {{name: rails, namespace: ml{annotations}}}\nspec:\n  config: |\n    \
+                 {{\"cniVersion\": \"1.0.0\", \"type\": \"rdma-netdev\", \"attach\": \"move\",\n     \
+                 \"ipam\": {{\"type\": \"rdma-ipam\", \"range\": \"10.9.0.0/24\"}}}}\n"
+            )
+        };
+        let with = ", annotations: {k8s.v1.cni.cncf.io/resourceName: rdma/nic}";
+        let (name, found) = checked(&definition(with)).pop().unwrap();
+        assert_eq!((name.as_str(), &found.errors), ("ml/rails", &Vec::new()));
+        assert_eq!(found.attach.as_deref(), Some("move of the allocated unit"));
+        assert_eq!(found.ranges, ["10.9.0.0/24"]);
+        let (_, found) = checked(&definition("")).pop().unwrap();
+        assert!(found.errors[0].contains(RESOURCE_NAME), "{found:?}");
+    }
+
+    #[test]
+    fn what_add_would_refuse_is_refused_with_the_policys_word() {
+        for (keys, expected) in [
+            (
+                r#""master": "e0", "ipam": {"type": "host-local"}"#,
+                "allow.ipam",
+            ),
+            (
+                r#""master": "e0", "ipam": {"type": "bridge"}"#,
+                "no IPAM plugin",
+            ),
+            (r#""master": "e0", "atach": "macvlan""#, "attach"),
+            (
+                r#""attach": "move", "device": "e0", "mode": "bridge""#,
+                "mode",
+            ),
+            (r#""attach": "macvlan", "device": "e0""#, "master"),
+            (
+                r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/33"}"#,
+                "10.0.0.0/33",
+            ),
+            (
+                r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/24", "store": "nfs"}"#,
+                "nfs",
+            ),
+        ] {
+            let list = format!(
+                r#"{{"cniVersion": "1.0.0", "name": "x", "plugins": [{{"type": "rdma-netdev", {keys}}}]}}"#
+            );
+            let found = one(&list);
+            assert!(
+                found.errors.iter().any(|e| e.contains(expected)),
+                "{keys}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn plugins_of_others_are_not_judged() {
+        let found =
+            one(r#"{"cniVersion": "1.0.0", "name": "x", "type": "macvlan", "master": "e0"}"#);
+        assert!(
+            found.errors.is_empty() && found.notes[0].contains("not checked"),
+            "{found:?}"
+        );
+        let text = r#"{"kind": "List", "items": [{"kind": "Pod"}]}"#;
+        let error = networks(&documents::objects("x", text).unwrap(), "x").unwrap_err();
+        assert!(error.to_string().contains("x has no network"), "{error}");
+    }
+}

@@ -1,0 +1,99 @@
+//! `rdma-device-plugin uninstall`: the way back of `install`, for one node.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::uninstall::{self, Places, Removed};
+
+/// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses
+/// while a pod has an interface or an address of it.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "It is run on each node once the DaemonSet is deleted: by hand, or by \
+    manifests/uninstall. A store that nodes share stays.\n\
+    Exit status: 0 nothing of it is left, 1 refused or failed, 2 wrong usage."
+)]
+pub(super) struct Uninstall {
+    /// Directory below which the host's files are found
+    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
+    host_root: PathBuf,
+    /// The node's CNI directory [default: opt/cni/bin below --host-root]
+    #[arg(long, value_name = "DIR")]
+    cni_bin_dir: Option<PathBuf>,
+    /// Where CDI specifications are
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_CDI_DIR",
+        default_value = "/var/run/cdi"
+    )]
+    cdi_dir: PathBuf,
+    /// Directory of the node's sockets
+    #[arg(long, value_name = "DIR", default_value = "/run/rdma-netdev")]
+    run_dir: PathBuf,
+    #[command(flatten)]
+    node: super::NodePolicy,
+    /// Only say whether it would be refused
+    #[arg(long)]
+    dry_run: bool,
+    /// Try again every ten seconds until nothing is in use any more
+    #[arg(long)]
+    wait: bool,
+    /// Do not end when it is done, so that a DaemonSet of it becomes ready and stays so
+    #[arg(long)]
+    stay: bool,
+}
+
+/// Between two tries.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+impl Uninstall {
+    /// Checks, removes, and says what became of each path.
+    ///
+    /// # Errors
+    /// It is refused, or something cannot be removed.
+    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let places = Places {
+            root: self.host_root.clone(),
+            cni_bin: (self.cni_bin_dir.clone())
+                .unwrap_or_else(|| self.host_root.join("opt/cni/bin")),
+            policy: self.node.policy.clone(),
+            run: self.run_dir.clone(),
+            cdi: self.cdi_dir.clone(),
+            node: self.node.name(),
+        };
+        while let Err(refusal) = uninstall::check(&places) {
+            if !self.wait {
+                return Err(refusal.into());
+            }
+            let _ = writeln!(std::io::stderr().lock(), "waiting: {refusal}");
+            thread::sleep(RETRY_INTERVAL);
+        }
+        if self.dry_run {
+            return Ok(writeln!(out, "nothing on this node is in use")?);
+        }
+        let mut lines = String::new();
+        let removed = uninstall::remove(&places, |path, removed| {
+            let what = match removed {
+                Removed::Gone => "removed".to_owned(),
+                Removed::Emptied => "emptied".to_owned(),
+                Removed::Kept(why) => format!("stays: {why}"),
+            };
+            lines += &format!("{}: {what}\n", path.display());
+        });
+        out.write_all(lines.as_bytes())?;
+        removed.map_err(|(path, error)| {
+            anyhow::Error::new(error).context(format!("remove {}", path.display()))
+        })?;
+        writeln!(out, "nothing of it is left on this node")?;
+        out.flush().context("print")?;
+        while self.stay {
+            thread::park();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Answers of all nodes as one table; below it the nodes that did not answer.
+
+use node::table::{cell, table};
+use serde_json::Value;
+
+use super::ask::{Answer, Question};
+
+/// The answers as text.
+pub(super) fn text(question: Question, answers: &[Answer]) -> String {
+    let (header, rows): (&[&str], fn(&Value) -> Vec<Vec<String>>) = match question {
+        Question::Status => (
+            &[
+                "NODE",
+                "RESOURCE",
+                "HEALTHY",
+                "UNHEALTHY",
+                "HELD",
+                "KUBELET",
+            ],
+            status,
+        ),
+        Question::Topology => (&["NODE", "GPU", "NEAREST NICS", "POD"], topology),
+        Question::Discover => (
+            &["NODE", "DEVICE", "NETDEV", "HCA", "NUMA", "RESOURCES"],
+            discover,
+        ),
+        Question::Preflight => (&["NODE", "FAIL", "WARN", "PASS", "CHECKS"], preflight),
+        Question::Leases => (
+            &["NODE", "ADDRESS", "NETWORK NAME", "POD", "INTERFACE"],
+            leases,
+        ),
+    };
+    let mut all = Vec::new();
+    for answer in answers {
+        let Ok(document) = &answer.document else {
+            continue;
+        };
+        let mut of_node = rows(document);
+        if question == Question::Leases {
+            // A row names its own node; each node lists all leases of a store that nodes share.
+            of_node.retain(|row| !all.contains(row));
+            all.extend(of_node);
+            continue;
+        }
+        if of_node.is_empty() {
+            of_node.push(vec!["-".to_owned(); header.len() - 1]);
+        }
+        all.extend(of_node.into_iter().map(|row| {
+            let node = std::iter::once(cell(&answer.node));
+            node.chain(row).collect::<Vec<String>>()
+        }));
+    }
+    let mut text = table(header, &all);
+    for answer in answers {
+        for note in notes(question, answer) {
+            text += &format!("{}: {}\n", cell(&answer.node), cell(&note));
+        }
+    }
+    text
+}
+
+/// What a table has no place for.
+fn notes(question: Question, answer: &Answer) -> Vec<String> {
+    let document = match &answer.document {
+        Ok(document) => document,
+        Err(error) => return vec![format!("no answer of {}: {error}", answer.pod)],
+    };
+    // Of a topology the notes say how to read it, on each node the same.
+    if question != Question::Status {
+        return Vec::new();
+    }
+    list(&document["notes"]).map(word).collect()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    cell(&word(value))
+}
+
+fn words(value: &Value) -> String {
+    cell(&list(value).map(word).collect::<Vec<_>>().join(" "))
+}
+
+fn status(document: &Value) -> Vec<Vec<String>> {
+    let row = |units: &Value| {
+        ["resource", "healthy", "unhealthy", "held", "kubelet"]
+            .map(|key| shown(&units[key]))
+            .to_vec()
+    };
+    list(&document["units"]).map(row).collect()
+}
+
+fn topology(document: &Value) -> Vec<Vec<String>> {
+    let nics: Vec<&Value> = list(&document["nics"]).collect();
+    let title = |nic: &Value| {
+        let first = |key: &str| list(&nic[key]).next().map(word);
+        first("rdmaDevices")
+            .or_else(|| first("netdevs"))
+            .unwrap_or_else(|| word(&nic["hca"]))
+    };
+    let row = |(index, gpu): (usize, &Value)| {
+        let near: Vec<usize> = list(&gpu["nearestNics"])
+            .filter_map(|nic| usize::try_from(nic.as_u64()?).ok())
+            .collect();
+        let class = near
+            .first()
+            .map(|nic| word(&document["distances"]["gpuNic"][index][*nic]["class"]));
+        let names = near
+            .iter()
+            .filter_map(|nic| nics.get(*nic))
+            .map(|nic| title(nic));
+        let nearest: Vec<String> = class.into_iter().chain(names).collect();
+        vec![
+            format!("GPU{}", shown(&gpu["ordinal"])),
+            cell(&nearest.join(" ")),
+            words(&gpu["pod"]),
+        ]
+    };
+    list(&document["gpus"]).enumerate().map(row).collect()
+}
+
+fn discover(document: &Value) -> Vec<Vec<String>> {
+    let row = |hca: &Value| {
+        vec![
+            words(&hca["rdmaDevices"]),
+            match hca["inAnotherNetns"] == true {
+                true => "in a pod".to_owned(),
+                false => words(&hca["netdevs"]),
+            },
+            shown(&hca["id"]),
+            shown(&hca["numaNode"]),
+            words(&hca["resources"]),
+        ]
+    };
+    list(&document["hcas"]).map(row).collect()
+}
+
+fn preflight(document: &Value) -> Vec<Vec<String>> {
+    let count = |key: &str| shown(&document["summary"][key]);
+    let complains = list(&document["checks"])
+        .filter(|check| check["verdict"] == "fail" || check["verdict"] == "warn")
+        .map(|check| word(&check["id"]));
+    let ids = cell(&complains.collect::<Vec<_>>().join(" "));
+    vec![vec![count("fail"), count("warn"), count("pass"), ids]]
+}
+
+fn leases(document: &Value) -> Vec<Vec<String>> {
+    let row = |lease: &Value| {
+        let pod = match &lease["pod"] {
+            Value::Object(pod) => {
+                let part = |key: &str| pod.get(key).map(word).unwrap_or_default();
+                format!("{}/{}", part("namespace"), part("name"))
+            }
+            other => word(other),
+        };
+        vec![
+            shown(&lease["node"]),
+            shown(&lease["address"]),
+            shown(&lease["networkName"]),
+            cell(&pod),
+            shown(&lease["interface"]),
+        ]
+    };
+    list(&document["leases"]).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn answer(node: &str, document: Result<Value, &str>) -> Answer {
+        Answer {
+            node: node.to_owned(),
+            pod: format!("plugin-{node}"),
+            document: document.map_err(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn nodes_are_rows_and_those_that_did_not_answer_are_named() {
+        let units = json!({"resource": "rdma/a", "healthy": 8, "unhealthy": 0, "held": 2, "kubelet": "listening"});
+        let answers = [
+            answer("n1", Ok(json!({"units": [units], "notes": ["pod x: far"]}))),
+            answer("n2", Err("container not found")),
+            answer("n3", Ok(json!({"units": []}))),
+        ];
+        assert_eq!(
+            text(Question::Status, &answers),
+            "NODE  RESOURCE  HEALTHY  UNHEALTHY  HELD  KUBELET\n\
+             n1    rdma/a    8        0          2     listening\n\
+             n3    -         -        -          -     -\n\
+             n1: pod x: far\n\
+             n2: no answer of plugin-n2: container not found\n"
+        );
+    }
+
+    #[test]
+    fn a_lease_of_a_shared_store_is_one_row() {
+        let lease = json!({"address": "10.0.0.1", "node": "n2", "interface": "net1",
+            "pod": {"namespace": "ml", "name": "w-0"}});
+        let document = json!({"leases": [lease]});
+        let answers = [
+            answer("n1", Ok(document.clone())),
+            answer("n2", Ok(document)),
+        ];
+        let text = text(Question::Leases, &answers);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(
+            text.ends_with("n2    10.0.0.1  -             ml/w-0  net1\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn checks_that_complain_are_named() {
+        let document = json!({
+            "summary": {"fail": 1, "warn": 1, "pass": 40},
+            "checks": [{"id": "L02", "verdict": "fail"}, {"id": "M01", "verdict": "pass"},
+                       {"id": "G06", "verdict": "warn"}],
+        });
+        let answer = answer("n1", Ok(document));
+        assert!(answer.is_wrong(Question::Preflight));
+        let text = text(Question::Preflight, &[answer]);
+        assert!(
+            text.ends_with("n1    1     1     40    L02 G06\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_a_node_answers_steers_no_terminal() {
+        let document = json!({"hcas": [{"rdmaDevices": ["\u{1b}[2J"], "id": 7, "netdevs": "x"}]});
+        let text = text(Question::Discover, &[answer("n1", Ok(document))]);
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+}

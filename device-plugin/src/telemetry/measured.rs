@@ -1,0 +1,310 @@
+//! Metrics of what takes time to read; see [`Measurements`].
+
+use std::fmt;
+
+use diagnostics::port_counters::PortCounter;
+use node::calls::{BOUNDS, COMMANDS, Calls, Code, Command, Ending};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::metrics::{Family, counter, gauge, number};
+use crate::measurements::{Measurements, PoolFill};
+
+/// The metrics of one set of measurements.
+#[derive(Debug)]
+pub(super) struct OfMeasurements(pub Measurements);
+
+impl Collector for OfMeasurements {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut families = of_ports(&self.0.ports.value);
+        families.extend(of_pools(
+            self.0
+                .own_pools
+                .value
+                .iter()
+                .chain(&self.0.shared_pools.value),
+        ));
+        families.push(of_placement(&self.0));
+        families.extend(of_calls(&self.0.calls.value));
+        families.push(ages(&self.0));
+        families.retain(|family| !family.samples.is_empty());
+        families
+            .iter()
+            .try_for_each(|family| family.encode(&mut encoder))?;
+        durations(&self.0.calls.value, &mut encoder)
+    }
+}
+
+fn of_ports(counters: &[PortCounter]) -> Vec<Family> {
+    let samples = |is_congestion: bool| {
+        let of_kind = counters
+            .iter()
+            .filter(|one| one.is_congestion == is_congestion);
+        let sample = |one: &PortCounter| {
+            let labels = vec![
+                ("rdma_device", one.rdma_device.clone()),
+                ("port", one.port.to_string()),
+                ("counter", one.counter.to_owned()),
+            ];
+            (labels, number(one.value))
+        };
+        of_kind.map(sample).collect()
+    };
+    vec![
+        counter(
+            "port_errors",
+            "Errors and retries of a port, by the kernel's counters",
+            samples(false),
+        ),
+        counter(
+            "port_congestion",
+            "Drops and notifications of congestion of a port, by the kernel's counters",
+            samples(true),
+        ),
+    ]
+}
+
+fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family> {
+    let samples = |value: fn(&PoolFill) -> f64| {
+        let sample = |pool: &'p PoolFill| {
+            let labels = vec![
+                ("store", pool.store.clone()),
+                ("range", pool.range.clone()),
+                ("network_name", pool.network_name.clone()),
+            ];
+            (labels, value(pool))
+        };
+        pools.clone().map(sample).collect()
+    };
+    vec![
+        gauge(
+            "ipam_pool_addresses",
+            "Addresses of a pool of a file store",
+            samples(|pool| pool.size),
+        ),
+        gauge(
+            "ipam_pool_used_addresses",
+            "Addresses of a pool of a file store that are leased",
+            samples(|pool| pool.used),
+        ),
+        gauge(
+            "ipam_pool_free_addresses",
+            "Addresses of a pool of a file store that are neither leased nor cooling down",
+            samples(|pool| pool.free),
+        ),
+    ]
+}
+
+fn of_placement(all: &Measurements) -> Family {
+    let samples = all.alignment.value.iter().flat_map(|alignment| {
+        let misaligned = alignment.misaligned.len();
+        let aligned = alignment.pods.saturating_sub(misaligned);
+        [("aligned", aligned), ("misaligned", misaligned)].map(|(word, pods)| {
+            let labels = vec![("alignment", word.to_owned())];
+            (labels, number(u64::try_from(pods).unwrap_or(u64::MAX)))
+        })
+    });
+    gauge(
+        "gpu_pods",
+        "Pods that hold GPUs and NICs of this node, by whether their NICs are as near as can be",
+        samples.collect(),
+    )
+}
+
+/// What is wrong with a call, in a word to alert on (docs/troubleshooting.md, error codes).
+fn word(code: Code) -> &'static str {
+    match code {
+        Code::IncompatibleVersion => "incompatible_version",
+        Code::UnsupportedField => "unsupported_field",
+        Code::UnknownContainer => "unknown_container",
+        Code::InvalidEnvironment => "invalid_environment",
+        Code::Io => "io",
+        Code::Decode => "decode",
+        Code::InvalidConfig => "invalid_config",
+        Code::InvalidNetns => "invalid_netns",
+        Code::TryAgain => "try_again",
+        Code::Unavailable => "unavailable",
+        Code::UnavailableLimited => "unavailable_limited",
+        Code::Kernel => "kernel",
+        Code::Policy => "policy",
+        Code::Exhausted => "exhausted",
+        Code::Exists => "exists",
+        Code::Differs => "differs",
+        Code::State => "state",
+        Code::Internal => "internal",
+        Code::Other(_) => "other",
+    }
+}
+
+fn labels(program: &str, command: Command) -> Vec<(&'static str, String)> {
+    vec![
+        ("program", program.to_owned()),
+        ("command", command.as_str().to_owned()),
+    ]
+}
+
+fn of_calls(programs: &[(&'static str, Calls)]) -> Vec<Family> {
+    let (mut all, mut failures) = (Vec::new(), Vec::new());
+    for (program, calls) in programs {
+        for command in COMMANDS {
+            let mut sum = 0;
+            for (ending, count) in calls.endings(command) {
+                sum += count;
+                let (code, reason) = match ending {
+                    Ending::Success => continue,
+                    Ending::Failure(code) => (code.number().to_string(), word(code)),
+                    Ending::OtherFailure => ("other".to_owned(), "other"),
+                };
+                let mut labels = labels(program, command);
+                labels.extend([("code", code), ("reason", reason.to_owned())]);
+                failures.push((labels, number(count)));
+            }
+            all.push((labels(program, command), number(sum)));
+        }
+    }
+    vec![
+        counter(
+            "cni_calls",
+            "Calls of a CNI program since the node booted",
+            all,
+        ),
+        counter(
+            "cni_failures",
+            "Calls of a CNI program that failed since the node booted, by code",
+            failures,
+        ),
+    ]
+}
+
+/// ADD and DEL only: the others are not waited for by a pod.
+fn durations(
+    programs: &[(&'static str, Calls)],
+    encoder: &mut DescriptorEncoder<'_>,
+) -> Result<(), fmt::Error> {
+    if programs.is_empty() {
+        return Ok(());
+    }
+    let mut family = encoder.encode_descriptor(
+        "cni_call_duration_seconds",
+        "Duration of the calls of a CNI program since the node booted",
+        None,
+        MetricType::Histogram,
+    )?;
+    for (program, calls) in programs {
+        for command in [Command::Add, Command::Del] {
+            let durations = calls.durations(command);
+            let bounds = BOUNDS.iter().map(|bound| bound.as_secs_f64());
+            let bounds = bounds.chain(std::iter::once(f64::INFINITY));
+            let buckets: Vec<(f64, u64)> = bounds.zip(durations.buckets).collect();
+            let count = durations.buckets.iter().sum();
+            let labels = labels(program, command);
+            family
+                .encode_family(&labels)?
+                .encode_histogram::<NoLabelSet>(
+                    durations.sum.as_secs_f64(),
+                    count,
+                    &buckets,
+                    None,
+                )?;
+        }
+    }
+    Ok(())
+}
+
+fn ages(all: &Measurements) -> Family {
+    let at = [
+        ("ports", all.ports.at),
+        ("cni_calls", all.calls.at),
+        ("own_pools", all.own_pools.at),
+        ("shared_pools", all.shared_pools.at),
+        ("placement", all.alignment.at),
+    ];
+    let samples = at.into_iter().filter_map(|(what, at)| {
+        Some((vec![("what", what.to_owned())], at?.elapsed().as_secs_f64()))
+    });
+    gauge(
+        "measurement_age_seconds",
+        "Age of what is read in the background: of counters, pools and the placement of pods",
+        samples.collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::measurements::Measured;
+    use diagnostics::topology::Alignment;
+    use prometheus_client::encoding::text;
+    use prometheus_client::registry::Registry;
+
+    fn measured<T>(value: T) -> Measured<T> {
+        Measured {
+            at: Some(std::time::Instant::now()),
+            value,
+        }
+    }
+
+    #[test]
+    fn calls_pools_ports_and_placement_are_served() {
+        let place = tempfile::tempdir().unwrap();
+        let file = node::calls::file_in(place.path(), "rdma-netdev");
+        let count = |code, ms| {
+            node::calls::count(&file, Command::Add, code, Duration::from_millis(ms));
+        };
+        count(None, 8);
+        count(Some(Code::Exhausted), 40_000);
+        let calls = Calls::read(&file).unwrap().unwrap();
+        let all = Measurements {
+            ports: measured(vec![PortCounter {
+                rdma_device: "mlx5_0".into(),
+                port: 1,
+                counter: "link_downed",
+                is_congestion: false,
+                value: 3,
+            }]),
+            calls: measured(vec![("rdma-netdev", calls)]),
+            own_pools: measured(vec![PoolFill {
+                store: "default".into(),
+                range: "10.0.0.0/24".into(),
+                network_name: String::new(),
+                size: 253.0,
+                used: 200.0,
+                free: 50.0,
+            }]),
+            alignment: measured(Some(Alignment {
+                pods: 3,
+                misaligned: Vec::new(),
+            })),
+            ..Measurements::default()
+        };
+        let mut registry = Registry::with_prefix("x");
+        registry.register_collector(Box::new(OfMeasurements(all)));
+        let mut served = String::new();
+        text::encode(&mut served, &registry).unwrap();
+        for line in [
+            r#"x_port_errors_total{rdma_device="mlx5_0",port="1",counter="link_downed"} 3.0"#,
+            r#"x_ipam_pool_free_addresses{store="default",range="10.0.0.0/24",network_name=""} 50.0"#,
+            r#"x_gpu_pods{alignment="aligned"} 3.0"#,
+            r#"x_cni_calls_total{program="rdma-netdev",command="ADD"} 2.0"#,
+            r#"x_cni_failures_total{program="rdma-netdev",command="ADD",code="102",reason="exhausted"} 1.0"#,
+            r#"x_cni_call_duration_seconds_bucket{le="0.01",program="rdma-netdev",command="ADD"} 1"#,
+            r#"x_cni_call_duration_seconds_bucket{le="+Inf",program="rdma-netdev",command="ADD"} 2"#,
+            r#"x_cni_call_duration_seconds_sum{program="rdma-netdev",command="ADD"} 40.008"#,
+        ] {
+            assert!(served.contains(line), "no {line}\n{served}");
+        }
+        assert!(!served.contains("what=\"shared_pools\""), "{served}");
+    }
+
+    #[test]
+    fn nothing_is_served_before_anything_was_read() {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(OfMeasurements(Measurements::default())));
+        let mut served = String::new();
+        text::encode(&mut served, &registry).unwrap();
+        assert_eq!(served, "# EOF\n");
+    }
+}

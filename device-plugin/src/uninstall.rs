@@ -1,0 +1,337 @@
+//! Takes away what this project put on a node: the CNI programs, the journal, the leases, the policy.
+//!
+//! Refused while a pod has something of it: a pod that still runs needs the programs, the journal
+//! and the policy to end, and a NIC in a pod comes back by them alone. What cannot be read is no
+//! evidence that there is nothing.
+//!
+//! Nothing is removed by its place alone: of the state directory the entries that this project
+//! makes, of a store's directory all of it only where its `FORMAT` says that it is one of ours, and
+//! no store that nodes share. The policy goes last, for it names the other places: killed anywhere,
+//! the command is given again and does the rest.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
+use nix::errno::Errno;
+use node::cni_program;
+use node::policy::{Policy, StoreKind};
+
+use crate::config::last_good;
+use crate::status::files;
+
+/// What of the state directory is ours; other entries stay, and with them the directory.
+const STATE_ENTRIES: [&str; 8] = [
+    "attachments",
+    "devices",
+    "locks",
+    "stores",
+    "blocks",
+    EXCLUSIVE_HCAS,
+    NODE_ADDRESSES,
+    last_good::FILE,
+];
+/// Begins the files that a write was killed over.
+const LEFTOVER: &str = ".new-";
+
+/// Where things are, as this process sees them.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    /// The directory below which the host's files are: `proc` and namespaces.
+    pub root: PathBuf,
+    /// Directory of CNI programs.
+    pub cni_bin: PathBuf,
+    /// The policy.
+    pub policy: PathBuf,
+    /// The directory of sockets.
+    pub run: PathBuf,
+    /// Directory of CDI files.
+    pub cdi: PathBuf,
+    /// The node's name, if it was given.
+    pub node: Option<String>,
+}
+
+/// Why nothing may be removed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    /// Attachments or leases are there.
+    #[error(
+        "{0}; delete the pods that use it. What pods left that ended without DEL the daemon takes \
+         back within a minute, or rdma-netdev reclaim"
+    )]
+    InUse(String),
+    /// It is not known whether any are.
+    #[error("it is not known whether a pod still uses it: {0}")]
+    Unknown(String),
+    /// The daemon answers.
+    #[error(
+        "the daemon still runs on this node: delete its DaemonSet first (kubectl delete -k, helm uninstall)"
+    )]
+    Daemon,
+}
+
+/// Whether the node may be cleaned.
+///
+/// # Errors
+/// A [`Refusal`].
+pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
+    let socket = places.run.join("node.sock");
+    if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+        return Err(Refusal::Daemon);
+    }
+    let found = files(&places.root, &places.policy, places.node.clone());
+    let attachments = found.attachments.map_err(Refusal::Unknown)?;
+    let leases = found.leases.map_err(Refusal::Unknown)?;
+    // A policy or a record that cannot be read.
+    if !found.notes.is_empty() {
+        return Err(Refusal::Unknown(found.notes.join("; ")));
+    }
+    let pods = attachments.iter().map(|one| match &one.pod {
+        Some(pod) => format!("{pod} ({})", one.interface),
+        None => format!("container {} ({})", one.container, one.interface),
+    });
+    let held = leases
+        .iter()
+        .map(|lease| format!("{} ({})", lease.address, lease.holder));
+    let (pods, held): (Vec<String>, Vec<String>) = (pods.collect(), held.collect());
+    if !pods.is_empty() {
+        return Err(Refusal::InUse(format!(
+            "attachments are there: {}",
+            named(&pods)
+        )));
+    }
+    if !held.is_empty() {
+        return Err(Refusal::InUse(format!(
+            "addresses are leased: {}",
+            named(&held)
+        )));
+    }
+    Ok(())
+}
+
+/// The first few of a list.
+fn named(list: &[String]) -> String {
+    const NAMED: usize = 5;
+    let first: Vec<&str> = list.iter().take(NAMED).map(String::as_str).collect();
+    match list.len().checked_sub(NAMED) {
+        Some(more) if more > 0 => format!("{} and {more} more", first.join(", ")),
+        _ => first.join(", "),
+    }
+}
+
+/// What became of one path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Removed {
+    /// It is gone.
+    Gone,
+    /// A directory that is a mount point here: it is empty.
+    Emptied,
+    /// It stays, and why.
+    Kept(&'static str),
+}
+
+/// Removes everything, in the order of the head comment; `said` is called for each path that was
+/// there. [`check`] comes before.
+///
+/// # Errors
+/// The first path that cannot be removed; the command may be given again.
+pub(crate) fn remove(
+    places: &Places,
+    mut said: impl FnMut(&Path, &Removed),
+) -> Result<(), (PathBuf, io::Error)> {
+    let (policy, _) = Policy::load_for_release(&places.policy);
+    let mut one = |path: PathBuf, kept: Option<&'static str>| {
+        if path.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        let removed = match kept {
+            Some(why) => Removed::Kept(why),
+            None => remove_path(&path).map_err(|error| (path.clone(), error))?,
+        };
+        said(&path, &removed);
+        Ok(())
+    };
+    for name in cni_program::NAMES {
+        one(places.cni_bin.join(name), None)?;
+    }
+    for path in with_prefix(&places.cdi, "rdma-device-plugin-pool-") {
+        one(path, None)?;
+    }
+    for store in policy.stores.values() {
+        let shared = match &store.kind {
+            StoreKind::File { shared, .. } => *shared,
+            StoreKind::Kubernetes { .. } => false,
+            StoreKind::Whereabouts { .. } => continue,
+        };
+        let kept = match (shared, is_store(&store.directory)) {
+            (true, _) => Some("other nodes use it, too"),
+            (false, true) => None,
+            (false, false) => Some("it is no store of this project"),
+        };
+        one(store.directory.clone(), kept)?;
+    }
+    for name in STATE_ENTRIES {
+        one(policy.state_dir.join(name), None)?;
+    }
+    for path in with_prefix(&policy.state_dir, LEFTOVER) {
+        one(path, None)?;
+    }
+    let rest = fs::read_dir(&policy.state_dir).is_ok_and(|mut rest| rest.next().is_some());
+    let kept = rest.then_some("it has files that are not this project's");
+    one(policy.state_dir.clone(), kept)?;
+    for suffix in [".sock", ".calls"] {
+        for path in with_suffix(&places.run, suffix) {
+            one(path, None)?;
+        }
+    }
+    one(places.policy.clone(), None)?;
+    let directory = places.policy.parent().map(Path::to_owned);
+    let empty = |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut rest| rest.next().is_none());
+    directory
+        .filter(empty)
+        .map_or(Ok(()), |path| one(path, None))
+}
+
+fn remove_path(path: &Path) -> io::Result<Removed> {
+    let is_directory = path.symlink_metadata()?.is_dir();
+    if !is_directory {
+        fs::remove_file(path)?;
+        return Ok(Removed::Gone);
+    }
+    match fs::remove_dir_all(path) {
+        Ok(()) => Ok(Removed::Gone),
+        // In a container the directory is a mount point; its contents are gone.
+        Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => Ok(Removed::Emptied),
+        Err(error) => Err(error),
+    }
+}
+
+/// Its FORMAT says that it is a store of ours.
+fn is_store(directory: &Path) -> bool {
+    let format = fs::read_to_string(directory.join("FORMAT"));
+    format.is_ok_and(|text| text.contains("rdma-ipam store"))
+}
+
+fn with_prefix(directory: &Path, prefix: &str) -> Vec<PathBuf> {
+    entries(directory, |name| name.starts_with(prefix))
+}
+
+fn with_suffix(directory: &Path, suffix: &str) -> Vec<PathBuf> {
+    entries(directory, |name| name.ends_with(suffix))
+}
+
+fn entries(directory: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(&is_meant))
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct NodeFiles(tempfile::TempDir);
+
+    impl NodeFiles {
+        fn new(store: &serde_json::Value) -> Self {
+            let node = Self(tempfile::tempdir().unwrap());
+            for directory in [
+                "bin",
+                "etc",
+                "state/attachments",
+                "leases/leases",
+                "run",
+                "cdi",
+            ] {
+                fs::create_dir_all(node.path(directory)).unwrap();
+            }
+            let mut store = store.clone();
+            store["directory"] = json!(node.path("leases"));
+            let policy = json!({"stateDir": node.path("state"), "stores": {"default": store}});
+            for (file, text) in [
+                ("etc/policy.json", policy.to_string()),
+                ("bin/rdma-netdev", "x".to_owned()),
+                ("bin/macvlan", "x".to_owned()),
+                ("state/exclusive-hcas", String::new()),
+                ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),
+                ("cdi/nvidia.com-gpu.json", "{}".to_owned()),
+                ("run/rdma-netdev.calls", "x".to_owned()),
+            ] {
+                fs::write(node.path(file), text).unwrap();
+            }
+            node
+        }
+
+        fn path(&self, path: &str) -> PathBuf {
+            self.0.path().join(path)
+        }
+
+        fn places(&self) -> Places {
+            Places {
+                root: "/".into(),
+                cni_bin: self.path("bin"),
+                policy: self.path("etc/policy.json"),
+                run: self.path("run"),
+                cdi: self.path("cdi"),
+                node: Some("n1".into()),
+            }
+        }
+
+        fn remove(&self) -> Vec<(PathBuf, Removed)> {
+            let mut removed = Vec::new();
+            remove(&self.places(), |path, what| {
+                removed.push((path.to_owned(), what.clone()))
+            })
+            .unwrap();
+            removed
+        }
+    }
+
+    #[test]
+    fn what_is_ours_goes_and_what_is_not_stays() {
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        fs::write(node.path("leases/FORMAT"), r#"{"kind": "rdma-ipam store"}"#).unwrap();
+        fs::write(node.path("state/notes.txt"), "an administrator's").unwrap();
+        node.remove();
+        for gone in [
+            "bin/rdma-netdev",
+            "leases",
+            "state/attachments",
+            "etc",
+            "cdi/rdma-device-plugin-pool-a.json",
+            "run/rdma-netdev.calls",
+        ] {
+            assert!(!node.path(gone).exists(), "{gone}");
+        }
+        for stays in ["bin/macvlan", "cdi/nvidia.com-gpu.json", "state/notes.txt"] {
+            assert!(node.path(stays).exists(), "{stays}");
+        }
+    }
+
+    #[test]
+    fn a_shared_store_and_a_directory_that_is_none_stay() {
+        let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
+        fs::write(node.path("leases/FORMAT"), r#"{"kind": "rdma-ipam store"}"#).unwrap();
+        let kept = Removed::Kept("other nodes use it, too");
+        assert!(node.remove().contains(&(node.path("leases"), kept)));
+        assert!(node.path("leases/leases").exists());
+
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        let kept = Removed::Kept("it is no store of this project");
+        assert!(node.remove().contains(&(node.path("leases"), kept)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_evidence() {
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        fs::write(node.path("etc/policy.json"), "{").unwrap();
+        assert!(matches!(check(&node.places()), Err(Refusal::Unknown(_))));
+    }
+}
