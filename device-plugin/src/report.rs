@@ -11,7 +11,8 @@ use node::document::versioned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::config::{Format, ResourceName};
+use crate::binding::store::Bindings;
+use crate::config::{Format, ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::AllocationCounts;
@@ -47,6 +48,10 @@ pub(crate) struct Report {
     pub reclaim: reclaim::Counts,
     /// The socket on which programs of the node ask.
     pub node_socket: NodeSocket,
+    /// What the configuration says about GPUs and NICs.
+    pub topology: TopologyConfig,
+    /// Slots that are bound.
+    pub bindings: Arc<Bindings>,
 }
 
 /// The configuration in force.
@@ -113,6 +118,8 @@ impl Report {
             allocated: None,
             reclaim: reclaim::Counts::default(),
             node_socket,
+            topology: TopologyConfig::default(),
+            bindings: Arc::default(),
         }
     }
 

@@ -255,6 +255,7 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
         hcas: Vec::new(),
         child: None,
         rdma: Vec::new(),
+        slots: Vec::new(),
         rules: Vec::new(),
         ipam: None,
     })

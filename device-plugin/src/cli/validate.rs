@@ -171,5 +171,15 @@ fn units(sharing: Sharing) -> String {
                 policy.word()
             )
         }
+        Sharing::Late(late) => {
+            let strict = match late.strict {
+                true => "refused where farther than need be",
+                false => "however far",
+            };
+            format!(
+                "each HCA for one container alone, bound to the pod's GPUs when its network is \
+                 made, {strict}"
+            )
+        }
     }
 }

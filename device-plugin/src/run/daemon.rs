@@ -183,6 +183,7 @@ impl Daemon {
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
+        self.know_cdi_obstacle().await;
         self.want(Trigger::Start, triggers);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
@@ -327,6 +328,8 @@ impl Daemon {
             allocated: self.allocated.clone(),
             reclaim: self.known.found.borrow().counts.clone(),
             node_socket: self.known.node_socket.clone(),
+            topology: self.config.topology.clone(),
+            bindings: self.pool_states.bindings(),
         }));
     }
 }

@@ -44,6 +44,9 @@ pub struct Record {
     /// The RDMA devices that were moved along, or alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rdma: Vec<RdmaDevice>,
+    /// The slots that the runtime passed for it, each bound to an HCA by the daemon.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slots: Vec<Slot>,
     /// Rules put into the pod's namespace, as kernel messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<crate::netdev::snapshot::Message>,
@@ -100,6 +103,18 @@ pub struct RdmaDevice {
     /// devices without hardware, and in records of versions that did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+}
+
+/// A slot that was bound late.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Slot {
+    /// The unit that the kubelet allocated.
+    pub unit: String,
+    /// The HCA that it became, as units name HCAs.
+    pub hca: String,
+    /// Name of its file in the CDI directory that the node's policy names.
+    pub cdi_file: String,
 }
 
 /// What releasing the addresses takes, when the runtime no longer says.
