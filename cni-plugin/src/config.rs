@@ -9,6 +9,7 @@ mod misspelt;
 
 pub use attach::{Attach, ChildKind};
 
+use attachment::journal::record::Slot;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
@@ -37,6 +38,8 @@ pub struct Allocation {
     pub unit: UnitId,
     /// As it was written.
     pub text: String,
+    /// The slot that became this unit; none for a unit that the runtime passed itself.
+    pub slot: Option<Slot>,
 }
 
 /// The plugin's own keys.
@@ -257,6 +260,7 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
     Ok(Allocation {
         unit,
         text: text.to_owned(),
+        slot: None,
     })
 }
 

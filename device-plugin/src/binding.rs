@@ -6,6 +6,7 @@
 //! - [`store`]: the bindings, one file for each HCA;
 //! - [`slot_specification`]: what a container gets for a slot;
 //! - [`evidence`]: when a binding is over, pure;
+//! - [`alignment`]: how well the HCAs of each pod fit its GPUs, pure;
 //! - [`binder`]: reads, decides and acts, for the CNI plugin and for the kubelet;
 //! - [`release`]: the loop that frees bindings whose pods ended without DEL.
 //!
@@ -13,6 +14,7 @@
 //! CDI file, device returned, binding file. So a CDI file never names an HCA that another pod is
 //! bound to, whenever a process dies.
 
+pub(crate) mod alignment;
 pub(crate) mod binder;
 pub(crate) mod decide;
 pub(crate) mod evidence;

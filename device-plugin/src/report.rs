@@ -11,6 +11,7 @@ use node::document::versioned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::binding::alignment;
 use crate::binding::store::Bindings;
 use crate::config::{Format, ResourceName, TopologyConfig};
 use crate::events::Trigger;
@@ -171,7 +172,13 @@ impl Report {
         let socket = self
             .node_socket_error()
             .map(|error| format!("programs of this node cannot ask which pod holds what: {error}"));
+        let unreadable = self
+            .bindings
+            .unreadable
+            .values()
+            .map(|why| format!("{why}; its HCA is given to no pod until the file is removed"));
         refused
+            .chain(unreadable)
             .chain(pools)
             .chain(without_stream)
             .chain(idle)
@@ -209,6 +216,8 @@ impl Report {
                 "error": self.node_socket_error(),
             },
             "pools": self.pools.iter().map(|pool| self.pool_json(pool)).collect::<Vec<_>>(),
+            "bindings": self.bindings.all.values().collect::<Vec<_>>(),
+            "alignment": alignment::of_pods(&self.bindings),
         }))
     }
 

@@ -48,13 +48,27 @@ impl Machine {
         Self::with(&addresses)
     }
 
-    fn with(addresses: &[String]) -> Result<Self> {
+    /// One that is laid like this, as the machines of the field in `hca::tree::machine` are.
+    ///
+    /// # Errors
+    /// As [`Machine::new`].
+    pub fn laid(lay: impl FnOnce(&Tree)) -> Result<Self> {
         let root = tempfile::tempdir()?;
         let host = root.path().join("host");
         fs::create_dir(&host)?;
         let tree = Tree::new(host);
-        tree.sockets(&["0-7", "8-15"]);
         tree.rdma_core(true);
+        lay(&tree);
+        make_nodes(&tree)?;
+        Ok(Self { tree, root })
+    }
+
+    fn with(addresses: &[String]) -> Result<Self> {
+        Self::laid(|tree| Self::lay(tree, addresses))
+    }
+
+    fn lay(tree: &Tree, addresses: &[String]) {
+        tree.sockets(&["0-7", "8-15"]);
         for (index, address) in addresses.iter().enumerate() {
             let second = index * 2 >= addresses.len();
             let above = if second {
@@ -71,8 +85,6 @@ impl Machine {
             let (rdma, netdev) = (format!("mlx5_{index}"), format!("rdma{index}"));
             tree.nic(&spec, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        make_nodes(&tree)?;
-        Ok(Self { tree, root })
     }
 
     /// Gives a verbs node another number, as a reboot does.
@@ -188,7 +200,10 @@ impl Machine {
 
 /// Puts character devices where the tree has plain files: a node counts only if
 /// it is the device that the kernel says. Nothing opens them. Needs root.
-fn make_nodes(tree: &Tree) -> Result<()> {
+///
+/// # Errors
+/// A node cannot be made.
+pub fn make_nodes(tree: &Tree) -> Result<()> {
     let mut devices = vec![tree.path("/sys/class/misc/rdma_cm")];
     for class in ["infiniband_verbs", "infiniband_mad"] {
         // Not there on a machine without an HCA.

@@ -1,5 +1,6 @@
-//! ADD: request → recover → resolve → authorize → plan → journal → apply → result.
+//! ADD: request → bind → recover → resolve → authorize → plan → journal → apply → result.
 //!
+//! - *bind* asks the daemon which HCA a slot becomes;
 //! - *recover* returns the NIC that a dead pod left, if the request means it;
 //! - *resolve* reads which links and RDMA devices the request comes to;
 //! - *authorize* asks policy and kubelet about what it comes to, never about how it is written;
@@ -26,7 +27,7 @@ use attachment::{
     netdev::restore,
     node::{Node, now},
 };
-use cni_wire::{AttachmentId, Code, Request};
+use cni_wire::{AttachmentId, CniResult, Code, Request};
 use netlink::{
     Namespace, Socket,
     link::{self, By},
@@ -38,6 +39,7 @@ use super::pod_namespace;
 use crate::{
     allocation,
     authorize::{Asked, Rules, authorize},
+    bind::{self, Bound},
     config::{ChildKind, Config},
     error::Error,
     plan,
@@ -100,42 +102,106 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         name_is_free(&mut inside, id, &pod)?;
     }
 
-    let recovered = match requested {
-        Requested::Move => {
-            recover::recover(&mut node, &resolve::move_target(&config)?, config.port)?
-        }
-        _ => recover::Recovered::default(),
+    let bound = bind::bind(&node, request, &mut config)?;
+    let call = Call {
+        request,
+        id,
+        key: &key,
+        config: &config,
+        requested,
+        pod: &pod,
+        ipam: &ipam,
+        bound: bound.as_ref(),
     };
-    let resolved = resolve(&mut node, request, &config, &before, &pod, &mut inside)?;
-    let moves_rdma = moves_rdma(&node, &config, &resolved)?;
-    allow(&node, request, &config, &resolved, moves_rdma)?;
-    plan::check(&resolved, &config, request.config.ipam_type()?)?;
+    let added = call.attach(&mut node, &mut inside, before, chain);
+    if let (Err(_), Some(bound)) = (&added, &bound) {
+        bound.unbind(&node);
+    }
+    added
+}
 
-    match resolved {
-        Resolved::RdmaOnly(target) => {
-            let attachment = rdma_only::Attachment {
-                node: &mut node,
-                request,
-                config: &config,
-                key: &key,
-                pod: &pod,
-                target: &target,
-            };
-            attachment.add(&before, moves_rdma)
+/// A request whose slot is bound, if it has one.
+struct Call<'a> {
+    request: &'a Request,
+    id: &'a AttachmentId,
+    key: &'a Key,
+    config: &'a Config,
+    requested: Requested,
+    pod: &'a Namespace,
+    ipam: &'a Ipam,
+    bound: Option<&'a Bound>,
+}
+
+impl Call<'_> {
+    /// From recovering to the result. `before` is the chain's result, `chain` what of it is the
+    /// interface's.
+    fn attach(
+        &self,
+        node: &mut Node,
+        inside: &mut Socket,
+        before: CniResult,
+        chain: Option<CniResult>,
+    ) -> Result<Value, Error> {
+        let Call {
+            request,
+            config,
+            pod,
+            ..
+        } = *self;
+        let recovered = match self.requested {
+            Requested::Move => recover::recover(node, &resolve::move_target(config)?, config.port)?,
+            _ => recover::Recovered::default(),
+        };
+        let resolved = resolve(node, request, config, &before, pod, inside)?;
+        let moves_rdma = moves_rdma(node, config, &resolved)?;
+        self.allow(node, &resolved, moves_rdma)?;
+        plan::check(&resolved, config, request.config.ipam_type()?)?;
+        match resolved {
+            Resolved::RdmaOnly(target) => {
+                let attachment = rdma_only::Attachment {
+                    node,
+                    request,
+                    config,
+                    key: self.key,
+                    pod,
+                    target: &target,
+                };
+                attachment.add(&before, moves_rdma)
+            }
+            resolved => {
+                let attachment = interface::Attachment {
+                    node,
+                    request,
+                    id: self.id,
+                    config,
+                    resolved: &resolved,
+                    pod,
+                    inside,
+                    ipam: self.ipam,
+                    bound: self.bound,
+                };
+                attachment.add(self.key, recovered, before, chain, moves_rdma)
+            }
         }
-        resolved => {
-            let attachment = interface::Attachment {
-                node: &mut node,
-                request,
-                id,
-                config: &config,
-                resolved: &resolved,
-                pod: &pod,
-                inside: &mut inside,
-                ipam: &ipam,
-            };
-            attachment.add(&key, recovered, before, chain, moves_rdma)
-        }
+    }
+
+    /// Asks the policy, and the kubelet where the request takes something from the host. For a slot
+    /// the daemon has asked the kubelet already.
+    fn allow(&self, node: &Node, resolved: &Resolved, moves_rdma: bool) -> Result<(), Error> {
+        let exclusive = node.exclusive_hcas()?;
+        let rules = Rules {
+            allow: &node.policy.values.allow,
+            path: &node.policy.path,
+            exclusive: &exclusive,
+        };
+        let asked = Asked {
+            passthru: self.config.mode.as_deref() == Some("passthru"),
+            moves_rdma,
+        };
+        authorize(resolved, asked, rules, || match self.bound {
+            Some(bound) => Ok(bound.allocated()),
+            None => allocation::ask(&node.daemon_socket(), &self.request.env.args, &node.log),
+        })
     }
 }
 
@@ -155,29 +221,6 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
         }
     };
     rdma::moves(config.rdma, resolved.attach(), mode, has_rdma, &name)
-}
-
-/// Asks the policy, and the kubelet where the request takes something from the host.
-fn allow(
-    node: &Node,
-    request: &Request,
-    config: &Config,
-    resolved: &Resolved,
-    moves_rdma: bool,
-) -> Result<(), Error> {
-    let exclusive = node.exclusive_hcas()?;
-    let rules = Rules {
-        allow: &node.policy.values.allow,
-        path: &node.policy.path,
-        exclusive: &exclusive,
-    };
-    let asked = Asked {
-        passthru: config.mode.as_deref() == Some("passthru"),
-        moves_rdma,
-    };
-    authorize(resolved, asked, rules, || {
-        allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)
-    })
 }
 
 /// Undoes what an ADD that died left under the same name. One that lives is an error.

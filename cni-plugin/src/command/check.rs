@@ -16,7 +16,7 @@ use netlink::{
 use netlink_packet_route::rule::RuleMessage;
 
 use super::pod_namespace;
-use crate::{error::Error, interface_config, rdma};
+use crate::{bind, error::Error, interface_config, rdma};
 
 /// Serves CHECK.
 ///
@@ -58,6 +58,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     check_routes(&mut inside, &before, index, &link)?;
     check_rules(&mut inside, &recorded)?;
     rdma::check(&node, &pod, &recorded.rdma)?;
+    bind::check(&node, &recorded.slots)?;
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
     Ok(ipam.ask(&node, Command::Check, request)?)

@@ -216,7 +216,7 @@ impl Binder {
             for one in &fresh {
                 tracing::info!(
                     pod = %one.pod, unit = one.unit, hca = one.hca, rail = one.rail,
-                    gpus = display(&one.gpus), "slot bound"
+                    gpus = served(&one.gpus), "slot bound"
                 );
             }
             self.triggers.send(Trigger::Binding);
@@ -854,7 +854,7 @@ fn answer_of(binding: &Binding) -> BoundSlot {
 }
 
 /// GPUs with their classes, for people: `0000:8f:00.0 PIX, 0000:90:00.0 PXB`.
-pub(crate) fn display(gpus: &[ServedGpu]) -> String {
+pub(crate) fn served(gpus: &[ServedGpu]) -> String {
     let gpus: Vec<String> = gpus
         .iter()
         .map(|one| format!("{} {}", one.gpu, one.class))

@@ -48,6 +48,7 @@ modules! {
     dp_hostile,
     dp_install,
     dp_kubelet,
+    dp_late,
     dp_node_socket,
     dp_node_socket_clients,
     dp_node_socket_restarts,

@@ -4,7 +4,7 @@ use std::{fs::File, io::Read};
 
 use attachment::{
     addresses::{self, Ipam},
-    journal::{Key, RdmaDevice, Record},
+    journal::{Key, RdmaDevice, Record, record::Slot},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -26,11 +26,12 @@ use serde_json::Value;
 use super::{blank_record, undo};
 use crate::{
     apply,
+    bind::Bound,
     config::{ChildKind, Config},
     error::Error,
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
-    rdma::{self, RdmaRequirement},
+    rdma::{self, Numbers, RdmaRequirement},
     recover::Recovered,
     report::{self, Reported},
     resolve::{self, HostLink, Parent, Resolved},
@@ -46,6 +47,7 @@ pub(super) struct Attachment<'a> {
     pub(super) pod: &'a Namespace,
     pub(super) inside: &'a mut Socket,
     pub(super) ipam: &'a Ipam,
+    pub(super) bound: Option<&'a Bound>,
 }
 
 impl Attachment<'_> {
@@ -90,6 +92,9 @@ impl Attachment<'_> {
         let applied = self
             .apply(key, &plan, &mut record, leased)
             .and_then(|made| {
+                if let Some(bound) = self.bound {
+                    bound.commit(self.node)?;
+                }
                 let mut result = before;
                 merge(&mut result, made, dns);
                 Ok(result.to_json(self.request.config.version)?)
@@ -106,7 +111,15 @@ impl Attachment<'_> {
             return Ok(Vec::new());
         };
         let names = rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)?;
-        rdma::describe(self.node, &names)
+        rdma::describe(self.node, &names, self.numbers())
+    }
+
+    /// Whether containers were promised the device nodes as they are.
+    fn numbers(&self) -> Numbers {
+        match self.bound {
+            Some(_) => Numbers::ReadAfterwards,
+            None => Numbers::Promised,
+        }
     }
 
     /// What becomes the interface.
@@ -175,12 +188,19 @@ impl Attachment<'_> {
         Ok(Record {
             moved: plan.interface.snapshot().cloned(),
             hcas: self.hcas(),
+            slots: self.slots(),
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
             rules: rules_of(plan.interface_config.as_ref()),
             ipam: addresses::note(self.request)?,
             ..blank_record(self.node, self.request, self.pod)?
         })
+    }
+
+    /// The slot that the runtime passed.
+    fn slots(&self) -> Vec<Slot> {
+        let allocation = self.config.allocation.iter();
+        allocation.filter_map(|one| one.slot.clone()).collect()
     }
 
     /// The HCAs of a netdev that moves.
@@ -281,7 +301,7 @@ impl Attachment<'_> {
             let journal = &self.node.journal;
             journal.take(&moved.identity, key, &self.node.boot)?;
         }
-        rdma::move_in(self.node, self.pod, &record.rdma)?;
+        rdma::move_in(self.node, self.pod, &record.rdma, self.numbers())?;
         let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)
             .map_err(|refused| self.explain(refused))?;
         // Written before the pod runs, which could make links like it.
