@@ -57,20 +57,27 @@ pub(crate) fn assign(
         (!held.contains(number), !was_healthy, *number)
     });
     unbound.truncate(free.len());
-    let mut left = Vec::new();
-    for number in unbound {
-        let same = known(number).and_then(|known| {
-            free.iter().position(|member| {
-                member.health.is_healthy() && member.numa_node == known.numa_node
-            })
-        });
-        match same {
-            Some(at) => drop(slots.insert(number, of_member(number, free.remove(at), None))),
-            None => left.push(number),
+    // A slot that a pod has waits for its HCA, so those are served before free ones.
+    let (of_pods, others): (Vec<u32>, Vec<u32>) = unbound
+        .into_iter()
+        .partition(|number| held.contains(number));
+    for group in [of_pods, others] {
+        let mut left = Vec::new();
+        for number in group {
+            let same = known(number).and_then(|known| {
+                free.iter().position(|member| {
+                    member.health.is_healthy() && member.numa_node == known.numa_node
+                })
+            });
+            match same {
+                Some(at) => drop(slots.insert(number, of_member(number, free.remove(at), None))),
+                None => left.push(number),
+            }
         }
-    }
-    for (number, member) in left.into_iter().zip(free) {
-        slots.insert(number, of_member(number, member, None));
+        let rest = free.drain(..left.len().min(free.len()));
+        for (number, member) in left.into_iter().zip(rest) {
+            slots.insert(number, of_member(number, member, None));
+        }
     }
     slots.into_values().collect()
 }
@@ -146,7 +153,7 @@ mod tests {
         let slots = assign(&members, &bound, &held, &before);
         let nodes: Vec<_> = slots.iter().map(|s| s.numa_node).collect();
         // Slot 1 is held and keeps its node; a free slot of node 1 went over to node 0.
-        assert_eq!(nodes, [Some(1), Some(0), Some(0), Some(1)]);
+        assert_eq!(nodes, [Some(1), Some(0), Some(1), Some(0)]);
     }
 
     #[test]

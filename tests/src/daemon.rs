@@ -171,13 +171,9 @@ impl Machine {
     /// # Errors
     /// The program is not built.
     pub fn daemon_on(&self, file: &Path, flags: &[&OsStr]) -> Result<Daemon> {
-        let mut log = tempfile::Builder::new();
-        let log = log
-            .prefix("daemon-")
-            .suffix(".log")
-            .tempfile_in(self.root.path())?;
-        let (log, path) = log.keep()?;
-        let child = Command::new(product("rdma-device-plugin")?)
+        let policy = self.policy()?;
+        let mut command = Command::new(product("rdma-device-plugin")?);
+        command
             .arg("--config-file")
             .arg(file)
             .arg("--host-root")
@@ -187,14 +183,9 @@ impl Machine {
             .arg("--node-socket")
             .arg(self.node_socket())
             .arg("--policy")
-            .arg(self.policy()?)
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("start the daemon")?;
-        Ok(Daemon { child, log: path })
+            .arg(policy)
+            .args(flags);
+        Daemon::start(command, self.root.path())
     }
 }
 
@@ -239,6 +230,26 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// Starts it with a log in this directory.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(mut command: Command, directory: &Path) -> Result<Self> {
+        let mut log = tempfile::Builder::new();
+        let log = log
+            .prefix("daemon-")
+            .suffix(".log")
+            .tempfile_in(directory)?;
+        let (log, path) = log.keep()?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("start the daemon")?;
+        Ok(Daemon { child, log: path })
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors

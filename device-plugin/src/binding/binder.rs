@@ -25,6 +25,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 
 use super::decide::{self, Assigned, Container};
+use super::evidence::{Attached, was_detached};
 use super::gpus::{self, Gpus, PodGpus};
 use super::slot_specification;
 use super::store::{Binding, Bindings, ServedGpu, Stage, Store};
@@ -62,17 +63,24 @@ impl Places {
         Store::at(&self.state_dir(), &boot_id(&self.host.proc))
     }
 
-    /// Sandbox and HCA of every slot that the CNI plugin's journal has.
+    /// What the CNI plugin's journal has.
     ///
     /// # Errors
-    /// The journal, or a record of it, cannot be read: what it says is not known then.
-    pub(crate) fn attached(&self) -> Result<BTreeSet<(String, String)>, String> {
-        let (records, unreadable) = journal::Store::at(&self.state_dir())
-            .records()
-            .map_err(|error| error.to_string())?;
-        if let Some(one) = unreadable.first() {
-            return Err(one.to_string());
-        }
+    /// The journal cannot be listed.
+    pub(crate) fn attached(&self) -> Result<Attached, String> {
+        let store = journal::Store::at(&self.state_dir());
+        // Names first: one that is not among the records read later is unreadable, or gone since.
+        let names = store.list().map_err(|error| error.to_string())?;
+        let (records, _) = store.records().map_err(|error| error.to_string())?;
+        let read: BTreeSet<String> = records
+            .iter()
+            .map(|(key, _)| key.as_str().to_owned())
+            .collect();
+        let unreadable = names
+            .into_iter()
+            .filter(|(key, ..)| !read.contains(key.as_str()))
+            .map(|(.., id)| id.container_id.to_string())
+            .collect();
         let slots = records.into_iter().flat_map(|(_, record)| {
             let sandbox = record.container_id;
             let hcas = record.slots.into_iter().map(|slot| slot.hca);
@@ -80,7 +88,10 @@ impl Places {
             let hcas: Vec<String> = hcas.chain(record.hcas).collect();
             hcas.into_iter().map(move |hca| (sandbox.clone(), hca))
         });
-        Ok(slots.collect())
+        Ok(Attached {
+            slots: slots.collect(),
+            unreadable,
+        })
     }
 }
 
@@ -183,6 +194,12 @@ impl Binder {
                 .max_by_key(|one| one.created)
         };
         let mut warnings = Vec::new();
+        if let (Some(_), false, Some(note)) = (&pod.uid, units.uid_checked, &units.uid_note) {
+            warnings.push(format!(
+                "the units of pod {pod} are those of a pod of this name; its UID was not checked: \
+                 {note}"
+            ));
+        }
         let mut fresh = Vec::new();
         let is_whole = slots
             .iter()
@@ -367,7 +384,7 @@ impl Binder {
             let over = bindings.all.into_values().filter(|one| {
                 one.sandbox.as_deref() == Some(sandbox.as_str())
                     && (units.is_empty() || units.contains(&one.unit))
-                    && !attached.contains(&(sandbox.clone(), one.hca.clone()))
+                    && !attached.has(one)
             });
             let over: Vec<Binding> = over.collect();
             for one in &over {
@@ -609,28 +626,31 @@ fn kept_and_taken(
     let store = places.store();
     let mut bindings = store.read().map_err(unavailable)?;
     let attached = places.attached().map_err(unavailable)?;
-    // A pod has one sandbox at a time. What the journal has is still in the old one's namespace.
+    // A pod has one sandbox at a time. What the journal has is still in the old one's namespace. What
+    // it has no more, of whichever pod, was returned while no daemon was told.
+    let is_earlier = |one: &Binding| {
+        sandbox.is_some()
+            && one.sandbox.as_deref() != sandbox
+            && one.is_of(pod)
+            && slots.contains(&one.unit)
+            && !attached.has(one)
+    };
     let earlier: Vec<(HcaId, Binding)> = bindings
         .all
         .iter()
-        .filter(|(_, one)| {
-            sandbox.is_some()
-                && one.sandbox.as_deref() != sandbox
-                && one.is_of(pod)
-                && slots.contains(&one.unit)
-                && !attached.contains(&(one.sandbox.clone().unwrap_or_default(), one.hca.clone()))
-        })
+        .filter(|(_, one)| is_earlier(one) || was_detached(one, &attached))
         .map(|(hca, one)| (hca.clone(), one.clone()))
         .collect();
     for (hca, one) in earlier {
         free(places, &one).map_err(unavailable)?;
         tracing::info!(
             pod = %one.pod, unit = one.unit, hca = one.hca,
-            "slot unbound: the pod has a new sandbox"
+            "slot unbound: its attachment was undone, or the pod has a new sandbox"
         );
         bindings.all.remove(&hca);
     }
     let others = attached
+        .slots
         .into_iter()
         .filter(|(container, _)| Some(container.as_str()) != sandbox);
     let taken = others.filter_map(|(_, hca)| hca.parse().ok()).collect();

@@ -10,15 +10,32 @@ use std::collections::BTreeSet;
 use super::store::{Binding, Stage};
 use crate::kubelet::allocated::Holder;
 
-/// A binding younger than this is left alone: the CNI call that made it may still run, and the
+/// A binding without record that is younger than this is left alone: the CNI call that made it may still run, and the
 /// kubelet may list its pod a moment later.
 const MIN_AGE_SECONDS: u64 = 60;
+
+/// What the CNI plugin's journal has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Attached {
+    /// Sandbox and HCA of every slot and every moved NIC.
+    pub slots: BTreeSet<(String, String)>,
+    /// Sandboxes of records that cannot be read, and may have any HCA.
+    pub unreadable: BTreeSet<String>,
+}
+
+impl Attached {
+    /// Whether a binding is in use by a record, or may be.
+    pub(crate) fn has(&self, binding: &Binding) -> bool {
+        let sandbox = binding.sandbox.clone().unwrap_or_default();
+        self.unreadable.contains(&sandbox) || self.slots.contains(&(sandbox, binding.hca.clone()))
+    }
+}
 
 /// What is known beside the binding.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts<'a> {
-    /// Sandbox and HCA of every record of the journal.
-    pub attached: &'a BTreeSet<(String, String)>,
+    /// What the journal has.
+    pub attached: &'a Attached,
     /// Who holds the slot by the kubelet; none if the kubelet has not said who holds what.
     pub holder: Option<Option<&'a Holder>>,
     /// Seconds since 1970.
@@ -27,21 +44,26 @@ pub(crate) struct Facts<'a> {
 
 /// Why a binding is over, if it is. The caller sees the same twice before it acts.
 pub(crate) fn over(binding: &Binding, facts: Facts<'_>) -> Option<&'static str> {
-    let sandbox = binding.sandbox.clone().unwrap_or_default();
-    if facts.attached.contains(&(sandbox, binding.hca.clone())) {
+    if facts.attached.has(binding) {
         return None;
+    }
+    if was_detached(binding, facts.attached) {
+        return Some("its attachment was undone");
     }
     if (0..MIN_AGE_SECONDS).contains(&facts.now.wrapping_sub(binding.created)) {
         return None;
-    }
-    if binding.stage == Stage::Attached {
-        return Some("its attachment was undone");
     }
     match facts.holder? {
         None => Some("the kubelet lists no pod that holds its slot"),
         Some(holder) if is_of(binding, holder) => None,
         Some(_) => Some("the kubelet lists its slot as another pod's"),
     }
+}
+
+/// Whether the CNI plugin has returned the devices: its record was there when the binding got its
+/// stage, and is not any more.
+pub(crate) fn was_detached(binding: &Binding, attached: &Attached) -> bool {
+    binding.stage == Stage::Attached && !attached.has(binding)
 }
 
 /// A holder out of the kubelet's checkpoint has a UID for its name, and no namespace.
@@ -87,24 +109,34 @@ mod tests {
 
     #[test]
     fn a_binding_is_over_on_evidence_alone() {
-        let attached = BTreeSet::from([("s1".to_owned(), "0000:3b:00.0".to_owned())]);
-        let none = BTreeSet::new();
-        let other = BTreeSet::from([
-            ("s1".to_owned(), "0000:3b:00.1".to_owned()),
-            ("s2".to_owned(), "0000:3b:00.0".to_owned()),
-        ]);
+        let of = |slots: &[(&str, &str)]| Attached {
+            slots: slots
+                .iter()
+                .map(|(s, hca)| ((*s).into(), (*hca).into()))
+                .collect(),
+            unreadable: BTreeSet::new(),
+        };
+        let attached = of(&[("s1", "0000:3b:00.0")]);
+        let none = of(&[]);
+        let other = of(&[("s1", "0000:3b:00.1"), ("s2", "0000:3b:00.0")]);
+        let unreadable = Attached {
+            unreadable: BTreeSet::from(["s1".to_owned()]),
+            ..Attached::default()
+        };
         let own = holder("ml", "a");
         let (by_uid, foreign_uid) = (holder("", "u1"), holder("", "u2"));
         let foreign = holder("ml", "b");
-        use Stage::{Attached, Bound, Started};
+        use Stage::{Bound, Started};
+        const ATTACHED: Stage = Stage::Attached;
         for (stage, journal, kubelet, now, is_over) in [
             // In the journal it is in use, whatever the kubelet says.
-            (Attached, &attached, Some(None), 1000, false),
+            (ATTACHED, &attached, Some(None), 1000, false),
             (Bound, &attached, Some(None), 1000, false),
+            (ATTACHED, &unreadable, Some(None), 1000, false),
             // DEL was there, and the daemon was not.
-            (Attached, &none, Some(Some(&own)), 1000, true),
-            (Attached, &other, None, 1000, true),
-            (Attached, &none, Some(None), 150, false),
+            (ATTACHED, &none, Some(Some(&own)), 1000, true),
+            (ATTACHED, &other, None, 1000, true),
+            (ATTACHED, &none, Some(None), 150, true),
             // An ADD that died before its record: the pod's next sandbox binds anew.
             (Bound, &none, Some(Some(&own)), 1000, false),
             (Bound, &none, Some(None), 1000, true),

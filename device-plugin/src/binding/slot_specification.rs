@@ -1,6 +1,6 @@
 //! What a container gets for a slot: a CDI device of the slot's name, in a file that exists only
 //! while the slot is bound and its devices are in place. Without that file a container runtime
-//! refuses to create the container.
+//! refuses to create the container (containerd: `unresolvable CDI devices`).
 
 use std::hash::Hasher as _;
 

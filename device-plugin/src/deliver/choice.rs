@@ -77,6 +77,12 @@ pub(crate) fn known_obstacle(runtime: &Cdi) -> Option<String> {
     }
 }
 
+/// What is not known of those who have to understand CDI.
+#[must_use]
+pub(crate) fn doubt(facts: &Facts) -> Option<String> {
+    kubelet_obstacle(facts.kubelet.as_deref()).or_else(|| runtime_obstacle(&facts.runtime))
+}
+
 fn kubelet_obstacle(client: Option<&str>) -> Option<String> {
     let Some(client) = client else {
         return Some("the kubelet has not called yet".to_owned());

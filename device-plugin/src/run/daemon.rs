@@ -93,6 +93,8 @@ pub(super) struct Daemon {
     exclusive: Option<BTreeSet<HcaId>>,
     /// How pools are delivered that state nothing.
     choice: Choice,
+    /// Why containers of pools with binding late may go without their nodes.
+    cdi_doubt: Vec<String>,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -164,6 +166,7 @@ impl Daemon {
             nodes: None,
             exclusive: None,
             choice: Choice::default(),
+            cdi_doubt: Vec::new(),
             links: Links::default(),
             faults: Vec::new(),
             report,
@@ -320,6 +323,7 @@ impl Daemon {
             remarks: [
                 self.pool_states.remarks(),
                 self.links.faults(),
+                &self.cdi_doubt,
                 &self.faults,
                 &self.files.faults(),
             ]

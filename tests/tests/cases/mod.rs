@@ -32,6 +32,7 @@ modules! {
     cni_gc,
     cni_ipam,
     cni_journal,
+    cni_late,
     cni_log,
     cni_move,
     cni_policy,

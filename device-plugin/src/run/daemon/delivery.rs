@@ -62,16 +62,31 @@ impl Daemon {
     pub(super) async fn know_cdi_obstacle(&mut self) {
         let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
         if !self.config.pools.iter().any(is_late) {
-            return;
+            self.cdi_doubt.clear();
+            return self.pool_states.set_cdi_obstacle(None);
         }
         let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
+        let kubelet = self.known.client.borrow().clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
             let runtime = container_runtime::of_running_runtime(root, &host.proc);
-            choice::known_obstacle(&runtime).or_else(|| directory_obstacle(&directory))
+            let obstacle =
+                choice::known_obstacle(&runtime).or_else(|| directory_obstacle(&directory));
+            let facts = choice::Facts {
+                kubelet,
+                runtime,
+                directory: None,
+            };
+            (obstacle, choice::doubt(&facts))
         };
         match tokio::task::spawn_blocking(read).await {
-            Ok(obstacle) => self.pool_states.set_cdi_obstacle(obstacle),
+            Ok((obstacle, doubt)) => {
+                self.pool_states.set_cdi_obstacle(obstacle);
+                let doubt = doubt.map(|doubt| {
+                    format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
+                });
+                self.cdi_doubt = doubt.into_iter().collect();
+            }
             Err(error) => {
                 tracing::error!(%error, "reading the container runtime's configuration failed")
             }
