@@ -68,18 +68,12 @@ impl Places {
     /// # Errors
     /// The journal cannot be listed.
     pub(crate) fn attached(&self) -> Result<Attached, String> {
-        let store = journal::Store::at(&self.state_dir());
-        // Names first: one that is not among the records read later is unreadable, or gone since.
-        let names = store.list().map_err(|error| error.to_string())?;
-        let (records, _) = store.records().map_err(|error| error.to_string())?;
-        let read: BTreeSet<String> = records
-            .iter()
-            .map(|(key, _)| key.as_str().to_owned())
-            .collect();
-        let unreadable = names
+        let (records, unreadable) = journal::Store::at(&self.state_dir())
+            .records()
+            .map_err(|error| error.to_string())?;
+        let unreadable = unreadable
             .into_iter()
-            .filter(|(key, ..)| !read.contains(key.as_str()))
-            .map(|(.., id)| id.container_id.to_string())
+            .map(|one| one.id.container_id.to_string())
             .collect();
         let slots = records.into_iter().flat_map(|(_, record)| {
             let sandbox = record.container_id;

@@ -95,6 +95,8 @@ pub(super) struct Daemon {
     choice: Choice,
     /// Why containers of pools with binding late may go without their nodes.
     cdi_doubt: Vec<String>,
+    /// Why they certainly do.
+    runtime_obstacle: Option<String>,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -167,6 +169,7 @@ impl Daemon {
             exclusive: None,
             choice: Choice::default(),
             cdi_doubt: Vec::new(),
+            runtime_obstacle: None,
             links: Links::default(),
             faults: Vec::new(),
             report,

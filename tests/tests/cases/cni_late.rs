@@ -1,11 +1,13 @@
 //! A slot becomes a NIC in the pod and is one on the host again: the CNI plugin with the real daemon
 //! and a kubelet.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
@@ -49,6 +51,8 @@ impl Node {
         make_nodes(tree)?;
         let cdi = scene.host.directory().join("cdi");
         scene.policy(&json!({"unallocated": null}), &json!({"cdiDir": cdi}))?;
+        fs::create_dir_all(scene.host_root().join("run"))?;
+        DirBuilder::new().mode(0o700).create(scene.host.state())?;
         let kubelet = Kubelet::start(settings(&scene))?;
         let daemon = start(&scene)?;
         let node = Self {
@@ -56,9 +60,19 @@ impl Node {
             kubelet,
             daemon,
         };
-        let listed = node.kubelet.wait_allocatable(NIC, 1, WAIT_TIMEOUT);
-        listed.with_context(|| node.daemon.log())?;
+        node.ready()?;
         Ok(node)
+    }
+
+    fn ready(&self) -> Result<()> {
+        let listed = self.kubelet.wait_allocatable(NIC, 1, WAIT_TIMEOUT);
+        listed.with_context(|| self.daemon.log())?;
+        let started = Instant::now();
+        while UnixStream::connect(socket(&self.scene)).is_err() {
+            ensure!(started.elapsed() < WAIT_TIMEOUT, "{}", self.daemon.log());
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// Admits a pod with one slot, and gives the slot with the call for its network.
@@ -110,6 +124,10 @@ fn settings(scene: &Scene) -> Settings {
     Settings::below(&scene.host.directory().join("kubelet"))
 }
 
+fn socket(scene: &Scene) -> PathBuf {
+    scene.host_root().join("run/rdma-netdev/node.sock")
+}
+
 fn start(scene: &Scene) -> Result<Daemon> {
     let config = scene.host.directory().join("config");
     fs::write(&config, LATE)?;
@@ -125,12 +143,11 @@ fn start(scene: &Scene) -> Result<Daemon> {
         .arg("--kubelet-root-dir")
         .arg(settings.root)
         .arg("--node-socket")
-        .arg(scene.host_root().join("run/rdma-netdev/node.sock"))
+        .arg(socket(scene))
         .arg("--policy")
         .arg(scene.policy_file())
         .arg("--cdi-dir")
-        .arg(scene.host.directory().join("cdi"))
-        .args(["--log-level", "debug"]);
+        .arg(scene.host.directory().join("cdi"));
     Daemon::start(command, scene.host.directory())
 }
 
@@ -178,9 +195,7 @@ fn del_without_daemon() -> Result<()> {
     // The next pod gets the NIC: the journal shows that it was returned.
     node.daemon = start(&node.scene)?;
     node.kubelet.remove("default/a")?;
-    node.kubelet
-        .wait_allocatable(NIC, 1, WAIT_TIMEOUT)
-        .with_context(|| node.daemon.log())?;
+    node.ready()?;
     let (slot, call) = node.admit("b")?;
     let network = node.scene.network(&json!({"deviceID": slot}));
     answer_of(&call, "ADD", &network)?

@@ -441,7 +441,10 @@ fn late_binding_has_its_own_keys() {
             "mode: exclusive\nbinding: late\ndelivery: deviceSpecs",
             "leave delivery out",
         ),
-        ("mode: exclusive\nstrict: true", "strict belongs to binding late"),
+        (
+            "mode: exclusive\nstrict: true",
+            "strict belongs to binding late",
+        ),
         (
             "mode: exclusive\nbindAtStart: true",
             "bindAtStart belongs to binding late",
@@ -463,7 +466,8 @@ fn late_binding_has_its_own_keys() {
 
 #[test]
 fn what_the_host_does_not_show_is_read_and_refused_by_name() {
-    let pools = "pools: [{resource: rdma/a, mode: exclusive, binding: late, select: {vendors: [15b3]}}]";
+    let pools =
+        "pools: [{resource: rdma/a, mode: exclusive, binding: late, select: {vendors: [15b3]}}]";
     let read = |topology: &str| parse(&format!("version: 1\ntopology: {topology}\n{pools}\n"));
     let all = read(
         "{pair: \"0=0101:00:00.0,1=0102:00:00.0\", rails: [\"0101:00:00.0=1\"], \

@@ -60,18 +60,17 @@ impl Daemon {
     /// nothing to offer then. What is not known is no obstacle: a container without its CDI file does
     /// not start, and one whose runtime passes CDI over has no device node.
     pub(super) async fn know_cdi_obstacle(&mut self) {
-        let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
-        if !self.config.pools.iter().any(is_late) {
+        if !self.has_late_pool() {
             self.cdi_doubt.clear();
-            return self.pool_states.set_cdi_obstacle(None);
+            self.runtime_obstacle = None;
+            return;
         }
-        let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
+        let host = self.settings.host.clone();
         let kubelet = self.known.client.borrow().clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
             let runtime = container_runtime::of_running_runtime(root, &host.proc);
-            let obstacle =
-                choice::known_obstacle(&runtime).or_else(|| directory_obstacle(&directory));
+            let obstacle = choice::known_obstacle(&runtime);
             let facts = choice::Facts {
                 kubelet,
                 runtime,
@@ -81,7 +80,7 @@ impl Daemon {
         };
         match tokio::task::spawn_blocking(read).await {
             Ok((obstacle, doubt)) => {
-                self.pool_states.set_cdi_obstacle(obstacle);
+                self.runtime_obstacle = obstacle;
                 let doubt = doubt.map(|doubt| {
                     format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
                 });
@@ -93,11 +92,26 @@ impl Daemon {
         }
     }
 
-    /// The bindings of slots, read before each scan is taken in.
+    fn has_late_pool(&self) -> bool {
+        let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
+        self.config.pools.iter().any(is_late)
+    }
+
+    /// The bindings of slots, and whether their CDI files can be written, before each scan is taken
+    /// in.
     pub(super) async fn read_bindings(&mut self) {
         let places = self.settings.binding_places();
-        let read = tokio::task::spawn_blocking(move || places.store().read());
-        match read.await {
+        let directory = self.has_late_pool().then(|| self.settings.cdi_dir.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let obstacle = directory.and_then(|directory| directory_obstacle(&directory));
+            (obstacle, places.store().read())
+        });
+        let read = read.await.map(|(obstacle, bindings)| {
+            let obstacle = self.runtime_obstacle.clone().or(obstacle);
+            self.pool_states.set_cdi_obstacle(obstacle);
+            bindings
+        });
+        match read {
             Ok(Ok(bindings)) => self.pool_states.set_bindings(bindings),
             Ok(Err(error)) => {
                 tracing::error!(%error, "cannot read the bindings of slots; what was known stays in force")
