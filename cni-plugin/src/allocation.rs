@@ -178,6 +178,28 @@ fn hca_of(unit: &str, resource: &str) -> Result<HcaId, Error> {
 /// Code 4 when the runtime does not say which pod this is; code 11 when the daemon does not answer,
 /// so that the runtime tries again; code 101 when the kubelet knows another pod of this name.
 pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Held, Error> {
+    let pod = pod_of(args)?;
+    let held = client::pod_units(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
+    if pod.uid.is_some() && !held.uid_checked {
+        let note = held
+            .uid_note
+            .as_deref()
+            .unwrap_or("the daemon does not say why");
+        log.warn(format_args!(
+            "the units of pod {pod} are those of a pod of this name; its UID was not checked: {note}"
+        ));
+    }
+    Ok(Held {
+        pod: format!("{}/{}", pod.namespace, pod.name),
+        allocations: held.allocations,
+    })
+}
+
+/// The pod that a request is for.
+///
+/// # Errors
+/// Code 4 when the runtime does not say which pod this is.
+pub(crate) fn pod_of(args: &Args) -> Result<Pod, Error> {
     let given = |key: &str| {
         let value = args.get(key).filter(|value| !value.is_empty());
         value.map(str::to_owned)
@@ -194,24 +216,10 @@ pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Held, Error> {
             )
         })
     };
-    let pod = Pod {
+    Ok(Pod {
         namespace: required("K8S_POD_NAMESPACE")?,
         name: required("K8S_POD_NAME")?,
         uid: given("K8S_POD_UID"),
-    };
-    let held = client::pod_units(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
-    if pod.uid.is_some() && !held.uid_checked {
-        let note = held
-            .uid_note
-            .as_deref()
-            .unwrap_or("the daemon does not say why");
-        log.warn(format_args!(
-            "the units of pod {pod} are those of a pod of this name; its UID was not checked: {note}"
-        ));
-    }
-    Ok(Held {
-        pod: format!("{}/{}", pod.namespace, pod.name),
-        allocations: held.allocations,
     })
 }
 

@@ -13,6 +13,7 @@ pub use attach::{Attach, ChildKind};
 pub(crate) use devices::read as devices_of;
 pub use devices::{Devices, Names};
 
+use attachment::journal::record::Slot;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, Version};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
@@ -41,6 +42,8 @@ pub struct Allocation {
     pub unit: UnitId,
     /// As it was written.
     pub text: String,
+    /// The slot that became this unit; none for a unit that the runtime passed itself.
+    pub slot: Option<Slot>,
 }
 
 /// The plugin's own keys.
@@ -317,6 +320,7 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
     Ok(Allocation {
         unit,
         text: text.to_owned(),
+        slot: None,
     })
 }
 

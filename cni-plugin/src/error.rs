@@ -111,7 +111,7 @@ fn code(error: &attachment::Error) -> Code {
         attachment::Error::Journal(_)
         | attachment::Error::State { .. }
         | attachment::Error::Netdev(restore::Error::Ambiguous { .. }) => Code::State,
-        attachment::Error::Hardware(_) => Code::Io,
+        attachment::Error::Hardware(_) | attachment::Error::Cdi(_) => Code::Io,
         attachment::Error::Ipam(error) => error.code,
         attachment::Error::Several { first, .. } => code(first),
     }

@@ -3,6 +3,7 @@
 //! In the order a request takes:
 //! - [`command`]: the commands of the specification, each from request to answer;
 //! - [`config`]: what the configuration says;
+//! - `bind`: which HCA a slot becomes, by the daemon;
 //! - `recover`: returning the NIC of a dead pod that the request means;
 //! - [`resolve`]: which links and RDMA devices the request comes to;
 //! - [`authorize`]: whether policy and kubelet allow that, with [`allocation`], what the kubelet
@@ -22,6 +23,7 @@ pub mod admin;
 pub mod allocation;
 pub mod apply;
 pub mod authorize;
+mod bind;
 pub mod command;
 pub mod config;
 mod device_info;

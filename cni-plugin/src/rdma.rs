@@ -6,7 +6,8 @@
 //! that are free (`ib_uverbs_add_one()`). The container was promised the old number when it was
 //! allocated. So a move that would change the number is refused before anything is changed; one
 //! that did nevertheless is taken back and the attachment fails. Moves are made one at a time on
-//! a node, because two together could swap their numbers.
+//! a node, because two together could swap their numbers. For an HCA that was bound late the number
+//! is read after the move, so it may change.
 //!
 //! After a kill anywhere: the journal names the devices before the first one moves.
 
@@ -45,6 +46,15 @@ impl RdmaRequirement {
             _ => None,
         }
     }
+}
+
+/// What containers know of the numbers of device nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    /// They were promised them when the HCA was allocated.
+    Promised,
+    /// They get those that the daemon reads after the move.
+    ReadAfterwards,
 }
 
 /// Whether RDMA devices move into the pod.
@@ -179,7 +189,11 @@ pub(crate) fn of_netdev(
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace, or would not keep its character device.
-pub(crate) fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<RdmaDevice>, Error> {
+pub(crate) fn describe(
+    node: &Node,
+    names: &BTreeSet<String>,
+    numbers: Numbers,
+) -> Result<Vec<RdmaDevice>, Error> {
     let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
@@ -195,7 +209,8 @@ pub(crate) fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<Rdma
             )
             .with_details("a pod has it, or it is returning from one")
         })?;
-        if let Some((_, verbs)) = nodes.iter().find(|(owner, _)| owner == name) {
+        let verbs = nodes.iter().find(|(owner, _)| owner == name);
+        if let (Some((_, verbs)), Numbers::Promised) = (verbs, numbers) {
             keeps_its_number(name, &verbs.name, &nodes)?;
         }
         Ok(RdmaDevice {
@@ -213,7 +228,12 @@ pub(crate) fn describe(node: &Node, names: &BTreeSet<String>) -> Result<Vec<Rdma
 /// # Errors
 /// Code 11: one would get another character device than the container was promised; code 100:
 /// the kernel's refusal. What was moved by then is named in the journal.
-pub(crate) fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
+pub(crate) fn move_in(
+    node: &Node,
+    pod: &Namespace,
+    devices: &[RdmaDevice],
+    numbers: Numbers,
+) -> Result<(), Error> {
     if devices.is_empty() {
         return Ok(());
     }
@@ -234,7 +254,7 @@ pub(crate) fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> R
             )
         })?;
         let before = rdma::verbs_node(&mut host, device)?;
-        if let Some(before) = &before {
+        if let (Some(before), Numbers::Promised) = (&before, numbers) {
             // It was checked before, too; another attachment may have been quicker.
             keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
         }
@@ -247,7 +267,7 @@ pub(crate) fn move_in(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> R
             )
         })?;
         let after = rdma::verbs_node(&mut inside, arrived)?;
-        if after != before {
+        if after != before && numbers == Numbers::Promised {
             let name = |node: &Option<rdma::Node>| {
                 node.as_ref().map_or("none".to_owned(), |n| n.name.clone())
             };

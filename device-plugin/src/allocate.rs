@@ -2,8 +2,9 @@
 
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
+use crate::binding::slot_specification;
 use crate::deliver;
-use crate::snapshot::{Health, Member, Snapshot, Unit};
+use crate::snapshot::{Health, Member, Shape, Snapshot, Unit};
 
 /// Why units cannot be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +38,7 @@ pub(crate) fn allocate(
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Error> {
     let mut members: Vec<&Member> = Vec::new();
+    let mut slots: Vec<&String> = Vec::new();
     for id in ids {
         let found = snapshot.unit(id).ok_or_else(|| Error::Unknown {
             resource: snapshot.resource().to_string(),
@@ -44,6 +46,17 @@ pub(crate) fn allocate(
         })?;
         let usable = match found {
             Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
+            Unit::Slot(slot) => {
+                if let Health::Unhealthy(reason) = &slot.health {
+                    return Err(Error::Unhealthy {
+                        resource: snapshot.resource().to_string(),
+                        unit: id.clone(),
+                        reason: reason.to_string(),
+                    });
+                }
+                slots.push(id);
+                continue;
+            }
             Unit::Pool => {
                 usable(snapshot, id, snapshot.members())?;
                 // A port that is down now may be up again long before the container ends.
@@ -59,6 +72,9 @@ pub(crate) fn allocate(
                 members.push(member);
             }
         }
+    }
+    if snapshot.shape() == Shape::Late {
+        return Ok(slot_specification::response(&slots));
     }
     Ok(deliver::response(snapshot, &members))
 }

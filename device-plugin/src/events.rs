@@ -41,6 +41,8 @@ pub(crate) enum Trigger {
     Pods,
     /// Another delivery was chosen for pools that state none.
     Delivery,
+    /// A slot was bound or unbound.
+    Binding,
 }
 
 impl fmt::Display for Trigger {
@@ -58,6 +60,7 @@ impl fmt::Display for Trigger {
             Trigger::Signal => "signal",
             Trigger::Pods => "pods",
             Trigger::Delivery => "delivery",
+            Trigger::Binding => "binding",
         })
     }
 }

@@ -9,6 +9,7 @@
 //! - `pool_state`: the pools as they are now; `sessions`, `kubelet`: one session for each
 //!   resource;
 //! - `prefer`, `allocate`, `deliver`: which units, and what a container gets with them;
+//! - `slots`, `binding`: units that become HCAs when a pod's network is made;
 //! - `events`, `watch`: when to scan again; `scan`: one scan at a time, which may hang;
 //! - `links`: netdevs that a pool sets up; `reclaim`: attachments and leases of dead pods;
 //! - `run`: the daemon; `report`: its state, for metrics and readiness; `status`: the node's
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod binding;
 mod candidate;
 pub mod cli;
 pub mod config;
@@ -44,6 +46,7 @@ mod report;
 mod run;
 mod scan;
 mod sessions;
+mod slots;
 mod snapshot;
 mod state_files;
 mod status;

@@ -19,28 +19,23 @@ use node_server::socket::connections::{Answers, Connections};
 use node_server::socket::{Counts, Socket};
 pub(crate) use node_server::socket::{NodeSocket, State};
 use node_wire::{Answer, Failure, PodUnits, Question};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::binding::binder::Binder;
 use crate::report::Report;
-use pods::Pods;
+use pods::{Caller, Pods};
 
 /// How long the socket waits for the first scan of the host. Before that the daemon does not know
 /// which HCAs the units of its pools stand for.
 const FIRST_SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the socket and its sources are.
+/// Where the socket is.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// Where the socket is made; `None` for no socket.
+    /// Where it is made; `None` for no socket.
     pub path: Option<PathBuf>,
-    /// The kubelet's PodResources socket.
-    pub pod_resources: PathBuf,
-    /// The kubelet's device-plugins directory, which has its checkpoint.
-    pub device_plugin_dir: PathBuf,
-    /// Notified when this daemon has answered an Allocate.
-    pub allocated: Arc<Notify>,
     /// Distinguishes this process from another one in the names of files.
     pub nonce: String,
 }
@@ -49,9 +44,11 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 struct Units {
     /// What the kubelet says.
-    pods: Pods,
+    pods: Arc<Pods>,
     /// What the kubelet was sent.
     reports: watch::Receiver<Arc<Report>>,
+    /// What binds slots.
+    binder: Arc<Binder>,
 }
 
 impl Answers for Units {
@@ -62,6 +59,9 @@ impl Answers for Units {
                 name_hcas(&mut units, &self.reports.borrow());
                 Ok(Answer::PodUnits(units))
             }
+            Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
+            Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
+            Question::Unbind(question) => self.binder.unbind(question).await.map(Answer::Unbound),
             other => Err(other.not_mine()),
         }
     }
@@ -92,22 +92,24 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
 /// Serves until `stop`.
 pub(crate) async fn keep_serving(
     settings: Settings,
+    (pods, binder, caller): (Arc<Pods>, Arc<Binder>, Caller),
     counts: Arc<Counts>,
     mut reports: watch::Receiver<Arc<Report>>,
     state: watch::Sender<State>,
     stop: CancellationToken,
 ) {
     let Some(path) = settings.path else {
-        return stop.cancelled().await;
+        // Containers that start are asked about all the same.
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = caller.run() => {}
+        }
+        return;
     };
-    let (pods, caller) = pods::pods(
-        settings.pod_resources,
-        settings.device_plugin_dir,
-        settings.allocated,
-    );
     let units = Units {
         pods,
         reports: reports.clone(),
+        binder,
     };
     let connections = Connections::new(units, counts);
     let serve = async {

@@ -119,6 +119,8 @@ pub(crate) struct Node {
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
     /// The delivery of pools that state none.
     pub automatic_delivery: Delivery,
+    /// Why containers would not get what CDI files say, if that is known.
+    pub cdi_obstacle: Option<String>,
 }
 
 /// The same on a node where more is known than its hardware.
@@ -135,6 +137,7 @@ pub(crate) fn assemble_on(
     let mut snapshots = Vec::new();
     let machine = Arc::new(seen.machine.clone());
     for pool in &config.pools {
+        let withheld = withheld(pool, config, candidates, node);
         let mut members = Vec::new();
         let chosen = candidates
             .iter()
@@ -144,7 +147,10 @@ pub(crate) fn assemble_on(
                 .or_else(|| obstacle(pool, candidate, seen, &claims))
             {
                 None => {
-                    claims.push((&candidate.id, pool));
+                    // What is not offered does not keep an HCA from another pool.
+                    if withheld.is_none() {
+                        claims.push((&candidate.id, pool));
+                    }
                     members.push(member(pool, candidate, seen));
                 }
                 Some(reason) => excluded.push(Excluded {
@@ -161,6 +167,12 @@ pub(crate) fn assemble_on(
             why_missing(old, candidates, seen)
         });
         members.sort_by(|a, b| a.id.cmp(&b.id));
+        if let Some(reason) = withheld {
+            remarks.push(format!("{} is withheld: {reason}", pool.resource));
+            for member in &mut members {
+                member.health = Health::Unhealthy(reason.clone());
+            }
+        }
         let shape = shape(pool, candidates, &mut members, &mut remarks);
         let mut terms = Terms::of(pool, node.automatic_delivery);
         if !seen.vhost_net && !terms.extra_nodes.is_empty() {
@@ -183,6 +195,35 @@ pub(crate) fn assemble_on(
         excluded,
         remarks,
     }
+}
+
+/// Why a pool with late binding has nothing to offer, if so. Its units name no HCA, so one that
+/// another pool offers, too, could be given twice; and containers get them by CDI alone.
+fn withheld(
+    pool: &PoolConfig,
+    config: &Config,
+    candidates: &[Candidate],
+    node: &Node,
+) -> Option<UnhealthyReason> {
+    let Sharing::Late(_) = pool.sharing else {
+        return None;
+    };
+    if let Some(obstacle) = &node.cdi_obstacle {
+        return Some(UnhealthyReason::Delivery(format!(
+            "binding late needs CDI, and {obstacle}"
+        )));
+    }
+    let mut own = candidates.iter().filter(|one| is_chosen(pool, one));
+    own.find_map(|candidate| {
+        let others = config.pools.iter();
+        let mut others = others.filter(|other| other.resource != pool.resource);
+        let other = others.find(|other| is_chosen(other, candidate))?;
+        Some(UnhealthyReason::Overlap(format!(
+            "{} is chosen by {}, too, and a pool with binding late shares no HCA with another one; \
+             narrow the selectors of one of them",
+            candidate.id, other.resource
+        )))
+    })
 }
 
 /// Whether any of a pool's selectors chooses an HCA.
@@ -478,6 +519,10 @@ fn shape(
         Sharing::Exclusive { policy } => {
             members.iter_mut().for_each(|member| member.slots = 1);
             Shape::Exclusive { policy }
+        }
+        Sharing::Late(_) => {
+            members.iter_mut().for_each(|member| member.slots = 1);
+            Shape::Late
         }
         Sharing::Pooled { units } => {
             let room = members.iter().filter_map(room).min();

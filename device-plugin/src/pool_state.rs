@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 
 use hca::HcaId;
 
+use crate::binding::store::Bindings;
 use crate::candidate::Candidate;
 use crate::candidate::gather::{self, Unusable};
 use crate::candidate::memory::Memory;
 use crate::config::{Config, Delivery, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
-use crate::kubelet::allocated::AllocatedUnits;
+use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
 use crate::pool::{self, Excluded, Reason};
-use crate::snapshot::{Health, Snapshot, UnhealthyReason};
+use crate::slots::{self, Slot};
+use crate::snapshot::{Health, Shape, Snapshot, UnhealthyReason};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
@@ -29,6 +31,8 @@ pub(crate) struct PoolStates {
     /// Who holds what, once known.
     allocated: Option<Arc<AllocatedUnits>>,
     automatic_delivery: Delivery,
+    cdi_obstacle: Option<String>,
+    bindings: Arc<Bindings>,
     /// Since when HCAs are not seen any more.
     gone: BTreeMap<HcaId, Instant>,
 }
@@ -62,9 +66,22 @@ impl PoolStates {
         let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
         self.memory.complete(&mut candidates);
         let held = self.allocated.as_ref().map(|held| held.hcas());
+        let mut held = held.unwrap_or_default();
+        for (hca, binding) in &self.bindings.all {
+            held.entry(hca.clone()).or_default().push(HcaAllocation {
+                resource: binding.resource.clone(),
+                exclusive: true,
+                holder: Holder {
+                    namespace: binding.pod.namespace.clone(),
+                    pod: binding.pod.name.clone(),
+                    container: binding.container.clone(),
+                },
+            });
+        }
         let node = pool::Node {
-            held: held.unwrap_or_default(),
+            held,
             automatic_delivery: self.automatic_delivery,
+            cdi_obstacle: self.cdi_obstacle.clone(),
         };
         let mut pools = pool::assemble_on(config, &candidates, seen, &self.snapshots, &node);
         self.forget_removed_functions(&mut pools.snapshots, &candidates, now);
@@ -73,6 +90,10 @@ impl PoolStates {
         for snapshot in &mut pools.snapshots {
             let due = self.damper.damp(snapshot, &config.damping, now);
             again = again.into_iter().chain(due).min();
+            if snapshot.shape() == Shape::Late {
+                let slots = self.slots(snapshot);
+                snapshot.set_slots(slots);
+            }
         }
         for snapshot in &pools.snapshots {
             let before = self
@@ -94,6 +115,26 @@ impl PoolStates {
             .collect();
         self.logged.log(pools.remarks, pools.excluded, unusable);
         again
+    }
+
+    /// The slots of a pool with late binding, by its members as they are now.
+    fn slots(&self, snapshot: &Snapshot) -> Vec<Slot> {
+        let resource = snapshot.resource();
+        let mut bindings: Vec<_> = self.bindings.all.iter().collect();
+        bindings.sort_by_key(|(_, one)| one.created);
+        let bound: Vec<(u32, HcaId)> = bindings
+            .into_iter()
+            .filter(|(_, one)| one.resource == resource.as_str())
+            .filter_map(|(hca, one)| Some((snapshot.slot_number(&one.unit)?, hca.clone())))
+            .collect();
+        let held = self.allocated.iter().flat_map(|held| held.units(resource));
+        let held = held
+            .filter_map(|unit| snapshot.slot_number(&unit))
+            .collect();
+        let mut before = self.snapshots.iter();
+        let before = before.find(|before| before.resource() == resource);
+        let before = before.map(|before| before.slots()).unwrap_or_default();
+        slots::assign(snapshot.members(), &bound, &held, before)
     }
 
     /// Drops VFs and SFs that were removed for good: their PF is there, they are not for a long time,
@@ -126,7 +167,8 @@ impl PoolStates {
             };
             let held = allocated.hcas();
             snapshot.forget(|member| {
-                let forgotten = over.contains(&member.id) && !held.contains_key(&member.id);
+                let is_held = held.contains_key(&member.id) || self.bindings.has(&member.id);
+                let forgotten = over.contains(&member.id) && !is_held;
                 if forgotten {
                     tracing::info!(
                         %resource, hca = %member.id, "not listed any more: the function was removed"
@@ -140,6 +182,23 @@ impl PoolStates {
     /// Takes note of who holds what.
     pub(crate) fn set_holdings(&mut self, allocated: Option<Arc<AllocatedUnits>>) {
         self.allocated = allocated;
+    }
+
+    /// Takes note of slots that are bound.
+    pub(crate) fn set_bindings(&mut self, bindings: Bindings) {
+        if *self.bindings != bindings {
+            self.bindings = Arc::new(bindings);
+        }
+    }
+
+    /// Slots that are bound.
+    pub(crate) fn bindings(&self) -> Arc<Bindings> {
+        self.bindings.clone()
+    }
+
+    /// Sets why containers do not get what CDI files say.
+    pub(crate) fn set_cdi_obstacle(&mut self, obstacle: Option<String>) {
+        self.cdi_obstacle = obstacle;
     }
 
     /// Sets the delivery of pools that state none.

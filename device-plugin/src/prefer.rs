@@ -26,7 +26,7 @@ pub(crate) fn prefer(
     size: usize,
 ) -> Vec<String> {
     let policy = match snapshot.shape() {
-        Shape::Pooled { .. } => return lowest_first(available, required, size),
+        Shape::Pooled { .. } | Shape::Late => return lowest_first(available, required, size),
         Shape::Slots { policy } | Shape::Exclusive { policy } => policy,
     };
     if policy == Policy::Numa
@@ -85,7 +85,7 @@ impl<'s> Groups<'s> {
                 .pf_address
                 .clone()
                 .unwrap_or_else(|| member.id.to_string()),
-            Shape::Slots { .. } | Shape::Pooled { .. } => member.id.to_string(),
+            Shape::Slots { .. } | Shape::Pooled { .. } | Shape::Late => member.id.to_string(),
         };
         let mut places: BTreeMap<String, usize> = BTreeMap::new();
         let mut groups: Vec<Group<'s>> = Vec::new();
@@ -105,7 +105,7 @@ impl<'s> Groups<'s> {
         }
         let place = |id: &str| match snapshot.unit(id)? {
             Unit::Member(member) => places.get(&carrier(member)).copied(),
-            Unit::Pool => None,
+            Unit::Pool | Unit::Slot(_) => None,
         };
         let required_ids: BTreeSet<&str> = required.iter().map(String::as_str).collect();
         for id in available

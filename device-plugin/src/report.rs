@@ -11,7 +11,9 @@ use node::document::versioned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::config::{Format, ResourceName};
+use crate::binding::alignment;
+use crate::binding::store::Bindings;
+use crate::config::{Format, ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::AllocationCounts;
@@ -47,6 +49,10 @@ pub(crate) struct Report {
     pub reclaim: reclaim::Counts,
     /// The socket on which programs of the node ask.
     pub node_socket: NodeSocket,
+    /// What the configuration says about GPUs and NICs.
+    pub topology: TopologyConfig,
+    /// Slots that are bound.
+    pub bindings: Arc<Bindings>,
 }
 
 /// The configuration in force.
@@ -113,6 +119,8 @@ impl Report {
             allocated: None,
             reclaim: reclaim::Counts::default(),
             node_socket,
+            topology: TopologyConfig::default(),
+            bindings: Arc::default(),
         }
     }
 
@@ -164,7 +172,13 @@ impl Report {
         let socket = self
             .node_socket_error()
             .map(|error| format!("programs of this node cannot ask which pod holds what: {error}"));
+        let unreadable = self
+            .bindings
+            .unreadable
+            .values()
+            .map(|why| format!("{why}; its HCA is given to no pod until the file is removed"));
         refused
+            .chain(unreadable)
             .chain(pools)
             .chain(without_stream)
             .chain(idle)
@@ -202,6 +216,8 @@ impl Report {
                 "error": self.node_socket_error(),
             },
             "pools": self.pools.iter().map(|pool| self.pool_json(pool)).collect::<Vec<_>>(),
+            "bindings": self.bindings.all.values().collect::<Vec<_>>(),
+            "alignment": alignment::of_pods(&self.bindings),
         }))
     }
 

@@ -24,6 +24,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::binding::binder::{Binder, Places};
+use crate::binding::release;
 use crate::config;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info;
@@ -31,7 +33,7 @@ use crate::events::netlink::{Source, listen};
 use crate::events::{Triggers, Watched};
 use crate::kubelet::allocated;
 use crate::kubelet::directory::{self, Contents};
-use crate::kubelet::service::Requests;
+use crate::kubelet::service::{Requests, Start};
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::measurements::{self, Measurements};
 use crate::node_socket::{self, NodeSocket};
@@ -84,6 +86,16 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Where bindings of slots are.
+    fn binding_places(&self) -> Places {
+        Places {
+            host: self.host.clone(),
+            policy: self.reclaim.policy.clone(),
+            cdi_dir: self.cdi_dir.clone(),
+            device_plugin_dir: self.device_plugin_dir.clone(),
+        }
+    }
+
     /// Where the kubelet says who holds what.
     fn sources(&self) -> allocated::Sources {
         allocated::Sources {
@@ -131,7 +143,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         contents: contents.subscribe(),
         nonce: nonce.clone(),
         timing: Timing::default(),
-        requests,
+        requests: requests.clone(),
     });
     services.spawn(directory::keep_watch(
         settings.device_plugin_dir.clone(),
@@ -148,11 +160,15 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     }
     let asked_for = node_socket::Settings {
         path: settings.node_socket.clone(),
-        pod_resources: kubelet_api::client::socket(&settings.kubelet_root_dir),
-        device_plugin_dir: settings.device_plugin_dir.clone(),
-        allocated: asked.allocated,
         nonce,
     };
+    let (pods, caller) = node_socket::pods::pods(
+        kubelet_api::client::socket(&settings.kubelet_root_dir),
+        settings.device_plugin_dir.clone(),
+        asked.allocated,
+    );
+    let pods = Arc::new(pods);
+    let places = settings.binding_places();
     // Who holds what is known before anything is offered, where the kubelet says so.
     let sources = settings.sources();
     let first = allocated::ask(&sources, FIRST_HOLDINGS_TIMEOUT).await;
@@ -208,8 +224,18 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         },
         files,
     );
+    let binder = Arc::new(Binder::new(
+        places,
+        pods.clone(),
+        daemon.report(),
+        requests,
+        triggers.clone(),
+    ));
+    services.spawn(start_containers(binder.clone(), asked.starts, stop.clone()));
+    services.spawn(release::keep_releasing(binder.clone(), stop.clone()));
     services.spawn(node_socket::keep_serving(
         asked_for,
+        (pods, binder, caller),
         counts,
         daemon.report(),
         state,
@@ -233,6 +259,26 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         tracing::warn!("a task does not end; the daemon ends without it");
     }
     ended
+}
+
+/// Serves containers with slots that are about to start, until `stop`.
+async fn start_containers(
+    binder: Arc<Binder>,
+    mut starts: mpsc::Receiver<Start>,
+    stop: CancellationToken,
+) {
+    loop {
+        let start = tokio::select! {
+            () = stop.cancelled() => return,
+            start = starts.recv() => start,
+        };
+        let Some(start) = start else {
+            return stop.cancelled().await;
+        };
+        let may = binder.start(start.resource.as_str(), &start.ids).await;
+        // The kubelet may have given up.
+        let _ = start.answer.send(may);
+    }
 }
 
 /// Removes what killed writers left in the directories that the daemon writes to. No task waits for

@@ -11,7 +11,10 @@ use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 
-use crate::config::{Delivery, NodeClass, Policy, PoolConfig, ResourceName, Variables};
+use crate::config::{
+    Delivery, Late, NodeClass, Policy, PoolConfig, ResourceName, Sharing, Variables,
+};
+use crate::slots::Slot;
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub(crate) struct Snapshot {
     tag: PoolTag,
     shape: Shape,
     members: Vec<Member>,
+    /// The units of a pool with late binding; empty in others.
+    slots: Vec<Slot>,
     machine: Arc<Machine>,
 }
 
@@ -40,6 +45,8 @@ pub(crate) struct Terms {
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
     /// How the resource's name is written in names of environment variables.
     pub variables: Variables,
+    /// How its units become HCAs, if that is decided late.
+    pub late: Option<Late>,
 }
 
 impl Terms {
@@ -53,6 +60,10 @@ impl Terms {
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
             variables: pool.variables,
+            late: match pool.sharing {
+                Sharing::Late(late) => Some(late),
+                _ => None,
+            },
         }
     }
 }
@@ -75,6 +86,8 @@ pub(crate) enum Shape {
         /// Preferred units.
         policy: Policy,
     },
+    /// A unit is a slot that becomes one member later.
+    Late,
 }
 
 /// One HCA in a pool.
@@ -139,6 +152,8 @@ pub(crate) enum UnhealthyReason {
     Delivery(String),
     /// The namespace mode of the RDMA subsystem does not allow what the pool is for.
     NetnsMode(String),
+    /// Another pool chooses HCAs of this one, and which of them it has is decided late.
+    Overlap(String),
 }
 
 impl UnhealthyReason {
@@ -154,6 +169,7 @@ impl UnhealthyReason {
             UnhealthyReason::Flapping(_) => "flapping",
             UnhealthyReason::Delivery(_) => "delivery",
             UnhealthyReason::NetnsMode(_) => "netns_mode",
+            UnhealthyReason::Overlap(_) => "overlap",
         }
     }
 }
@@ -169,6 +185,7 @@ impl fmt::Display for UnhealthyReason {
             | UnhealthyReason::Node(reason)
             | UnhealthyReason::Port(reason)
             | UnhealthyReason::Flapping(reason)
+            | UnhealthyReason::Overlap(reason)
             | UnhealthyReason::NetnsMode(reason) => formatter.write_str(reason),
         }
     }
@@ -205,6 +222,8 @@ pub(crate) enum Unit<'s> {
     Member(&'s Member),
     /// All members of the pool.
     Pool,
+    /// A member that is decided late.
+    Slot(&'s Slot),
 }
 
 impl Snapshot {
@@ -221,6 +240,7 @@ impl Snapshot {
             tag,
             shape,
             members,
+            slots: Vec::new(),
             machine,
         }
     }
@@ -264,6 +284,30 @@ impl Snapshot {
         &mut self.members
     }
 
+    /// The units of a pool with late binding.
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Sets the units of a pool with late binding, before the snapshot is shown to anybody.
+    pub(crate) fn set_slots(&mut self, slots: Vec<Slot>) {
+        self.slots = slots;
+    }
+
+    /// The name of a slot.
+    pub(crate) fn slot_name(&self, number: u32) -> String {
+        let pool = self.tag;
+        UnitId::Slot { pool, slot: number }.to_string()
+    }
+
+    /// The number of a slot of this resource by its name.
+    pub(crate) fn slot_number(&self, id: &str) -> Option<u32> {
+        match id.parse() {
+            Ok(UnitId::Slot { pool, slot }) if pool == self.tag => Some(slot),
+            _ => None,
+        }
+    }
+
     /// Drops HCAs for good.
     pub(crate) fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
         self.members.retain(|member| !is_over(member));
@@ -274,6 +318,9 @@ impl Snapshot {
         let mut spoilt = self.clone();
         for member in &mut spoilt.members {
             member.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
+        }
+        for slot in &mut spoilt.slots {
+            slot.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
         }
         spoilt
     }
@@ -301,6 +348,10 @@ impl Snapshot {
                 .filter(|member| pool == self.tag && slot < member.slots)
                 .map(Unit::Member),
             (Shape::Exclusive { .. }, UnitId::Exclusive(hca)) => member(&hca).map(Unit::Member),
+            (Shape::Late, UnitId::Slot { pool, slot }) if pool == self.tag => {
+                let slot = self.slots.iter().find(|known| known.number == slot);
+                slot.map(Unit::Slot)
+            }
             _ => None,
         }
     }
@@ -314,6 +365,12 @@ impl Snapshot {
         match id.parse() {
             Ok(UnitId::Exclusive(hca)) => vec![hca],
             Ok(UnitId::Shared { hca, pool, .. }) if pool == self.tag => vec![hca],
+            Ok(UnitId::Slot { pool, slot }) if pool == self.tag => {
+                let slot = self.slots.iter().find(|known| known.number == slot);
+                slot.into_iter()
+                    .filter_map(|slot| slot.bound.clone())
+                    .collect()
+            }
             Ok(UnitId::Pool { pool, .. }) if pool == self.tag => {
                 let present = self.members.iter().filter(|member| {
                     !matches!(
@@ -345,6 +402,11 @@ impl Snapshot {
                     .iter()
                     .for_each(|m| counts.add(1, m.health.is_healthy()));
             }
+            Shape::Late => {
+                self.slots
+                    .iter()
+                    .for_each(|slot| counts.add(1, slot.health.is_healthy()));
+            }
         }
         counts
     }
@@ -363,6 +425,15 @@ impl Snapshot {
         match self.shape {
             Shape::Pooled { .. } => self.count() == other.count(),
             Shape::Slots { .. } | Shape::Exclusive { .. } => listed(self) == listed(other),
+            Shape::Late => {
+                let slots = |snapshot: &Self| {
+                    let slots = snapshot.slots.iter();
+                    slots
+                        .map(|slot| (slot.number, slot.health.is_healthy(), slot.numa_node))
+                        .collect::<Vec<_>>()
+                };
+                slots(self) == slots(other)
+            }
         }
     }
 
@@ -400,6 +471,15 @@ impl Snapshot {
                         member.id.to_string(),
                         member.health.is_healthy(),
                         self.numa(member),
+                    )
+                }));
+            }
+            Shape::Late => {
+                devices.extend(self.slots.iter().map(|slot| {
+                    device(
+                        self.slot_name(slot.number),
+                        slot.health.is_healthy(),
+                        slot.numa_node.filter(|_| self.terms.topology),
                     )
                 }));
             }
@@ -473,6 +553,7 @@ mod tests {
             delivery: Delivery::DeviceSpecs,
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),
+            late: None,
         };
         Snapshot::new(Arc::new(terms), shape, members.collect(), Arc::default())
     }

@@ -10,6 +10,7 @@
 //! | exclusive | `<hca>` | `0000:3b:00.0`, `mlx5_core.sf.4`, `guid-505400fffe000001` |
 //! | shared | `<hca>_<pool>_<slot>` | `0000:3b:00.0_3e71787e_17` |
 //! | shared, all HCAs to each unit | `pool_<pool>_<slot>` | `pool_3e71787e_17` |
+//! | late binding | `slot_<pool>_<slot>` | `slot_3e71787e_3` |
 //!
 //! `<pool>` is eight hexadecimal digits made from the resource name ([`PoolTag`]). A name has at
 //! most 63 characters of `[A-Za-z0-9_.:-]`. Each name reads back as one unit only: auxiliary
@@ -129,15 +130,22 @@ pub enum UnitId {
         /// Which share, from 0.
         slot: u32,
     },
+    /// A whole HCA of a pool, which one is decided when the pod's network is made.
+    Slot {
+        /// The pool.
+        pool: PoolTag,
+        /// Which slot, from 0.
+        slot: u32,
+    },
 }
 
 impl UnitId {
-    /// The HCA it names; `None` for a share of a whole pool.
+    /// The HCA it names; `None` for a share of a whole pool and for a slot.
     #[must_use]
     pub fn hca(&self) -> Option<&HcaId> {
         match self {
             Self::Exclusive(hca) | Self::Shared { hca, .. } => Some(hca),
-            Self::Pool { .. } => None,
+            Self::Pool { .. } | Self::Slot { .. } => None,
         }
     }
 }
@@ -148,7 +156,8 @@ pub enum Error {
     /// The text has none of the forms.
     #[error(
         "{text:?} names no unit: expected a PCI address (0000:3b:00.0), an auxiliary device \
-         (mlx5_core.sf.4), guid-<16 digits>, <hca>_<pool>_<slot> or pool_<pool>_<slot>"
+         (mlx5_core.sf.4), guid-<16 digits>, <hca>_<pool>_<slot>, pool_<pool>_<slot> or \
+         slot_<pool>_<slot>"
     )]
     Form {
         /// The text as given.
@@ -264,6 +273,7 @@ impl fmt::Display for UnitId {
             Self::Exclusive(hca) => hca.fmt(f),
             Self::Shared { hca, pool, slot } => write!(f, "{hca}_{pool}_{slot}"),
             Self::Pool { pool, slot } => write!(f, "pool_{pool}_{slot}"),
+            Self::Slot { pool, slot } => write!(f, "slot_{pool}_{slot}"),
         }
     }
 }
@@ -293,13 +303,15 @@ impl FromStr for UnitId {
             });
         }
         if let Some((rest, pool, slot)) = split_share(text) {
-            return if rest == "pool" {
-                Ok(Self::Pool { pool, slot })
-            } else {
-                let hca = rest.parse().map_err(|_| Error::Form {
-                    text: text.to_owned(),
-                })?;
-                Ok(Self::Shared { hca, pool, slot })
+            return match rest {
+                "pool" => Ok(Self::Pool { pool, slot }),
+                "slot" => Ok(Self::Slot { pool, slot }),
+                hca => {
+                    let hca = hca.parse().map_err(|_| Error::Form {
+                        text: text.to_owned(),
+                    })?;
+                    Ok(Self::Shared { hca, pool, slot })
+                }
             };
         }
         text.parse().map(Self::Exclusive)
@@ -373,7 +385,8 @@ mod tests {
                 pool,
                 slot
             }),
-            (pool, any::<u32>()).prop_map(|(pool, slot)| UnitId::Pool { pool, slot }),
+            (pool.clone(), any::<u32>()).prop_map(|(pool, slot)| UnitId::Pool { pool, slot }),
+            (pool, any::<u32>()).prop_map(|(pool, slot)| UnitId::Slot { pool, slot }),
         ]
     }
 
@@ -445,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_forms_are_distinguished() {
+    fn the_forms_are_distinguished() {
         let pool = PoolTag::of("rdma/hca_shared_devices_a");
         let pci: PciAddress = "0000:3b:00.0".parse().unwrap();
         for (text, expected) in [
@@ -470,6 +483,7 @@ mod tests {
                 },
             ),
             (format!("pool_{pool}_0"), UnitId::Pool { pool, slot: 0 }),
+            (format!("slot_{pool}_3"), UnitId::Slot { pool, slot: 3 }),
         ] {
             assert_eq!(text.parse::<UnitId>(), Ok(expected), "{text}");
         }
@@ -486,6 +500,8 @@ mod tests {
             "pool_0badcafe_01",
             "pool_0BADCAFE_1",
             "pool_0badcafe_",
+            "slot_0badcafe_03",
+            "slot__0badcafe_3",
             "guid-5054",
             "mlx5_core.sf",
             "mlx5_core.sf.x",

@@ -47,6 +47,55 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
+/// Creates a file with mode 0600 less the umask, with its content, unless there is one of its name.
+/// Of several processes that create one name, one succeeds. Its directory must exist. The file
+/// survives the end of this process, not a loss of power: for what is of this boot alone.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`] if there is one; what the kernel said. No file is made then.
+pub fn create(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
+    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&beside)?;
+    let mut write = || {
+        file.write_all(content.as_ref())?;
+        // Fails where the name exists, as a rename would not.
+        fs::hard_link(&beside, path)
+    };
+    let written = write();
+    let _ = fs::remove_file(&beside);
+    written
+}
+
+/// Replaces a file as [`replace`] does, without its promise for a loss of power: for what is of this
+/// boot alone.
+///
+/// # Errors
+/// What the kernel said; the file is as it was.
+pub fn replace_in_boot(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
+    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&beside)?;
+    let written = file
+        .write_all(content.as_ref())
+        .and_then(|()| fs::rename(&beside, path));
+    written.inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
+}
+
 /// How old what a killed writer left is before it is removed: a slow disk may still have a writer.
 const LEFTOVER_AGE: Duration = Duration::from_secs(3600);
 
@@ -149,6 +198,27 @@ mod tests {
         fs::create_dir_all(dir.path().join("b/full")).unwrap();
         replace(&dir.path().join("b"), "3").unwrap_err();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn one_of_several_creators_succeeds_and_its_content_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let made: Vec<usize> = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8)
+                .map(|writer| {
+                    let path = &path;
+                    scope.spawn(move || create(path, writer.to_string()).map(|()| writer))
+                })
+                .collect();
+            let ended = writers.into_iter().map(|writer| writer.join().unwrap());
+            ended.filter_map(Result::ok).collect()
+        });
+        assert_eq!(made.len(), 1);
+        assert_eq!(fs::read_to_string(&path).unwrap(), made[0].to_string());
+        let again = create(&path, "x").unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

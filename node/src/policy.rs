@@ -37,6 +37,8 @@ pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
 /// Directory of the store `default` where the policy names none. It is the only one that is
 /// created when it is missing: one that the policy names may be a share that is not mounted.
 pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
+/// Where container runtimes read CDI files, unless `cdiDir` says otherwise.
+pub const DEFAULT_CDI_DIRECTORY: &str = "/var/run/cdi";
 /// A policy is a page of text; more is a mistake.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -47,6 +49,8 @@ pub struct Policy {
     pub node: Option<String>,
     /// `stateDir`: where attachments are journalled.
     pub state_dir: PathBuf,
+    /// `cdiDir`: the container runtime's directory of CDI files, which the daemon writes to.
+    pub cdi_dir: PathBuf,
     /// `stores`: the lease stores a network configuration may name.
     pub stores: BTreeMap<String, Store>,
     /// `ipam`: how addresses are chosen.
@@ -244,6 +248,7 @@ impl Default for Policy {
         Self {
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
+            cdi_dir: PathBuf::from(DEFAULT_CDI_DIRECTORY),
             stores: BTreeMap::from([("default".to_owned(), Store::file(directory))]),
             ipam: Ipam {
                 profile: None,

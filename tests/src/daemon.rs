@@ -48,13 +48,27 @@ impl Machine {
         Self::with(&addresses)
     }
 
-    fn with(addresses: &[String]) -> Result<Self> {
+    /// One that is laid like this, as the machines of the field in `hca::tree::machine` are.
+    ///
+    /// # Errors
+    /// As [`Machine::new`].
+    pub fn laid(lay: impl FnOnce(&Tree)) -> Result<Self> {
         let root = tempfile::tempdir()?;
         let host = root.path().join("host");
         fs::create_dir(&host)?;
         let tree = Tree::new(host);
-        tree.sockets(&["0-7", "8-15"]);
         tree.rdma_core(true);
+        lay(&tree);
+        make_nodes(&tree)?;
+        Ok(Self { tree, root })
+    }
+
+    fn with(addresses: &[String]) -> Result<Self> {
+        Self::laid(|tree| Self::lay(tree, addresses))
+    }
+
+    fn lay(tree: &Tree, addresses: &[String]) {
+        tree.sockets(&["0-7", "8-15"]);
         for (index, address) in addresses.iter().enumerate() {
             let second = index * 2 >= addresses.len();
             let above = if second {
@@ -71,8 +85,6 @@ impl Machine {
             let (rdma, netdev) = (format!("mlx5_{index}"), format!("rdma{index}"));
             tree.nic(&spec, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        make_nodes(&tree)?;
-        Ok(Self { tree, root })
     }
 
     /// Makes the device nodes of HCAs that were added to the tree.
@@ -174,13 +186,9 @@ impl Machine {
     /// # Errors
     /// The program is not built.
     pub fn daemon_on(&self, file: &Path, flags: &[&OsStr]) -> Result<Daemon> {
-        let mut log = tempfile::Builder::new();
-        let log = log
-            .prefix("daemon-")
-            .suffix(".log")
-            .tempfile_in(self.root.path())?;
-        let (log, path) = log.keep()?;
-        let child = Command::new(product("rdma-device-plugin")?)
+        let policy = self.policy()?;
+        let mut command = Command::new(product("rdma-device-plugin")?);
+        command
             .arg("--config-file")
             .arg(file)
             .arg("--host-root")
@@ -190,20 +198,18 @@ impl Machine {
             .arg("--node-socket")
             .arg(self.node_socket())
             .arg("--policy")
-            .arg(self.policy()?)
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("start the daemon")?;
-        Ok(Daemon { child, log: path })
+            .arg(policy)
+            .args(flags);
+        Daemon::start(command, self.root.path())
     }
 }
 
 /// Puts character devices where the tree has plain files: a node counts only if
 /// it is the device that the kernel says. Nothing opens them. Needs root.
-fn make_nodes(tree: &Tree) -> Result<()> {
+///
+/// # Errors
+/// A node cannot be made.
+pub fn make_nodes(tree: &Tree) -> Result<()> {
     let mut devices = vec![tree.path("/sys/class/misc/rdma_cm")];
     for class in ["infiniband_verbs", "infiniband_mad"] {
         // Not there on a machine without an HCA.
@@ -239,6 +245,26 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// Starts it with a log in this directory.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(mut command: Command, directory: &Path) -> Result<Self> {
+        let mut log = tempfile::Builder::new();
+        let log = log
+            .prefix("daemon-")
+            .suffix(".log")
+            .tempfile_in(directory)?;
+        let (log, path) = log.keep()?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("start the daemon")?;
+        Ok(Daemon { child, log: path })
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors

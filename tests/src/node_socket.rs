@@ -258,7 +258,7 @@ fn answer_to(stream: &mut UnixStream, shared: &Shared) -> Option<Vec<u8>> {
     }
     let pod = match Question::decode(&document) {
         Ok(Question::PodUnits(pod)) => pod,
-        Ok(question @ (Question::Block(_) | Question::Addresses(_))) => {
+        Ok(question) => {
             return Some(encode_answer(&Err(question.not_mine())));
         }
         Err(failure) => return Some(encode_answer(&Err(failure))),
@@ -303,6 +303,7 @@ impl State {
             uid_checked: uid_note.is_none(),
             uid_note,
             allocations: allocations.clone(),
+            claims: Vec::new(),
         })
     }
 }

@@ -14,7 +14,9 @@ use netlink::{Namespace, Socket, rule};
 use netlink_packet_route::rule::RuleMessage;
 
 use crate::{
-    addresses, child,
+    addresses,
+    cdi_file::CdiDirectory,
+    child,
     error::Error,
     journal::{Key, Part, Record},
     netdev::{
@@ -38,6 +40,8 @@ pub const UNNAMED: &str = "rdma-tmp";
 pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
     let mut awaiting_names = Vec::new();
+    // First: no container starts with device nodes that are another pod's a moment later.
+    failures.extend(remove_cdi_files(node, record).err());
     // Links and namespaces of an earlier boot ended with that.
     if node.is_of_this_boot(&record.boot) {
         let pod = living(record);
@@ -84,6 +88,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
         awaits_name: true,
         child: None,
         rdma: Vec::new(),
+        slots: Vec::new(),
         rules: Vec::new(),
         ..part.clone()
     };
@@ -112,6 +117,31 @@ impl Limit {
     fn left(&self) -> Duration {
         self.timeout.saturating_sub(self.started.elapsed())
     }
+}
+
+/// Removes what containers of the attachment's pod got their slots by. A CDI directory that cannot be
+/// trusted has nothing of ours, and is no reason to keep the pod's devices from the host: no container
+/// of this pod starts any more.
+fn remove_cdi_files(node: &Node, record: &Record) -> Result<(), Error> {
+    if record.slots().next().is_none() {
+        return Ok(());
+    }
+    let directory = match CdiDirectory::open(&node.policy.values.cdi_dir) {
+        Ok(directory) => directory,
+        Err(error) => {
+            if !error.is_missing() {
+                node.log.warn(format_args!(
+                    "{error}; CDI files of {} are not removed from it",
+                    record.owner()
+                ));
+            }
+            return Ok(());
+        }
+    };
+    for slot in record.slots() {
+        directory.remove(&slot.cdi_file)?;
+    }
+    Ok(())
 }
 
 /// The attachment's namespace; none when it is gone, or another one has its path now.

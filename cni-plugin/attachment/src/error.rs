@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use ::node::policy::PolicyError;
 
-use crate::{journal, netdev::restore};
+use crate::{cdi_file::CdiError, journal, netdev::restore};
 
 /// A failure. What the specification's code for it is, the CNI plugin says.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,9 @@ pub enum Error {
     /// What the IPAM answered, or why it cannot be asked; in its own text, with its own code.
     #[error(transparent)]
     Ipam(#[from] cni_wire::Error),
+    /// A CDI file of a slot cannot be removed.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
     /// Several parts of an attachment could not be undone.
     #[error("{first}{}", others.iter().map(|one| format!("; {one}")).collect::<String>())]
     Several {
@@ -108,6 +111,7 @@ impl Error {
                  exclusive mode any more (rdma system show)"
             }
             Error::Kernel(_)
+            | Error::Cdi(_)
             | Error::Hardware(_)
             | Error::Netdev(restore::Error::Kernel(_))
             | Error::RdmaMove(_) => return None,

@@ -5,6 +5,7 @@
 //! - [`journal`]: what was begun, written before it is;
 //! - [`netdev`]: a netdev's whole state, and restoring it;
 //! - [`rdma`]: RDMA devices that went with it, and returning them;
+//! - [`cdi_file`]: CDI files of its slots, where HCAs were bound late;
 //! - [`addresses`]: IPAM, in this process or by exec;
 //! - [`namespaces`]: network namespaces of this node;
 //! - [`detach`]: undoing an attachment, however far it got;
@@ -14,6 +15,7 @@
 //! - [`error`]: why an attachment cannot be undone. It carries no code of CNI but an IPAM's.
 
 pub mod addresses;
+pub mod cdi_file;
 mod child;
 pub mod detach;
 pub mod error;

@@ -1,5 +1,6 @@
-//! ADD: request → recover → resolve → authorize → plan → journal → apply → result.
+//! ADD: request → bind → recover → resolve → authorize → plan → journal → apply → result.
 //!
+//! - *bind* asks the daemon which HCA a slot becomes;
 //! - *recover* returns the NIC that a dead pod left, if the request means it;
 //! - *resolve* reads which links and RDMA devices the request comes to;
 //! - *authorize* asks policy and kubelet about what it comes to, never about how it is written;
@@ -37,7 +38,8 @@ use super::pod_namespace;
 use crate::{
     allocation::{self, Allocated},
     authorize::{Asked, Rules, authorize},
-    config::{ChildKind, Config, Devices},
+    bind::{self, Bound},
+    config::{Allocation, ChildKind, Config, Devices},
     error::Error,
     plan,
     rdma::{self, RdmaRequirement},
@@ -91,7 +93,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     };
     let named = match config.devices {
         Devices::One => None,
-        Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?),
+        Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?.clone()),
     };
     let pod = pod_namespace(&node, request)?;
     let _attachment = node
@@ -103,74 +105,136 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         name_is_free(&mut inside, &id.ifname, &pod)?;
     }
 
-    let devices = match named {
-        None => None,
-        Some(named) => Some(several::ask(&node, request, named)?),
+    let bound = match named {
+        None => bind::bind(&node, request, &mut config)?,
+        Some(_) => None,
     };
-    let configs = match &devices {
-        None => vec![config.clone()],
-        Some(all) => several::configs(&config, requested, &all.devices),
-    };
-    let call = Call {
-        request,
-        before: &before,
-        pod: &pod,
-        allocated: devices.as_ref().map(|all| &all.allocated),
-    };
-    // All are back on the host before the first is judged.
-    let mut recovered = Vec::new();
-    for config in &configs {
-        recovered.push(recover(&mut node, config)?);
-    }
-    let mut network = NodeNetwork::default();
-    let mut nics = Vec::new();
-    for (config, recovered) in configs.into_iter().zip(recovered) {
-        let (resolved, moves_rdma) = call.resolve(&mut node, &mut inside, &config, &mut network)?;
-        nics.push(Nic {
-            config,
-            resolved,
-            recovered,
-            moves_rdma,
-        });
-    }
-    if requested == Requested::RdmaOnly {
-        let moves_rdma = nics.iter().any(|nic| nic.moves_rdma);
-        let target = RdmaOnly::joined(nics.into_iter().map(|nic| nic.resolved))?;
-        let attachment = rdma_only::Attachment {
-            node: &mut node,
-            request,
-            config: &config,
-            key: &key,
-            pod: &pod,
-            target: &target,
-        };
-        return attachment.add(&before, moves_rdma);
-    }
-    let (wanted, recovered) = match &devices {
-        None => nics
-            .into_iter()
-            .map(|nic| nic.interface(id.ifname.clone(), None))
-            .unzip(),
-        Some(all) => {
-            let ranges = ipam.rails(&node, request)?;
-            several::interfaces(&node, &config, id, &all.devices, ranges.as_ref(), nics)?
-        }
-    };
-    if devices.is_some() {
-        for wanted in &wanted {
-            name_is_free(&mut inside, &wanted.ifname, &pod)?;
-        }
-    }
-    let attachment = interface::Attachment {
-        node: &mut node,
+    let prepared = Prepared {
         request,
         id,
-        wanted: &wanted,
+        key: &key,
+        config: &config,
+        requested,
+        named: named.as_ref(),
         pod: &pod,
-        inside: &mut inside,
         ipam: &ipam,
+        bound: bound.as_ref(),
     };
-    attachment.add(&key, recovered, before, chain)
+    let added = prepared.attach(&mut node, &mut inside, before, chain);
+    if let (Err(_), Some(bound)) = (&added, &bound) {
+        bound.unbind(&node);
+    }
+    added
+}
+
+/// A request that was read, on a pod that is free for it.
+struct Prepared<'a> {
+    request: &'a Request,
+    id: &'a AttachmentId,
+    key: &'a Key,
+    config: &'a Config,
+    requested: Requested,
+    /// With `devices: all`: the unit that the runtime passed.
+    named: Option<&'a Allocation>,
+    pod: &'a Namespace,
+    ipam: &'a Ipam,
+    bound: Option<&'a Bound>,
+}
+
+impl Prepared<'_> {
+    /// From recovering to the result. `before` is the chain's result, `chain` what of it is the
+    /// interface's.
+    fn attach(
+        &self,
+        node: &mut Node,
+        inside: &mut Socket,
+        before: CniResult,
+        chain: Option<CniResult>,
+    ) -> Result<Value, Error> {
+        let Prepared {
+            request,
+            id,
+            key,
+            config,
+            requested,
+            named,
+            pod,
+            ipam,
+            bound,
+        } = *self;
+        let devices = match named {
+            None => None,
+            Some(named) => Some(several::ask(node, request, named)?),
+        };
+        let configs = match &devices {
+            None => vec![config.clone()],
+            Some(all) => several::configs(config, requested, &all.devices),
+        };
+        let call = Call {
+            request,
+            before: &before,
+            pod,
+            allocated: match (bound, &devices) {
+                (Some(bound), _) => Some(bound.allocated()),
+                (None, devices) => devices.as_ref().map(|all| all.allocated.clone()),
+            },
+        };
+        // All are back on the host before the first is judged.
+        let mut recovered = Vec::new();
+        for config in &configs {
+            recovered.push(recover(node, config)?);
+        }
+        let mut network = NodeNetwork::default();
+        let mut nics = Vec::new();
+        for (config, recovered) in configs.into_iter().zip(recovered) {
+            let (resolved, moves_rdma) = call.resolve(node, inside, &config, &mut network)?;
+            nics.push(Nic {
+                config,
+                resolved,
+                recovered,
+                moves_rdma,
+            });
+        }
+        if requested == Requested::RdmaOnly {
+            let moves_rdma = nics.iter().any(|nic| nic.moves_rdma);
+            let target = RdmaOnly::joined(nics.into_iter().map(|nic| nic.resolved))?;
+            let attachment = rdma_only::Attachment {
+                node,
+                request,
+                config,
+                key,
+                pod,
+                target: &target,
+            };
+            return attachment.add(&before, moves_rdma);
+        }
+        let (wanted, recovered) = match &devices {
+            None => nics
+                .into_iter()
+                .map(|nic| nic.interface(id.ifname.clone(), None))
+                .unzip(),
+            Some(all) => {
+                let ranges = ipam.rails(node, request)?;
+                several::interfaces(node, config, id, &all.devices, ranges.as_ref(), nics)?
+            }
+        };
+        if devices.is_some() {
+            for wanted in &wanted {
+                name_is_free(inside, &wanted.ifname, pod)?;
+            }
+        }
+        let attachment = interface::Attachment {
+            node,
+            request,
+            id,
+            wanted: &wanted,
+            pod,
+            inside,
+            ipam,
+            bound,
+        };
+        attachment.add(key, recovered, before, chain)
+    }
 }
 
 /// A call, as each of its NICs is resolved for it.
@@ -178,8 +242,8 @@ struct Call<'a> {
     request: &'a Request,
     before: &'a CniResult,
     pod: &'a Namespace,
-    /// What the kubelet allocated to the pod, where it was asked already.
-    allocated: Option<&'a Allocated>,
+    /// What the kubelet allocated to the pod, where it was asked already: for a slot by the daemon.
+    allocated: Option<Allocated>,
 }
 
 /// What an interface is to be made of, resolved and allowed.
@@ -244,7 +308,7 @@ impl Call<'_> {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
         };
-        authorize(resolved, asked, rules, || match self.allocated {
+        authorize(resolved, asked, rules, || match &self.allocated {
             Some(allocated) => Ok(allocated.clone()),
             None => {
                 let args = &self.request.env.args;

@@ -16,7 +16,7 @@ use netlink::{
 use netlink_packet_route::rule::RuleMessage;
 
 use super::pod_namespace;
-use crate::{error::Error, interface_config, rdma};
+use crate::{bind, error::Error, interface_config, rdma};
 
 /// Serves CHECK.
 ///
@@ -42,6 +42,7 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     for part in &recorded.parts {
         check_part(&mut inside, &before, sandbox, part)?;
         rdma::check(&node, &pod, &part.rdma)?;
+        bind::check(&node, &part.slots)?;
     }
     let ipam = Ipam::of(&node, request)?;
     drop(inside);

@@ -19,6 +19,7 @@ use netlink_packet_route::link::InfoKind;
 
 use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
 use crate::{
+    bind,
     config::{Attach, Devices},
     error::Error,
 };
@@ -35,7 +36,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     };
     let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
     if let Some(record) = node.journal.read(&key)? {
-        return Ok(detach(&mut node, &key, &record, restore::RETURN_TIMEOUT)?);
+        detach(&mut node, &key, &record, restore::RETURN_TIMEOUT)?;
+        let units = record.slots().map(|slot| slot.unit.clone()).collect();
+        bind::unbind(&node, &record.container_id, units);
+        return Ok(());
     }
     if let Some(network) = other_network(&node, &key, id)? {
         node.log.info(format_args!(
@@ -43,6 +47,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         ));
         return Ok(node.journal.forget(&key)?);
     }
+    // An ADD that died before its record may have bound a slot.
+    let slot = bind::slot_of(request);
+    bind::unbind(&node, id.container_id.as_str(), slot.into_iter().collect());
     let imported = rdma_cni::import(&node, request, id);
     // A network of attach rdma-only has no interface of its own in the pod.
     let swept = match is_rdma_only(request) {

@@ -27,10 +27,11 @@ pub enum Requested {
 /// # Errors
 /// Code 7: `linkInContainer` with a netdev of the host.
 pub fn requested(config: &Config) -> Result<Requested, Error> {
-    let exclusive = config
-        .allocation
-        .as_ref()
-        .is_some_and(|allocation| matches!(allocation.unit, hca::UnitId::Exclusive(_)));
+    let exclusive = config.allocation.as_ref().is_some_and(|allocation| {
+        // A slot is an HCA as a whole, too.
+        use hca::UnitId::{Exclusive, Slot};
+        matches!(allocation.unit, Exclusive(_) | Slot { .. })
+    });
     let requested = match config.attach {
         Some(Attach::Move) => Requested::Move,
         Some(Attach::Child(kind)) => Requested::Child(Some(kind)),
@@ -70,6 +71,7 @@ mod tests {
         Some(crate::config::Allocation {
             unit: text.parse().unwrap(),
             text: text.into(),
+            slot: None,
         })
     }
 
@@ -77,6 +79,10 @@ mod tests {
     fn the_allocation_decides_the_kind_unless_the_configuration_does() {
         let exclusive = Config {
             allocation: unit("0000:3b:00.0"),
+            ..Config::default()
+        };
+        let slot = Config {
+            allocation: unit("slot_3e71787e_0"),
             ..Config::default()
         };
         let shared = Config {
@@ -98,6 +104,7 @@ mod tests {
         for (config, expected) in [
             (&exclusive, Requested::Move),
             (&device, Requested::Move),
+            (&slot, Requested::Move),
             (&shared, Requested::Child(None)),
             (&master, Requested::Child(None)),
             (&ipvlan, Requested::Child(Some(ChildKind::Ipvlan))),

@@ -281,7 +281,7 @@ fn pools(config: &Config, host: &HostSnapshot) -> Pools {
             let units = match pool.sharing {
                 Sharing::Pooled { .. } => units,
                 Sharing::Slots { .. } => member.slots,
-                Sharing::Exclusive { .. } => 1,
+                Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
             };
             for device in &member.rdma_devices {
                 let of_device = pools.of_device.entry(device.clone()).or_default();

@@ -139,7 +139,11 @@ fn print(answers: &Answers, wide: bool, out: &mut impl Write) -> anyhow::Result<
     if let Ok(daemon) = &answers.daemon {
         blocks.push(hcas(daemon));
     }
-    blocks.extend([held(answers), attachments(answers, wide)]);
+    blocks.push(held(answers));
+    if let Ok(daemon) = &answers.daemon {
+        blocks.push(bindings(daemon));
+    }
+    blocks.push(attachments(answers, wide));
     blocks.push(
         answers
             .notes()
@@ -236,6 +240,58 @@ fn held(answers: &Answers) -> String {
         return "no container holds a unit\n".into();
     }
     block(&["RESOURCE", "UNITS", "POD", "CONTAINER"], &rows)
+}
+
+/// Slots that are bound, with the GPUs that each HCA serves; and how well each pod is off.
+fn bindings(daemon: &Value) -> String {
+    let alignment = |one: &Value| {
+        let of_pod = daemon["alignment"].as_array()?.iter().find(|pod| {
+            pod["resource"] == one["resource"]
+                && pod["namespace"] == one["pod"]["namespace"]
+                && pod["pod"] == one["pod"]["name"]
+        })?;
+        let worst = of_pod["worst"].as_str()?;
+        let score = of_pod["score"].as_f64()?;
+        Some(format!("{worst} {:.0} %", score * 100.0))
+    };
+    let bindings = daemon["bindings"].as_array().into_iter().flatten();
+    let rows: Vec<Vec<String>> = bindings
+        .map(|one| {
+            let gpus = one["gpus"].as_array().into_iter().flatten();
+            let gpus: Vec<String> = gpus
+                .map(|gpu| format!("{} {}", text(&gpu["gpu"]), text(&gpu["class"])))
+                .collect();
+            vec![
+                cell(&format!(
+                    "{}/{}",
+                    text(&one["pod"]["namespace"]),
+                    text(&one["pod"]["name"])
+                )),
+                text(&one["container"]),
+                text(&one["unit"]),
+                text(&one["hca"]),
+                text(&one["stage"]),
+                if gpus.is_empty() {
+                    "-".into()
+                } else {
+                    gpus.join(", ")
+                },
+                alignment(one).unwrap_or_else(|| "-".into()),
+            ]
+        })
+        .collect();
+    block(
+        &[
+            "POD",
+            "CONTAINER",
+            "SLOT",
+            "HCA",
+            "STAGE",
+            "GPUS",
+            "ALIGNMENT",
+        ],
+        &rows,
+    )
 }
 
 fn attachments(answers: &Answers, wide: bool) -> String {

@@ -1,10 +1,10 @@
 //! `rdma-device-plugin topology`: GPUs and NICs of this node, and which NICs to take for which
 //! GPUs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
@@ -63,7 +63,7 @@ pub(super) struct Topology {
     /// Pair GPUs and NICs where the PCI tree says too little: "order" within each NUMA node,
     /// "names" like gpu0rdma0, or a list
     #[arg(long, value_name = "order|names|GPU=PCI,..")]
-    pair: Option<PairingFlag>,
+    pair: Option<Pairing>,
     /// Number a NIC's rail
     #[arg(long, value_name = "PCI=RAIL,..", value_delimiter = ',')]
     rail: Vec<Numbered>,
@@ -71,28 +71,6 @@ pub(super) struct Topology {
     host: HostRoot,
     #[command(flatten)]
     kubelet: super::KubeletRoot,
-}
-
-/// `--pair`.
-#[derive(Debug, Clone)]
-struct PairingFlag(Pairing);
-
-impl FromStr for PairingFlag {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let pair = |pair: &str| -> Option<(u32, PciAddress)> {
-            let (gpu, nic) = pair.split_once('=')?;
-            Some((gpu.parse().ok()?, nic.parse().ok()?))
-        };
-        Ok(Self(match text {
-            "order" => Pairing::ByOrder,
-            "names" => Pairing::ByName,
-            list => Pairing::Listed(list.split(',').map(pair).collect::<Option<_>>().ok_or(
-                "expected \"order\", \"names\" or a list such as 0=0101:00:00.0,1=0102:00:00.0",
-            )?),
-        }))
-    }
 }
 
 /// One part of `--rail`.
@@ -159,7 +137,7 @@ impl Topology {
             ..View::default()
         };
         if let Some(file) = &self.nccl_topology {
-            let absent = view.machine.place(&nccl_places(file)?);
+            let absent = view.machine.place(&nccl::read(file)?);
             view.override_source = Some(file.display().to_string());
             if !absent.is_empty() {
                 let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
@@ -170,7 +148,7 @@ impl Topology {
                 ));
             }
         }
-        if let Some(PairingFlag(pairing)) = &self.pair {
+        if let Some(pairing) = &self.pair {
             view.machine.pair(pairing)?;
             view.override_source = Some(match pairing {
                 Pairing::ByOrder => "--pair order".to_owned(),
@@ -264,19 +242,6 @@ fn leave_out_slices(machine: &mut Machine) {
     machine
         .nics
         .retain(|nic| !nic.is_slice() || !whole.contains(&nic.physical));
-}
-
-fn nccl_places(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, hca::topology::Place>> {
-    let read = || -> std::io::Result<String> {
-        let mut text = String::new();
-        fs::File::open(file)?
-            .take(nccl::MOST_BYTES)
-            .read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let shown = file.display();
-    let text = read().with_context(|| format!("read the NCCL topology file {shown}"))?;
-    nccl::places(&text).with_context(|| format!("read the NCCL topology file {shown}"))
 }
 
 /// The node's name, from the proc mount that is read.

@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::candidate::gather;
 use crate::config::{self, Config, PoolConfig, Problems, Sharing, nic_cluster_policy};
 use crate::pool::{self, Pools, Reason};
+use crate::snapshot::{Health, UnhealthyReason};
 
 /// Checks a configuration and shows how it is understood.
 #[derive(Debug, clap::Args)]
@@ -69,7 +70,17 @@ impl Validate {
         let contested = here.iter().flat_map(|here| &here.excluded);
         let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
         let contested = contested.map(ToString::to_string);
-        let mistakes: Vec<String> = config.refused.iter().cloned().chain(contested).collect();
+        let snapshots = here.iter().flat_map(|here| &here.snapshots);
+        let overlapping = snapshots.filter_map(|snapshot| {
+            snapshot.members().iter().find_map(|one| match &one.health {
+                Health::Unhealthy(UnhealthyReason::Overlap(reason)) => {
+                    Some(format!("{}: {reason}", snapshot.resource()))
+                }
+                _ => None,
+            })
+        });
+        let refused = config.refused.iter().cloned();
+        let mistakes: Vec<String> = refused.chain(contested).chain(overlapping).collect();
         self.print(&path, &config, here.as_ref(), &mistakes, out)?;
         if mistakes.is_empty() {
             return Ok(());
@@ -250,6 +261,16 @@ fn units(sharing: Sharing) -> String {
             format!(
                 "each HCA for one container alone, chosen by policy {}",
                 policy.word()
+            )
+        }
+        Sharing::Late(late) => {
+            let strict = match late.strict {
+                true => "refused where farther than need be",
+                false => "however far",
+            };
+            format!(
+                "each HCA for one container alone, bound to the pod's GPUs when its network is \
+                 made, {strict}"
             )
         }
     }

@@ -23,8 +23,8 @@ use hca::unit::PoolTag;
 use node::gojson;
 
 pub use model::{
-    Config, Damping, Delivery, Exclusion, Format, Gate, MAX_POOLED_UNITS, MAX_UNITS, NodeClass,
-    NodeRule, Policy, PoolConfig, PortHealth, Sharing, Variables,
+    Config, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_POOLED_UNITS, MAX_UNITS,
+    NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
 };
 pub use resource::ResourceName;
 

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use hca::PciAddress;
+use hca::topology::pairing::Pairing;
+
 use super::resource::ResourceName;
 use super::selector::Selector;
 
@@ -43,11 +46,26 @@ pub struct Config {
     pub damping: Damping,
     /// Pools, in file order.
     pub pools: Vec<PoolConfig>,
+    /// What the file says about the machine that the host does not show.
+    pub topology: TopologyConfig,
     /// What was tolerated but should be checked.
     pub warnings: Vec<String>,
     /// Why resources of the file are not served although the others are; only in the peers'
     /// formats, ours is refused whole.
     pub refused: Vec<String>,
+}
+
+/// What an administrator knows of GPUs and NICs and the host does not show. Late binding goes by it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TopologyConfig {
+    /// Pairs of GPUs and NICs.
+    pub pair: Option<Pairing>,
+    /// A NCCL topology file that has their places.
+    pub nccl_topology: Option<PathBuf>,
+    /// Rails by physical function.
+    pub rails: BTreeMap<PciAddress, u32>,
+    /// Resources of GPUs, beside those that are known.
+    pub gpu_resources: Vec<ResourceName>,
 }
 
 /// How long a port has to stay as it is before that counts.
@@ -273,12 +291,39 @@ pub enum Sharing {
         /// Which free HCAs are preferred.
         policy: Policy,
     },
+    /// As many units as HCAs, each good for one HCA. Which one it is, is decided when the pod's
+    /// network is made.
+    Late(Late),
+}
+
+/// How units of a pool with late binding become HCAs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Late {
+    /// Refuse a pod rather than give a GPU of it an HCA that is farther than it need be.
+    pub strict: bool,
+    /// Bind pods that have no network attachment when their first container starts.
+    pub bind_at_start: bool,
+    /// Name the HCAs for communication libraries in the environment of containers.
+    pub environment: bool,
+}
+
+impl Default for Late {
+    fn default() -> Self {
+        Self {
+            strict: true,
+            bind_at_start: false,
+            environment: false,
+        }
+    }
 }
 
 impl Sharing {
     /// Whether several pods may use one HCA.
     pub fn is_shared(self) -> bool {
-        !matches!(self, Sharing::Exclusive { .. })
+        match self {
+            Sharing::Pooled { .. } | Sharing::Slots { .. } => true,
+            Sharing::Exclusive { .. } | Sharing::Late(_) => false,
+        }
     }
 }
 

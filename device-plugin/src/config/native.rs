@@ -7,6 +7,10 @@
 //!   - resource: rdma/rail0
 //!     mode: exclusive
 //!     select: { rdmaDevices: [mlx5_0] }
+//!   - resource: rdma/nic
+//!     mode: exclusive
+//!     binding: late
+//!     select: { pfNames: [ens3f0, ens4f0] }
 //!   - resource: rdma/shared
 //!     mode: shared
 //!     slots: 16
@@ -28,8 +32,11 @@ mod message;
 mod select;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use hca::PciAddress;
+use hca::topology::pairing::Pairing;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_saphyr::Spanned;
@@ -37,15 +44,16 @@ use serde_saphyr::Spanned;
 use node::duration;
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, MAX_TIME,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_TIME,
     MAX_UNITS, MIN_RESCAN_INTERVAL, NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing,
-    Variables,
+    TopologyConfig, Variables,
 };
 use super::resource::ResourceName;
 use super::selector::Selector;
 use super::{Findings, Problems};
 use form::{
-    DeliveryWord, ExcludeWord, GateWord, Health, Mode, NodeWord, Nodes, PolicyWord, Pool, read_file,
+    BindingWord, DeliveryWord, ExcludeWord, GateWord, Health, Mode, NodeWord, Nodes, PolicyWord,
+    Pool, Topology, read_file,
 };
 use message::{at, from_text};
 
@@ -111,6 +119,7 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
         findings.problem(format!("{}pools is empty", place.unwrap_or_default()));
     }
     let damping = file.health.damping(&mut findings);
+    let topology = file.topology.read(&mut findings);
     let pools = file
         .pools
         .iter()
@@ -121,6 +130,7 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
         rescan,
         damping,
         pools,
+        topology,
         warnings: Vec::new(),
         refused: Vec::new(),
     })
@@ -165,11 +175,12 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
         selectors,
         nodes,
         exclude_topology: pool.exclude_topology,
-        delivery: match (pool.delivery, pool.mode) {
+        delivery: match (pool.delivery.as_ref().map(|word| word.value), pool.mode) {
             (Some(DeliveryWord::DeviceSpecs), _) | (None, Mode::Shared) => {
                 Some(Delivery::DeviceSpecs)
             }
             (Some(DeliveryWord::Cdi), _) => Some(Delivery::Cdi),
+            (None, Mode::Exclusive) if is_late(pool) => Some(Delivery::Cdi),
             (None, Mode::Exclusive) => None,
         },
         exclude: match (&pool.exclude, pool.mode) {
@@ -236,6 +247,53 @@ impl Health {
     }
 }
 
+impl Topology {
+    fn read(&self, findings: &mut Findings) -> TopologyConfig {
+        let mut topology = TopologyConfig::default();
+        if let Some(text) = &self.pair {
+            let parsed = text.value.parse::<Pairing>();
+            topology.pair = findings
+                .keep(parsed.map_err(|error| format!("{}pair: {error}", at(text.referenced))));
+        }
+        if let Some(text) = &self.nccl_topology {
+            let path = PathBuf::from(&text.value);
+            if !path.is_absolute() {
+                findings.problem(format!(
+                    "{}ncclTopology {:?} is no absolute path",
+                    at(text.referenced),
+                    text.value
+                ));
+            }
+            topology.nccl_topology = Some(path);
+        }
+        if let (Some(_), Some(text)) = (&self.pair, &self.nccl_topology) {
+            findings.problem(format!(
+                "{}ncclTopology and pair both place GPUs and NICs; leave out one of them",
+                at(text.referenced)
+            ));
+        }
+        for text in &self.rails {
+            let number = text.value.split_once('=').and_then(|(nic, rail)| {
+                Some((nic.parse::<PciAddress>().ok()?, rail.parse::<u32>().ok()?))
+            });
+            match number {
+                Some((nic, rail)) => drop(topology.rails.insert(nic, rail)),
+                None => findings.problem(format!(
+                    "{}rails {:?}: write a physical function and a number, as 0000:3b:00.0=0",
+                    at(text.referenced),
+                    text.value
+                )),
+            }
+        }
+        for text in &self.gpu_resources {
+            let parsed = ResourceName::parse(&text.value);
+            let named = parsed.map_err(|error| format!("{}{error}", at(text.referenced)));
+            topology.gpu_resources.extend(findings.keep(named));
+        }
+        topology
+    }
+}
+
 impl GateWord {
     fn gate(&self) -> Result<Gate, String> {
         match self {
@@ -270,7 +328,70 @@ impl NodeWord {
     }
 }
 
+fn is_late(pool: &Pool) -> bool {
+    let binding = pool.binding.as_ref().map(|word| word.value);
+    binding == Some(BindingWord::Late)
+}
+
+/// The sharing of a pool with late binding.
+fn late(pool: &Pool, findings: &mut Findings) -> Option<Sharing> {
+    let before = findings.problems.len();
+    if let (Mode::Shared, Some(word)) = (pool.mode, &pool.binding) {
+        findings.problem(format!(
+            "{}binding late belongs to mode exclusive; a share of an HCA is known from the start",
+            at(word.referenced)
+        ));
+    }
+    if let Some(slots) = &pool.slots {
+        findings.problem(format!(
+            "{}slots does not belong to binding late; there is one unit for each HCA",
+            at(slots.referenced)
+        ));
+    }
+    if let Some(policy) = &pool.policy {
+        findings.problem(format!(
+            "{}policy does not belong to binding late; HCAs are chosen by the pod's GPUs",
+            at(policy.referenced)
+        ));
+    }
+    if let Some(word) = pool.delivery.as_ref()
+        && word.value == DeliveryWord::DeviceSpecs
+    {
+        findings.problem(format!(
+            "{}delivery deviceSpecs cannot serve binding late: the kubelet keeps paths of device \
+             nodes that are not known yet; leave delivery out, or write cdi",
+            at(word.referenced)
+        ));
+    }
+    let flag = |key: &Option<Spanned<bool>>| key.as_ref().map(|flag| flag.value);
+    let usual = Late::default();
+    (findings.problems.len() == before).then(|| {
+        Sharing::Late(Late {
+            strict: flag(&pool.strict).unwrap_or(usual.strict),
+            bind_at_start: flag(&pool.bind_at_start).unwrap_or(usual.bind_at_start),
+            environment: flag(&pool.environment).unwrap_or(usual.environment),
+        })
+    })
+}
+
 fn sharing(pool: &Pool, findings: &mut Findings) -> Option<Sharing> {
+    if is_late(pool) {
+        return late(pool, findings);
+    }
+    let of_late = [
+        ("strict", &pool.strict),
+        ("bindAtStart", &pool.bind_at_start),
+        ("environment", &pool.environment),
+    ];
+    for (key, flag) in of_late {
+        if let Some(flag) = flag {
+            findings.problem(format!(
+                "{}{key} belongs to binding late, which this pool does not have",
+                at(flag.referenced)
+            ));
+            return None;
+        }
+    }
     let policy = pool.policy.as_ref().map(|word| word.value);
     let place = pool
         .policy

@@ -91,6 +91,7 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
         format: Format::Rsdp,
         rescan,
         damping: Damping::default(),
+        topology: crate::config::TopologyConfig::default(),
         pools,
         warnings: Vec::new(),
         refused: Vec::new(),

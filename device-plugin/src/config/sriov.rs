@@ -88,6 +88,7 @@ pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
         format: Format::Sriov,
         rescan,
         damping: Damping::default(),
+        topology: crate::config::TopologyConfig::default(),
         pools,
         warnings: Vec::new(),
         refused: Vec::new(),

@@ -181,6 +181,7 @@ mod tests {
             extra_nodes: Vec::new(),
             variables: crate::config::Variables::default(),
             additional_info: Default::default(),
+            late: None,
         };
         let shape = Shape::Exclusive {
             policy: Policy::Spread,

@@ -68,6 +68,21 @@ pub(crate) fn choose(facts: &Facts) -> Choice {
     }
 }
 
+/// Why containers certainly do not get what CDI files say, if so: what is not known is none.
+#[must_use]
+pub(crate) fn known_obstacle(runtime: &Cdi) -> Option<String> {
+    match runtime {
+        Cdi::Off(_) => runtime_obstacle(runtime),
+        Cdi::On(_) | Cdi::NoRuntime | Cdi::Silent(_) | Cdi::OutOfSight(_) | Cdi::CriO => None,
+    }
+}
+
+/// What is not known of those who have to understand CDI.
+#[must_use]
+pub(crate) fn doubt(facts: &Facts) -> Option<String> {
+    kubelet_obstacle(facts.kubelet.as_deref()).or_else(|| runtime_obstacle(&facts.runtime))
+}
+
 fn kubelet_obstacle(client: Option<&str>) -> Option<String> {
     let Some(client) = client else {
         return Some("the kubelet has not called yet".to_owned());

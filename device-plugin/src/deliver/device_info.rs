@@ -34,15 +34,15 @@ pub(crate) struct File {
     pub content: String,
 }
 
-/// The files of allocated units; none for units of a whole pool, which are no single device, and
-/// none for soft RoCE, for which the specification has no word.
+/// The files of allocated units; none for units of a whole pool, which are no single device, none
+/// for slots, whose device is not known yet, and none for soft RoCE, for which the specification has no word.
 pub(crate) fn files(snapshot: &Snapshot, ids: &[String]) -> Vec<File> {
     let described = ids.iter().filter_map(|id| match snapshot.unit(id)? {
         Unit::Member(member) => Some(File {
             name: file_name(snapshot.resource(), id),
             content: describe(member)?.to_string(),
         }),
-        Unit::Pool => None,
+        Unit::Pool | Unit::Slot(_) => None,
     });
     described.collect()
 }

@@ -101,7 +101,7 @@ impl AllocatedUnits {
     }
 
     /// HCAs that units in pods' hands name, whichever resource and device plugin they are of: the
-    /// SR-IOV device plugin's units are PCI addresses, too. Units of a whole pool name none.
+    /// SR-IOV device plugin's units are PCI addresses, too. Units of a whole pool and slots name none.
     pub(crate) fn hcas(&self) -> BTreeMap<HcaId, Vec<HcaAllocation>> {
         let mut hcas: BTreeMap<HcaId, Vec<HcaAllocation>> = BTreeMap::new();
         for (resource, units) in &self.units {
@@ -109,7 +109,7 @@ impl AllocatedUnits {
                 let (hca, exclusive) = match unit.parse() {
                     Ok(UnitId::Exclusive(hca)) => (hca, true),
                     Ok(UnitId::Shared { hca, .. }) => (hca, false),
-                    Ok(UnitId::Pool { .. }) | Err(_) => continue,
+                    Ok(UnitId::Pool { .. } | UnitId::Slot { .. }) | Err(_) => continue,
                 };
                 hcas.entry(hca).or_default().push(HcaAllocation {
                     resource: resource.clone(),

@@ -236,6 +236,24 @@ impl Owners {
         }
     }
 
+    /// The UID of the only pod that has all of these devices.
+    pub(crate) fn uid(&self, resource: &str, devices: &[String]) -> Option<String> {
+        let of_resource = self.0.get(resource)?;
+        let mut common: Option<BTreeSet<String>> = None;
+        for device in devices {
+            let uids = of_resource.get(device)?;
+            common = Some(match common {
+                Some(common) => common.intersection(uids).cloned().collect(),
+                None => uids.clone(),
+            });
+        }
+        let common = common?;
+        match common.len() {
+            1 => common.into_iter().next(),
+            _ => None,
+        }
+    }
+
     /// Of these devices: pod UID, resource, device ID.
     #[cfg(test)]
     pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {

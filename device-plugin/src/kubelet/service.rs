@@ -2,7 +2,7 @@
 //!
 //! Allocate waits for no disk, netlink socket or other process: the kubelet calls it with no deadline
 //! while it admits pods one by one. `PreStartContainer`, of which the kubelet waits 30 s for the answer,
-//! waits for a scan of the host and reads the kubelet's checkpoint.
+//! waits for a scan of the host and reads the kubelet's checkpoint, or binds slots.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use kubelet_api::deviceplugin::{
     Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
+use node_wire::Failure;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
@@ -25,9 +26,9 @@ use tonic::{Request, Response, Status};
 use super::checkpoint;
 use super::session::State;
 use crate::allocate;
-use crate::config::NodeClass;
+use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
-use crate::snapshot::{Snapshot, Unit};
+use crate::snapshot::{Shape, Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
@@ -39,6 +40,18 @@ pub(crate) struct Requests {
     files: mpsc::Sender<Vec<device_info::File>>,
     client: Arc<watch::Sender<Option<String>>>,
     allocated: Arc<Notify>,
+    starts: mpsc::Sender<Start>,
+}
+
+/// A container with slots that is about to start.
+#[derive(Debug)]
+pub(crate) struct Start {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The slots.
+    pub ids: Vec<String>,
+    /// Gets leave to start, or why not.
+    pub answer: oneshot::Sender<Result<(), Failure>>,
 }
 
 /// Who waits for a scan: gets its end, or why it does not end.
@@ -55,6 +68,8 @@ pub(crate) struct Asked {
     pub client: watch::Receiver<Option<String>>,
     /// Notified when an Allocate was answered with devices.
     pub allocated: Arc<Notify>,
+    /// Containers with slots that are about to start.
+    pub starts: mpsc::Receiver<Start>,
 }
 
 impl Requests {
@@ -63,6 +78,7 @@ impl Requests {
         let (scans, scans_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
         let (client, client_known) = watch::channel(None);
+        let (starts, starts_asked) = mpsc::channel(16);
         let allocated = Arc::new(Notify::new());
         (
             Self {
@@ -70,19 +86,37 @@ impl Requests {
                 files,
                 client: Arc::new(client),
                 allocated: allocated.clone(),
+                starts,
             },
             Asked {
                 scans: scans_asked,
                 files: files_asked,
                 client: client_known,
                 allocated,
+                starts: starts_asked,
             },
         )
     }
 
+    /// Asks whether a container with slots may start.
+    async fn start(&self, resource: &ResourceName, ids: Vec<String>) -> Result<(), Status> {
+        let over = || Status::unavailable("the device plugin is stopping");
+        let (answer, answered) = oneshot::channel();
+        let start = Start {
+            resource: resource.clone(),
+            ids,
+            answer,
+        };
+        self.starts.send(start).await.map_err(|_| over())?;
+        answered.await.map_err(|_| over())?.map_err(|failure| {
+            tracing::error!(%resource, why = failure.message, "a container is not started");
+            Status::failed_precondition(failure.message)
+        })
+    }
+
     /// Asks for a scan and waits until what containers get is true again. An HCA that was moved to
     /// a pod's namespace since it was allocated may have another device number by now.
-    async fn scan(&self) -> Result<(), Status> {
+    pub(crate) async fn scan(&self) -> Result<(), Status> {
         let over = || Status::unavailable("the device plugin is stopping");
         let (done, answer) = oneshot::channel();
         self.scans.send(done).await.map_err(|_| over())?;
@@ -172,7 +206,7 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
     for id in ids {
         match snapshot.unit(id) {
             Some(Unit::Member(member)) => paths.extend(member.paths(NodeClass::Uverbs)),
-            Some(Unit::Pool) => return None,
+            Some(Unit::Pool | Unit::Slot(_)) => return None,
             // It is gone, and its node may be another HCA's.
             None => {}
         }
@@ -310,6 +344,12 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let snapshot = self.snapshot()?;
+        if snapshot.shape() == Shape::Late {
+            let ids = request.into_inner().devices_ids;
+            self.requests.start(snapshot.resource(), ids).await?;
+            return Ok(Response::new(PreStartContainerResponse {}));
+        }
         self.requests.scan().await?;
         let snapshot = self.snapshot()?;
         let ids = request.into_inner().devices_ids;

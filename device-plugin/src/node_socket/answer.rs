@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kubelet_api::client::{Held, PodDevices};
-use node_wire::{Allocation, Failure, FailureKind, Pod, PodUnits};
+use node_wire::{Allocation, Claim, Failure, FailureKind, Pod, PodUnits};
 
 use crate::kubelet::checkpoint::{Owner, Owners};
 
@@ -40,8 +40,16 @@ pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
         .flat_map(|held| held.ids.iter().map(move |id| (held, id.as_str())));
     let (uid, owners) = match (&pod.uid, &view.owners) {
         (Some(uid), Ok(owners)) => (uid, owners),
-        (None, _) => return unchecked(pod, count, units, "the question has no UID".to_owned()),
-        (Some(_), Err(why)) => return unchecked(pod, count, units, why.clone()),
+        (None, _) => {
+            return unchecked(
+                pod,
+                count,
+                units,
+                view,
+                "the question has no UID".to_owned(),
+            );
+        }
+        (Some(_), Err(why)) => return unchecked(pod, count, units, view, why.clone()),
     };
     let (mut own, mut unknown, mut foreign) = (Vec::new(), Vec::new(), false);
     for (held, id) in units {
@@ -54,7 +62,7 @@ pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
     if !unknown.is_empty() {
         own.extend(unknown);
         let why = "the kubelet's checkpoint does not have all of these units".to_owned();
-        return unchecked(pod, count, own.into_iter(), why);
+        return unchecked(pod, count, own.into_iter(), view, why);
     }
     if own.is_empty() && foreign {
         return Err(Failure::new(
@@ -70,7 +78,75 @@ pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
         uid_checked: true,
         uid_note: None,
         allocations: allocations(own.into_iter()),
+        // Of two pods of one name, nothing says whose claims these are.
+        claims: match count {
+            1 => claims(pod, view),
+            _ => Vec::new(),
+        },
     })
+}
+
+/// The pod that holds these units of a resource in one container. It has a UID where the kubelet's
+/// checkpoint has one for all of them.
+///
+/// # Errors
+/// The kubelet lists none or several.
+pub(crate) fn holder(resource: &str, ids: &[String], view: &View) -> Result<Pod, Failure> {
+    let holds = |listed: &&PodDevices| {
+        listed.held.iter().any(|held| {
+            // A container's devices with another NUMA node are an entry of their own.
+            let of_container = listed
+                .held
+                .iter()
+                .filter(|other| other.container == held.container && other.resource == resource);
+            let own: Vec<&String> = of_container.flat_map(|other| &other.ids).collect();
+            ids.iter().all(|id| own.contains(&id))
+        })
+    };
+    let holders: Vec<&PodDevices> = view.pods.iter().filter(holds).collect();
+    let units = ids.join(", ");
+    match holders.as_slice() {
+        [one] => Ok(Pod {
+            namespace: one.namespace.clone(),
+            name: one.name.clone(),
+            uid: view
+                .owners
+                .as_ref()
+                .ok()
+                .and_then(|owners| owners.uid(resource, ids)),
+        }),
+        [] => Err(Failure::new(
+            FailureKind::UnknownPod,
+            format!(
+                "the kubelet lists no container that has {units} of {resource}; it lists app \
+                 containers and init containers that restart, so ask for the resource there and not \
+                 in an init container alone"
+            ),
+        )),
+        several => Err(Failure::new(
+            FailureKind::AmbiguousPod,
+            format!(
+                "the kubelet lists {} pods that have {units} of {resource}",
+                several.len()
+            ),
+        )),
+    }
+}
+
+/// What the pod has by resource claims.
+fn claims(pod: &Pod, view: &View) -> Vec<Claim> {
+    let named = view
+        .pods
+        .iter()
+        .filter(|listed| listed.namespace == pod.namespace && listed.name == pod.name);
+    let claimed = named.flat_map(|listed| &listed.claimed);
+    claimed
+        .map(|one| Claim {
+            container: one.container.clone(),
+            driver: one.driver.clone(),
+            device: one.device.clone(),
+        })
+        .collect()
 }
 
 /// The units of the only pod of this name, whatever its UID.
@@ -78,6 +154,7 @@ fn unchecked<'v>(
     pod: &Pod,
     count: usize,
     units: impl Iterator<Item = (&'v Held, &'v str)>,
+    view: &View,
     why: String,
 ) -> Result<PodUnits, Failure> {
     if count > 1 {
@@ -93,6 +170,7 @@ fn unchecked<'v>(
         uid_checked: false,
         uid_note: Some(why),
         allocations: allocations(units),
+        claims: claims(pod, view),
     })
 }
 
@@ -142,6 +220,7 @@ mod tests {
             namespace: "ml".into(),
             name: name.into(),
             held: held.collect(),
+            claimed: Vec::new(),
         }
     }
 

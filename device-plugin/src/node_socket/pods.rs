@@ -126,6 +126,28 @@ impl Pods {
         answer::pod_units(pod, &view)
     }
 
+    /// The pod that holds these units of a resource in one container.
+    ///
+    /// # Errors
+    /// The kubelet did not answer, lists no such pod, or several.
+    pub(crate) async fn holder(&self, resource: &str, ids: &[String]) -> Result<Pod, Failure> {
+        let listing = match tokio::time::timeout(KUBELET_TIMEOUT, self.list()).await {
+            Ok(listing) => listing,
+            Err(_) => Err(format!("no answer within {KUBELET_TIMEOUT:?}")),
+        };
+        let view = listing.map_err(|error| {
+            Failure::new(
+                FailureKind::KubeletUnavailable,
+                format!(
+                    "ask the kubelet at {} which pod has {} of {resource}: {error}",
+                    self.socket.display(),
+                    ids.join(", ")
+                ),
+            )
+        })?;
+        answer::holder(resource, ids, &view)
+    }
+
     async fn units_or_view(&self, pod: &Pod) -> Result<Answer, String> {
         let view = match &pod.uid {
             Some(_) => self.unchanged().await,

@@ -93,6 +93,10 @@ pub(super) struct Daemon {
     exclusive: Option<BTreeSet<HcaId>>,
     /// How pools are delivered that state nothing.
     choice: Choice,
+    /// Why containers of pools with binding late may go without their nodes.
+    cdi_doubt: Vec<String>,
+    /// Why they certainly do.
+    runtime_obstacle: Option<String>,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -164,6 +168,8 @@ impl Daemon {
             nodes: None,
             exclusive: None,
             choice: Choice::default(),
+            cdi_doubt: Vec::new(),
+            runtime_obstacle: None,
             links: Links::default(),
             faults: Vec::new(),
             report,
@@ -183,6 +189,7 @@ impl Daemon {
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
+        self.know_cdi_obstacle().await;
         self.want(Trigger::Start, triggers);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
@@ -319,6 +326,7 @@ impl Daemon {
             remarks: [
                 self.pool_states.remarks(),
                 self.links.faults(),
+                &self.cdi_doubt,
                 &self.faults,
                 &self.files.faults(),
             ]
@@ -327,6 +335,8 @@ impl Daemon {
             allocated: self.allocated.clone(),
             reclaim: self.known.found.borrow().counts.clone(),
             node_socket: self.known.node_socket.clone(),
+            topology: self.config.topology.clone(),
+            bindings: self.pool_states.bindings(),
         }));
     }
 }

@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::measured::OfMeasurements;
+use crate::binding::alignment;
 use crate::measurements::Measurements;
 use crate::node_socket;
 use crate::report::Report;
@@ -153,7 +154,25 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
             (labels, number(count))
         }));
     }
+    let aligned = alignment::of_pods(&report.bindings).into_iter();
+    let aligned = aligned.filter_map(|one| {
+        let mut labels = vec![("resource", one.resource)];
+        if pods {
+            labels.extend([("pod_namespace", one.namespace), ("pod_name", one.pod)]);
+        }
+        Some((labels, one.score?))
+    });
+    // Without names of pods: the pod that is off worst.
+    let mut alignment: Vec<Sample> = aligned.collect();
+    alignment.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    alignment.dedup_by(|a, b| a.0 == b.0);
     vec![
+        gauge(
+            "alignment",
+            "Share of a pod's GPUs that reach their HCA without a host bridge, of pods that were \
+             bound late; by pod where pod names are served, else of the worst pod",
+            alignment,
+        ),
         gauge("units", "Units of a resource, by health", units),
         gauge(
             "allocated_units",

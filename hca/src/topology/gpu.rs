@@ -27,6 +27,9 @@ pub struct Gpu {
     /// The vendor's unique name of it (`GPU-…`), which is what NVIDIA's device plugin hands to
     /// the kubelet.
     pub uuid: Option<String>,
+    /// Number of its node `/dev/nvidia<N>`, which is not the ordinal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
     /// Its PCIe link.
     pub link: PcieLink,
 }
@@ -109,15 +112,16 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
         .into_iter()
         .zip(0..)
         .map(|((function, link), ordinal)| {
-            let (model, uuid) = nvidia_information(host, function.address)?;
+            let nvidia = NvidiaInformation::read(host, function.address)?;
             Ok(Gpu {
                 ordinal,
                 place: Place::of(&function),
                 vendor: function.vendor,
                 device: function.device,
                 driver: function.driver,
-                model,
-                uuid,
+                model: nvidia.model,
+                uuid: nvidia.uuid,
+                minor: nvidia.minor,
                 link,
             })
         })
@@ -130,17 +134,27 @@ pub(super) fn addresses(host: &Host) -> Result<Vec<PciAddress>> {
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// Model and UUID from `/proc/driver/nvidia/gpus/<address>/information`.
-fn nvidia_information(
-    host: &Host,
-    address: PciAddress,
-) -> Result<(Option<String>, Option<String>)> {
-    let directory = host
-        .proc
-        .join("driver/nvidia/gpus")
-        .join(address.to_string());
-    let text = host::attribute(&directory, "information")?.unwrap_or_default();
-    Ok((line(&text, "Model"), line(&text, "GPU UUID")))
+/// What `/proc/driver/nvidia/gpus/<address>/information` has.
+struct NvidiaInformation {
+    model: Option<String>,
+    uuid: Option<String>,
+    minor: Option<u32>,
+}
+
+impl NvidiaInformation {
+    fn read(host: &Host, address: PciAddress) -> Result<Self> {
+        let directory = host
+            .proc
+            .join("driver/nvidia/gpus")
+            .join(address.to_string());
+        let text = host::attribute(&directory, "information")?.unwrap_or_default();
+        Ok(Self {
+            model: line(&text, "Model"),
+            // Question marks until the GPU is initialized: that is no name of it.
+            uuid: line(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
+            minor: line(&text, "Device Minor").and_then(|minor| minor.parse().ok()),
+        })
+    }
 }
 
 /// The value of a `Key: value` line.

@@ -6,6 +6,7 @@
 //! GPU's number. A pair is then placed as if below one switch of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
 
 use super::distance::Place;
 use super::machine::Machine;
@@ -23,6 +24,25 @@ pub enum Pairing {
     ByName,
     /// GPU ordinals with the physical functions of their NICs.
     Listed(Vec<(u32, PciAddress)>),
+}
+
+impl FromStr for Pairing {
+    type Err = &'static str;
+
+    /// `order`, `names`, or a list such as `0=0101:00:00.0,1=0102:00:00.0`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let pair = |pair: &str| -> Option<(u32, PciAddress)> {
+            let (gpu, nic) = pair.split_once('=')?;
+            Some((gpu.parse().ok()?, nic.parse().ok()?))
+        };
+        Ok(match text {
+            "order" => Self::ByOrder,
+            "names" => Self::ByName,
+            list => Self::Listed(list.split(',').map(pair).collect::<Option<_>>().ok_or(
+                "expected \"order\", \"names\" or a list such as 0=0101:00:00.0,1=0102:00:00.0",
+            )?),
+        })
+    }
 }
 
 /// Why the machine cannot be paired so.

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 8] = [
-    "version", "node", "stateDir", "stores", "ipam", "allow", "rails", "log",
+const KEYS: [&str; 9] = [
+    "version", "node", "stateDir", "cdiDir", "stores", "ipam", "allow", "rails", "log",
 ];
 const ALLOW_KEYS: [&str; 8] = [
     "nonRdma",
@@ -95,6 +95,7 @@ impl Reader<'_> {
             "stateDir" => self
                 .directory(key, value)
                 .map(|path| policy.state_dir = path),
+            "cdiDir" => self.directory(key, value).map(|path| policy.cdi_dir = path),
             "stores" => self.stores(value).map(|stores| policy.stores = stores),
             "ipam" => self.ipam(value).map(|ipam| policy.ipam = ipam),
             "allow" => self.allow(value).map(|allow| policy.allow = allow),

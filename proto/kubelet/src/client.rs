@@ -46,6 +46,19 @@ pub struct PodDevices {
     /// What its containers hold, in the kubelet's order. A device with several NUMA nodes comes
     /// once for each of them.
     pub held: Vec<Held>,
+    /// What its containers have by resource claims.
+    pub claimed: Vec<Claimed>,
+}
+
+/// A device that a container has by a resource claim (dynamic resource allocation).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Claimed {
+    /// Name of the container.
+    pub container: String,
+    /// Name of the driver, such as `gpu.nvidia.com`.
+    pub driver: String,
+    /// Name of the device in the driver's pool.
+    pub device: String,
 }
 
 /// The kubelet's answer.
@@ -187,8 +200,18 @@ async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<PodDevic
         .map_err(|status| format!("{:?}: {}", status.code(), status.message()))?
         .into_inner();
     let pods = list.pod_resources.into_iter().map(|pod| {
-        let mut held = Vec::new();
+        let (mut held, mut claimed) = (Vec::new(), Vec::new());
         for container in pod.containers {
+            let claims = container.dynamic_resources.into_iter();
+            claimed.extend(
+                claims
+                    .flat_map(|claim| claim.claim_resources)
+                    .map(|device| Claimed {
+                        container: container.name.clone(),
+                        driver: device.driver_name,
+                        device: device.device_name,
+                    }),
+            );
             held.extend(container.devices.into_iter().map(|devices| Held {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
@@ -201,6 +224,7 @@ async fn list(client: &PodResourcesListerClient<Channel>) -> Result<Vec<PodDevic
             namespace: pod.namespace,
             name: pod.name,
             held,
+            claimed,
         }
     });
     Ok(pods.collect())

@@ -16,6 +16,7 @@ use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
 use crate::address::{AddressQuestion, Addresses};
+use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
@@ -35,7 +36,10 @@ pub enum Server {
 impl Server {
     fn of(question: &Question) -> Self {
         match question {
-            Question::PodUnits(_) => Self::Daemon,
+            Question::PodUnits(_)
+            | Question::Bind(_)
+            | Question::Commit(_)
+            | Question::Unbind(_) => Self::Daemon,
             Question::Block(_) | Question::Addresses(_) => Self::Broker,
         }
     }
@@ -216,6 +220,47 @@ impl std::fmt::Display for Step {
 pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, ClientError> {
     match ask(socket, &Question::PodUnits(pod.clone()), limit)? {
         Answer::PodUnits(units) => Ok(units),
+        answer => Err(another(socket, &answer)),
+    }
+}
+
+/// Asks to bind a pod's slots. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn bind(socket: &Path, question: BindQuestion, limit: Duration) -> Result<Bound, ClientError> {
+    match ask(socket, &Question::Bind(question), limit)? {
+        Answer::Bound(bound) => Ok(bound),
+        answer => Err(another(socket, &answer)),
+    }
+}
+
+/// Asks to write what containers get for bound slots. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn commit(
+    socket: &Path,
+    question: CommitQuestion,
+    limit: Duration,
+) -> Result<Committed, ClientError> {
+    match ask(socket, &Question::Commit(question), limit)? {
+        Answer::Committed(committed) => Ok(committed),
+        answer => Err(another(socket, &answer)),
+    }
+}
+
+/// Reports that a sandbox does not have slots any more. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn unbind(
+    socket: &Path,
+    question: UnbindQuestion,
+    limit: Duration,
+) -> Result<Unbound, ClientError> {
+    match ask(socket, &Question::Unbind(question), limit)? {
+        Answer::Unbound(unbound) => Ok(unbound),
         answer => Err(another(socket, &answer)),
     }
 }

@@ -6,17 +6,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::address::{AddressQuestion, Addresses};
+use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
 const NAME_MAX_BYTES: usize = 253;
+/// Most slots in one question: more than any machine has HCAs.
+const MAX_SLOTS: usize = 1024;
 
 /// What a program of the node wants to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
     /// To the daemon: which units of which resources does this pod hold?
     PodUnits(Pod),
+    /// To the daemon: bind the slots of this pod.
+    Bind(BindQuestion),
+    /// To the daemon: the devices of these slots are in place.
+    Commit(CommitQuestion),
+    /// To the daemon: the devices of these slots are back.
+    Unbind(UnbindQuestion),
     /// To the broker: this node needs a block of addresses.
     Block(BlockNeed),
     /// To the broker: addresses of a store that has no blocks.
@@ -52,6 +61,12 @@ impl fmt::Display for Pod {
 pub enum Answer {
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
+    /// To [`Question::Bind`].
+    Bound(Bound),
+    /// To [`Question::Commit`].
+    Committed(Committed),
+    /// To [`Question::Unbind`].
+    Unbound(Unbound),
     /// To [`Question::Block`].
     Block(BlocksGranted),
     /// To [`Question::Addresses`].
@@ -74,6 +89,22 @@ pub struct PodUnits {
     pub uid_note: Option<String>,
     /// One entry for each container and resource of which the pod holds units.
     pub allocations: Vec<Allocation>,
+    /// Devices that the pod has by resource claims (dynamic resource allocation). No checkpoint is
+    /// read for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<Claim>,
+}
+
+/// A device that a container has by a resource claim.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Claim {
+    /// Name of the container.
+    pub container: String,
+    /// Name of the driver, such as `gpu.nvidia.com`.
+    pub driver: String,
+    /// Name of the device in the driver's pool, such as `gpu-0`.
+    pub device: String,
 }
 
 /// Units of one resource that one container holds.
@@ -140,6 +171,14 @@ pub enum FailureKind {
     AmbiguousPod,
     /// The kubelet's PodResources service did not answer.
     KubeletUnavailable,
+    /// The kubelet did not allocate this unit to the pod.
+    NotAllocated,
+    /// There is no HCA to bind, or none that may be bound.
+    CannotBind,
+    /// The slot is not bound to this sandbox.
+    NotBound,
+    /// A file of the bindings cannot be read or written.
+    BindingsUnavailable,
     /// The answer is longer than [`ANSWER_MAX_BYTES`].
     AnswerTooLarge,
     /// Every block of the range is some node's and has leases.
@@ -157,7 +196,7 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// Every kind that the daemon answers with.
-    pub const OF_DAEMON: [Self; 9] = [
+    pub const OF_DAEMON: [Self; 13] = [
         Self::UnsupportedVersion,
         Self::UnknownQuestion,
         Self::Malformed,
@@ -166,6 +205,10 @@ impl FailureKind {
         Self::AnotherPod,
         Self::AmbiguousPod,
         Self::KubeletUnavailable,
+        Self::NotAllocated,
+        Self::CannotBind,
+        Self::NotBound,
+        Self::BindingsUnavailable,
         Self::AnswerTooLarge,
     ];
     /// Every kind that the broker answers with.
@@ -183,6 +226,9 @@ impl FailureKind {
 }
 
 const POD_UNITS: &str = "podUnits";
+const BIND: &str = "bind";
+const COMMIT: &str = "commit";
+const UNBIND: &str = "unbind";
 const BLOCK: &str = "block";
 const ADDRESSES: &str = "addresses";
 
@@ -192,6 +238,30 @@ struct PodUnitsQuestion {
     version: u64,
     question: String,
     pod: Pod,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BindDocument {
+    version: u64,
+    question: String,
+    bind: BindQuestion,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommitDocument {
+    version: u64,
+    question: String,
+    commit: CommitQuestion,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnbindDocument {
+    version: u64,
+    question: String,
+    unbind: UnbindQuestion,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -216,6 +286,9 @@ impl Question {
     pub fn name(&self) -> &'static str {
         match self {
             Self::PodUnits(_) => POD_UNITS,
+            Self::Bind(_) => BIND,
+            Self::Commit(_) => COMMIT,
+            Self::Unbind(_) => UNBIND,
             Self::Block(_) => BLOCK,
             Self::Addresses(_) => ADDRESSES,
         }
@@ -235,6 +308,21 @@ impl Question {
                 version: VERSION,
                 question: POD_UNITS.to_owned(),
                 pod: pod.clone(),
+            }),
+            Self::Bind(bind) => encode(&BindDocument {
+                version: VERSION,
+                question: BIND.to_owned(),
+                bind: bind.clone(),
+            }),
+            Self::Commit(commit) => encode(&CommitDocument {
+                version: VERSION,
+                question: COMMIT.to_owned(),
+                commit: commit.clone(),
+            }),
+            Self::Unbind(unbind) => encode(&UnbindDocument {
+                version: VERSION,
+                question: UNBIND.to_owned(),
+                unbind: unbind.clone(),
             }),
             Self::Block(need) => encode(&BlockQuestion {
                 version: VERSION,
@@ -287,8 +375,29 @@ impl Question {
             Some(POD_UNITS) => {
                 let question: PodUnitsQuestion = serde_json::from_slice(document)
                     .map_err(|error| malformed(format!("{POD_UNITS} is malformed: {error}")))?;
-                check(&question.pod).map_err(malformed)?;
+                check(&question.pod, POD_UNITS).map_err(malformed)?;
                 Ok(Self::PodUnits(question.pod))
+            }
+            Some(BIND) => {
+                let BindDocument { bind, .. } = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{BIND} is malformed: {error}")))?;
+                check(&bind.pod, BIND).map_err(malformed)?;
+                check_slots(BIND, &bind.sandbox, std::slice::from_ref(&bind.unit))
+                    .map_err(malformed)?;
+                Ok(Self::Bind(bind))
+            }
+            Some(COMMIT) => {
+                let CommitDocument { commit, .. } = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{COMMIT} is malformed: {error}")))?;
+                check(&commit.pod, COMMIT).map_err(malformed)?;
+                check_slots(COMMIT, &commit.sandbox, &commit.units).map_err(malformed)?;
+                Ok(Self::Commit(commit))
+            }
+            Some(UNBIND) => {
+                let UnbindDocument { unbind, .. } = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{UNBIND} is malformed: {error}")))?;
+                check_slots(UNBIND, &unbind.sandbox, &unbind.units).map_err(malformed)?;
+                Ok(Self::Unbind(unbind))
             }
             Some(BLOCK) => {
                 let question: BlockQuestion = serde_json::from_slice(document)
@@ -311,7 +420,23 @@ fn unknown_question(question: &Value) -> Failure {
     Failure::new(FailureKind::UnknownQuestion, why)
 }
 
-fn check(pod: &Pod) -> Result<(), String> {
+fn check_slots(question: &str, sandbox: &str, units: &[String]) -> Result<(), String> {
+    let texts = units.iter().map(|unit| ("unit", unit.as_str()));
+    for (field, value) in [("sandbox", sandbox)].into_iter().chain(texts) {
+        if value.is_empty() || value.len() > NAME_MAX_BYTES {
+            return Err(format!(
+                "{question}: {field} has {} bytes, expected 1 to {NAME_MAX_BYTES}",
+                value.len()
+            ));
+        }
+    }
+    match units.len() {
+        0..=MAX_SLOTS => Ok(()),
+        many => Err(format!("{question}: {many} units, at most {MAX_SLOTS}")),
+    }
+}
+
+fn check(pod: &Pod, question: &str) -> Result<(), String> {
     let fields = [
         ("namespace", Some(&pod.namespace)),
         ("name", Some(&pod.name)),
@@ -321,7 +446,7 @@ fn check(pod: &Pod) -> Result<(), String> {
         let length = value.map_or(1, String::len);
         if length == 0 || length > NAME_MAX_BYTES {
             return Err(format!(
-                "{POD_UNITS}: pod.{field} has {length} bytes, expected 1 to {NAME_MAX_BYTES}"
+                "{question}: pod.{field} has {length} bytes, expected 1 to {NAME_MAX_BYTES}"
             ));
         }
     }
@@ -335,6 +460,12 @@ struct AnswerDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod_units: Option<PodUnits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    bound: Option<Bound>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    committed: Option<Committed>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unbound: Option<Unbound>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     block: Option<BlocksGranted>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     addresses: Option<Addresses>,
@@ -347,12 +478,18 @@ impl AnswerDocument {
         let mut document = Self {
             version: VERSION,
             pod_units: None,
+            bound: None,
+            committed: None,
+            unbound: None,
             block: None,
             addresses: None,
             error: None,
         };
         match answer.clone() {
             Ok(Answer::PodUnits(units)) => document.pod_units = Some(units),
+            Ok(Answer::Bound(bound)) => document.bound = Some(bound),
+            Ok(Answer::Committed(committed)) => document.committed = Some(committed),
+            Ok(Answer::Unbound(unbound)) => document.unbound = Some(unbound),
             Ok(Answer::Block(granted)) => document.block = Some(granted),
             Ok(Answer::Addresses(addresses)) => document.addresses = Some(addresses),
             Err(failure) => document.error = Some(failure),
@@ -409,6 +546,9 @@ pub fn decode_answer(
     let document: AnswerDocument = serde_json::from_slice(document).map_err(malformed)?;
     let answer = match question {
         Question::PodUnits(_) => document.pod_units.map(Answer::PodUnits),
+        Question::Bind(_) => document.bound.map(Answer::Bound),
+        Question::Commit(_) => document.committed.map(Answer::Committed),
+        Question::Unbind(_) => document.unbound.map(Answer::Unbound),
         Question::Block(_) => document.block.map(Answer::Block),
         Question::Addresses(_) => document.addresses.map(Answer::Addresses),
     };
@@ -471,6 +611,7 @@ mod tests {
         let units = PodUnits {
             uid_checked: true,
             uid_note: None,
+            claims: Vec::new(),
             allocations: vec![
                 Allocation {
                     container: "worker".into(),
@@ -620,7 +761,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_name_of_its_own() {
-        for kinds in [FailureKind::OF_DAEMON, FailureKind::OF_BROKER] {
+        for kinds in [&FailureKind::OF_DAEMON[..], &FailureKind::OF_BROKER[..]] {
             let name = |kind: &FailureKind| serde_json::to_string(kind).unwrap();
             let names: std::collections::BTreeSet<String> = kinds.iter().map(name).collect();
             assert_eq!(names.len(), kinds.len());
@@ -695,6 +836,75 @@ mod tests {
         ) {
             let question = Question::PodUnits(Pod { namespace, name, uid });
             prop_assert_eq!(Question::decode(&question.encode()), Ok(question));
+        }
+    }
+
+    #[test]
+    fn bindings_are_asked_for_in_the_documented_form() {
+        use crate::binding::*;
+        let bind = Question::Bind(BindQuestion {
+            pod: pod(),
+            sandbox: "4c".into(),
+            unit: "slot_3e71787e_0".into(),
+        });
+        let document: Value = serde_json::from_slice(&bind.encode()).unwrap();
+        assert_eq!(
+            document,
+            json!({"version": 1, "question": "bind", "bind": {
+                "pod": {"namespace": "ml", "name": "train-0", "uid": "8f"},
+                "sandbox": "4c", "unit": "slot_3e71787e_0"}})
+        );
+        let commit = Question::Commit(CommitQuestion {
+            pod: pod(),
+            sandbox: "4c".into(),
+            units: vec!["slot_3e71787e_0".into()],
+        });
+        let unbind = Question::Unbind(UnbindQuestion {
+            sandbox: "4c".into(),
+            units: Vec::new(),
+        });
+        for question in [&bind, &commit, &unbind] {
+            assert_eq!(Question::decode(&question.encode()).as_ref(), Ok(question));
+        }
+        let answer = Ok(Answer::Bound(Bound {
+            slots: vec![BoundSlot {
+                unit: "slot_3e71787e_0".into(),
+                resource: "rdma/nic".into(),
+                container: "worker".into(),
+                hca: "0000:3b:00.0".into(),
+                rail: 2,
+                cdi_file: "x.json".into(),
+            }],
+            warnings: Vec::new(),
+        }));
+        let bytes = encode_answer(&answer);
+        assert_eq!(decode_answer(&bind, &bytes), Ok(answer));
+        let other = decode_answer(&commit, &bytes);
+        assert!(matches!(other, Err(NoAnswer::Malformed(_))), "{other:?}");
+        for (document, named) in [
+            (
+                json!({"version": 1, "question": "bind", "bind": {"pod": pod(), "sandbox": "",
+                    "unit": "x"}}),
+                "sandbox has 0 bytes",
+            ),
+            (
+                json!({"version": 1, "question": "commit", "commit": {"pod": pod(), "sandbox": "a",
+                    "units": ["u".repeat(300)]}}),
+                "unit has 300 bytes",
+            ),
+            (
+                json!({"version": 1, "question": "commit", "commit": {"pod": pod(), "sandbox": "a",
+                    "units": vec!["u"; 1025]}}),
+                "1025 units",
+            ),
+            (
+                json!({"version": 1, "question": "unbind", "unbind": {"sandbox": "a", "all": true}}),
+                "all",
+            ),
+        ] {
+            let failure = failure_of(&document);
+            assert_eq!(failure.kind, FailureKind::Malformed, "{document}");
+            assert!(failure.message.contains(named), "{named}: {failure}");
         }
     }
 

@@ -2,7 +2,7 @@
 //! units a pod holds, the broker `rdma-ipam-broker` for blocks of addresses.
 //!
 //! - [`document`]: the questions and answers as JSON documents;
-//! - [`block`], [`address`]: those to the broker;
+//! - [`binding`]: those about late binding; [`block`], [`address`]: those to the broker;
 //! - [`client`]: asking, blocking, within a time limit.
 //!
 //! One connection carries one question and one answer. The client connects, writes one JSON
@@ -17,6 +17,12 @@
 //!     {"container": "worker", "resource": "rdma/hca", "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"],
 //!      "pool": ["0000:3b:00.0", "0000:5e:00.0"]},
 //!     {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7c2f…"]}]}}
+//!
+//! {"version": 1, "question": "bind", "bind": {"pod": {"namespace": "ml", "name": "train-0"},
+//!     "sandbox": "4c…", "unit": "slot_3e71787e_0"}}
+//!
+//! {"version": 1, "bound": {"slots": [{"unit": "slot_3e71787e_0", "resource": "rdma/nic",
+//!     "container": "worker", "hca": "0000:3b:00.0", "rail": 0, "cdiFile": "rdma-device-plugin-slot-….json"}]}}
 //!
 //! {"version": 1, "error": {"kind": "unknownPod", "message": "the kubelet knows no pod ml/train-0 …"}}
 //!
@@ -44,6 +50,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod binding;
 pub mod block;
 pub mod client;
 pub mod document;
@@ -51,9 +58,14 @@ pub mod document;
 pub use address::{
     AddressAction, AddressQuestion, Addresses, AttachmentId, Holding, RangeWanted, Taking,
 };
+pub use binding::{
+    BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion, Unbound,
+};
 pub use block::{BlockNeed, BlocksGranted};
-pub use client::{ClientError, Peer, Server, addresses, ask, blocks, pod_units};
-pub use document::{Allocation, Answer, Failure, FailureKind, Pod, PodUnits, Question};
+pub use client::{
+    ClientError, Peer, Server, addresses, ask, bind, blocks, commit, pod_units, unbind,
+};
+pub use document::{Allocation, Answer, Claim, Failure, FailureKind, Pod, PodUnits, Question};
 
 /// The version of the documents that this crate reads and writes.
 pub const VERSION: u64 = 1;

@@ -62,6 +62,9 @@ pub struct Part {
     /// The RDMA devices that were moved along, or alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rdma: Vec<RdmaDevice>,
+    /// The slots that the runtime passed for it, each bound to an HCA by the daemon.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slots: Vec<Slot>,
     /// Rules put into the pod's namespace, as kernel messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Message>,
@@ -91,6 +94,8 @@ struct Written {
     child: Option<Child>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rdma: Vec<RdmaDevice>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    slots: Vec<Slot>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<Message>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,6 +136,7 @@ impl From<Record> for Written {
             awaits_name: only.awaits_name,
             child: only.child,
             rdma: only.rdma,
+            slots: only.slots,
             rules: only.rules,
             parts: (!single).then_some(parts),
             ipam,
@@ -150,6 +156,7 @@ impl TryFrom<Written> for Record {
             awaits_name: written.awaits_name,
             child: written.child,
             rdma: written.rdma,
+            slots: written.slots,
             rules: written.rules,
         };
         let parts = match (written.version, written.parts) {
@@ -221,6 +228,18 @@ pub struct RdmaDevice {
     /// devices without hardware, and in records of versions that did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+}
+
+/// A slot that was bound late.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Slot {
+    /// The unit that the kubelet allocated.
+    pub unit: String,
+    /// The HCA that it became, as units name HCAs.
+    pub hca: String,
+    /// Name of its file in the CDI directory that the node's policy names.
+    pub cdi_file: String,
 }
 
 /// What releasing the addresses takes, when the runtime no longer says.
@@ -297,6 +316,11 @@ impl Record {
     /// Whether nothing is left of it but netdevs that wait for their names.
     pub fn awaits_name(&self) -> bool {
         self.parts.iter().any(|part| part.awaits_name)
+    }
+
+    /// All slots that the runtime passed for it.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.parts.iter().flat_map(|part| &part.slots)
     }
 
     /// All RDMA devices that were moved.

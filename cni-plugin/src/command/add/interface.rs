@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 
 use attachment::{
     addresses::{self, Ipam},
-    journal::{Key, Part, RdmaDevice, Record},
+    journal::{Key, Part, RdmaDevice, Record, record::Slot},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -30,11 +30,12 @@ use serde_json::Value;
 use super::{blank_record, undo};
 use crate::{
     apply,
+    bind::Bound,
     config::{ChildKind, Config},
     error::Error,
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
-    rdma::{self, RdmaRequirement},
+    rdma::{self, Numbers, RdmaRequirement},
     recover::Recovered,
     report::{self, Reported},
     resolve::{self, HostLink, Parent, Resolved},
@@ -65,6 +66,7 @@ pub(super) struct Attachment<'a> {
     pub(super) pod: &'a Namespace,
     pub(super) inside: &'a mut Socket,
     pub(super) ipam: &'a Ipam,
+    pub(super) bound: Option<&'a Bound>,
 }
 
 /// An interface that was made.
@@ -118,6 +120,9 @@ impl Attachment<'_> {
         let applied = self
             .apply(key, &plans, &mut record, leased)
             .and_then(|made| {
+                if let Some(bound) = self.bound {
+                    bound.commit(self.node)?;
+                }
                 let mut result = before;
                 merge(&mut result, made, dns);
                 Ok(result.to_json(self.request.config.version)?)
@@ -146,7 +151,15 @@ impl Attachment<'_> {
             return Ok(Vec::new());
         };
         let names = rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)?;
-        rdma::describe(self.node, &names)
+        rdma::describe(self.node, &names, self.numbers())
+    }
+
+    /// Whether containers were promised the device nodes as they are.
+    fn numbers(&self) -> Numbers {
+        match self.bound {
+            Some(_) => Numbers::ReadAfterwards,
+            None => Numbers::Promised,
+        }
     }
 
     /// What becomes an interface.
@@ -236,6 +249,7 @@ impl Attachment<'_> {
             rail: wanted.rail,
             moved: plan.interface.snapshot().cloned(),
             hcas: hcas(&wanted.resolved),
+            slots: slots(&wanted.config),
             awaits_name: false,
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
@@ -340,7 +354,7 @@ impl Attachment<'_> {
             journal.take(&moved.identity, key, &self.node.boot)?;
         }
         let devices: Vec<RdmaDevice> = record.rdma().cloned().collect();
-        rdma::move_in(self.node, self.pod, &devices)?;
+        rdma::move_in(self.node, self.pod, &devices, self.numbers())?;
         let mut links = Vec::new();
         for (wanted, plan) in self.wanted.iter().zip(plans) {
             let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)
@@ -539,6 +553,12 @@ impl Attachment<'_> {
             pci_id: on_pci.and_then(|moved| moved.identity.bus_device.clone()),
         }
     }
+}
+
+/// The slot that the runtime passed.
+fn slots(config: &Config) -> Vec<Slot> {
+    let allocation = config.allocation.iter();
+    allocation.filter_map(|one| one.slot.clone()).collect()
 }
 
 /// The HCAs of a netdev that moves.

@@ -16,7 +16,7 @@ use super::{blank_record, undo};
 use crate::{
     config::Config,
     error::Error,
-    rdma,
+    rdma::{self, Numbers},
     report::{self, Reported},
     resolve::{PodInterface, RdmaOnly},
 };
@@ -50,7 +50,7 @@ impl Attachment<'_> {
     /// Journals and moves what is to move, and reports. `before` is the chain's result.
     pub(super) fn add(self, before: &CniResult, moves_rdma: bool) -> Result<Value, Error> {
         let moved = match moves_rdma {
-            true => rdma::describe(self.node, &self.target.names())?,
+            true => rdma::describe(self.node, &self.target.names(), Numbers::Promised)?,
             false => Vec::new(),
         };
         if moved.is_empty() {
@@ -65,7 +65,7 @@ impl Attachment<'_> {
             ..blank_record(self.node, self.request, self.pod)?
         };
         self.node.journal.create(self.key, &record)?;
-        rdma::move_in(self.node, self.pod, &moved)
+        rdma::move_in(self.node, self.pod, &moved, Numbers::Promised)
             .and_then(|()| self.report(before, &moved))
             .map_err(|first| undo(self.node, self.key, &record, first))
     }

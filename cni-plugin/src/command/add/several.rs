@@ -45,6 +45,19 @@ pub(super) fn check<'a>(
              that Multus passes one of the pod's units",
         )
     })?;
+    if let UnitId::Slot { .. } = named.unit {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!(
+                "devices: all does not go with {}, a slot of a pool that binds late",
+                named.text
+            ),
+        )
+        .with_details(
+            "name the network once for each NIC of the pod, without devices; or use a pool without \
+             binding: late",
+        ));
+    }
     ipam.serves_several()?;
     match chain {
         None => Ok(named),
@@ -87,6 +100,7 @@ pub(super) fn configs(config: &Config, requested: Requested, devices: &Devices) 
                 slot: 0,
             },
             text: hca.to_string(),
+            slot: None,
         }),
         ..config.clone()
     };

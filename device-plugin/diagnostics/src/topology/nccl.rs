@@ -5,12 +5,39 @@
 //! switch. The file's other content (links, NVLink, net devices) does not matter here.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
 use hca::PciAddress;
 use hca::topology::Place;
 
 /// The largest file read: the largest known describe a few hundred devices.
-pub const MOST_BYTES: u64 = 4 << 20;
+const MOST_BYTES: u64 = 4 << 20;
+
+/// Why a topology file cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("read the NCCL topology file {}: {cause}", path.display())]
+pub struct ReadError {
+    path: PathBuf,
+    cause: String,
+}
+
+/// Reads the places of all devices out of a file.
+///
+/// # Errors
+/// [`ReadError`] with path and cause.
+pub fn read(file: &Path) -> Result<BTreeMap<PciAddress, Place>, ReadError> {
+    let failed = |cause: &dyn std::fmt::Display| ReadError {
+        path: file.to_owned(),
+        cause: cause.to_string(),
+    };
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(|error| failed(&error))?;
+    let mut most = opened.take(MOST_BYTES);
+    most.read_to_string(&mut text)
+        .map_err(|error| failed(&error))?;
+    places(&text).map_err(|error| failed(&error))
+}
 
 /// Why a file is not a NCCL topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -23,6 +23,7 @@ pub(super) const MAX_MALFORMED_POOLS: usize = 20;
 pub(super) struct File {
     pub(super) rescan_interval: Option<Spanned<String>>,
     pub(super) health: Health,
+    pub(super) topology: Topology,
     pub(super) pools: Vec<Pool>,
 }
 
@@ -32,6 +33,7 @@ pub(super) enum FileKey {
     Version,
     RescanInterval,
     Health,
+    Topology,
     Pools,
 }
 
@@ -67,6 +69,7 @@ impl<'de> Visitor<'de> for FileBut<'_> {
                 FileKey::Version => drop(map.next_value::<IgnoredAny>()?),
                 FileKey::RescanInterval => file.rescan_interval = map.next_value()?,
                 FileKey::Health => file.health = map.next_value()?,
+                FileKey::Topology => file.topology = map.next_value()?,
                 FileKey::Pools => pools = Some(map.next_value_seed(PoolsBut(self))?),
             }
         }
@@ -144,17 +147,30 @@ pub(super) struct Health {
     pub(super) flap_hold: Option<Spanned<String>>,
 }
 
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub(super) struct Topology {
+    pub(super) pair: Option<Spanned<String>>,
+    pub(super) nccl_topology: Option<Spanned<String>>,
+    pub(super) rails: Vec<Spanned<String>>,
+    pub(super) gpu_resources: Vec<Spanned<String>>,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Pool {
     pub(super) resource: Spanned<String>,
     pub(super) mode: Mode,
+    pub(super) binding: Option<Spanned<BindingWord>>,
+    pub(super) strict: Option<Spanned<bool>>,
+    pub(super) bind_at_start: Option<Spanned<bool>>,
+    pub(super) environment: Option<Spanned<bool>>,
     pub(super) slots: Option<Spanned<u32>>,
     pub(super) policy: Option<Spanned<PolicyWord>>,
     pub(super) nodes: Option<Spanned<Nodes>>,
     #[serde(default)]
     pub(super) exclude_topology: bool,
-    pub(super) delivery: Option<DeliveryWord>,
+    pub(super) delivery: Option<Spanned<DeliveryWord>>,
     pub(super) exclude: Option<Vec<ExcludeWord>>,
     #[serde(default)]
     pub(super) wait_for: Vec<Spanned<GateWord>>,
@@ -170,6 +186,13 @@ pub(super) struct Pool {
 pub(super) enum Mode {
     Shared,
     Exclusive,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum BindingWord {
+    Early,
+    Late,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]

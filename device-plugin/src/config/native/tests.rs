@@ -407,3 +407,89 @@ fn an_old_name_is_refused_with_the_new_one() {
         );
     }
 }
+
+#[test]
+fn late_binding_has_its_own_keys() {
+    let select = "select: { vendors: [15b3] }";
+    let read = first(&pool(&format!("mode: exclusive\nbinding: late\n{select}")));
+    assert_eq!(read.sharing, Sharing::Late(Late::default()));
+    assert_eq!(read.delivery, Some(Delivery::Cdi));
+    assert!(!read.sharing.is_shared());
+    let read = first(&pool(&format!(
+        "mode: exclusive\nbinding: late\nstrict: false\nbindAtStart: true\nenvironment: true\n\
+         delivery: cdi\n{select}"
+    )));
+    let late = Late {
+        strict: false,
+        bind_at_start: true,
+        environment: true,
+    };
+    assert_eq!(read.sharing, Sharing::Late(late));
+    let early = first(&pool(&format!("mode: exclusive\nbinding: early\n{select}")));
+    assert!(matches!(early.sharing, Sharing::Exclusive { .. }));
+    for (keys, words) in [
+        ("mode: shared\nbinding: late", "belongs to mode exclusive"),
+        (
+            "mode: exclusive\nbinding: late\nslots: 2",
+            "slots does not belong",
+        ),
+        (
+            "mode: exclusive\nbinding: late\npolicy: numa",
+            "policy does not belong",
+        ),
+        (
+            "mode: exclusive\nbinding: late\ndelivery: deviceSpecs",
+            "leave delivery out",
+        ),
+        (
+            "mode: exclusive\nstrict: true",
+            "strict belongs to binding late",
+        ),
+        (
+            "mode: exclusive\nbindAtStart: true",
+            "bindAtStart belongs to binding late",
+        ),
+        (
+            "mode: shared\nenvironment: true",
+            "environment belongs to binding late",
+        ),
+        ("mode: exclusive\nbinding: soon", "binding"),
+    ] {
+        let refused = parse(&pool(&format!("{keys}\n{select}"))).unwrap_err();
+        let refused = refused.to_string();
+        assert!(
+            refused.contains(words) && refused.contains("line"),
+            "{keys}: {refused}"
+        );
+    }
+}
+
+#[test]
+fn what_the_host_does_not_show_is_read_and_refused_by_name() {
+    let pools =
+        "pools: [{resource: rdma/a, mode: exclusive, binding: late, select: {vendors: [15b3]}}]";
+    let read = |topology: &str| parse(&format!("version: 1\ntopology: {topology}\n{pools}\n"));
+    let all = read(
+        "{pair: \"0=0101:00:00.0,1=0102:00:00.0\", rails: [\"0101:00:00.0=1\"], \
+         gpuResources: [example.com/accelerator]}",
+    );
+    let all = all.unwrap().topology;
+    assert!(matches!(all.pair, Some(Pairing::Listed(pairs)) if pairs.len() == 2));
+    assert_eq!(all.rails.values().collect::<Vec<_>>(), [&1]);
+    assert_eq!(all.gpu_resources[0].as_str(), "example.com/accelerator");
+    assert_eq!(
+        read("{pair: order}").unwrap().topology.pair,
+        Some(Pairing::ByOrder)
+    );
+    for (topology, words) in [
+        ("{pair: sideways}", "pair: expected"),
+        ("{ncclTopology: topo.xml}", "absolute"),
+        ("{ncclTopology: /a.xml, pair: order}", "leave out one"),
+        ("{rails: [mlx5_0=1]}", "0000:3b:00.0=0"),
+        ("{gpuResources: [gpu]}", "gpu"),
+        ("{preset: a4}", "preset"),
+    ] {
+        let refused = read(topology).unwrap_err().to_string();
+        assert!(refused.contains(words), "{topology}: {refused}");
+    }
+}

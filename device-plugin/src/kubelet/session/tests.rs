@@ -202,6 +202,7 @@ fn snapshot(health: Health) -> Snapshot {
         extra_nodes: Vec::new(),
         variables: crate::config::Variables::default(),
         additional_info: BTreeMap::new(),
+        late: None,
     };
     Snapshot::new(Arc::new(terms), shape, vec![member], Arc::default())
 }

@@ -188,3 +188,29 @@ fn every_function_of_dual_port_cards_is_an_hca() {
     let config = native(&["resource: rdma/a, mode: exclusive, select: { rdmaDevices: [\"*\"] }"]);
     assert_eq!(node.pools(&config).snapshots[0].members().len(), 16);
 }
+
+#[test]
+fn a_pool_with_late_binding_shares_no_hca_and_needs_cdi() {
+    let node = Node::new(two_nics);
+    let late = "resource: rdma/l, mode: exclusive, binding: late, select: { functions: [pf] }";
+    let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [ens1] }";
+    let alone = node.pools(&native(&[late]));
+    let healthy = |snapshot: &Snapshot| {
+        let members = snapshot.members().iter();
+        members.filter(|member| member.health.is_healthy()).count()
+    };
+    assert_eq!(healthy(&alone.snapshots[0]), 2);
+    // Whichever comes first, the other pool is served, and nothing is offered twice.
+    for order in [[late, shared], [shared, late]] {
+        let pools = node.pools(&native(&order));
+        for snapshot in &pools.snapshots {
+            let expected = usize::from(snapshot.shape() != Shape::Late);
+            assert_eq!(healthy(snapshot), expected, "{}", snapshot.resource());
+        }
+        assert!(
+            pools.remarks[0].contains("rdma/l is withheld: 0000:3b:00.0 is chosen by rdma/s, too"),
+            "{:?}",
+            pools.remarks
+        );
+    }
+}

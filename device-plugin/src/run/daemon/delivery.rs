@@ -7,9 +7,15 @@ use std::sync::Arc;
 use diagnostics::container_runtime;
 
 use super::Daemon;
-use crate::config::Delivery;
+use crate::binding::binder::directory_obstacle;
+use crate::config::{Delivery, PoolConfig, Sharing};
 use crate::deliver::{cdi, choice, device_info};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Shape, Snapshot};
+
+/// Whether containers get HCAs of a pool by the pool's CDI file. Slots have files of their own.
+fn is_by_pool_file(snapshot: &Snapshot) -> bool {
+    snapshot.terms().delivery == Delivery::Cdi && snapshot.shape() != Shape::Late
+}
 
 impl Daemon {
     /// Chooses how pools are delivered that state nothing, when the kubelet or the configuration is
@@ -18,6 +24,7 @@ impl Daemon {
     /// What pods have stays as it is: the kubelet keeps its answers, CDI files of pods stay in place
     /// and true, and a start with nodes is compared with the nodes of now.
     pub(super) async fn choose_delivery(&mut self) -> bool {
+        self.know_cdi_obstacle().await;
         let kubelet = self.known.client.borrow_and_update().clone();
         let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
         let read = move || {
@@ -49,14 +56,77 @@ impl Daemon {
         is_another
     }
 
+    /// Whether containers are known not to get what CDI files say: pools with binding late have
+    /// nothing to offer then. What is not known is no obstacle: a container without its CDI file does
+    /// not start, and one whose runtime passes CDI over has no device node.
+    pub(super) async fn know_cdi_obstacle(&mut self) {
+        if !self.has_late_pool() {
+            self.cdi_doubt.clear();
+            self.runtime_obstacle = None;
+            return;
+        }
+        let host = self.settings.host.clone();
+        let kubelet = self.known.client.borrow().clone();
+        let read = move || {
+            let root = host.sys.parent().unwrap_or(Path::new("/"));
+            let runtime = container_runtime::of_running_runtime(root, &host.proc);
+            let obstacle = choice::known_obstacle(&runtime);
+            let facts = choice::Facts {
+                kubelet,
+                runtime,
+                directory: None,
+            };
+            (obstacle, choice::doubt(&facts))
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok((obstacle, doubt)) => {
+                self.runtime_obstacle = obstacle;
+                let doubt = doubt.map(|doubt| {
+                    format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
+                });
+                self.cdi_doubt = doubt.into_iter().collect();
+            }
+            Err(error) => {
+                tracing::error!(%error, "reading the container runtime's configuration failed")
+            }
+        }
+    }
+
+    fn has_late_pool(&self) -> bool {
+        let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
+        self.config.pools.iter().any(is_late)
+    }
+
+    /// The bindings of slots, and whether their CDI files can be written, before each scan is taken
+    /// in.
+    pub(super) async fn read_bindings(&mut self) {
+        let places = self.settings.binding_places();
+        let directory = self.has_late_pool().then(|| self.settings.cdi_dir.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let obstacle = directory.and_then(|directory| directory_obstacle(&directory));
+            (obstacle, places.store().read())
+        });
+        let read = read.await.map(|(obstacle, bindings)| {
+            let obstacle = self.runtime_obstacle.clone().or(obstacle);
+            self.pool_states.set_cdi_obstacle(obstacle);
+            bindings
+        });
+        match read {
+            Ok(Ok(bindings)) => self.pool_states.set_bindings(bindings),
+            Ok(Err(error)) => {
+                tracing::error!(%error, "cannot read the bindings of slots; what was known stays in force")
+            }
+            Err(error) => tracing::error!(%error, "reading the bindings of slots failed"),
+        }
+    }
+
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
     /// whose specification cannot be written has nothing to give.
     pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
         let snapshots = self.pool_states.snapshots().to_vec();
         let directory = self.settings.cdi_dir.clone();
         let has_no_file = |snapshot: &Arc<Snapshot>| {
-            snapshot.terms().delivery != Delivery::Cdi
-                && !cdi::exists(&directory, snapshot.resource())
+            !is_by_pool_file(snapshot) && !cdi::exists(&directory, snapshot.resource())
         };
         if snapshots.iter().all(has_no_file) {
             return snapshots;
@@ -70,7 +140,7 @@ impl Daemon {
             .collect();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             let written = snapshots.into_iter().map(|snapshot| {
-                let by_cdi = snapshot.terms().delivery == Delivery::Cdi;
+                let by_cdi = is_by_pool_file(&snapshot);
                 // Of a pool that was delivered by CDI before, pods may still hold names.
                 if !by_cdi && !cdi::exists(&directory, snapshot.resource()) {
                     return snapshot;

@@ -167,6 +167,7 @@ impl Daemon {
             .memory_mut()
             .note_taken(taken.iter().cloned());
         self.pool_states.set_holdings(self.allocated.clone());
+        self.read_bindings().await;
         self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
@@ -201,7 +202,7 @@ impl Daemon {
             .pool_states
             .snapshots()
             .iter()
-            .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. }))
+            .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. } | Shape::Late))
             .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());

@@ -1,0 +1,291 @@
+//! Late binding: asks the daemon which HCA a slot becomes, and tells it when the devices are in place
+//! and when they are back.
+//!
+//! The runtime passes a slot, which names no HCA. The daemon binds all slots of the pod to the HCAs
+//! nearest to the pod's GPUs. The answer is authorized as any other request, by the node's policy.
+//! After the devices are in the pod, the daemon reads their device nodes and writes the CDI file
+//! without which no container with the slot is created.
+//!
+//! After a kill anywhere: a binding without a record in the journal is the pod's next sandbox's, or
+//! is freed by the daemon when the pod is gone. With a record, DEL undoes it without the daemon: the
+//! CDI file is in the record. The binding is then freed by the daemon, which sees that the record
+//! is gone.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use attachment::{
+    cdi_file::{self, CdiDirectory},
+    journal::record::Slot,
+    node::Node,
+};
+use cni_wire::{Code, Request};
+use hca::{HcaId, UnitId};
+use node_wire::{
+    BindQuestion, ClientError, CommitQuestion, FailureKind, Pod, UnbindQuestion, client,
+};
+
+use crate::{
+    allocation::{Allocated, pod_of},
+    config::{Allocation, Attach, Config},
+    error::Error,
+};
+
+/// How long the daemon may take to bind: it asks the kubelet and the GPUs' drivers.
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to write CDI files: it scans the host.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to free a binding; nobody waits for it longer, it frees by itself.
+const UNBIND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A slot that is bound to this sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Bound {
+    pod: Pod,
+    sandbox: String,
+    slot: Slot,
+    hca: HcaId,
+}
+
+/// Binds the slot of a request, if it has one, and makes its HCA the allocation.
+///
+/// # Errors
+/// Code 7: the configuration names a link beside the slot; code 4: the runtime does not say which
+/// pod this is; code 101: the slot is not the pod's; code 11: there is no HCA for it now, or the
+/// daemon does not answer.
+pub(crate) fn bind(
+    node: &Node,
+    request: &Request,
+    config: &mut Config,
+) -> Result<Option<Bound>, Error> {
+    let Some(allocation) = &config.allocation else {
+        return Ok(None);
+    };
+    let UnitId::Slot { .. } = allocation.unit else {
+        return Ok(None);
+    };
+    names_no_link(config, &allocation.text)?;
+    let pod = pod_of(&request.env.args)?;
+    let sandbox = request.attachment()?.container_id.to_string();
+    let unit = allocation.text.clone();
+    let question = BindQuestion {
+        pod: pod.clone(),
+        sandbox: sandbox.clone(),
+        unit: unit.clone(),
+    };
+    let answer = client::bind(&node.daemon_socket(), question, BIND_TIMEOUT)
+        .map_err(|e| refused(&format!("bind {unit} of pod {pod}"), &e))?;
+    for warning in &answer.warnings {
+        node.log.warn(warning);
+    }
+    let bound = answer.slots.into_iter().find(|slot| slot.unit == unit);
+    let bound = bound.and_then(|slot| Some((slot.hca.parse::<HcaId>().ok()?, slot)));
+    let Some((hca, slot)) = bound.filter(|(_, slot)| cdi_file::is_name(&slot.cdi_file)) else {
+        return Err(Error::new(
+            Code::TryAgain,
+            format!("bind {unit} of pod {pod}: the daemon's answer has no HCA and file for it"),
+        )
+        .with_details("install both programs of one release"));
+    };
+    let slot = Slot {
+        unit,
+        hca: slot.hca,
+        cdi_file: slot.cdi_file,
+    };
+    config.allocation = Some(Allocation {
+        unit: UnitId::Exclusive(hca.clone()),
+        text: slot.unit.clone(),
+        slot: Some(slot.clone()),
+    });
+    Ok(Some(Bound {
+        pod,
+        sandbox,
+        slot,
+        hca,
+    }))
+}
+
+/// Refuses a configuration that names what the slot decides.
+fn names_no_link(config: &Config, unit: &str) -> Result<(), Error> {
+    let named = match config {
+        Config {
+            attach: Some(Attach::RdmaOnly),
+            ..
+        } => "attach rdma-only",
+        Config {
+            master: Some(_), ..
+        } => "master",
+        Config {
+            device: Some(_), ..
+        } => "the netdev to be moved",
+        Config {
+            link_in_container: true,
+            ..
+        } => "linkInContainer",
+        _ => return Ok(()),
+    };
+    Err(Error::new(
+        Code::InvalidConfig,
+        format!(
+            "deviceID {unit} is a slot, which decides the netdev; the network has {named}, too"
+        ),
+    )
+    .with_details(format!(
+        "leave {named} out, or name the resource of a pool without binding late"
+    )))
+}
+
+impl Bound {
+    /// The daemon's word in the place of the kubelet's: it has asked the kubelet whether the pod holds
+    /// the slot.
+    pub(crate) fn allocated(&self) -> Allocated {
+        Allocated {
+            pod: format!("{}/{}", self.pod.namespace, self.pod.name),
+            hcas: BTreeSet::from([self.hca.clone()]),
+        }
+    }
+
+    /// Has the CDI file written: the devices are in place.
+    ///
+    /// # Errors
+    /// Code 11: the daemon does not answer, the binding was freed, or the HCA has no device nodes.
+    pub(crate) fn commit(&self, node: &Node) -> Result<(), Error> {
+        let question = CommitQuestion {
+            pod: self.pod.clone(),
+            sandbox: self.sandbox.clone(),
+            units: vec![self.slot.unit.clone()],
+        };
+        let what = format!(
+            "write the device nodes of {} for {} of pod {}",
+            self.hca, self.slot.unit, self.pod
+        );
+        let written = client::commit(&node.daemon_socket(), question, COMMIT_TIMEOUT)
+            .map_err(|e| refused(&what, &e))?;
+        if written.cdi_files != [self.slot.cdi_file.clone()] {
+            return Err(Error::new(
+                Code::TryAgain,
+                format!("{what}: the daemon wrote {:?}", written.cdi_files),
+            )
+            .with_details("install both programs of one release"));
+        }
+        Ok(())
+    }
+
+    /// Frees the slot of an ADD that failed.
+    pub(crate) fn unbind(&self, node: &Node) {
+        unbind(node, &self.sandbox, vec![self.slot.unit.clone()]);
+    }
+}
+
+/// Tells the daemon that a sandbox does not have these slots any more. It finds out by itself where it
+/// cannot be told.
+pub(crate) fn unbind(node: &Node, sandbox: &str, units: Vec<String>) {
+    if units.is_empty() {
+        return;
+    }
+    let question = UnbindQuestion {
+        sandbox: sandbox.to_owned(),
+        units,
+    };
+    if let Err(error) = client::unbind(&node.daemon_socket(), question, UNBIND_TIMEOUT) {
+        node.log.info(format_args!(
+            "the daemon frees the slots of container {sandbox} later: {error}"
+        ));
+    }
+}
+
+/// The slot that a DEL is about whose ADD left no record, so far as its configuration says.
+pub(crate) fn slot_of(request: &Request) -> Option<String> {
+    let runtime = request.config.runtime_config().ok();
+    let of_runtime = runtime.and_then(|section| section.text("deviceID").ok().flatten());
+    let own = request.config.root();
+    let text = of_runtime.or_else(|| own.text("deviceID").ok().flatten())?;
+    matches!(text.parse(), Ok(UnitId::Slot { .. })).then(|| text.to_owned())
+}
+
+/// That the files are there by which containers get the slots of an attachment.
+///
+/// # Errors
+/// Code 104 naming the one that is not.
+pub(crate) fn check(node: &Node, slots: &[Slot]) -> Result<(), Error> {
+    if slots.is_empty() {
+        return Ok(());
+    }
+    let differs = |what: String| Error::new(Code::Differs, what);
+    let directory = CdiDirectory::open(&node.policy.values.cdi_dir)
+        .map_err(|error| differs(error.to_string()))?;
+    for slot in slots {
+        let text = directory.read(&slot.cdi_file);
+        if text.map_err(|error| differs(error.to_string()))?.is_none() {
+            return Err(differs(format!(
+                "the CDI file {} of {} is gone: its containers cannot start again",
+                slot.cdi_file, slot.unit
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn refused(what: &str, error: &ClientError) -> Error {
+    let what = format!("{what}: {error}");
+    match error.failure().map(|failure| failure.kind) {
+        Some(FailureKind::AnotherPod | FailureKind::NotAllocated) => {
+            Error::new(Code::Policy, what).with_details(
+                "a slot is for the pod that the kubelet allocated it to; let Multus pass the deviceID \
+                 (k8s.v1.cni.cncf.io/resourceName)",
+            )
+        }
+        Some(FailureKind::UnknownQuestion) => {
+            Error::new(Code::TryAgain, what).with_details("install both programs of one release")
+        }
+        // Another pod may end, a GPU be initialized, a daemon come back.
+        _ => Error::new(Code::TryAgain, what).with_details(
+            "the runtime tries again; rdma-device-plugin status shows what is bound to whom",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Target;
+
+    #[test]
+    fn a_slot_and_a_link_together_are_refused_by_name() {
+        let slot = Config::default();
+        names_no_link(&slot, "slot_3e71787e_0").unwrap();
+        for (config, named) in [
+            (
+                Config {
+                    master: Some("eth1".into()),
+                    ..Config::default()
+                },
+                "master",
+            ),
+            (
+                Config {
+                    device: Some(Target::Name("eth1".into())),
+                    ..Config::default()
+                },
+                "netdev to be moved",
+            ),
+            (
+                Config {
+                    link_in_container: true,
+                    ..Config::default()
+                },
+                "linkInContainer",
+            ),
+            (
+                Config {
+                    attach: Some(Attach::RdmaOnly),
+                    ..Config::default()
+                },
+                "rdma-only",
+            ),
+        ] {
+            let error = names_no_link(&config, "slot_3e71787e_0").unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! How well the HCAs of each pod fit its GPUs. Pure.
+
+use std::collections::BTreeMap;
+
+use hca::topology::Class;
+use serde::Serialize;
+
+use super::store::Bindings;
+
+/// The HCAs of a pod, of one resource.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PodAlignment {
+    /// The resource.
+    pub resource: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// The farthest of its GPUs from the HCA that serves it, as `nvidia-smi topo -m` writes it; none
+    /// for a pod without GPUs.
+    pub worst: Option<String>,
+    /// Share of its GPUs that reach their HCA without a host bridge, from 0 to 1; none for a pod
+    /// without GPUs.
+    pub score: Option<f64>,
+}
+
+/// One entry for each pod and resource, in order of their names.
+pub(crate) fn of_pods(bindings: &Bindings) -> Vec<PodAlignment> {
+    let mut pods: BTreeMap<(&str, &str, &str), Vec<&super::store::ServedGpu>> = BTreeMap::new();
+    for one in bindings.all.values() {
+        let pod = (
+            one.resource.as_str(),
+            one.pod.namespace.as_str(),
+            one.pod.name.as_str(),
+        );
+        pods.entry(pod).or_default().extend(&one.gpus);
+    }
+    let aligned = pods.into_iter().map(|((resource, namespace, pod), gpus)| {
+        let worst = Class::ALL
+            .into_iter()
+            .rev()
+            .map(Class::label)
+            .find(|label| gpus.iter().any(|gpu| gpu.class == *label));
+        let near = gpus.iter().filter(|gpu| gpu.peer_to_peer).count();
+        let of = |count: usize| u32::try_from(count).map(f64::from).unwrap_or(f64::MAX);
+        PodAlignment {
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            worst: worst.map(str::to_owned),
+            score: (!gpus.is_empty()).then(|| of(near) / of(gpus.len())),
+        }
+    });
+    aligned.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use node_wire::Pod;
+
+    use super::*;
+    use crate::binding::store::{Binding, ServedGpu};
+
+    #[test]
+    fn a_pods_alignment_is_that_of_all_its_gpus() {
+        let served = |class: Class| ServedGpu {
+            gpu: "0000:8f:00.0".into(),
+            class: class.label().into(),
+            peer_to_peer: class.is_peer_to_peer(),
+            aligned: class.is_peer_to_peer(),
+        };
+        let mut bindings = Bindings::default();
+        for (pod, hca, classes) in [
+            ("a", "0000:3b:00.0", vec![Class::Pix]),
+            ("a", "0000:3b:00.1", vec![Class::Node, Class::Pxb]),
+            ("b", "0000:3b:00.2", vec![]),
+        ] {
+            let owner = Pod {
+                namespace: "ml".into(),
+                name: pod.into(),
+                uid: None,
+            };
+            let hca: hca::HcaId = hca.parse().unwrap();
+            let binding = Binding {
+                resource: "rdma/nic".into(),
+                gpus: classes.into_iter().map(served).collect(),
+                ..Binding::new(&hca, "slot_3e71787e_0", &owner, None)
+            };
+            bindings.all.insert(hca, binding);
+        }
+        let found = of_pods(&bindings);
+        let found: Vec<_> = found
+            .iter()
+            .map(|one| (one.pod.as_str(), one.worst.as_deref(), one.score))
+            .collect();
+        assert_eq!(
+            found,
+            [("a", Some("NODE"), Some(2.0 / 3.0)), ("b", None, None)]
+        );
+    }
+}

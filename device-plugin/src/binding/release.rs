@@ -1,0 +1,137 @@
+//! The loop that frees bindings of pods that ended without a DEL which reached this daemon, and
+//! removes CDI files that no binding has.
+//!
+//! What is to be freed was seen over in two rounds and did not change in between
+//! ([`super::evidence`]). A CDI file without a binding is removed at once: its container must not
+//! start with nodes that are nobody's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use attachment::cdi_file::CdiDirectory;
+use tokio_util::sync::CancellationToken;
+
+use super::binder::{Binder, Places};
+use super::evidence::{Facts, over};
+use super::slot_specification;
+use super::store::{Binding, Bindings};
+use crate::report::Report;
+
+/// Time between two rounds.
+const INTERVAL: Duration = Duration::from_secs(15);
+
+/// Frees bindings until `stop`.
+pub(crate) async fn keep_releasing(binder: Arc<Binder>, stop: CancellationToken) {
+    let places = binder.places().clone();
+    let earlier = tokio::task::spawn_blocking(move || places.store().remove_earlier_boots());
+    match earlier.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "cannot remove bindings of earlier boots"),
+        Err(error) => tracing::error!(%error, "removing bindings of earlier boots failed"),
+    }
+    let mut before: Vec<Binding> = Vec::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(INTERVAL) => {}
+        }
+        let (places, report) = (binder.places().clone(), binder.now());
+        let round = tokio::task::spawn_blocking(move || round(&places, &report));
+        let seen = match round.await {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(error)) => {
+                tracing::warn!(error, "which bindings are over is not known");
+                continue;
+            }
+            Err(error) => {
+                tracing::error!(%error, "looking for bindings that are over failed");
+                return stop.cancelled().await;
+            }
+        };
+        let twice: Vec<Binding> = seen
+            .iter()
+            .filter(|(one, _)| before.contains(one))
+            .map(|(one, _)| one.clone())
+            .collect();
+        if !twice.is_empty() {
+            for one in binder.free_all(twice).await {
+                let why = seen.iter().find(|(known, _)| *known == one);
+                let why = why.map_or("", |(_, why)| *why);
+                tracing::info!(pod = %one.pod, unit = one.unit, hca = one.hca, why, "slot unbound");
+            }
+        }
+        before = seen.into_iter().map(|(one, _)| one).collect();
+    }
+}
+
+/// Bindings that are over as far as this round sees, and why.
+fn round(places: &Places, report: &Report) -> Result<Vec<(Binding, &'static str)>, String> {
+    // Files before bindings, bindings before the journal: each is made after the next one here.
+    let files = files_of_slots(places)?;
+    let bindings = places.store().read().map_err(|error| error.to_string())?;
+    for why in bindings.unreadable.values() {
+        tracing::warn!(
+            why,
+            "a binding cannot be read, and its HCA is given to no pod; remove the file"
+        );
+    }
+    if let Some((directory, names)) = files {
+        remove_unbound(&directory, names, &bindings)?;
+    }
+    if bindings.all.is_empty() {
+        return Ok(Vec::new());
+    }
+    let attached = places.attached()?;
+    let now = attachment::node::now();
+    let over = bindings.all.into_values().filter_map(|one| {
+        let holder = report.allocated.as_ref().map(|allocated| {
+            let resource = crate::config::ResourceName::parse(&one.resource).ok()?;
+            let mut units = allocated.of(&resource);
+            units
+                .find(|(unit, _)| *unit == one.unit)
+                .map(|(_, holder)| holder)
+        });
+        let facts = Facts {
+            attached: &attached,
+            holder,
+            now,
+        };
+        let why = over(&one, facts)?;
+        Some((one, why))
+    });
+    Ok(over.collect())
+}
+
+/// The CDI directory and the files of slots in it; none where it does not exist.
+fn files_of_slots(places: &Places) -> Result<Option<(CdiDirectory, Vec<String>)>, String> {
+    let directory = match CdiDirectory::open(&places.cdi_dir) {
+        Ok(directory) => directory,
+        Err(error) if error.is_missing() => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let names = directory.names().map_err(|error| error.to_string())?;
+    Ok(Some((directory, names)))
+}
+
+/// Removes files of slots that no binding has: of an earlier boot, or of a process that was killed
+/// between removing the two.
+fn remove_unbound(
+    directory: &CdiDirectory,
+    names: Vec<String>,
+    bindings: &Bindings,
+) -> Result<(), String> {
+    // Whose files they are is not known while a binding cannot be read.
+    if !bindings.unreadable.is_empty() {
+        return Ok(());
+    }
+    let bound: Vec<String> = bindings
+        .all
+        .values()
+        .map(|one| slot_specification::file_name(&one.unit, one.sandbox.as_deref()))
+        .collect();
+    for name in names.into_iter().filter(|name| !bound.contains(name)) {
+        directory.remove(&name).map_err(|error| error.to_string())?;
+        tracing::info!(name, "removed a CDI file that no binding has");
+    }
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! What a container gets for a slot: a CDI device of the slot's name, in a file that exists only
+//! while the slot is bound and its devices are in place. Without that file a container runtime
+//! refuses to create the container (containerd: `unresolvable CDI devices`).
+
+use std::hash::Hasher as _;
+
+use attachment::cdi_file::{CdiDirectory, CdiError, PREFIX};
+use fnv::FnvHasher;
+use kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
+use serde_json::{Value, json};
+
+use crate::config::NodeClass;
+use crate::deliver::{env, nodes};
+use crate::snapshot::{Member, Terms};
+
+/// Vendor and class of all slots.
+const KIND: &str = "rdma-device-plugin/slot";
+/// The oldest specification that has all that is used. A slot's name begins with a letter.
+const VERSION: &str = "0.5.0";
+
+/// The answer to Allocate: one name for each slot, no nodes and no variables.
+pub(crate) fn response(slots: &[&String]) -> ContainerAllocateResponse {
+    let names = slots.iter().map(|slot| CdiDevice {
+        name: format!("{KIND}={slot}"),
+    });
+    ContainerAllocateResponse {
+        cdi_devices: names.collect(),
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// The name of a slot's file for a sandbox. Each sandbox has its own, so that what removes the file
+/// of an old one cannot remove the file of its successor.
+pub(crate) fn file_name(slot: &str, sandbox: Option<&str>) -> String {
+    let mut hasher = FnvHasher::default();
+    hasher.write(sandbox.unwrap_or_default().as_bytes());
+    format!("{}{:016x}.json", prefix(slot), hasher.finish())
+}
+
+/// What the names of all files of a slot begin with.
+fn prefix(slot: &str) -> String {
+    let slot = slot.strip_prefix("slot_").unwrap_or(slot);
+    format!("{PREFIX}{slot}-")
+}
+
+/// The text of a slot's file. `of_container` are all HCAs of the resource that the container has: two
+/// slots of one container set the same variables to the same values.
+pub(crate) fn text(slot: &str, terms: &Terms, member: &Member, of_container: &[&Member]) -> String {
+    let nodes: Vec<Value> = nodes::paths(terms, &[member])
+        .into_iter()
+        .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
+        .collect();
+    let device = json!({"name": slot, "containerEdits": {
+        "deviceNodes": nodes, "env": variables(terms, of_container)}});
+    let document = json!({"cdiVersion": VERSION, "kind": KIND, "devices": [device]});
+    format!("{document:#}\n")
+}
+
+/// The environment of a container with these HCAs, sorted.
+fn variables(terms: &Terms, members: &[&Member]) -> Vec<String> {
+    let mut variables: Vec<String> = env::variables(terms, members)
+        .into_iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    if terms.late.is_some_and(|late| late.environment) {
+        let ports: Vec<String> = members
+            .iter()
+            .flat_map(|member| &member.rdma_devices)
+            .map(|device| format!("{device}:1"))
+            .collect();
+        // `=` asks NCCL for exactly these: mlx5_1 alone would also mean mlx5_10.
+        variables.push(format!("NCCL_IB_HCA=={}", ports.join(",")));
+        variables.push(format!("UCX_NET_DEVICES={}", ports.join(",")));
+    }
+    variables.sort();
+    variables
+}
+
+/// Why an HCA's nodes cannot be given to a container, if so.
+pub(crate) fn obstacle(member: &Member) -> Option<String> {
+    if !member.is_deliverable() {
+        return match &member.health {
+            crate::snapshot::Health::Unhealthy(reason) => Some(reason.to_string()),
+            crate::snapshot::Health::Healthy => None,
+        };
+    }
+    let has_verbs = !member.paths(NodeClass::Uverbs).is_empty();
+    (!has_verbs && member.nodes.is_empty()).then(|| "it has no device node".to_owned())
+}
+
+/// Puts a slot's file in place, after those of other sandboxes are gone: a container runtime refuses
+/// a device that two files name.
+///
+/// # Errors
+/// [`CdiError`]: the file of this sandbox is as it was, or there is none.
+pub(crate) fn write(
+    directory: &CdiDirectory,
+    slot: &str,
+    sandbox: Option<&str>,
+    text: &str,
+) -> Result<String, CdiError> {
+    let name = file_name(slot, sandbox);
+    remove_others(directory, slot, Some(&name))?;
+    if directory.read(&name)?.as_deref() != Some(text.as_bytes()) {
+        directory.write(&name, text)?;
+    }
+    Ok(name)
+}
+
+/// Removes the files of a slot but for one.
+///
+/// # Errors
+/// [`CdiError`].
+pub(crate) fn remove_others(
+    directory: &CdiDirectory,
+    slot: &str,
+    but: Option<&str>,
+) -> Result<(), CdiError> {
+    let prefix = prefix(slot);
+    for name in directory.names()? {
+        if name.starts_with(&prefix) && Some(name.as_str()) != but {
+            directory.remove(&name)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::config::{Delivery, Late, ResourceName, Variables};
+    use crate::snapshot::{DeviceNode, Health, UnhealthyReason};
+
+    fn member(index: u32) -> Member {
+        let node = |class, path: String| DeviceNode { class, path };
+        Member {
+            id: format!("0000:3b:00.{index}").parse().unwrap(),
+            rdma_devices: vec![format!("mlx5_{index}")],
+            netdevs: Vec::new(),
+            nodes: vec![
+                node(NodeClass::Uverbs, format!("/dev/infiniband/uverbs{index}")),
+                node(NodeClass::RdmaCm, "/dev/infiniband/rdma_cm".into()),
+            ],
+            numa_node: None,
+            place: None,
+            pf_address: None,
+            slots: 1,
+            health: Health::Healthy,
+        }
+    }
+
+    fn terms(environment: bool) -> Terms {
+        Terms {
+            optional: false,
+            resource: ResourceName::parse("rdma/nic").unwrap(),
+            topology: true,
+            delivery: Delivery::Cdi,
+            extra_nodes: Vec::new(),
+            additional_info: BTreeMap::new(),
+            variables: Variables::Shell,
+            late: Some(Late {
+                environment,
+                ..Late::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn allocate_answers_names_of_slots_and_nothing_else() {
+        let slots = ["slot_3e71787e_0".to_owned(), "slot_3e71787e_1".to_owned()];
+        let response = response(&slots.iter().collect::<Vec<_>>());
+        let names: Vec<&str> = response
+            .cdi_devices
+            .iter()
+            .map(|d| d.name.as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "rdma-device-plugin/slot=slot_3e71787e_0",
+                "rdma-device-plugin/slot=slot_3e71787e_1"
+            ]
+        );
+        assert!(response.devices.is_empty() && response.envs.is_empty());
+    }
+
+    #[test]
+    fn a_slots_file_has_the_nodes_of_its_hca_and_the_variables_of_its_container() {
+        let (one, two) = (member(0), member(1));
+        let text = text("slot_3e71787e_1", &terms(true), &two, &[&one, &two]);
+        let read: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(read["kind"], "rdma-device-plugin/slot");
+        let device = &read["devices"][0];
+        assert_eq!(device["name"], "slot_3e71787e_1");
+        let edits = &device["containerEdits"];
+        assert_eq!(
+            edits["deviceNodes"],
+            json!([
+                {"path": "/dev/infiniband/uverbs1", "type": "c", "permissions": "rw"},
+                {"path": "/dev/infiniband/rdma_cm", "type": "c", "permissions": "rw"}])
+        );
+        let variables: Vec<&str> = edits["env"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        for expected in [
+            "RDMA_DEVICES_RDMA_NIC=mlx5_0,mlx5_1",
+            "PCIDEVICE_RDMA_NIC=0000:3b:00.0,0000:3b:00.1",
+            "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1",
+            "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1",
+        ] {
+            assert!(variables.contains(&expected), "{variables:?}");
+        }
+        let plain = super::text("slot_3e71787e_1", &terms(false), &two, &[&two]);
+        assert!(!plain.contains("NCCL"), "{plain}");
+    }
+
+    #[test]
+    fn a_new_sandbox_has_the_only_file_of_its_slot() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = CdiDirectory::open(dir.path()).unwrap();
+        let (one, ten) = ("slot_3e71787e_1", "slot_3e71787e_10");
+        write(&directory, ten, Some("s1"), "{}").unwrap();
+        let old = write(&directory, one, Some("s1"), "{}").unwrap();
+        let new = write(&directory, one, Some("s2"), "{}").unwrap();
+        assert_ne!(old, new);
+        let mut names = directory.names().unwrap();
+        names.sort();
+        assert_eq!(names, [new.clone(), file_name(ten, Some("s1"))]);
+        // The old sandbox's DEL comes late.
+        directory.remove(&old).unwrap();
+        assert!(directory.read(&new).unwrap().is_some());
+    }
+
+    #[test]
+    fn an_hca_without_nodes_is_not_given() {
+        assert_eq!(obstacle(&member(0)), None);
+        let gone = Member {
+            health: Health::Unhealthy(UnhealthyReason::Gone),
+            ..member(0)
+        };
+        assert!(obstacle(&gone).unwrap().contains("not seen"));
+        let down = Member {
+            health: Health::Unhealthy(UnhealthyReason::Port("down".into())),
+            ..member(0)
+        };
+        assert_eq!(obstacle(&down), None);
+        let bare = Member {
+            nodes: Vec::new(),
+            ..member(0)
+        };
+        assert!(obstacle(&bare).is_some());
+    }
+}

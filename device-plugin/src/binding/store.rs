@@ -1,0 +1,337 @@
+//! Bindings on disk: one file for each HCA that a slot became, named by the HCA.
+//!
+//! A file is created only where there is none of its name, so no two pods are bound to one HCA,
+//! whichever processes bind. It is whole from the moment on that it has its name: a process that is
+//! killed leaves all of it or nothing. Bindings are of one boot: they are below a directory with the
+//! boot's ID, and nothing is lost with a loss of power, after which no HCA is in a pod.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hca::HcaId;
+use node_wire::Pod;
+use serde::{Deserialize, Serialize};
+
+/// The directory below the state directory.
+const DIRECTORY: &str = "bindings";
+/// The version of the files.
+const VERSION: u32 = 1;
+/// A binding has some hundred bytes, and some more for each GPU.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// An HCA and the slot that it is bound to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Binding {
+    /// The version of the file.
+    pub version: u32,
+    /// The HCA, as unit IDs name it.
+    pub hca: String,
+    /// The slot.
+    pub unit: String,
+    /// The resource that the slot is of.
+    pub resource: String,
+    /// Name of the container that asked for it.
+    pub container: String,
+    /// The pod.
+    pub pod: Pod,
+    /// The sandbox that it was bound for; none where the pod has no network attachment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    /// How far it is.
+    pub stage: Stage,
+    /// Seconds since 1970 when it was bound.
+    pub created: u64,
+    /// The HCA's rail.
+    pub rail: u32,
+    /// The GPUs that it serves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<ServedGpu>,
+}
+
+/// How far a binding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Stage {
+    /// Decided.
+    Bound,
+    /// The CNI plugin has moved the devices, and its journal says so.
+    Attached,
+    /// The first container of a pod without network attachment has started.
+    Started,
+}
+
+/// A GPU that an HCA serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ServedGpu {
+    /// Its PCI address.
+    pub gpu: String,
+    /// Their distance, as `nvidia-smi topo -m` writes it.
+    pub class: String,
+    /// Whether they reach each other without a host bridge.
+    pub peer_to_peer: bool,
+    /// Whether no HCA of the node is nearer.
+    pub aligned: bool,
+}
+
+impl Binding {
+    /// A binding, not yet on disk.
+    pub(crate) fn new(hca: &HcaId, unit: &str, pod: &Pod, sandbox: Option<&str>) -> Self {
+        Self {
+            version: VERSION,
+            hca: hca.to_string(),
+            unit: unit.to_owned(),
+            resource: String::new(),
+            container: String::new(),
+            pod: pod.clone(),
+            sandbox: sandbox.map(str::to_owned),
+            stage: Stage::Bound,
+            created: attachment::node::now(),
+            rail: 0,
+            gpus: Vec::new(),
+        }
+    }
+
+    /// Whether it is this pod's: the same UID where both are known.
+    pub(crate) fn is_of(&self, pod: &Pod) -> bool {
+        let same_uid = match (&self.pod.uid, &pod.uid) {
+            (Some(own), Some(other)) => own == other,
+            _ => true,
+        };
+        same_uid && self.pod.namespace == pod.namespace && self.pod.name == pod.name
+    }
+}
+
+/// What is on disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Bindings {
+    /// Bindings by HCA.
+    pub all: BTreeMap<HcaId, Binding>,
+    /// HCAs whose file cannot be read, and why. They are bound to somebody.
+    pub unreadable: BTreeMap<HcaId, String>,
+}
+
+impl Bindings {
+    /// Whether an HCA is bound, to whomever.
+    pub(crate) fn has(&self, hca: &HcaId) -> bool {
+        self.all.contains_key(hca) || self.unreadable.contains_key(hca)
+    }
+}
+
+/// The bindings of this boot.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    above: PathBuf,
+    directory: PathBuf,
+}
+
+impl Store {
+    /// Below the state directory of the node's policy.
+    pub(crate) fn at(state_dir: &Path, boot: &str) -> Self {
+        let above = state_dir.join(DIRECTORY);
+        // A kernel without boot IDs; nothing else may become part of the path.
+        let is_id =
+            !boot.is_empty() && boot.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        let boot = if is_id { boot } else { "boot" };
+        Self {
+            directory: above.join(boot),
+            above,
+        }
+    }
+
+    /// All bindings.
+    ///
+    /// # Errors
+    /// The directory is there and cannot be listed.
+    pub(crate) fn read(&self) -> io::Result<Bindings> {
+        let mut bindings = Bindings::default();
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(bindings),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            // Half-written files begin with a dot, which no HCA does.
+            let Some(hca) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            match self.read_one(&hca) {
+                Ok(Some(binding)) => drop(bindings.all.insert(hca, binding)),
+                // Removed between the two reads.
+                Ok(None) => {}
+                Err(why) => drop(bindings.unreadable.insert(hca, why)),
+            }
+        }
+        Ok(bindings)
+    }
+
+    fn read_one(&self, hca: &HcaId) -> Result<Option<Binding>, String> {
+        let path = self.path(hca);
+        let failed = |error: &dyn std::fmt::Display| format!("binding {}: {error}", path.display());
+        let (file, meta) = match node::file::open_regular(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|error| failed(&error))?,
+        };
+        if meta.len() > MAX_BYTES {
+            return Err(failed(&format_args!("{} bytes", meta.len())));
+        }
+        let binding: Binding = serde_json::from_reader(file).map_err(|error| failed(&error))?;
+        if binding.version != VERSION || binding.hca != hca.to_string() {
+            return Err(failed(&format_args!(
+                "it is version {} of a binding of {}",
+                binding.version, binding.hca
+            )));
+        }
+        Ok(Some(binding))
+    }
+
+    /// Binds an HCA that is not bound.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if it is; what the kernel said.
+    pub(crate) fn create(&self, binding: &Binding) -> io::Result<()> {
+        node::file::make_directories(&self.directory)?;
+        node::file::create(&self.path_of(binding), text(binding))
+    }
+
+    /// Replaces what is known of a binding.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub(crate) fn replace(&self, binding: &Binding) -> io::Result<()> {
+        node::file::replace_in_boot(&self.path_of(binding), text(binding))
+    }
+
+    /// Frees an HCA. One that is free is freed.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub(crate) fn remove(&self, binding: &Binding) -> io::Result<()> {
+        match fs::remove_file(self.path_of(binding)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes bindings of earlier boots.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub(crate) fn remove_earlier_boots(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.above) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            if path != self.directory {
+                fs::remove_dir_all(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, hca: &HcaId) -> PathBuf {
+        self.directory.join(hca.to_string())
+    }
+
+    fn path_of(&self, binding: &Binding) -> PathBuf {
+        self.directory.join(&binding.hca)
+    }
+}
+
+fn text(binding: &Binding) -> String {
+    // Strings, numbers and lists: this does not fail.
+    serde_json::to_string(binding).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: Option<&str>) -> Pod {
+        Pod {
+            namespace: "ml".into(),
+            name: "a".into(),
+            uid: uid.map(str::to_owned),
+        }
+    }
+
+    fn binding(hca: &str, unit: &str) -> Binding {
+        Binding::new(&hca.parse().unwrap(), unit, &pod(Some("u1")), Some("s1"))
+    }
+
+    #[test]
+    fn an_hca_is_bound_once_and_what_is_written_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::at(dir.path(), "b1");
+        assert_eq!(store.read().unwrap(), Bindings::default());
+        let first = binding("0000:3b:00.0", "slot_3e71787e_0");
+        store.create(&first).unwrap();
+        let second = store.create(&binding("0000:3b:00.0", "slot_3e71787e_1"));
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let attached = Binding {
+            stage: Stage::Attached,
+            ..first.clone()
+        };
+        store.replace(&attached).unwrap();
+        let read = store.read().unwrap();
+        assert_eq!(read.all.values().collect::<Vec<_>>(), [&attached]);
+        store.remove(&first).unwrap();
+        store.remove(&first).unwrap();
+        assert_eq!(store.read().unwrap(), Bindings::default());
+    }
+
+    #[test]
+    fn an_unreadable_binding_still_binds_its_hca() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::at(dir.path(), "b1");
+        store.create(&binding("0000:3b:00.0", "x")).unwrap();
+        let directory = dir.path().join("bindings/b1");
+        for text in ["", "{", "[]", "{\"version\": 2}"] {
+            fs::write(directory.join("0000:3b:00.0"), text).unwrap();
+            let read = store.read().unwrap();
+            assert!(read.all.is_empty() && read.has(&"0000:3b:00.0".parse().unwrap()));
+        }
+        // One HCA's binding under the name of another.
+        let other = serde_json::to_string(&binding("0000:3b:00.1", "x")).unwrap();
+        fs::write(directory.join("0000:3b:00.0"), other).unwrap();
+        assert_eq!(store.read().unwrap().unreadable.len(), 1);
+        // What a killed writer left, and what is no HCA's.
+        fs::write(directory.join(".0000:3b:00.1.0123456789abcdef.new"), "{").unwrap();
+        fs::write(directory.join("README"), "{").unwrap();
+        assert_eq!(store.read().unwrap().unreadable.len(), 1);
+    }
+
+    #[test]
+    fn another_boot_has_no_bindings() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = Store::at(dir.path(), "b1");
+        before.create(&binding("0000:3b:00.0", "x")).unwrap();
+        let after = Store::at(dir.path(), "b2");
+        assert_eq!(after.read().unwrap(), Bindings::default());
+        after.create(&binding("0000:3b:00.0", "y")).unwrap();
+        after.remove_earlier_boots().unwrap();
+        assert_eq!(before.read().unwrap(), Bindings::default());
+        assert_eq!(after.read().unwrap().all.len(), 1);
+        // Nothing of a boot ID leads out of the directory.
+        for boot in ["", "../x", "a/b"] {
+            let directory = Store::at(dir.path(), boot).directory;
+            assert_eq!(directory, dir.path().join("bindings/boot"));
+        }
+    }
+
+    #[test]
+    fn a_pod_of_the_same_name_with_another_uid_is_another_pod() {
+        let own = binding("0000:3b:00.0", "x");
+        assert!(own.is_of(&pod(Some("u1"))) && own.is_of(&pod(None)));
+        assert!(!own.is_of(&pod(Some("u2"))));
+    }
+}

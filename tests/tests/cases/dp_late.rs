@@ -1,0 +1,741 @@
+//! Late binding: slots of a pod become the HCAs nearest to its GPUs, whatever happens to the daemon
+//! and whoever asks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::case;
+use e2e::daemon::{Daemon, Machine};
+use e2e::harness::Case;
+use e2e::kubelet::{Kubelet, Pod};
+use hca::tree::machine;
+use nix::sys::signal::Signal;
+use node_wire::{
+    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, bind, commit,
+    unbind,
+};
+use serde_json::Value;
+
+use crate::plugin::{Plugin, Script};
+
+pub(crate) const CASES: &[Case] = &[
+    case!(
+        slots_are_listed_by_numa_node_and_answered_by_name_alone,
+        Root
+    ),
+    case!(gpus_of_every_set_get_their_nearest_nics, Root),
+    case!(slots_that_are_not_the_pods_are_not_bound, Root),
+    case!(a_gpu_that_is_not_known_is_refused_unless_not_strict, Root),
+    case!(
+        a_daemon_killed_between_bind_and_commit_changes_nothing,
+        Root
+    ),
+    case!(
+        a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing,
+        Root
+    ),
+    case!(a_container_starts_only_when_its_slots_are_bound, Root),
+    case!(
+        a_pod_without_attachment_is_bound_at_start_where_allowed,
+        Root
+    ),
+    case!(a_stale_cdi_file_never_reaches_a_container, Root),
+    case!(a_cdi_directory_that_is_a_link_is_refused, Root),
+    case!(device_nodes_are_those_of_the_moment_of_the_commit, Root),
+    case!(a_pool_that_overlaps_or_has_no_cdi_is_withheld, Root),
+    case!(pods_that_come_and_go_never_share_a_nic, Root),
+];
+
+const NIC: &str = "rdma/nic";
+const GPU: &str = "nvidia.com/gpu";
+const LATE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  binding: late\n  \
+                    select: {linkTypes: [ether]}\n";
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// PCI addresses of the GPUs, in order; below each two of them is a switch with two NICs.
+const GPUS: [&str; 8] = [
+    "0000:8f:00.0",
+    "0000:90:00.0",
+    "0000:96:00.0",
+    "0000:97:00.0",
+    "0000:c4:00.0",
+    "0000:c5:00.0",
+    "0000:cb:00.0",
+    "0000:cc:00.0",
+];
+/// PCI addresses of the NICs, in order.
+const NICS: [&str; 8] = [
+    "0000:91:00.0",
+    "0000:92:00.0",
+    "0000:98:00.0",
+    "0000:99:00.0",
+    "0000:c6:00.0",
+    "0000:c7:00.0",
+    "0000:cd:00.0",
+    "0000:ce:00.0",
+];
+
+fn uuid(gpu: usize) -> String {
+    format!("GPU-{}", GPUS[gpu].replace([':', '.'], "-"))
+}
+
+struct Node {
+    machine: Machine,
+    kubelet: Kubelet,
+    daemon: Daemon,
+    gpus: Plugin,
+}
+
+impl Node {
+    fn new(config: &str) -> Result<Self> {
+        let machine = Machine::laid(machine::a4)?;
+        let kubelet = machine.kubelet()?;
+        let daemon = start(&machine, config)?;
+        let script = Script {
+            options: kubelet_api::deviceplugin::DevicePluginOptions {
+                get_preferred_allocation_available: true,
+                ..Default::default()
+            },
+            ..Script::default()
+        };
+        let gpus = Plugin::serve(&machine.settings().device_plugins, "gpu.sock", script)?;
+        let ids: Vec<String> = (0..8).map(uuid).collect();
+        gpus.list_healthy(&ids.iter().map(String::as_str).collect::<Vec<_>>());
+        gpus.register(GPU)?;
+        let node = Self {
+            machine,
+            kubelet,
+            daemon,
+            gpus,
+        };
+        node.ready()?;
+        node.kubelet.wait_allocatable(GPU, 8, WAIT_TIMEOUT)?;
+        Ok(node)
+    }
+
+    fn ready(&self) -> Result<()> {
+        let waited = self.kubelet.wait_allocatable(NIC, 8, WAIT_TIMEOUT);
+        waited.with_context(|| self.daemon.log())?;
+        self.until("the socket", || {
+            Ok(std::os::unix::net::UnixStream::connect(self.machine.node_socket()).is_ok())
+        })
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let started = Instant::now();
+        while !done()? {
+            ensure!(
+                started.elapsed() < WAIT_TIMEOUT,
+                "no {what} in {WAIT_TIMEOUT:?}: {}",
+                self.daemon.log()
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Admits a pod with these GPUs and this many slots.
+    fn admit(&self, name: &str, gpus: &[usize], slots: u64) -> Result<Admitted> {
+        self.gpus.script.lock().unwrap().preferred = gpus.iter().map(|gpu| uuid(*gpu)).collect();
+        let mut limits = Vec::new();
+        if !gpus.is_empty() {
+            limits.push((GPU, u64::try_from(gpus.len())?));
+        }
+        if slots > 0 {
+            limits.push((NIC, slots));
+        }
+        let pod = Pod::with_limits(name, &limits)?;
+        let known = node_wire::Pod {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: Some(pod.metadata.uid.clone()),
+        };
+        self.kubelet.admit(pod)?;
+        let assigned = self.kubelet.assigned(&format!("default/{name}"))?;
+        let slots = assigned.get(&("main".to_owned(), NIC.to_owned())).cloned();
+        let given = assigned.get(&("main".to_owned(), GPU.to_owned())).cloned();
+        let mut wanted: Vec<String> = gpus.iter().map(|gpu| uuid(*gpu)).collect();
+        let mut given = given.unwrap_or_default();
+        (wanted.sort(), given.sort());
+        ensure!(
+            given == wanted,
+            "the kubelet gave {given:?}, not {wanted:?}"
+        );
+        Ok(Admitted {
+            pod: known,
+            slots: slots.unwrap_or_default(),
+        })
+    }
+
+    fn remove(&self, admitted: &Admitted) -> Result<()> {
+        self.kubelet
+            .remove(&format!("default/{}", admitted.pod.name))
+    }
+
+    fn bind(&self, admitted: &Admitted, sandbox: &str) -> Result<Bound, ClientError> {
+        let unit = admitted.slots.first().cloned().unwrap_or_default();
+        self.bind_unit(&admitted.pod, sandbox, &unit)
+    }
+
+    fn bind_unit(
+        &self,
+        pod: &node_wire::Pod,
+        sandbox: &str,
+        unit: &str,
+    ) -> Result<Bound, ClientError> {
+        let question = BindQuestion {
+            pod: pod.clone(),
+            sandbox: sandbox.into(),
+            unit: unit.into(),
+        };
+        bind(&self.machine.node_socket(), question, CALL_TIMEOUT)
+    }
+
+    fn commit(&self, admitted: &Admitted, sandbox: &str) -> Result<Vec<String>, ClientError> {
+        let question = CommitQuestion {
+            pod: admitted.pod.clone(),
+            sandbox: sandbox.into(),
+            units: admitted.slots.clone(),
+        };
+        commit(&self.machine.node_socket(), question, CALL_TIMEOUT).map(|done| done.cdi_files)
+    }
+
+    fn unbind(&self, sandbox: &str) -> Result<Vec<String>, ClientError> {
+        let question = UnbindQuestion {
+            sandbox: sandbox.into(),
+            units: Vec::new(),
+        };
+        unbind(&self.machine.node_socket(), question, CALL_TIMEOUT).map(|done| done.hcas)
+    }
+
+    fn start_container(&self, admitted: &Admitted) -> Result<Vec<String>> {
+        let name = format!("default/{}", admitted.pod.name);
+        let options = self.kubelet.run_options(&name, "main")?;
+        let of_ours = |one: &&kubelet_api::deviceplugin::DeviceSpec| {
+            one.host_path.starts_with("/dev/infiniband")
+        };
+        let nodes = options.devices.iter().find(of_ours);
+        ensure!(nodes.is_none(), "{options:?}");
+        Ok(options
+            .cdi_devices
+            .into_iter()
+            .map(|one| one.name)
+            .collect())
+    }
+
+    /// The CNI plugin's record of a sandbox's attachment.
+    fn record(&self, sandbox: &str) -> Result<PathBuf> {
+        let directory = self.machine.state().join("attachments");
+        fs::create_dir_all(&directory)?;
+        Ok(directory.join(format!("rail0@{sandbox}@net1")))
+    }
+
+    /// The slot of each HCA that is bound, by the files.
+    fn bindings(&self) -> Result<BTreeMap<String, String>> {
+        let mut bindings = BTreeMap::new();
+        for entry in fs::read_dir(self.machine.state().join("bindings/boot"))
+            .into_iter()
+            .flatten()
+        {
+            let path = entry?.path();
+            let binding: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+            let text = |key: &str| binding[key].as_str().map(str::to_owned).context("text");
+            bindings.insert(text("hca")?, text("unit")?);
+        }
+        Ok(bindings)
+    }
+
+    fn cdi(&self) -> PathBuf {
+        self.machine.directory().join("cdi")
+    }
+
+    /// What a container runtime finds: CDI device names with the paths of their nodes.
+    fn cdi_devices(&self) -> Result<BTreeMap<String, Vec<String>>> {
+        let mut devices = BTreeMap::new();
+        for entry in fs::read_dir(self.cdi())? {
+            let path = entry?.path();
+            let text = fs::read_to_string(&path)?;
+            let document: Value = serde_json::from_str(&text)?;
+            let kind = document["kind"].as_str().context("kind")?.to_owned();
+            for device in document["devices"].as_array().context("devices")? {
+                let name = format!("{kind}={}", device["name"].as_str().context("name")?);
+                let nodes = device["containerEdits"]["deviceNodes"].as_array();
+                let paths = nodes.context("nodes")?.iter();
+                let paths = paths.filter_map(|node| Some(node["path"].as_str()?.to_owned()));
+                ensure!(
+                    devices.insert(name, paths.collect()).is_none(),
+                    "a runtime refuses a device that two files name"
+                );
+            }
+        }
+        Ok(devices)
+    }
+}
+
+fn start(machine: &Machine, config: &str) -> Result<Daemon> {
+    let file = machine.directory().join("config");
+    fs::write(&file, config)?;
+    let (root, cdi) = (machine.settings().root, machine.directory().join("cdi"));
+    let flags = [
+        "--kubelet-root-dir".as_ref(),
+        root.as_os_str(),
+        "--cdi-dir".as_ref(),
+        cdi.as_os_str(),
+    ];
+    machine.daemon_on(&file, &flags)
+}
+
+struct Admitted {
+    pod: node_wire::Pod,
+    slots: Vec<String>,
+}
+
+fn hcas(bound: &Bound) -> Vec<&str> {
+    bound.slots.iter().map(|slot| slot.hca.as_str()).collect()
+}
+
+fn kind<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Result<FailureKind> {
+    match answer {
+        Err(ClientError::Failed { failure, .. }) => Ok(failure.kind),
+        other => bail!("{other:?}"),
+    }
+}
+
+fn slots_are_listed_by_numa_node_and_answered_by_name_alone() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let mut by_node: BTreeMap<i64, usize> = BTreeMap::new();
+    for (id, device) in node.kubelet.devices(NIC) {
+        ensure!(id.starts_with("slot_"), "{id}");
+        let nodes = device.topology.context("topology")?.nodes;
+        *by_node.entry(nodes[0].id).or_default() += 1;
+    }
+    assert_eq!(by_node, BTreeMap::from([(0, 4), (1, 4)]));
+    // A pod whose GPU is on node 1 is given whichever slot; the counts follow its NIC.
+    let pod = node.admit("a", &[6], 1)?;
+    let bound = node.bind(&pod, "s1")?;
+    assert_eq!(hcas(&bound), [NICS[6]]);
+    let slot = pod.slots[0].clone();
+    node.until("slot listed where its NIC is", || {
+        let devices = node.kubelet.devices(NIC);
+        let tag = devices[&slot].topology.clone().map(|one| one.nodes[0].id);
+        let free = devices.iter().filter(|(id, _)| **id != slot);
+        let on_zero = free
+            .filter(|(_, device)| {
+                device
+                    .topology
+                    .as_ref()
+                    .is_some_and(|one| one.nodes[0].id == 0)
+            })
+            .count();
+        Ok(tag == Some(1) && on_zero == 4)
+    })?;
+    node.commit(&pod, "s1")?;
+    let names = node.start_container(&pod)?;
+    assert_eq!(names, [format!("rdma-device-plugin/slot={slot}")]);
+    let devices = node.cdi_devices()?;
+    assert_eq!(devices.len(), 1);
+    assert_eq!(
+        devices[&names[0]],
+        ["/dev/infiniband/uverbs6", "/dev/infiniband/rdma_cm"]
+    );
+    Ok(())
+}
+
+/// A sample of what the daemon's own tests try exhaustively: here through kubelet, PodResources and
+/// socket.
+fn gpus_of_every_set_get_their_nearest_nics() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let sets: [&[usize]; 12] = [
+        &[0],
+        &[7],
+        &[3],
+        &[0, 1],
+        &[1, 6],
+        &[2, 4, 7],
+        &[0, 1, 6, 7],
+        &[2, 3, 4, 5],
+        &[0, 1, 2, 7],
+        &[3, 4, 5, 6],
+        &[0, 5, 6, 7],
+        &[1, 2, 3, 4],
+    ];
+    for (round, gpus) in sets.into_iter().enumerate() {
+        let slots = u64::try_from(gpus.len())?;
+        let pod = node.admit(&format!("pod-{round}"), gpus, slots)?;
+        let sandbox = format!("s{round}");
+        let bound = node
+            .bind(&pod, &sandbox)
+            .with_context(|| node.daemon.log())?;
+        // Two NICs of a switch are alike to its two GPUs; rails decide, so it is the one of its number.
+        let expected: Vec<&str> = gpus.iter().map(|gpu| NICS[*gpu]).collect();
+        let found: BTreeSet<&str> = hcas(&bound).into_iter().collect();
+        let near = |gpu: &usize| found.contains(NICS[*gpu]) || found.contains(NICS[*gpu ^ 1]);
+        ensure!(
+            gpus.iter().all(near),
+            "{gpus:?}: {found:?}, expected {expected:?}"
+        );
+        if gpus.len() == 4 {
+            assert_eq!(hcas(&bound), expected);
+        }
+        assert_eq!(node.bind(&pod, &sandbox)?, bound, "the same again");
+        assert_eq!(node.unbind(&sandbox)?.len(), gpus.len());
+        node.remove(&pod)?;
+    }
+    Ok(())
+}
+
+fn slots_that_are_not_the_pods_are_not_bound() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let (a, b) = (node.admit("a", &[0], 1)?, node.admit("b", &[7], 1)?);
+    let (own, foreign) = (&a.slots[0], &b.slots[0]);
+    let free = node.kubelet.devices(NIC).into_keys();
+    let free = free.filter(|id| id != own && id != foreign).next();
+    let free = free.context("a free slot")?;
+    for unit in [
+        foreign.as_str(),
+        &free,
+        "slot_00000000_0",
+        "0000:91:00.0",
+        "GPU-0",
+        "../../etc/passwd",
+    ] {
+        let refused = kind(node.bind_unit(&a.pod, "s1", unit))?;
+        assert_eq!(refused, FailureKind::NotAllocated, "{unit}");
+    }
+    // A device of the pod that is no slot.
+    let gpu = kind(node.bind_unit(&a.pod, "s1", &uuid(0)))?;
+    assert_eq!(gpu, FailureKind::CannotBind);
+    // Another pod of its name.
+    let namesake = node_wire::Pod {
+        uid: Some("forged".into()),
+        ..a.pod.clone()
+    };
+    let refused = kind(node.bind_unit(&namesake, "s1", own))?;
+    assert_eq!(refused, FailureKind::AnotherPod);
+    // What is bound to one pod is not written for another one, nor for another sandbox of its own.
+    node.bind(&a, "s1")?;
+    assert_eq!(kind(node.commit(&b, "s1"))?, FailureKind::NotBound);
+    assert_eq!(kind(node.commit(&a, "s2"))?, FailureKind::NotBound);
+    assert_eq!(node.cdi_devices()?.len(), 0);
+    Ok(())
+}
+
+fn a_gpu_that_is_not_known_is_refused_unless_not_strict() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let information = format!("/proc/driver/nvidia/gpus/{}/information", GPUS[2]);
+    // As the driver writes it before the GPU is initialized.
+    node.machine.tree.file(
+        &information,
+        "Model: \t NVIDIA B200\nGPU UUID: \t GPU-????????-????-????-????-????????????",
+    );
+    let pod = node.admit("a", &[2], 1)?;
+    let refused = node.bind(&pod, "s1");
+    let text = refused
+        .as_ref()
+        .map_err(ToString::to_string)
+        .unwrap_err()
+        .clone();
+    ensure!(text.contains(&uuid(2)) && text.contains("strict"), "{text}");
+    assert_eq!(kind(refused)?, FailureKind::CannotBind);
+    // Nothing was bound for it, and once the GPU is known it is.
+    assert_eq!(node.bindings()?.len(), 0);
+    node.machine
+        .tree
+        .file(&information, format!("GPU UUID: \t {}", uuid(2)));
+    assert_eq!(hcas(&node.bind(&pod, "s1")?), [NICS[2]]);
+
+    let relaxed = Node::new(&LATE.replace("binding: late", "binding: late\n  strict: false"))?;
+    relaxed
+        .machine
+        .tree
+        .file(&information, "Model: \t NVIDIA B200");
+    let pod = relaxed.admit("a", &[2], 1)?;
+    let bound = relaxed.bind(&pod, "s1")?;
+    assert_eq!(bound.slots.len(), 1);
+    ensure!(bound.warnings[0].contains(&uuid(2)), "{:?}", bound.warnings);
+    Ok(())
+}
+
+fn a_daemon_killed_between_bind_and_commit_changes_nothing() -> Result<()> {
+    let mut node = Node::new(LATE)?;
+    let pod = node.admit("a", &[1, 6], 2)?;
+    let bound = node.bind(&pod, "s1")?;
+    node.daemon.signal(Signal::SIGKILL)?;
+    node.daemon.ended(Duration::from_secs(5))?;
+    node.daemon = start(&node.machine, LATE)?;
+    node.ready()?;
+    node.until("answer of the new daemon", || {
+        Ok(node.bind(&pod, "s1").is_ok())
+    })?;
+    assert_eq!(node.bind(&pod, "s1")?, bound);
+    // What it did not get to is done as it would have been.
+    let bindings = node.machine.state().join("bindings/boot");
+    fs::remove_file(bindings.join(hcas(&bound)[1]))?;
+    assert_eq!(node.bind(&pod, "s1")?, bound);
+    // Another pod does not get what the killed one had bound.
+    let other = node.admit("b", &[0], 1)?;
+    let others = node.bind(&other, "s2")?;
+    ensure!(
+        hcas(&others).iter().all(|hca| !hcas(&bound).contains(hca)),
+        "{others:?}"
+    );
+    let mut files = node.commit(&pod, "s1")?;
+    files.sort();
+    let mut expected: Vec<String> = bound.slots.iter().map(|one| one.cdi_file.clone()).collect();
+    expected.sort();
+    assert_eq!(files, expected);
+    node.start_container(&pod)?;
+    Ok(())
+}
+
+fn a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[5], 1)?;
+    let old = node.bind(&pod, "s1")?;
+    node.commit(&pod, "s1")?;
+    let new = node.bind(&pod, "s2")?;
+    assert_eq!(hcas(&new), hcas(&old), "the nearest is free again");
+    assert_eq!(
+        node.cdi_devices()?.len(),
+        0,
+        "the old sandbox's file is gone"
+    );
+    assert_eq!(kind(node.commit(&pod, "s1"))?, FailureKind::NotBound);
+    node.commit(&pod, "s2")?;
+    // The old sandbox's DEL comes late.
+    assert_eq!(node.unbind("s1")?, Vec::<String>::new());
+    node.start_container(&pod)?;
+    assert_eq!(node.unbind("s2")?, [NICS[5]]);
+    assert_eq!(node.cdi_devices()?.len(), 0);
+    Ok(())
+}
+
+fn a_container_starts_only_when_its_slots_are_bound() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[4], 1)?;
+    let refused = format!("{:#}", node.start_container(&pod).unwrap_err());
+    ensure!(refused.contains("no network attachment"), "{refused}");
+    node.bind(&pod, "s1")?;
+    let refused = format!("{:#}", node.start_container(&pod).unwrap_err());
+    ensure!(refused.contains("no network attachment"), "{refused}");
+    node.commit(&pod, "s1")?;
+    node.start_container(&pod)?;
+    // Restarted in its sandbox, after somebody emptied the directory.
+    for entry in fs::read_dir(node.cdi())? {
+        fs::remove_file(entry?.path())?;
+    }
+    node.start_container(&pod)?;
+    assert_eq!(node.cdi_devices()?.len(), 1);
+    Ok(())
+}
+
+fn a_pod_without_attachment_is_bound_at_start_where_allowed() -> Result<()> {
+    let config = LATE.replace(
+        "binding: late",
+        "binding: late\n  bindAtStart: true\n  environment: true",
+    );
+    let node = Node::new(&config)?;
+    let pod = node.admit("a", &[3, 4], 2)?;
+    assert_eq!(node.start_container(&pod)?.len(), 2);
+    let nodes: BTreeSet<String> = node.cdi_devices()?.into_values().flatten().collect();
+    let expected = ["rdma_cm", "uverbs3", "uverbs4"].map(|name| format!("/dev/infiniband/{name}"));
+    assert_eq!(nodes, expected.into());
+    for entry in fs::read_dir(node.cdi())? {
+        let text = fs::read_to_string(entry?.path())?;
+        ensure!(text.contains("NCCL_IB_HCA==mlx5_3:1,mlx5_4:1"), "{text}");
+    }
+    // Its next container is given the same.
+    let before = node.cdi_devices()?;
+    node.start_container(&pod)?;
+    assert_eq!(node.cdi_devices()?, before);
+    Ok(())
+}
+
+fn a_stale_cdi_file_never_reaches_a_container() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[0], 1)?;
+    // Left by an earlier pod that had this slot, with another HCA's nodes.
+    let stale = format!("rdma-device-plugin-{}-0123456789abcdef.json", pod.slots[0]);
+    let text = format!(
+        r#"{{"cdiVersion": "0.5.0", "kind": "rdma-device-plugin/slot", "devices": [
+            {{"name": "{}", "containerEdits": {{"deviceNodes": [
+                {{"path": "/dev/infiniband/uverbs7"}}]}}}}]}}"#,
+        pod.slots[0]
+    );
+    fs::write(node.cdi().join(&stale), &text)?;
+    // Without a binding the container is not started, whatever the file says.
+    assert!(node.start_container(&pod).is_err());
+    node.bind(&pod, "s1")?;
+    assert!(node.start_container(&pod).is_err());
+    node.commit(&pod, "s1")?;
+    ensure!(!node.cdi().join(&stale).exists());
+    let name = format!("rdma-device-plugin/slot={}", pod.slots[0]);
+    assert_eq!(node.cdi_devices()?[&name][0], "/dev/infiniband/uverbs0");
+    // Its own file, with other content.
+    let own = fs::read_dir(node.cdi())?.next().context("a file")??.path();
+    fs::write(&own, &text)?;
+    node.start_container(&pod)?;
+    assert_eq!(node.cdi_devices()?[&name][0], "/dev/infiniband/uverbs0");
+    // And one without any binding goes by itself.
+    let free = "rdma-device-plugin-slot_0badcafe_7-0123456789abcdef.json";
+    fs::write(node.cdi().join(free), &text)?;
+    let started = Instant::now();
+    while node.cdi().join(free).exists() {
+        ensure!(
+            started.elapsed() < Duration::from_secs(40),
+            "{}",
+            node.daemon.log()
+        );
+        thread::sleep(Duration::from_millis(200));
+    }
+    ensure!(own.exists());
+    Ok(())
+}
+
+fn a_cdi_directory_that_is_a_link_is_refused() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[0], 1)?;
+    node.bind(&pod, "s1")?;
+    let (real, victim) = (node.cdi(), node.machine.directory().join("victim"));
+    fs::create_dir(&victim)?;
+    fs::rename(&real, real.with_extension("moved"))?;
+    symlink(&victim, &real)?;
+    let refused = node.commit(&pod, "s1");
+    let text = refused
+        .as_ref()
+        .map_err(ToString::to_string)
+        .unwrap_err()
+        .clone();
+    ensure!(text.contains("it is a link"), "{text}");
+    // By the scan that the commit waits for: the pool has nothing to offer meanwhile.
+    assert_eq!(kind(refused)?, FailureKind::CannotBind);
+    assert_eq!(fs::read_dir(&victim)?.count(), 0);
+    assert!(node.start_container(&pod).is_err());
+    fs::remove_file(&real)?;
+    fs::rename(real.with_extension("moved"), &real)?;
+    node.commit(&pod, "s1")?;
+    node.start_container(&pod)?;
+    Ok(())
+}
+
+fn device_nodes_are_those_of_the_moment_of_the_commit() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[0], 1)?;
+    node.bind(&pod, "s1")?;
+    // A move to the pod's namespace gives the verbs node another number.
+    node.machine.renumber("uverbs0", "uverbs40")?;
+    node.commit(&pod, "s1")?;
+    let name = format!("rdma-device-plugin/slot={}", pod.slots[0]);
+    assert_eq!(node.cdi_devices()?[&name][0], "/dev/infiniband/uverbs40");
+    // And so has a restart of the container after the number changed once more.
+    node.machine.renumber("uverbs40", "uverbs41")?;
+    node.start_container(&pod)?;
+    assert_eq!(node.cdi_devices()?[&name][0], "/dev/infiniband/uverbs41");
+    Ok(())
+}
+
+fn a_pool_that_overlaps_or_has_no_cdi_is_withheld() -> Result<()> {
+    let overlapping = format!(
+        "{LATE}- resource: rdma/shared\n  mode: shared\n  slots: 4\n  \
+         select: {{rdmaDevices: [mlx5_0]}}\n"
+    );
+    let machine = Machine::laid(machine::a4)?;
+    let kubelet = machine.kubelet()?;
+    let daemon = start(&machine, &overlapping)?;
+    let wait = |resource: &str, count: usize| {
+        let waited = kubelet.wait_allocatable(resource, count, WAIT_TIMEOUT);
+        waited.with_context(|| daemon.log())
+    };
+    wait("rdma/shared", 4)?;
+    let withheld = |devices: BTreeMap<String, kubelet_api::deviceplugin::Device>| {
+        devices.len() == 8 && devices.values().all(|device| device.health != "Healthy")
+    };
+    let started = Instant::now();
+    while !withheld(kubelet.devices(NIC)) {
+        ensure!(started.elapsed() < WAIT_TIMEOUT, "{}", daemon.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(
+        daemon.log().contains("is chosen by rdma/shared, too"),
+        "{}",
+        daemon.log()
+    );
+    Ok(())
+}
+
+/// Pods of random GPUs that come and go, some without a word, under a daemon that is killed.
+fn pods_that_come_and_go_never_share_a_nic() -> Result<()> {
+    let mut node = Node::new(LATE)?;
+    let mut living: Vec<(Admitted, String, Vec<usize>)> = Vec::new();
+    // A generator of its own, so that a failure comes again.
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state % u64::try_from(below).unwrap_or(1)).unwrap_or(0)
+    };
+    for round in 0..60 {
+        let used: BTreeSet<usize> = living.iter().flat_map(|one| one.2.clone()).collect();
+        let mut free: Vec<usize> = (0..8).filter(|gpu| !used.contains(gpu)).collect();
+        let wanted = 1 + random(3);
+        if random(2) == 0 && free.len() >= wanted {
+            let gpus: Vec<usize> = (0..wanted)
+                .map(|_| free.remove(random(free.len())))
+                .collect();
+            let pod = node.admit(&format!("pod-{round}"), &gpus, u64::try_from(wanted)?)?;
+            let sandbox = format!("s{round}");
+            let bound = match node.bind(&pod, &sandbox) {
+                Ok(bound) => bound,
+                // Fragments: what is free is too far for strict.
+                Err(error) => {
+                    assert_eq!(kind::<()>(Err(error))?, FailureKind::CannotBind);
+                    node.remove(&pod)?;
+                    continue;
+                }
+            };
+            if random(3) > 0 {
+                // The CNI plugin's record is there first. What it says does not matter: one that
+                // cannot be read protects its sandbox, too.
+                fs::write(node.record(&sandbox)?, "damaged")?;
+                node.commit(&pod, &sandbox)?;
+            }
+            assert_eq!(bound.slots.len(), wanted);
+            living.push((pod, sandbox, gpus));
+        } else if !living.is_empty() {
+            let (pod, sandbox, _) = living.swap_remove(random(living.len()));
+            if node.record(&sandbox)?.exists() {
+                assert_eq!(node.unbind(&sandbox)?.len(), 0, "it has a record");
+                fs::remove_file(node.record(&sandbox)?)?;
+            }
+            node.unbind(&sandbox)?;
+            node.remove(&pod)?;
+        }
+        if round % 20 == 19 {
+            node.daemon.signal(Signal::SIGKILL)?;
+            node.daemon.ended(Duration::from_secs(5))?;
+            node.daemon = start(&node.machine, LATE)?;
+            node.ready()?;
+        }
+        // One file for each HCA: no two pods can have one. Every slot of every pod has one.
+        let taken = node.bindings()?;
+        let units: BTreeSet<&String> = taken.values().collect();
+        assert_eq!(units.len(), taken.len(), "{taken:?}");
+        let slots = living.iter().flat_map(|(pod, ..)| &pod.slots);
+        assert_eq!(units, slots.collect(), "{}", node.daemon.log());
+        ensure!(node.cdi_devices()?.len() <= taken.len());
+    }
+    for (pod, sandbox, _) in living.drain(..) {
+        let _ = fs::remove_file(node.record(&sandbox)?);
+        node.unbind(&sandbox)?;
+        node.remove(&pod)?;
+    }
+    assert_eq!(node.cdi_devices()?.len(), 0);
+    assert_eq!(node.bindings()?.len(), 0, "nothing is left over");
+    Ok(())
+}
