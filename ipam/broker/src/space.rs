@@ -306,7 +306,8 @@ pub struct Worker {
     /// Blocks of another machine that had this node's name.
     foreign: BTreeMap<IpNetwork, BlockObject>,
     removed: VecDeque<Removed>,
-    /// Objects that came before it was known which node this is.
+    /// Objects of this node's name that came before it was known which node this is, or whether it has
+    /// leases in them.
     unread: Vec<BlockObject>,
     /// Blocks that this node lost while it had leases in them.
     lost: BTreeMap<IpNetwork, usize>,
@@ -449,6 +450,8 @@ impl Worker {
                     Box::pin(self.gone(network, block.metadata.resource_version.clone())).await;
                 }
                 self.foreign.remove(&network);
+                self.unread
+                    .retain(|one| one.metadata.uid != block.metadata.uid);
             }
         }
     }

@@ -541,7 +541,8 @@ impl Worker {
         let network = object.spec.block;
         match standing::own(&object, me, &self.grants.blocks) {
             standing::Own::Grant => {
-                self.own.insert(network, Own::new(object.clone()));
+                let own = self.own_of(object.clone());
+                self.own.insert(network, own);
                 self.keep(object);
             }
             standing::Own::Renew => self.renew(object, me).await,

@@ -255,8 +255,13 @@ impl Worker {
         }
     }
 
-    /// The leases of a block, for people.
+    /// The leases of a block, for people; a store that cannot be read may have some.
     fn leases_in(&self, network: IpNetwork) -> Vec<String> {
+        let leases = self.read_leases_in(network);
+        leases.unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    fn read_leases_in(&self, network: IpNetwork) -> Result<Vec<String>, StoreError> {
         let named = |store: &Store| -> Result<Vec<String>, StoreError> {
             let held = store
                 .block_use(self.space.network_name.as_deref(), network)?
@@ -279,11 +284,7 @@ impl Worker {
             }
             Ok(leases)
         };
-        match self.open_store() {
-            Ok(None) => Vec::new(),
-            Ok(Some(store)) => named(&store).unwrap_or_else(|error| vec![error.to_string()]),
-            Err(error) => vec![error.to_string()],
-        }
+        self.open_store()?.as_ref().map_or(Ok(Vec::new()), named)
     }
 
     /// An object of this machine under its previous UID gets the new one.
@@ -298,7 +299,8 @@ impl Worker {
         match client.change_block(&block.metadata, json!({}), spec).await {
             Ok(Changed::Done(renewed)) => {
                 tracing::info!(space = %self.space, block = %network, "the node has a new UID, and its block, too");
-                self.own.insert(network, Own::new(renewed.clone()));
+                let own = self.own_of(renewed.clone());
+                self.own.insert(network, own);
                 self.keep(renewed);
             }
             Ok(Changed::Conflict | Changed::Gone) | Err(_) => {
@@ -375,14 +377,25 @@ impl Worker {
 
     /// A block of this node's name under another UID, without a grant here. Leases in the local store
     /// show that it was this machine's, whose grants are lost: it stays. Otherwise it was another
-    /// machine's ([`Self::return_foreign`]).
+    /// machine's ([`Self::return_foreign`]). One that an administrator took goes, whatever is in it.
     pub(super) async fn keep_or_return(&mut self, block: BlockObject, me: &NodeId) {
         let network = block.spec.block;
-        match self.leases_in(network).is_empty() {
-            true => drop(self.foreign.insert(network, block)),
-            false => {
+        let over = block.spec.over.as_ref();
+        let is_taken = over.is_some_and(|over| over.administrator);
+        match self.read_leases_in(network) {
+            Ok(leases) if leases.is_empty() || is_taken => {
+                self.foreign.insert(network, block);
+            }
+            Ok(_) => {
                 self.foreign.remove(&network);
                 self.renew(block, me).await;
+            }
+            Err(error) => {
+                tracing::warn!(
+                    space = %self.space, block = %network, %error,
+                    "cannot read whether this node has leases in a block of its name; trying again"
+                );
+                self.unread.push(block);
             }
         }
     }
@@ -586,6 +599,42 @@ mod tests {
         anew.metadata.uid = "o2".into();
         worker.changed(anew).await;
         assert_eq!(granted(&worker).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_was_in_doubt_is_granted_only_after_its_cell_was_read() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        let me = worker.shared.me.borrow().clone().unwrap();
+        let single: IpNetwork = "10.0.1.5/32".parse().unwrap();
+        let now = jiff::Timestamp::now();
+        let mut object = BlockObject::new(&worker.space, single, &me, 1, now);
+        let doubt = Some(Doubt::Whose);
+        let own = Own::new(object.clone());
+        worker.own.insert(single, Own { doubt, ..own });
+        object.metadata.uid = "o2".into();
+        worker.decide(object, &me).await;
+        assert_eq!(worker.own[&single].doubt, Some(Doubt::Cell));
+        assert!(granted(&worker).iter().all(|grant| grant.block != single));
+    }
+
+    #[tokio::test]
+    async fn a_foreign_block_is_neither_kept_nor_returned_while_the_store_cannot_be_read() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        let me = worker.shared.me.borrow().clone().unwrap();
+        lease(&worker);
+        std::fs::write(place.path().join("leases/FORMAT"), "of another program").unwrap();
+        assert!(worker.open_store().is_err());
+        let other = NodeId {
+            name: "n1".into(),
+            uid: "u0".into(),
+        };
+        let network = "10.0.0.16/28".parse().unwrap();
+        let object = BlockObject::new(&worker.space, network, &other, 1, jiff::Timestamp::now());
+        worker.keep_or_return(object.clone(), &me).await;
+        assert!(worker.foreign.is_empty() && !worker.own.contains_key(&network));
+        assert_eq!(worker.unread, [object]);
     }
 
     #[tokio::test]

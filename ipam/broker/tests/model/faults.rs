@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ipam::block::hash;
+use ipam::block::{AddressSpace, hash};
 use ipnetwork::IpNetwork;
 use node_wire::FailureKind;
 use serde_json::json;
@@ -370,6 +370,84 @@ fn blocks_with_leases_outlast_the_loss_of_grants_and_uid() {
         let mut two = started(&api, 2).await;
         take_the_rest(&mut two).await;
         check(&[one, two]);
+    });
+}
+
+#[test]
+fn an_address_claimed_without_an_answer_is_not_given_below_another_nodes_block() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        let small = "10.7.0.16/30";
+        one.add_of(small).await.unwrap();
+        one.del(0);
+        // The cell can be a block again, which the first node does not know.
+        eventually("the cell is removed", || api.blocks().is_empty()).await;
+        let mut two = started(&api, 2).await;
+        let deadline = tokio::time::Instant::now() + LATE;
+        while two.pods.len() < 62 {
+            let _ = two.add().await;
+            assert!(tokio::time::Instant::now() < deadline, "{:?}", api.blocks());
+        }
+        for _ in 0..5 {
+            api.fail([Some(Fault::Unanswered)]);
+            for _ in 0..4 {
+                let _ = one.add_of(small).await;
+                assert_eq!(one.granted(), []);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn blocks_with_leases_outlast_the_loss_of_grants_and_uid_though_the_api_fails() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        one.kill().await;
+        std::fs::remove_dir_all(one.policy.state_dir.join("blocks")).unwrap();
+        api.remove_node("n1");
+        api.add_node("n1");
+        api.fail([
+            Some(Fault::Lost),
+            Some(Fault::Unanswered),
+            Some(Fault::Lost),
+        ]);
+        one.start(&api);
+        eventually("the node has its blocks again", || {
+            let granted = one.granted();
+            let mut addresses = one.pods.values();
+            addresses.all(|address| granted.iter().any(|block| block.contains(*address)))
+        })
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn what_an_administrator_took_does_not_come_back_with_another_uid() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        let block = one.granted()[0];
+        let name = AddressSpace::new("default", None).block_name(block);
+        let over = json!({"since": "2020-01-01T00:00:00Z", "by": "an administrator", "why": "so",
+            "administrator": true});
+        api.write("addressblocks", &name, &json!({"spec": {"over": over}}));
+        eventually("the node drops it", || one.granted().is_empty()).await;
+        one.kill().await;
+        api.remove_node("n1");
+        api.add_node("n1");
+        one.start(&api);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!one.granted().contains(&block));
+        one.kill().await;
     });
 }
 
