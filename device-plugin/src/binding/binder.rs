@@ -36,7 +36,7 @@ use crate::kubelet::checkpoint;
 use crate::kubelet::service::Requests;
 use crate::node_socket::pods::Pods;
 use crate::report::Report;
-use crate::snapshot::{Member, Snapshot};
+use crate::snapshot::{Health, Member, Snapshot};
 
 /// How long reading the GPUs may take: their drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -704,8 +704,25 @@ fn choose<'b>(
         let gpus = of_pod.of_container.get(&container.name);
         container.gpus = gpus.cloned().unwrap_or_default();
     }
-    decide::decide(machine, &usable, &kept_hcas, &containers, asked.late.strict)
-        .map_err(|refused| cannot(refused.to_string()))
+    decide::decide(machine, &usable, &kept_hcas, &containers, asked.late.strict).map_err(
+        |refused| {
+            let why = match &refused {
+                decide::Refused::TooFew { .. } => unhealthy(asked.snapshot.members()),
+                decide::Refused::NoPlace(_) | decide::Refused::Choice(_) => String::new(),
+            };
+            cannot(format!("{refused}{why}"))
+        },
+    )
+}
+
+/// Why HCAs of a pool cannot be given, each reason once.
+fn unhealthy(members: &[Member]) -> String {
+    let reasons = members.iter().filter_map(|member| match &member.health {
+        Health::Healthy => None,
+        Health::Unhealthy(reason) => Some(reason.to_string()),
+    });
+    let reasons: BTreeSet<String> = reasons.collect();
+    reasons.iter().map(|reason| format!("; {reason}")).collect()
 }
 
 fn binding(

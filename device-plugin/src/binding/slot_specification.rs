@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::config::NodeClass;
 use crate::deliver::{env, nodes};
-use crate::snapshot::{Member, Terms};
+use crate::snapshot::{Health, Member, Terms};
 
 /// Vendor and class of all slots.
 const KIND: &str = "rdma-device-plugin/slot";
@@ -78,11 +78,8 @@ fn variables(terms: &Terms, members: &[&Member]) -> Vec<String> {
 
 /// Why an HCA's nodes cannot be given to a container, if so.
 pub(crate) fn obstacle(member: &Member) -> Option<String> {
-    if !member.is_deliverable() {
-        return match &member.health {
-            crate::snapshot::Health::Unhealthy(reason) => Some(reason.to_string()),
-            crate::snapshot::Health::Healthy => None,
-        };
+    if let (false, Health::Unhealthy(reason)) = (member.is_deliverable(), &member.health) {
+        return Some(reason.to_string());
     }
     let has_verbs = !member.paths(NodeClass::Uverbs).is_empty();
     (!has_verbs && member.nodes.is_empty()).then(|| "it has no device node".to_owned())
@@ -131,7 +128,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Delivery, Late, ResourceName, Variables};
-    use crate::snapshot::{DeviceNode, Health, UnhealthyReason};
+    use crate::snapshot::{DeviceNode, UnhealthyReason};
 
     fn member(index: u32) -> Member {
         let node = |class, path: String| DeviceNode { class, path };

@@ -220,11 +220,12 @@ impl Store {
         }
     }
 
-    /// Removes bindings of earlier boots.
+    /// Removes bindings of earlier boots, and what killed writers left in this one.
     ///
     /// # Errors
     /// What the kernel said.
     pub(crate) fn remove_earlier_boots(&self) -> io::Result<()> {
+        node::file::remove_leftovers(&self.directory)?;
         let entries = match fs::read_dir(&self.above) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries?,

@@ -161,7 +161,8 @@ impl Node {
         let given = assigned.get(&("main".to_owned(), GPU.to_owned())).cloned();
         let mut wanted: Vec<String> = gpus.iter().map(|gpu| uuid(*gpu)).collect();
         let mut given = given.unwrap_or_default();
-        (wanted.sort(), given.sort());
+        wanted.sort();
+        given.sort();
         ensure!(
             given == wanted,
             "the kubelet gave {given:?}, not {wanted:?}"
@@ -393,8 +394,8 @@ fn slots_that_are_not_the_pods_are_not_bound() -> Result<()> {
     let node = Node::new(LATE)?;
     let (a, b) = (node.admit("a", &[0], 1)?, node.admit("b", &[7], 1)?);
     let (own, foreign) = (&a.slots[0], &b.slots[0]);
-    let free = node.kubelet.devices(NIC).into_keys();
-    let free = free.filter(|id| id != own && id != foreign).next();
+    let mut all = node.kubelet.devices(NIC).into_keys();
+    let free = all.find(|id| id != own && id != foreign);
     let free = free.context("a free slot")?;
     for unit in [
         foreign.as_str(),
