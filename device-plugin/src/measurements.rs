@@ -5,7 +5,6 @@
 //! may keep for ever: no other one waits for it, nor does the daemon. It is started again when it
 //! has ended. Its age is a metric, so that an old value is not taken for a new one.
 
-use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -164,30 +163,28 @@ fn publish<T, F: Fn(&mut Measurements, Measured<T>)>(
 }
 
 /// Reads, publishes, waits; a reading that does not end is waited for, and nothing else.
-fn keep<T: Send + 'static>(
+async fn keep<T: Send + 'static>(
     interval: Duration,
     read: Arc<dyn Fn() -> T + Send + Sync>,
     publish: impl Fn(T),
     stop: CancellationToken,
-) -> impl Future<Output = ()> {
-    async move {
-        loop {
-            let (sender, receiver) = oneshot::channel();
-            let read = read.clone();
-            let thread = std::thread::Builder::new().name("measure".into());
-            // The receiver is gone when the daemon ends.
-            if let Err(error) = thread.spawn(move || drop(sender.send(read()))) {
-                tracing::warn!(%error, "no thread to read metrics on");
-            }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                // Without a value it panicked, or had no thread.
-                value = receiver => if let Ok(value) = value { publish(value) },
-            }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(interval) => {}
-            }
+) {
+    loop {
+        let (sender, receiver) = oneshot::channel();
+        let read = read.clone();
+        let thread = std::thread::Builder::new().name("measure".into());
+        // The receiver is gone when the daemon ends.
+        if let Err(error) = thread.spawn(move || drop(sender.send(read()))) {
+            tracing::warn!(%error, "no thread to read metrics on");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            // Without a value it panicked, or had no thread.
+            value = receiver => if let Ok(value) = value { publish(value) },
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
         }
     }
 }

@@ -55,7 +55,8 @@ struct Network {
     name: String,
     /// The resource whose unit decides.
     resource: Option<String>,
-    config: Value,
+    /// The configuration, or why there is none.
+    config: Result<Value, String>,
 }
 
 /// What was found about one plugin of a network, or about the network.
@@ -225,13 +226,13 @@ fn networks(objects: &[Value], place: &str) -> Result<Vec<Network>> {
     let mut networks = Vec::new();
     for object in objects {
         if documents::is_definition(object) {
-            networks.push(of_definition(object)?);
+            networks.push(of_definition(object));
         } else if object.get("type").is_some() || object.get("plugins").is_some() {
             let name = object.get("name").and_then(Value::as_str);
             networks.push(Network {
                 name: name.unwrap_or(place).to_owned(),
                 resource: None,
-                config: object.clone(),
+                config: Ok(object.clone()),
             });
         }
     }
@@ -244,34 +245,35 @@ fn networks(objects: &[Value], place: &str) -> Result<Vec<Network>> {
     Ok(networks)
 }
 
-fn of_definition(object: &Value) -> Result<Network> {
+fn of_definition(object: &Value) -> Network {
     let name = documents::name_of(object);
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let namespace = text("/metadata/namespace").unwrap_or("default");
     let title = format!("{namespace}/{name}");
     let annotations = object.pointer("/metadata/annotations");
     let resource = annotations.and_then(|all| all.get(RESOURCE_NAME)?.as_str());
-    let config = text("/spec/config")
-        .with_context(|| format!("{title} has no spec.config, which this program checks"))?;
-    let mut config: Value = serde_json::from_str(config)
-        .with_context(|| format!("{title}: spec.config is not JSON"))?;
-    if let Some(map) = config.as_object_mut() {
-        map.entry("name").or_insert_with(|| name.into());
-    }
-    Ok(Network {
+    // Without one Multus takes a configuration from a file of the node: there is nothing to check.
+    let config = text("/spec/config").unwrap_or("{}");
+    let config = serde_json::from_str(config)
+        .map(|mut config: Value| {
+            if let Some(map) = config.as_object_mut() {
+                map.entry("name").or_insert_with(|| name.into());
+            }
+            config
+        })
+        .map_err(|error| format!("spec.config is not JSON: {error}"));
+    Network {
         name: title,
         resource: resource.map(str::to_owned),
         config,
-    })
+    }
 }
 
 /// The configurations of this plugin in a network, as the runtime passes them.
 fn plugins(network: &Network) -> Result<Vec<Value>, String> {
-    let Some(list) = network.config.get("plugins") else {
-        return Ok([network.config.clone()]
-            .into_iter()
-            .filter(is_ours)
-            .collect());
+    let config = network.config.as_ref().map_err(String::clone)?;
+    let Some(list) = config.get("plugins") else {
+        return Ok([config.clone()].into_iter().filter(is_ours).collect());
     };
     let list = list.as_array().ok_or("plugins is no list")?;
     let ours = list.iter().filter(|plugin| is_ours(plugin));
@@ -279,8 +281,7 @@ fn plugins(network: &Network) -> Result<Vec<Value>, String> {
         .map(|plugin| {
             let mut plugin = plugin.clone();
             for key in ["name", "cniVersion"] {
-                if let (Some(map), Some(value)) = (plugin.as_object_mut(), network.config.get(key))
-                {
+                if let (Some(map), Some(value)) = (plugin.as_object_mut(), config.get(key)) {
                     map.insert(key.into(), value.clone());
                 }
             }
@@ -419,6 +420,14 @@ mod tests {
             found.errors.is_empty() && found.notes[0].contains("not checked"),
             "{found:?}"
         );
+        let of_a_file = "kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {}\n";
+        assert!(
+            one(of_a_file).errors.is_empty(),
+            "its configuration is on the nodes"
+        );
+        let broken =
+            "kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {config: '{'}\n";
+        assert!(one(broken).errors[0].starts_with("spec.config is not JSON"));
         let text = r#"{"kind": "List", "items": [{"kind": "Pod"}]}"#;
         let error = networks(&documents::objects("x", text).unwrap(), "x").unwrap_err();
         assert!(error.to_string().contains("x has no network"), "{error}");

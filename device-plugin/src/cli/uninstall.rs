@@ -91,9 +91,11 @@ impl Uninstall {
         })?;
         writeln!(out, "nothing of it is left on this node")?;
         out.flush().context("print")?;
-        while self.stay {
+        if !self.stay {
+            return Ok(());
+        }
+        loop {
             thread::park();
         }
-        Ok(())
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Validate {
     /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    /// Read an operator's NicClusterPolicy ("kubectl get nicclusterpolicies -o yaml"), "-" for
+    /// Read an operator's `NicClusterPolicy` ("kubectl get nicclusterpolicies -o yaml"), "-" for
     /// standard input, and print values for our chart
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config_file", "on_host"])]
     from_nic_cluster_policy: Option<PathBuf>,

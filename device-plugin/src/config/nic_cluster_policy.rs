@@ -100,7 +100,9 @@ pub(crate) fn read(text: &str) -> Result<FromPolicy, Problems> {
 
 fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
     let spec = &policy["spec"];
-    let present = PLUGINS.into_iter().filter(|field| spec[*field].is_object());
+    let present = PLUGINS
+        .into_iter()
+        .filter(|field| spec.get(*field).is_some_and(Value::is_object));
     let field = match present.collect::<Vec<_>>().as_slice() {
         [field] => *field,
         [] => {
@@ -116,7 +118,7 @@ fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
             ));
         }
     };
-    let plugin = &spec[field];
+    let plugin = spec.get(field).unwrap_or(&Value::Null);
     let Some(config) = plugin["config"]
         .as_str()
         .filter(|text| !text.trim().is_empty())

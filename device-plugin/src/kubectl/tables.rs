@@ -5,9 +5,12 @@ use serde_json::Value;
 
 use super::ask::{Answer, Question};
 
+/// The rows that a node's document comes to.
+type Rows = fn(&Value) -> Vec<Vec<String>>;
+
 /// The answers as text.
 pub(super) fn text(question: Question, answers: &[Answer]) -> String {
-    let (header, rows): (&[&str], fn(&Value) -> Vec<Vec<String>>) = match question {
+    let (header, rows): (&[&str], Rows) = match question {
         Question::Status => (
             &[
                 "NODE",
@@ -95,7 +98,7 @@ fn words(value: &Value) -> String {
 fn status(document: &Value) -> Vec<Vec<String>> {
     let row = |units: &Value| {
         ["resource", "healthy", "unhealthy", "held", "kubelet"]
-            .map(|key| shown(&units[key]))
+            .map(|key| cell(&units.get(key).map(word).unwrap_or_default()))
             .to_vec()
     };
     list(&document["units"]).map(row).collect()
@@ -104,7 +107,7 @@ fn status(document: &Value) -> Vec<Vec<String>> {
 fn topology(document: &Value) -> Vec<Vec<String>> {
     let nics: Vec<&Value> = list(&document["nics"]).collect();
     let title = |nic: &Value| {
-        let first = |key: &str| list(&nic[key]).next().map(word);
+        let first = |key: &str| nic.get(key).and_then(|names| list(names).next()).map(word);
         first("rdmaDevices")
             .or_else(|| first("netdevs"))
             .unwrap_or_else(|| word(&nic["hca"]))
@@ -113,9 +116,10 @@ fn topology(document: &Value) -> Vec<Vec<String>> {
         let near: Vec<usize> = list(&gpu["nearestNics"])
             .filter_map(|nic| usize::try_from(nic.as_u64()?).ok())
             .collect();
-        let class = near
-            .first()
-            .map(|nic| word(&document["distances"]["gpuNic"][index][*nic]["class"]));
+        let class = near.first().and_then(|nic| {
+            let distance = document["distances"]["gpuNic"].get(index)?.get(*nic)?;
+            Some(word(&distance["class"]))
+        });
         let names = near
             .iter()
             .filter_map(|nic| nics.get(*nic))
@@ -147,7 +151,7 @@ fn discover(document: &Value) -> Vec<Vec<String>> {
 }
 
 fn preflight(document: &Value) -> Vec<Vec<String>> {
-    let count = |key: &str| shown(&document["summary"][key]);
+    let count = |key: &str| cell(&document["summary"].get(key).map(word).unwrap_or_default());
     let complains = list(&document["checks"])
         .filter(|check| check["verdict"] == "fail" || check["verdict"] == "warn")
         .map(|check| word(&check["id"]));
