@@ -247,8 +247,8 @@ fn bindings(daemon: &Value) -> String {
     let alignment = |one: &Value| {
         let of_pod = daemon["alignment"].as_array()?.iter().find(|pod| {
             pod["resource"] == one["resource"]
-                && pod["namespace"] == one["pod"]["namespace"]
-                && pod["pod"] == one["pod"]["name"]
+                && pod.get("namespace") == one.pointer("/pod/namespace")
+                && pod.get("pod") == one.pointer("/pod/name")
         })?;
         let worst = of_pod["worst"].as_str()?;
         let score = of_pod["score"].as_f64()?;
@@ -261,12 +261,12 @@ fn bindings(daemon: &Value) -> String {
             let gpus: Vec<String> = gpus
                 .map(|gpu| format!("{} {}", text(&gpu["gpu"]), text(&gpu["class"])))
                 .collect();
+            let of_pod = |key: &str| {
+                let value = one.get("pod").and_then(|pod| pod.get(key));
+                text(value.unwrap_or(&Value::Null))
+            };
             vec![
-                cell(&format!(
-                    "{}/{}",
-                    text(&one["pod"]["namespace"]),
-                    text(&one["pod"]["name"])
-                )),
+                cell(&format!("{}/{}", of_pod("namespace"), of_pod("name"))),
                 text(&one["container"]),
                 text(&one["unit"]),
                 text(&one["hca"]),
