@@ -26,7 +26,10 @@ impl Explain {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let plugin = global.plugin()?;
         let request = self.request()?;
-        let config = plugin.config(&request)?.for_all_rails()?;
+        let asked = plugin.config(&request)?;
+        let rails: Vec<u32> = asked.rails().into_iter().flatten().collect();
+        let config = asked.for_all_rails()?;
+        let rail_of = |range: usize| rails.get(config.places.get(range)?.interface);
         let store = plugin.open_existing(&config.store)?;
         let of_node = |range| slice(&plugin, &config, range, store.as_ref());
         let slices = config.ranges.iter().map(of_node);
@@ -48,7 +51,10 @@ impl Explain {
         };
         let described = ranges.iter().zip(next).zip(&slices);
         let ranges: Vec<Value> = described
-            .map(|((range, next), slice)| describe(range, next, slice.as_ref()))
+            .enumerate()
+            .map(|(number, ((range, next), slice))| {
+                describe(range, next, slice.as_ref(), rail_of(number))
+            })
             .collect();
         let value = json!({
             "profile": if config.profile == Profile::Strict { "strict" } else { "compatible" },
@@ -209,7 +215,7 @@ fn unique(config: &Config) -> &'static str {
     }
 }
 
-fn describe(range: &Range, next: Value, slice: Option<&OfNode>) -> Value {
+fn describe(range: &Range, next: Value, slice: Option<&OfNode>, rail: Option<&u32>) -> Value {
     let (first, last) = range.window();
     let v4 = range.subnet().is_ipv4();
     let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();
@@ -224,6 +230,9 @@ fn describe(range: &Range, next: Value, slice: Option<&OfNode>) -> Value {
         map.extend(next);
         if let Some(slice) = slice {
             map.insert("slice".into(), json!(slice));
+        }
+        if let Some(rail) = rail {
+            map.insert("rail".into(), json!(rail));
         }
     }
     value
@@ -301,6 +310,9 @@ fn text(config: &Config, value: &Value) -> String {
             other => other.to_string(),
         };
         let gives = range["gives"].as_array().map_or(0, Vec::len);
+        if let Some(rail) = range.get("rail") {
+            out += &format!("rail {rail}, ");
+        }
         out += &format!(
             "range {}: {} addresses in {gives} parts\n",
             get("range"),

@@ -196,3 +196,69 @@ pub(super) fn assign(
     }
     Ok(asked)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Place;
+
+    #[test]
+    fn each_interface_has_its_addresses_and_the_routes_that_it_reaches() {
+        let route = |dst: &str, gw: Option<&str>| {
+            Route::via(dst.parse().unwrap(), gw.map(|gw| gw.parse().unwrap()))
+        };
+        let text = serde_json::json!({"name": "a", "ipam": {"type": "rdma-ipam", "ranges": {
+            "0": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}], "1": {"range": "10.1.0.0/24"}}}});
+        let network = cni_wire::NetworkConfig::parse(text.to_string().as_bytes()).unwrap();
+        let flat = cni_wire::Section::absent("");
+        let config = Config::read(&network, &flat, &node::policy::Policy::default()).unwrap();
+        let config = config.for_rails(&[0, 1]).unwrap();
+        assert_eq!(
+            config.places[2],
+            Place {
+                interface: 1,
+                nth: 0
+            }
+        );
+        let ip = |address: &str| IpConfig {
+            address: address.parse().unwrap(),
+            gateway: None,
+            interface: None,
+        };
+        let all = CniResult {
+            ips: ["10.0.0.7/24", "fd00::7/64", "10.1.0.7/24", "192.0.2.9/32"]
+                .map(ip)
+                .to_vec(),
+            routes: vec![
+                route("10.0.0.0/8", None),
+                route("10.9.0.0/16", Some("10.1.0.1")),
+                route("10.8.0.0/16", Some("192.0.2.254")),
+                route("fd00::/16", None),
+            ],
+            ..CniResult::default()
+        };
+        let shown: Vec<(Vec<String>, Vec<String>)> = by_interface(&config, all, 2)
+            .iter()
+            .map(|one| {
+                let ips = one.ips.iter().map(|ip| ip.address.to_string());
+                let routes = one.routes.iter().map(|route| route.dst.to_string());
+                (ips.collect(), routes.collect())
+            })
+            .collect();
+        let texts = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            shown,
+            [
+                (
+                    // What was asked for besides is the first's.
+                    texts(&["10.0.0.7/24", "fd00::7/64", "192.0.2.9/32"]),
+                    texts(&["10.0.0.0/8", "10.8.0.0/16", "fd00::/16"]),
+                ),
+                (
+                    texts(&["10.1.0.7/24"]),
+                    texts(&["10.0.0.0/8", "10.9.0.0/16", "10.8.0.0/16"]),
+                ),
+            ]
+        );
+    }
+}

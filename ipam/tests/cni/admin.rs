@@ -895,6 +895,35 @@ fn explain_reads_lists_and_network_attachment_definitions() {
 }
 
 #[test]
+fn explain_names_the_rail_of_each_range() {
+    let place = Place::new();
+    let file = place.path().join("network");
+    let ranges = json!({
+        "3": [{"range": "10.3.0.0/24", "gateway": "10.3.0.1"}, {"range": "fd03::/64"}],
+        "0": {"range": "10.0.0.0/24"},
+    });
+    let config = network("rdma-ipam", json!({"ranges": ranges}));
+    std::fs::write(&file, config.to_string()).unwrap();
+    let answer = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+    let shown: Vec<Value> = answer.document["ranges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|range| json!([range["rail"], range["next"]]))
+        .collect();
+    let expected = [
+        json!([0, "10.0.0.1"]),
+        json!([3, "10.3.0.2"]),
+        json!([3, "fd03::1"]),
+    ];
+    assert_eq!(shown, expected, "{answer:?}");
+    // One interface is on no rail.
+    let (code, message) = place.add(&Attachment::new("c1"), &config).error();
+    assert!(code == 7 && message.contains("ipam.ranges"), "{message}");
+    assert!(place.call("STATUS", &Attachment::new("c1"), &config).ok());
+}
+
+#[test]
 fn edited_exclusions_leave_one_pool_with_each_lease_once() {
     let place = Place::new();
     let excluding = |exclude: &str| {
