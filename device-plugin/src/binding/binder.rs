@@ -172,7 +172,7 @@ impl Binder {
         }
         let slots = pools_of(units, &report);
         let (places, owner, of_sandbox) = (self.places.clone(), pod.clone(), sandbox.clone());
-        let wanted: BTreeSet<String> = slots.iter().flat_map(|one| slots_of(one)).collect();
+        let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
         let read = move || kept_and_taken(&places, &owner, of_sandbox.as_deref(), &wanted);
         let (bindings, mut taken) = blocking(read).await??;

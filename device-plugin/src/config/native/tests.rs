@@ -453,7 +453,10 @@ fn late_binding_has_its_own_keys() {
             "mode: shared\nenvironment: true",
             "environment belongs to binding late",
         ),
-        ("mode: exclusive\nbinding: soon", "expected one of early, late"),
+        (
+            "mode: exclusive\nbinding: soon",
+            "expected one of early, late",
+        ),
     ] {
         let refused = parse(&pool(&format!("{keys}\n{select}"))).unwrap_err();
         let refused = refused.to_string();

@@ -27,6 +27,7 @@ fn record() -> Record {
         hcas: Vec::new(),
         child: None,
         rdma: Vec::new(),
+        slots: Vec::new(),
         rules: Vec::new(),
         ipam: None,
     }
