@@ -244,15 +244,20 @@ fn held(answers: &Answers) -> String {
 
 /// Slots that are bound, with the GPUs that each HCA serves; and how well each pod is off.
 fn bindings(daemon: &Value) -> String {
+    let of_pod = |one: &Value, key: &str| one.pointer(&format!("/pod/{key}")).cloned();
     let alignment = |one: &Value| {
         let of_pod = daemon["alignment"].as_array()?.iter().find(|pod| {
             pod["resource"] == one["resource"]
-                && pod.get("namespace") == one.pointer("/pod/namespace")
-                && pod.get("pod") == one.pointer("/pod/name")
+                && Some(&pod["namespace"]) == of_pod(one, "namespace").as_ref()
+                && Some(&pod["pod"]) == of_pod(one, "name").as_ref()
         })?;
         let worst = of_pod["worst"].as_str()?;
         let score = of_pod["score"].as_f64()?;
         Some(format!("{worst} {:.0} %", score * 100.0))
+    };
+    let pod = |one: &Value| {
+        let word = |key: &str| of_pod(one, key).map_or_else(|| "-".into(), |name| text(&name));
+        format!("{}/{}", word("namespace"), word("name"))
     };
     let bindings = daemon["bindings"].as_array().into_iter().flatten();
     let rows: Vec<Vec<String>> = bindings
@@ -261,12 +266,8 @@ fn bindings(daemon: &Value) -> String {
             let gpus: Vec<String> = gpus
                 .map(|gpu| format!("{} {}", text(&gpu["gpu"]), text(&gpu["class"])))
                 .collect();
-            let of_pod = |key: &str| {
-                let value = one.get("pod").and_then(|pod| pod.get(key));
-                text(value.unwrap_or(&Value::Null))
-            };
             vec![
-                cell(&format!("{}/{}", of_pod("namespace"), of_pod("name"))),
+                cell(&pod(one)),
                 text(&one["container"]),
                 text(&one["unit"]),
                 text(&one["hca"]),
