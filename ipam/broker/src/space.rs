@@ -80,6 +80,8 @@ pub struct Timing {
     pub sweep: Duration,
     /// How long a space that comes after a store of whereabouts' objects waits for that store's ADDs.
     pub settle: Duration,
+    /// How long it is believed what is leased in the store before.
+    pub reread: Duration,
     /// How long an event of an object that this node removed may come late.
     pub late_events: Duration,
 }
@@ -97,6 +99,7 @@ impl Default for Timing {
             agreed: Duration::from_secs(60),
             sweep: Duration::from_secs(3600),
             settle: Duration::from_secs(30),
+            reread: Duration::from_secs(300),
             late_events: Duration::from_secs(3600),
         }
     }
@@ -349,7 +352,7 @@ impl Worker {
             static_networks: store.static_networks,
             before: store
                 .before
-                .map(|before| Before::new(before, !grants.blocks.is_empty())),
+                .map(|before| Before::new(before, grants.networks())),
             directory,
             grants,
             own: BTreeMap::new(),
@@ -487,23 +490,22 @@ impl Worker {
 
     async fn background(&mut self) -> Result<(), String> {
         self.settle().await.map_err(|error| error.to_string())?;
-        // Blocks that are granted are cared for, whatever the store before says.
+        // Blocks that the node has are cared for, though it cannot get another one.
         let before = self.refresh_before().await;
         self.grant_all().map_err(|error| error.to_string())?;
         let store = self.open_store().map_err(|error| error.to_string())?;
-        self.adopt(store.as_ref()).await?;
+        let adopted = self.adopt(store.as_ref()).await;
         self.refresh(store.as_ref())
             .map_err(|error| error.to_string())?;
         self.deny_ends().await;
         self.return_foreign()
             .await
             .map_err(|error| error.to_string())?;
-        self.claim_ahead()
-            .await
-            .map_err(|failure| failure.message)?;
+        let ahead = self.claim_ahead().await;
         self.give_spare().await.map_err(|error| error.to_string())?;
         self.note_usage().await.map_err(|error| error.to_string())?;
-        before.map_err(|error| self.unread_before(&error))
+        adopted?;
+        ahead.and(before).map_err(|failure| failure.message)
     }
 
     /// The local store, opened anew: a directory that was open may be another one by now.

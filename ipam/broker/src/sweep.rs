@@ -78,8 +78,11 @@ async fn round(shared: &Shared) -> Result<(), ApiError> {
         if nodes.is_none() {
             nodes = Some(list_nodes(shared).await?);
         }
-        if let Some(nodes) = &nodes {
-            sweep(shared, &object, nodes, now).await?;
+        // One space with an object that cannot be changed does not keep the others from being swept.
+        if let Some(nodes) = &nodes
+            && let Err(error) = sweep(shared, &object, nodes, now).await
+        {
+            tracing::warn!(space = %object.space(), %error, "cannot sweep an address space");
         }
     }
     Ok(())

@@ -5,20 +5,22 @@
 //! have of the space's network name, and goes into the grants ([`ipam::grants::Grant::except`]).
 //!
 //! # Why no address is given twice
-//! Networks change to the new store at one time for the cluster, when their object is changed. An ADD
-//! that had read the old one may still be on its way, on any node. So a broker that gives the first
-//! block of a space waits for [`Timing::settle`], longer than such an ADD takes, before it reads the old
-//! store and grants a block; until then ADDs are told to try again. From there on leases of the old
-//! store only end. A space that this node has blocks of has waited already.
+//! A network changes to the new store at one time for the cluster, when its object is changed; other
+//! networks of the space may change later. An ADD that had read the old object may still be on its way,
+//! on any node. So a broker that gives the first block of a range waits for [`Timing::settle`], longer
+//! than such an ADD takes, before it reads the old store and grants the block; until then ADDs are told
+//! to try again. From there on leases of the old store in the range only end. A range that the node had
+//! a block of when the broker started has waited already. Networks whose ranges have addresses in common
+//! change together.
 //!
 //! Whoever changes a network back to the old store, while pods have leases of the new one, takes
-//! addresses that are in use: that store does not look here.
+//! addresses that are in use: that store does not look here. When leases come in a range that has
+//! waited, the range waits again before it gets another block.
 //!
 //! [`Timing::settle`]: super::Timing::settle
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ipam::whereabouts::{address_of_reservation, network_name_of_pool, pool_name};
 use ipnetwork::IpNetwork;
@@ -26,12 +28,9 @@ use node_wire::{Failure, FailureKind};
 use tokio::time::Instant;
 
 use super::claim::RangeKey;
-use super::{Worker, failure};
+use super::{Worker, failure, size};
 use crate::api::ApiError;
 use crate::api::whereabouts::{Objects, PoolObject};
-
-/// How often it is read which leases ended, as long as there are some in this node's blocks.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The store that a space's networks used before.
 #[derive(Debug, Clone)]
@@ -46,24 +45,45 @@ pub struct StoreBefore {
 #[derive(Debug)]
 pub(super) struct Before {
     store: StoreBefore,
-    /// Since when the space waits for ADDs of the old store to end; `None` before the first question.
-    waits_since: Option<Instant>,
-    /// Whether it waited.
-    is_settled: bool,
+    /// Blocks that the node had when the broker started: whole ones are of ranges that waited.
+    blocks: Vec<IpNetwork>,
+    /// Since when a range waits for ADDs of the old store to end.
+    waits: BTreeMap<RangeKey, Instant>,
+    /// Ranges that waited, and were read behind that.
+    settled: BTreeSet<RangeKey>,
     read: Option<Instant>,
     leases: BTreeSet<IpAddr>,
 }
 
 impl Before {
-    /// Of a space of which the node has blocks, or not yet.
-    pub(super) fn new(store: StoreBefore, has_blocks: bool) -> Self {
+    /// Of a space of which the node has blocks.
+    pub(super) fn new(store: StoreBefore, blocks: Vec<IpNetwork>) -> Self {
         Self {
             store,
-            waits_since: None,
-            is_settled: has_blocks,
+            blocks,
+            waits: BTreeMap::new(),
+            settled: BTreeSet::new(),
             read: None,
             leases: BTreeSet::new(),
         }
+    }
+
+    /// What was read just now. A range that waited gets leases only from networks that are of the old
+    /// store still, or again.
+    fn take(&mut self, leases: BTreeSet<IpAddr>) {
+        let is_first = self.read.is_none();
+        let came = leases.difference(&self.leases).filter(|_| !is_first);
+        for address in came {
+            self.settled.retain(|range| !range.has(*address));
+            self.blocks.retain(|block| !block.contains(*address));
+        }
+        self.leases = leases;
+        self.read = Some(Instant::now());
+    }
+
+    fn has_waited(&self, range: &RangeKey) -> bool {
+        let is_whole = |block: &IpNetwork| range.within(*block) == u128::from(size(*block));
+        self.settled.contains(range) || self.blocks.iter().any(is_whole)
     }
 
     fn within(&self, network: IpNetwork) -> impl Iterator<Item = &IpAddr> {
@@ -72,77 +92,82 @@ impl Before {
 }
 
 impl Worker {
-    /// Refuses to claim until leases of the store before are known to be all there.
-    pub(super) async fn settle_before(&mut self) -> Result<(), Failure> {
+    /// Refuses to claim for a range until its leases of the store before are known to be all there.
+    pub(super) async fn settle_before(&mut self, range: &RangeKey) -> Result<(), Failure> {
+        self.read_old_before().await?;
+        let settle = self.shared.timing.settle;
         let Some(before) = &mut self.before else {
             return Ok(());
         };
-        if !before.is_settled {
-            let since = *before.waits_since.get_or_insert_with(Instant::now);
-            let left = self.shared.timing.settle.saturating_sub(since.elapsed());
-            if !left.is_zero() {
-                let why = format!(
-                    "{} comes after store {:?}, which may have ADDs on their way: this node gives the first \
-                     addresses in {} s",
-                    self.space,
-                    before.store.name,
-                    left.as_secs() + 1
-                );
-                return Err(Failure::new(FailureKind::ClusterUnavailable, why));
-            }
-            before.is_settled = true;
-            before.read = None;
+        if before.has_waited(range) {
+            return Ok(());
         }
-        self.read_before().await.map_err(|error| {
-            let failure = failure(&error);
-            Failure::new(failure.kind, self.unread_before(&error))
-        })
+        let since = *before
+            .waits
+            .entry(range.clone())
+            .or_insert_with(Instant::now);
+        let left = settle.saturating_sub(since.elapsed());
+        if !left.is_zero() {
+            let why = format!(
+                "{} comes after store {:?}, which may have ADDs on their way: this node gives the first \
+                 addresses of the range in {} s",
+                self.space,
+                before.store.name,
+                left.as_secs() + 1
+            );
+            return Err(Failure::new(FailureKind::ClusterUnavailable, why));
+        }
+        self.read_before().await?;
+        if let Some(before) = &mut self.before {
+            before.waits.remove(range);
+            before.settled.insert(range.clone());
+        }
+        Ok(())
     }
 
     /// That the leases of the store before cannot be read.
-    pub(super) fn unread_before(&self, error: &ApiError) -> String {
+    fn unread_before(&self, error: &ApiError) -> String {
         let store = &self.space.store;
         format!(
             "cannot read the leases of the store before (stores.{store}.after of the policy): {error}"
         )
     }
 
-    /// Reads the leases of the store before, unless they are known.
-    async fn read_before(&mut self) -> Result<(), ApiError> {
-        let Some(before) = self.before.as_mut().filter(|before| before.read.is_none()) else {
-            return Ok(());
-        };
-        let name = self.space.network_name.as_deref();
-        let objects = &before.store.objects;
-        let mut leases = BTreeSet::new();
-        objects
-            .each_pool(|pool| leases.extend(leases_of(&pool, name)))
-            .await?;
-        objects
-            .each_reservation_name(|reservation| {
-                leases.extend(address_of_reservation(&reservation, name));
-            })
-            .await?;
-        before.leases = leases;
-        before.read = Some(Instant::now());
-        Ok(())
-    }
-
-    /// Reads which leases of the store before ended, if any are in this node's blocks.
-    pub(super) async fn refresh_before(&mut self) -> Result<(), ApiError> {
-        let has_exceptions = self.grants.blocks.iter().any(|one| !one.except.is_empty());
+    /// Reads the leases of the store before. Those that were known stay so where that fails.
+    async fn read_before(&mut self) -> Result<(), Failure> {
         let Some(before) = &mut self.before else {
             return Ok(());
         };
-        let is_old = |read: Instant| read.elapsed() >= REFRESH_INTERVAL;
-        if has_exceptions && before.read.is_some_and(is_old) {
-            before.read = None;
+        let name = self.space.network_name.as_deref();
+        match leases(&before.store.objects, name).await {
+            Ok(leases) => {
+                before.take(leases);
+                Ok(())
+            }
+            Err(error) => {
+                let failure = failure(&error);
+                Err(Failure::new(failure.kind, self.unread_before(&error)))
+            }
         }
-        // Without blocks nobody asks, and the first question reads.
-        if !self.own.is_empty() {
-            self.read_before().await?;
+    }
+
+    /// The same, if that was long ago.
+    async fn read_old_before(&mut self) -> Result<(), Failure> {
+        let reread = self.shared.timing.reread;
+        let read = self.before.as_ref().and_then(|before| before.read);
+        match read {
+            Some(read) if read.elapsed() < reread => Ok(()),
+            _ => self.read_before().await,
         }
-        Ok(())
+    }
+
+    /// Reads which leases of the store before ended, if this node has blocks. Without, the next question
+    /// reads.
+    pub(super) async fn refresh_before(&mut self) -> Result<(), Failure> {
+        match self.own.is_empty() {
+            true => Ok(()),
+            false => self.read_old_before().await,
+        }
     }
 
     /// Whether it is known which addresses of a block are leased in the store before.
@@ -167,6 +192,21 @@ impl Worker {
         range.within(block).saturating_sub(leased.count() as u128)
     }
 
+    /// How many addresses of a range are leased in the store before, for people.
+    pub(super) fn explain_before(&self, range: &RangeKey) -> String {
+        let Some(before) = &self.before else {
+            return String::new();
+        };
+        let leases = before.leases.iter();
+        match leases.filter(|address| range.has(**address)).count() {
+            0 => String::new(),
+            leased => format!(
+                ", {leased} of its addresses are leased in store {:?}",
+                before.store.name
+            ),
+        }
+    }
+
     /// Refuses an address that is leased in the store before.
     pub(super) fn check_before(&self, address: IpAddr) -> Result<(), Failure> {
         match &self.before {
@@ -181,6 +221,24 @@ impl Worker {
             _ => Ok(()),
         }
     }
+}
+
+/// The addresses that are leased under a network name. A lease is in its pool; a reservation alone is
+/// one that is about to come or to go.
+async fn leases(
+    objects: &Objects,
+    network_name: Option<&str>,
+) -> Result<BTreeSet<IpAddr>, ApiError> {
+    let mut leases = BTreeSet::new();
+    objects
+        .each_pool(|pool| leases.extend(leases_of(&pool, network_name)))
+        .await?;
+    objects
+        .each_reservation_name(|reservation| {
+            leases.extend(address_of_reservation(&reservation, network_name));
+        })
+        .await?;
+    Ok(leases)
 }
 
 /// The addresses of a pool, if it is of a network name.

@@ -278,7 +278,7 @@ impl Worker {
         effort: Effort,
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
-        self.settle_before().await?;
+        self.settle_before(range).await?;
         self.agree().await?;
         self.grant_claimed_before()?;
         let blocks = self.blocks_of(range);
@@ -321,7 +321,7 @@ impl Worker {
         if effort == Effort::Free {
             return Ok(None);
         }
-        let got = self.claim_of_others(&blocks, deadline).await;
+        let got = self.claim_of_others(range, &blocks, deadline).await;
         if let Err(failure) = &got
             && failure.kind == FailureKind::Exhausted
         {
@@ -338,7 +338,7 @@ impl Worker {
         single: bool,
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
-        self.settle_before().await?;
+        self.settle_before(range).await?;
         self.check_before(address)?;
         self.agree().await?;
         self.grant_claimed_before()?;
@@ -697,6 +697,7 @@ impl Worker {
     /// A block of a node that is gone, or that its node gives back when asked.
     async fn claim_of_others(
         &mut self,
+        range: &RangeKey,
         blocks: &Blocks,
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
@@ -717,7 +718,8 @@ impl Worker {
             }
             split += usize::from(object.spec.split);
             // What is not well named is not believed.
-            if let Some(node) = object.node().filter(|_| object.is_well_named()) {
+            let is_of_use = object.is_well_named() && self.room(range, network) > 0;
+            if let Some(node) = object.node().filter(|_| is_of_use) {
                 let used = object.status.map_or(0, |status| status.used);
                 seen.push(Seen { object, node, used });
             }
@@ -727,10 +729,14 @@ impl Worker {
             .await
             .map_err(api)?;
         let is_block = |cell: IpNetwork| blocks.around(cell.network()) == Some(cell);
-        let empty = cells.steps();
-        let empty = empty.filter(|(cell, _)| is_block(cell.spec.block));
+        let empty: Vec<(&BlockObject, CellStep)> = cells
+            .steps()
+            .filter(|(cell, _)| is_block(cell.spec.block))
+            .filter(|(cell, _)| self.room(range, cell.spec.block) > 0)
+            .take(MOST_DRAWN)
+            .collect();
         let mut closed = 0usize;
-        for (cell, step) in empty.take(MOST_DRAWN) {
+        for (cell, step) in empty {
             self.shared.step_cell(cell, step).await.map_err(api)?;
             if step == CellStep::Remove
                 && let Attempt::Got = self.attempt(cell.spec.block).await?
@@ -818,7 +824,7 @@ impl Worker {
             }
         }
         if !asked.is_empty()
-            && let Some(block) = self.await_return(&asked, blocks, deadline).await?
+            && let Some(block) = self.await_return(range, &asked, blocks, deadline).await?
         {
             return Ok(block);
         }
@@ -838,6 +844,7 @@ impl Worker {
         if closed > 0 {
             why += &format!("; {closed} of these have no address in use and can be had next");
         }
+        why += &self.explain_before(range);
         if let Some(until) = rests {
             why += &format!(", the first one of a node that is gone rests until {until}");
         } else if marked > 0 {
@@ -854,6 +861,7 @@ impl Worker {
     /// they may be of ranges with room. The mark stays, and the runtime asks again.
     async fn await_return(
         &mut self,
+        range: &RangeKey,
         asked: &[IpNetwork],
         blocks: &Blocks,
         deadline: Instant,
@@ -867,7 +875,9 @@ impl Worker {
             let names = self.shared.client.block_names(&self.space).await;
             let names = names.map_err(|e| failure(&e))?;
             let taken = |block: IpNetwork| {
-                self.is_own(block) || names.contains(&self.space.block_name(block))
+                self.is_own(block)
+                    || self.room(range, block) == 0
+                    || names.contains(&self.space.block_name(block))
             };
             let free = asked.iter().copied().find(|block| !taken(*block));
             let Some(block) = free.or_else(|| choice::draw(blocks, taken, random64)) else {

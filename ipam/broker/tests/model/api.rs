@@ -301,6 +301,14 @@ impl State {
                 "test",
                 rest @ ..,
             ] => rest,
+            [
+                "apis",
+                "whereabouts.cni.cncf.io",
+                "v1alpha1",
+                "namespaces",
+                "kube-system",
+                rest @ ..,
+            ] => rest,
             _ => return refused(404, ""),
         };
         let key = |kind: &str, name: &str| (kind.to_owned(), name.to_owned());

@@ -7,9 +7,7 @@ use ipnetwork::IpNetwork;
 use node_wire::FailureKind;
 use serde_json::json;
 
-use super::{Api, Fault, Machine, check, on_one_thread};
-
-const LATE: Duration = Duration::from_secs(20);
+use super::{Api, Fault, LATE, Machine, check, on_one_thread};
 
 async fn started(api: &Api, number: usize) -> Machine {
     let mut machine = Machine::new(number);

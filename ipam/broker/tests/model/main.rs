@@ -8,6 +8,7 @@
     reason = "every line here is a test, which clippy cannot see in functions of their own"
 )]
 
+mod after;
 mod api;
 mod faults;
 
@@ -38,6 +39,7 @@ const RANGE: &str = "10.7.0.0/26";
 /// A part of it that is cut into single addresses.
 const SMALL_RANGE: &str = "10.7.0.16/29";
 const NODES: usize = 3;
+const LATE: Duration = Duration::from_secs(20);
 
 /// A machine: its files outlive its broker, and even its Node object.
 struct Machine {
@@ -89,6 +91,7 @@ impl Machine {
                 agreed: Duration::from_millis(50),
                 sweep: Duration::from_millis(150),
                 settle: Duration::from_millis(100),
+                reread: Duration::from_millis(400),
                 late_events: Duration::from_secs(60),
             },
             running: None,

@@ -1,0 +1,163 @@
+//! Blocks that come after whereabouts' objects: what is leased there is not given.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipam::whereabouts::pool_name;
+use node::policy::{Store as StorePolicy, StoreBounds, StoreKind};
+use node_wire::FailureKind;
+use serde_json::{Value, json};
+
+use super::{Api, LATE, Machine, check, on_one_thread};
+
+fn after(api: &Api, number: usize) -> Machine {
+    let mut machine = Machine::new(number);
+    let before = StorePolicy {
+        directory: PathBuf::new(),
+        kind: StoreKind::Whereabouts {
+            namespace: "kube-system".into(),
+        },
+        bounds: StoreBounds::default(),
+    };
+    machine.policy.stores.insert("before".into(), before);
+    let store = machine.policy.stores.get_mut("default").unwrap();
+    if let StoreKind::Kubernetes { after, .. } = &mut store.kind {
+        *after = Some("before".into());
+    }
+    api.add_node(&machine.name);
+    machine
+}
+
+/// Leases of a range in the store before, by the distance to its network address; `false` ends one.
+fn lease_before(api: &Api, range: &str, leases: impl IntoIterator<Item = (u32, bool)>) {
+    let leases = leases.into_iter().map(|(offset, is_there)| {
+        let lease = json!({"id": "c", "podref": "default/old", "ifname": "net1"});
+        (
+            offset.to_string(),
+            if is_there { lease } else { Value::Null },
+        )
+    });
+    let leases: serde_json::Map<String, Value> = leases.collect();
+    let pool = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "spec": {"range": range, "allocations": leases}});
+    let name = pool_name(range.parse().unwrap(), None);
+    api.write("ippools", &name, &pool);
+}
+
+/// One address of a range, when the node has waited.
+async fn add_after(machine: &mut Machine, range: &str) -> u8 {
+    let deadline = tokio::time::Instant::now() + LATE;
+    loop {
+        if let Ok(address) = machine.add_of(range).await {
+            return address
+                .to_string()
+                .rsplit('.')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "no address of {range}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn each_range_waits_and_is_read_when_it_comes_to_blocks() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        one.start(&api);
+        add_after(&mut one, "10.7.0.0/26").await;
+        // Another network is still of the store before, and comes to blocks later.
+        lease_before(&api, "10.8.0.0/26", (1..61).map(|offset| (offset, true)));
+        let refused = one.add_of("10.8.0.0/26").await;
+        assert_eq!(refused, Err(FailureKind::ClusterUnavailable));
+        // An ADD that was on its way.
+        lease_before(&api, "10.8.0.0/26", [(61, true)]);
+        assert_eq!(add_after(&mut one, "10.8.0.0/26").await, 62);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn networks_that_went_back_to_the_store_before_can_come_again() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        one.start(&api);
+        add_after(&mut one, "10.7.0.16/29").await;
+        one.del(0);
+        let deadline = tokio::time::Instant::now() + LATE;
+        while !one.granted().is_empty() {
+            assert!(tokio::time::Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        lease_before(&api, "10.7.0.16/29", (1..5).map(|offset| (offset, true)));
+        tokio::time::sleep(one.timing.reread).await;
+        let refused = one.add_of("10.7.0.16/29").await;
+        assert_eq!(refused, Err(FailureKind::ClusterUnavailable));
+        lease_before(&api, "10.7.0.16/29", [(5, true)]);
+        assert_eq!(add_after(&mut one, "10.7.0.16/29").await, 22);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn addresses_whose_leases_ended_are_given_by_a_node_without_blocks() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        lease_before(&api, "10.7.0.0/26", (1..63).map(|offset| (offset, true)));
+        one.start(&api);
+        tokio::time::sleep(one.timing.settle).await;
+        for _ in 0..4 {
+            one.add().await.unwrap_err();
+            tokio::time::sleep(one.timing.settle / 2).await;
+        }
+        assert!(api.blocks().is_empty(), "{:?}", api.blocks());
+        lease_before(&api, "10.7.0.0/26", [(40, false)]);
+        assert_eq!(add_after(&mut one, "10.7.0.0/26").await, 40);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_block_whose_addresses_are_all_leased_is_no_answer_to_who_asks_others() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        one.start(&api);
+        // The first eight blocks of 16.
+        lease_before(&api, "10.7.0.0/26", (1..32).map(|offset| (offset, true)));
+        add_after(&mut one, "10.7.0.0/26").await;
+        while one.pods.len() < 31 {
+            let _ = one.add().await;
+        }
+        let mut two = after(&api, 2);
+        two.start(&api);
+        let mut refused = two.ask(&super::range(super::RANGE)).await.unwrap_err();
+        let deadline = tokio::time::Instant::now() + LATE;
+        while refused.kind != FailureKind::Exhausted {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{}",
+                refused.message
+            );
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            refused = two.ask(&super::range(super::RANGE)).await.unwrap_err();
+        }
+        assert!(
+            refused
+                .message
+                .contains("31 of its addresses are leased in store \"before\""),
+            "{}",
+            refused.message
+        );
+        assert_eq!(two.granted(), []);
+        check(&[one, two]);
+    });
+}
