@@ -135,12 +135,14 @@ fn each_containers_own_gpus_are_served_by_its_own_slots() {
     }
 }
 
+/// GPUs, NICs in all, those that are free, those that must be among the chosen, the chosen.
+type Vector<'a> = (&'a [usize], u32, Vec<usize>, &'a [usize], &'a [usize]);
+
 #[test]
 fn the_seeds_selection_vectors_hold() {
     let machine = scan(machine::a4);
     let hcas = all(&machine);
     let range = |from: usize, to: usize| (from..=to).collect::<Vec<_>>();
-    type Vector<'a> = (&'a [usize], u32, Vec<usize>, &'a [usize], &'a [usize]);
     let cases: [Vector<'_>; 19] = [
         (&[0], 1, range(0, 7), &[], &[0]),
         (&[7], 1, range(0, 7), &[], &[7]),
