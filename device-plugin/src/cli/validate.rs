@@ -27,7 +27,7 @@ pub(super) struct Validate {
     config_file: Option<PathBuf>,
     /// Read an operator's `NicClusterPolicy` ("kubectl get nicclusterpolicies -o yaml"), "-" for
     /// standard input, and print values for our chart
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config_file", "on_host"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "on_host"])]
     from_nic_cluster_policy: Option<PathBuf>,
     /// Scan this host's hardware, too: which HCAs each pool has here
     #[arg(long)]

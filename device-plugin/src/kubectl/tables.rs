@@ -117,7 +117,8 @@ fn topology(document: &Value) -> Vec<Vec<String>> {
             .filter_map(|nic| usize::try_from(nic.as_u64()?).ok())
             .collect();
         let class = near.first().and_then(|nic| {
-            let distance = document["distances"]["gpuNic"].get(index)?.get(*nic)?;
+            let distances = document.pointer("/distances/gpuNic")?;
+            let distance = distances.get(index)?.get(*nic)?;
             Some(word(&distance["class"]))
         });
         let names = near
