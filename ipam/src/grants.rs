@@ -29,9 +29,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest, with all of 16
+/// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest, with all of 64
 /// addresses excepted.
-const MAX_BYTES: u64 = 1 << 22;
+const MAX_BYTES: u64 = 1 << 24;
 /// The most blocks that a node may have in one address space.
 pub const MAX_BLOCKS: usize = 4096;
 const VERSION: u64 = 1;
@@ -134,10 +134,14 @@ impl Grants {
     /// Replaces those of a space, durably.
     ///
     /// # Errors
-    /// What the kernel said; the file is as it was.
+    /// What the kernel said, or it would be too long to be read again; the file is as it was.
     pub fn write(&self, directory: &Path, space: &AddressSpace) -> io::Result<()> {
         node::file::make_directories(directory)?;
         let text = serde_json::to_vec(self)?;
+        if text.len() as u64 > MAX_BYTES {
+            let why = format!("it would be longer than {MAX_BYTES} bytes");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
         node::file::replace(&directory.join(space.directory_name()), text)
     }
 
@@ -292,6 +296,22 @@ mod tests {
         grants.blocks = vec![longest; MAX_BLOCKS];
         grants.write(place.path(), &space).unwrap();
         assert_eq!(Grants::read(place.path(), &space).unwrap(), grants);
+    }
+
+    #[test]
+    fn what_would_be_too_long_to_be_read_is_not_written() {
+        let place = tempfile::tempdir().unwrap();
+        let space = AddressSpace::new("default", None);
+        let mut grants = granted(&space, &["fd00::/112"]);
+        grants.write(place.path(), &space).unwrap();
+        let before = grants.clone();
+        let first: u128 = 0xfd00_1111_2222_3333_4444_5555_6666_0000;
+        let all = (0..1 << 16).map(|at| std::net::Ipv6Addr::from(first + at).into());
+        grants.blocks[0].except = all.collect();
+        grants.blocks = vec![grants.blocks[0].clone(); 8];
+        let error = grants.write(place.path(), &space).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(Grants::read(place.path(), &space).unwrap(), before);
     }
 
     #[test]
