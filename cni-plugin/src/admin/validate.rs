@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{policy_is_there, say, say_json};
 use crate::{
     command::status,
-    config::Config,
+    config::{Config, Devices},
     error::Error,
     plan,
     resolve::{self, Requested},
@@ -157,7 +157,7 @@ impl Validate {
                 let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
                 let read = own.config(&request)?;
                 store_is_there(policy, &read.store)?;
-                let ranges = read.ranges.iter();
+                let ranges = read.all_ranges();
                 found
                     .ranges
                     .extend(ranges.map(|range| range.subnet().to_string()));
@@ -208,6 +208,7 @@ fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String
     let of = match (&config.master, by_unit) {
         (Some(master), _) if config.link_in_container => format!(" on the pod's {master}"),
         (Some(master), _) => format!(" on {master}"),
+        (None, true) if config.devices == Devices::All => " of all allocated units".to_owned(),
         (None, true) => " of the allocated unit".to_owned(),
         (None, false) => String::new(),
     };
@@ -371,6 +372,9 @@ mod tests {
         assert_eq!((name.as_str(), &found.errors), ("ml/rails", &Vec::new()));
         assert_eq!(found.attach.as_deref(), Some("move of the allocated unit"));
         assert_eq!(found.ranges, ["10.9.0.0/24"]);
+        let all = definition(with).replace("\"move\"", "\"move\", \"devices\": \"all\"");
+        let (_, found) = checked(&all).pop().unwrap();
+        assert_eq!(found.attach.as_deref(), Some("move of all allocated units"));
         let (_, found) = checked(&definition("")).pop().unwrap();
         assert!(found.errors[0].contains(RESOURCE_NAME), "{found:?}");
     }

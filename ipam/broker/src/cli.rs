@@ -39,7 +39,9 @@ struct Cli {
 /// What the broker and each command need.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The node's policy, which says which stores are Kubernetes', and where the node's state is
+    /// The node's policy
+    ///
+    /// It says which stores are Kubernetes', and where the node's state is.
     #[arg(
         long,
         global = true,
@@ -60,7 +62,7 @@ pub(crate) struct Global {
         default_value = "/"
     )]
     pub(crate) host_root: PathBuf,
-    /// Namespace of the blocks' objects [default: that of the service account, or of the context]
+    /// Namespace of the objects [default: that of the account or context]
     #[arg(long, global = true, value_name = "NAME", env = "RDMA_IPAM_NAMESPACE")]
     namespace: Option<String>,
     /// Kubeconfig with a token or client certificate [default: the pod's service account]
@@ -88,8 +90,9 @@ struct Service {
         value_parser = address
     )]
     metrics_addr: Vec<SocketAddr>,
-    /// Where the daemon of this node says how it is: what is wrong becomes events of the Node object
-    /// (kubectl describe node)
+    /// Where this node's daemon reports; faults become events of the Node
+    ///
+    /// kubectl describe node shows them.
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
