@@ -403,7 +403,7 @@ fn a_replaced_machines_blocks_are_not_lost() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 40, ..ProptestConfig::default() })]
     #[test]
     fn no_address_is_given_twice_and_none_is_lost(steps in proptest::collection::vec(step(), 1..80)) {
         on_one_thread(run(steps));
