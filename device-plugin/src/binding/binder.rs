@@ -153,14 +153,14 @@ impl Binder {
         let mut gpus = self.gate.lock().await;
         let BindQuestion { pod, sandbox, unit } = question;
         let units = self.pods.units(&pod).await?;
-        self.bind_pod(
-            &pod,
-            Some(sandbox),
-            std::slice::from_ref(&unit),
-            &units,
-            &mut gpus,
-        )
-        .await
+        let needed = std::slice::from_ref(&unit);
+        let bound = self.bind_pod(&pod, Some(sandbox), needed, &units, &mut gpus);
+        let bound = bound.await;
+        if bound.is_err() {
+            // What was refused may be mended by now: the runtime tries again soon.
+            self.triggers.send(Trigger::Binding);
+        }
+        bound
     }
 
     async fn bind_pod(
