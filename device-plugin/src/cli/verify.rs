@@ -1,6 +1,6 @@
 //! `rdma-device-plugin verify`: does RDMA work between two pods, and as fast as it should?
 
-use std::io::Write;
+use std::io::{IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -147,9 +147,12 @@ impl Verify {
             .enable_all()
             .build()
             .context("start")?;
-        // Not among what is printed: with --json that is one document.
+        // For a person who waits; a log or a program that reads both streams has no use for it.
+        let is_watched = std::io::stderr().is_terminal();
         let progress = |what: &str| {
-            let _ = writeln!(std::io::stderr().lock(), "running {what}");
+            if is_watched {
+                let _ = writeln!(std::io::stderr().lock(), "running {what}");
+            }
         };
         Ok(runtime.block_on(verify::climb(&plan, &progress)))
     }
