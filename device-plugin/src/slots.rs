@@ -1,5 +1,5 @@
-//! The units of a pool with late binding: which slots there are, and what the kubelet is told of
-//! each. Pure.
+//! The units of a pool with late binding: which slots there are, and the state of each that the
+//! daemon reports to the kubelet. Pure.
 //!
 //! A slot names no HCA. What the kubelet counts must be true all the same: on each NUMA node as many
 //! free and healthy slots as HCAs that are free and healthy. So slots and HCAs are matched one to
@@ -18,7 +18,7 @@ use crate::snapshot::{Health, Member};
 pub(crate) struct Slot {
     /// Its number, from 0.
     pub number: u32,
-    /// The NUMA node that the kubelet is told.
+    /// The NUMA node that the daemon reports to the kubelet.
     pub numa_node: Option<u32>,
     /// Whether the kubelet may allocate it.
     pub health: Health,

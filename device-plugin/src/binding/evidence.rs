@@ -1,9 +1,9 @@
-//! When a binding is over though nobody said so. Pure.
+//! When a binding ended without a DEL that reached this daemon. Pure.
 //!
 //! A binding is never freed for want of evidence. Of a pod with a network attachment the evidence is
 //! the CNI plugin's journal: a record was there and is not any more, so DEL has returned the
-//! devices. Of others it is the kubelet's list: it has the slot in another pod's hands, or in
-//! nobody's, twice.
+//! devices. Of others it is the kubelet's list: it shows the slot as allocated to another pod, or to
+//! none, twice.
 
 use std::collections::BTreeSet;
 

@@ -295,7 +295,7 @@ fn claimed(claim: &Claim, gpus: &Gpus) -> Meaning {
 impl Device<'_> {
     fn by_uuid(&self, uuid: &str) -> Meaning {
         let mut all = self.gpus.all.iter();
-        // A GPU that is not initialized has question marks for a UUID: that is nobody's name.
+        // A GPU that is not initialized has question marks for a UUID, which identify no GPU.
         let known = all.position(|gpu| !uuid.contains('?') && gpu.uuid.as_deref() == Some(uuid));
         known.map_or_else(
             || {

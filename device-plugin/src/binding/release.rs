@@ -1,9 +1,9 @@
 //! The loop that frees bindings of pods that ended without a DEL which reached this daemon, and
 //! removes CDI files that no binding has.
 //!
-//! What is to be freed was seen over in two rounds and did not change in between
+//! A binding is freed after two rounds showed that it ended, and it did not change in between
 //! ([`super::evidence`]). A CDI file without a binding is removed at once: its container must not
-//! start with nodes that are nobody's.
+//! start with device nodes that are not bound to its pod.
 
 use std::sync::Arc;
 use std::time::Duration;

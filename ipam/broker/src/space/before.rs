@@ -8,8 +8,8 @@
 //! A network changes to the new store at one time for the cluster, when its object is changed; other
 //! networks of the space may change later. An ADD that had read the old object may still be on its way,
 //! on any node. So a broker that gives the first block of a range waits for [`Timing::settle`], longer
-//! than such an ADD takes, before it reads the old store and grants the block; until then ADDs are told
-//! to try again. From there on leases of the old store in the range only end. A range that the node had
+//! than such an ADD takes, before it reads the old store and grants the block; until then ADDs
+//! get code 11. From there on leases of the old store in the range only end. A range that the node had
 //! a block of when the broker started has waited already. Networks whose ranges have addresses in common
 //! change together.
 //!

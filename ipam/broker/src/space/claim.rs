@@ -577,7 +577,7 @@ impl Worker {
         })
     }
 
-    /// Whether the cell of a single address is split, after it was made so if it was nobody's. Only a
+    /// Whether the cell of a single address is split, after splitting it if no node has it. Only a
     /// first look, which spares objects of addresses that cannot be had: [`Self::confirm_cell`] decides.
     async fn split_cell(&mut self, block: IpNetwork) -> Result<bool, Failure> {
         let Some(cell) = cell_of(block.network(), self.length) else {
@@ -619,7 +619,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// Whether a cell is split and open, after it was made so if it was nobody's or closed.
+    /// Whether a cell is split and open, after splitting it if no node has it, or opening it.
     async fn open_cell(&self, cell: IpNetwork) -> Result<bool, ApiError> {
         let client = &self.shared.client;
         let object = BlockObject::split(&self.space, cell, Timestamp::now());
