@@ -37,6 +37,9 @@ pub(super) struct Uninstall {
     run_dir: PathBuf,
     #[command(flatten)]
     node: super::NodePolicy,
+    /// Remove it: leases and journal do not come back
+    #[arg(long, required_unless_present = "dry_run", conflicts_with = "dry_run")]
+    yes: bool,
     /// Only say whether it would be refused
     #[arg(long)]
     dry_run: bool,
@@ -73,7 +76,7 @@ impl Uninstall {
             let _ = writeln!(std::io::stderr().lock(), "waiting: {refusal}");
             thread::sleep(RETRY_INTERVAL);
         }
-        if self.dry_run {
+        if !self.yes {
             return Ok(writeln!(out, "nothing on this node is in use")?);
         }
         let mut lines = String::new();

@@ -339,7 +339,7 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
         command.arg("--cdi-dir").arg(host.directory().join("cdi"));
         Ok(command.output()?)
     };
-    let output = uninstall(&[])?;
+    let output = uninstall(&["--yes"])?;
     let said = String::from_utf8(output.stderr)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
     ensure!(
@@ -354,13 +354,19 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
     call()
         .run("DEL", config.to_string().as_bytes())?
         .success()?;
+    let output = uninstall(&[])?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        output.status.code() == Some(2) && said.contains("--yes"),
+        "removed without a yes: {said}"
+    );
     let output = uninstall(&["--dry-run"])?;
     ensure!(output.status.success(), "{output:?}");
     ensure!(
         programs.join("rdma-netdev").exists(),
         "a dry run removed something"
     );
-    let output = uninstall(&[])?;
+    let output = uninstall(&["--yes"])?;
     let printed = String::from_utf8(output.stdout)?;
     ensure!(
         output.status.success(),
