@@ -317,8 +317,8 @@ pub struct Worker {
     asked: VecDeque<Asked>,
     /// Whether the API's list was read once.
     listed: bool,
-    /// Whether leases from before have their blocks, as far as they can.
-    adopted: bool,
+    /// When leases that are in no block of this node get theirs; `None` once all have.
+    adopt_at: Option<Instant>,
     /// When the space's object was found to agree with the policy.
     agreed: Option<Instant>,
     /// Cells that were found to be split.
@@ -362,7 +362,7 @@ impl Worker {
             lost: BTreeMap::new(),
             asked: VecDeque::new(),
             listed: false,
-            adopted: false,
+            adopt_at: Some(Instant::now()),
             agreed: None,
             split: std::collections::BTreeSet::new(),
             leftover: None,
@@ -417,7 +417,7 @@ impl Worker {
     /// events may come late.
     fn is_idle(&mut self) -> bool {
         let is_busy = !self.listed
-            || !self.adopted
+            || self.adopt_at.is_some()
             || !self.own.is_empty()
             || !self.grants.blocks.is_empty()
             || !self.foreign.is_empty()

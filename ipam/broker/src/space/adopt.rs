@@ -6,10 +6,12 @@
 //! such a block the address may be in use twice, as it was before: it is said, and counted as a
 //! conflict until its pod ends.
 //!
-//! It is done once in the life of a broker, after the API's first list: an ADD leases in the node's
-//! blocks only. A broker that is killed on its way begins again; a block that it had claimed is this
-//! node's.
+//! It is done when a broker starts, after the API's first list, and from then on only as often as the
+//! space is swept, while another node has such a block: its node may be gone by then. An ADD leases in
+//! the node's blocks only. A broker that is killed on its way begins again; a block that it had claimed
+//! is this node's.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipam::block::cell_of;
@@ -24,9 +26,11 @@ use super::claim::RangeKey;
 impl Worker {
     /// Claims the blocks of leases that are in none of this node's.
     pub(super) async fn adopt(&mut self, store: Option<&Store>) -> Result<(), String> {
-        if self.adopted {
+        if self.adopt_at.is_none_or(|at| at > Instant::now()) {
             return Ok(());
         }
+        let mut conflicts: BTreeMap<IpNetwork, usize> = BTreeMap::new();
+        let mut failed = false;
         let outside = match store {
             Some(store) => self.outside(store).map_err(|error| error.to_string())?,
             None => Vec::new(),
@@ -49,15 +53,17 @@ impl Worker {
                         "a lease from before is in a block that this node cannot have: a pod of another node may \
                          have the address, too; let the pod that has it here end"
                     );
+                    failed = true;
                     if let Some(cell) = cell_of(address, self.length) {
-                        // Counted anew as pods end.
-                        *self.lost.entry(cell).or_default() += 1;
+                        *conflicts.entry(cell).or_default() += 1;
                     }
                 }
                 Err(failure) => return Err(failure.message),
             }
         }
-        self.adopted = true;
+        // Counted anew as pods end.
+        self.lost.extend(conflicts);
+        self.adopt_at = failed.then(|| Instant::now() + self.shared.timing.sweep);
         Ok(())
     }
 

@@ -389,6 +389,12 @@ impl Worker {
                 if let Attempt::Got = self.take_over(&seen, deadline).await? {
                     return Ok(network);
                 }
+                // Another node takes it, or a sweep removes it: whose it is now is not known.
+                let why = format!(
+                    "AddressBlock {name} of node {} was changed by another node at the same time",
+                    seen.node.name
+                );
+                return Err(Failure::new(FailureKind::ClusterUnavailable, why));
             }
             Claim::Mark(why) => {
                 let marked = self.shared.mark_over(&seen.object, &why).await;
