@@ -41,11 +41,13 @@ const IFLA_LINK: u16 = 5;
 const IFLA_QDISC: u16 = 6;
 const IFLA_STATS: u16 = 7;
 const IFLA_MASTER: u16 = 10;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_STATS64: u16 = 23;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_EXT_MASK: u16 = 29;
+const IFLA_CARRIER: u16 = 33;
 const IFLA_CARRIER_CHANGES: u16 = 35;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_PROP_LIST: u16 = 52;
@@ -53,6 +55,9 @@ const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_CARRIER_UP_COUNT: u16 = 47;
 const IFLA_CARRIER_DOWN_COUNT: u16 = 48;
 const IFLA_INFO_KIND: u16 = 1;
+const IF_OPER_DOWN: u8 = 2;
+const IF_OPER_LOWERLAYERDOWN: u8 = 3;
+const IF_OPER_UP: u8 = 6;
 /// `VF`, without statistics.
 const EXT_MASK: u32 = 1 | 8;
 
@@ -63,7 +68,7 @@ const ATTRIBUTES: &[(u16, &str)] = &[
     (4, "mtu"),
     (IFLA_QDISC, "qdisc"),
     (13, "txqueuelen"),
-    (16, "operstate"),
+    (IFLA_OPERSTATE, "operstate"),
     (17, "linkmode"),
     (IFLA_LINKINFO, "linkinfo"),
     (IFLA_IFALIAS, "alias"),
@@ -71,7 +76,7 @@ const ATTRIBUTES: &[(u16, &str)] = &[
     (30, "promiscuity"),
     (31, "tx queues"),
     (32, "rx queues"),
-    (33, "carrier"),
+    (IFLA_CARRIER, "carrier"),
     (39, "protodown"),
     (40, "gso_max_segs"),
     (41, "gso_max_size"),
@@ -97,11 +102,29 @@ const SHOWN_BY_IP: &str = "\
 
 /// The state of a namespace: links, addresses, routes of all tables, rules, nexthop objects,
 /// permanent and proxy neighbours, multicast memberships, queueing disciplines, filters,
-/// features and sysctls.
+/// features and sysctls. Read once the kernel has settled carriers and addresses, or has not in
+/// [`SETTLE_TIMEOUT`].
 ///
 /// # Errors
 /// `ip` or the kernel failed.
 pub fn state(netns: &Netns) -> Result<State> {
+    let started = Instant::now();
+    loop {
+        let read = read(netns)?;
+        if read.settled || started.elapsed() > SETTLE_TIMEOUT {
+            return Ok(read.state);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+struct Read {
+    state: State,
+    /// Nothing of it is about to change by itself.
+    settled: bool,
+}
+
+fn read(netns: &Netns) -> Result<Read> {
     let (mut state, links, text) = netns.enter(|| {
         let mut ip = Command::new("ip");
         let answer = bounded(ip.args(["-o", "-batch", "-"]), SHOWN_BY_IP.as_bytes())?;
@@ -130,7 +153,7 @@ pub fn state(netns: &Netns) -> Result<State> {
         }
     }
     order_of_addresses(&text, &mut state);
-    for link in with_filters(&state, &links) {
+    for link in with_filters(&state, &links.names) {
         for parent in ["root", "ingress", "egress"] {
             let shown = run(Command::new("tc").args([
                 "-netns",
@@ -147,7 +170,9 @@ pub fn state(netns: &Netns) -> Result<State> {
             }
         }
     }
-    Ok(state)
+    let detecting = |line: &str| line.contains(" tentative") && !line.contains(" dadfailed");
+    let settled = links.settled && !text.lines().any(detecting);
+    Ok(Read { state, settled })
 }
 
 /// Fails with the differences if a namespace is not as before once the kernel has settled.
@@ -199,8 +224,13 @@ fn sysctls(directory: &Path, state: &mut State) {
     }
 }
 
+struct Links {
+    names: Vec<Vec<u8>>,
+    settled: bool,
+}
+
 /// The attributes of every link, and the links' names.
-fn links() -> Result<(State, Vec<Vec<u8>>)> {
+fn links() -> Result<(State, Links)> {
     let netlink = Netlink::open(SockProtocol::NetlinkRoute)?;
     let mut request = vec![0; 16];
     request.extend(crate::raw_netlink::attribute(
@@ -213,10 +243,31 @@ fn links() -> Result<(State, Vec<Vec<u8>>)> {
         by_index.insert(four(message, 4)?, name_of(message)?);
     }
     let mut state = State::new();
+    let mut settled = true;
     for message in &messages {
         describe(message, &by_index, &mut state)?;
+        settled &= has_settled(message)?;
     }
-    Ok((state, by_index.into_values().collect()))
+    let names = by_index.into_values().collect();
+    Ok((state, Links { names, settled }))
+}
+
+/// Whether the operational state says what the carrier does: the kernel lets it follow from its work
+/// queue, up to a second later (net/core/link_watch.c).
+fn has_settled(message: &[u8]) -> Result<bool> {
+    let flags = u32::from_ne_bytes(four(message, 8)?);
+    let all = attributes(message.get(16..).unwrap_or_default())?;
+    let byte = |wanted| {
+        let found = all.iter().find(|(kind, _)| *kind == wanted);
+        found.and_then(|(_, value)| value.first().copied())
+    };
+    Ok(match (byte(IFLA_CARRIER), byte(IFLA_OPERSTATE)) {
+        (Some(0), Some(state)) => state != IF_OPER_UP,
+        (Some(_), Some(state)) if flags & IFF_UP != 0 => {
+            state != IF_OPER_DOWN && state != IF_OPER_LOWERLAYERDOWN
+        }
+        _ => true,
+    })
 }
 
 fn name_of(message: &[u8]) -> Result<Vec<u8>> {
