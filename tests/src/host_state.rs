@@ -23,7 +23,7 @@ use crate::scene::bounded;
 pub type State = BTreeMap<String, String>;
 
 /// How long the kernel may take to settle carriers and link-local addresses.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// So many differences are enough for a message.
 const SHOWN: usize = 12;
