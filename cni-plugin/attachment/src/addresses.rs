@@ -175,16 +175,7 @@ impl Ipam {
     pub fn serves_several(&self) -> Result<(), Error> {
         match self {
             Ipam::None | Ipam::Own => Ok(()),
-            Ipam::Other(delegate) => Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "devices: all makes several interfaces, and IPAM {} gives addresses to one",
-                    delegate.program().display()
-                ),
-            )
-            .with_details(format!(
-                "set ipam.type to {OWN}; or leave ipam out, so that moved netdevs keep their addresses"
-            ))),
+            Ipam::Other(delegate) => Err(serves_one(&delegate.program().display().to_string())),
         }
     }
 
@@ -458,6 +449,18 @@ pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Err
 #[must_use]
 pub fn is_own(kind: &str) -> bool {
     kind == OWN || kind == COMPATIBLE
+}
+
+/// Why an IPAM, by its type or program, is none for `devices: all`.
+#[must_use]
+pub fn serves_one(ipam: &str) -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        format!("devices: all makes several interfaces, and IPAM {ipam} gives addresses to one"),
+    )
+    .with_details(format!(
+        "set ipam.type to {OWN}; or leave ipam out, so that moved netdevs keep their addresses"
+    ))
 }
 
 fn unlisted(listed: &[String], path: &Path, kind: &str) -> Error {

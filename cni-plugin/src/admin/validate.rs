@@ -118,9 +118,7 @@ impl Validate {
                 .push("no plugin of it is rdma-netdev: not checked".to_owned());
         }
         for plugin in ours {
-            if let Err(error) = self.check_plugin(network, &plugin, policy, places, &mut found) {
-                found.errors.push(error.to_string());
-            }
+            self.check_plugin(network, &plugin, policy, places, &mut found);
         }
         found
     }
@@ -132,45 +130,96 @@ impl Validate {
         policy: &Policy,
         places: &Places,
         found: &mut Findings,
-    ) -> Result<(), Error> {
-        let request = Request {
-            env: Environment {
-                command: Command::Status,
-                attachment: None,
-                netns: None,
-                args: env::Args::default(),
-                path: self.cni_path.clone(),
-                netns_override: false,
-            },
-            config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
+    ) {
+        let read = || -> Result<(Request, Config), Error> {
+            let request = Request {
+                env: Environment {
+                    command: Command::Status,
+                    attachment: None,
+                    netns: None,
+                    args: env::Args::default(),
+                    path: self.cni_path.clone(),
+                    netns_override: false,
+                },
+                config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
+            };
+            let config = Config::read(&request)?;
+            Ok((request, config))
         };
-        let config = Config::read(&request)?;
-        let requested = resolve::requested(&config)?;
-        found.attach = Some(attach(&config, requested, network.resource.is_some())?);
-        if let Some(attach) = config.attach {
-            plan::keys(attach, &config)?;
+        let (request, config) = match read() {
+            Ok(read) => read,
+            Err(error) => return found.errors.push(error.to_string()),
+        };
+        // None of these hides another.
+        let before = found.errors.len();
+        found.note(check_attach(&config, network));
+        let addresses = check_addresses(&request, &config, policy, places);
+        found.note(addresses);
+        if self.on_host && found.errors.len() == before {
+            let asked = status::run(places, format!("validate {}", network.name), &request);
+            found.note(asked.map(|()| Findings::default()));
         }
-        if let Some(kind) = request.config.ipam_type()? {
-            found.ipam = Some(kind.to_owned());
-            addresses::allowed_by(&policy.allow.ipam, &places.policy, kind)?;
-            if addresses::is_own(kind) {
-                let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
-                let read = own.config(&request)?;
-                store_is_there(policy, &read.store)?;
-                let ranges = read.all_ranges();
-                found
-                    .ranges
-                    .extend(ranges.map(|range| range.subnet().to_string()));
-                let ignored = read.ignored.iter();
-                found
-                    .notes
-                    .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
+    }
+}
+
+/// Which interface the pod gets.
+fn check_attach(config: &Config, network: &Network) -> Result<Findings, Error> {
+    let requested = resolve::requested(config)?;
+    let attach = attach(config, requested, network.resource.is_some())?;
+    if let Some(attach) = config.attach {
+        plan::keys(attach, config)?;
+    }
+    Ok(Findings {
+        attach: Some(attach),
+        ..Findings::default()
+    })
+}
+
+/// Which addresses.
+fn check_addresses(
+    request: &Request,
+    config: &Config,
+    policy: &Policy,
+    places: &Places,
+) -> Result<Findings, Error> {
+    let mut found = Findings::default();
+    let Some(kind) = request.config.ipam_type()? else {
+        return Ok(found);
+    };
+    found.ipam = Some(kind.to_owned());
+    addresses::allowed_by(&policy.allow.ipam, &places.policy, kind)?;
+    if !addresses::is_own(kind) {
+        if config.devices == Devices::All {
+            return Err(addresses::serves_one(kind).into());
+        }
+        return Ok(found);
+    }
+    let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
+    let read = own.config(request)?;
+    store_is_there(policy, &read.store)?;
+    let ranges = read.all_ranges();
+    found
+        .ranges
+        .extend(ranges.map(|range| range.subnet().to_string()));
+    let ignored = read.ignored.iter();
+    found
+        .notes
+        .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
+    Ok(found)
+}
+
+impl Findings {
+    /// Adds what one check came to.
+    fn note(&mut self, checked: Result<Findings, Error>) {
+        match checked {
+            Ok(found) => {
+                self.attach = found.attach.or(self.attach.take());
+                self.ipam = found.ipam.or(self.ipam.take());
+                self.ranges.extend(found.ranges);
+                self.notes.extend(found.notes);
             }
+            Err(error) => self.errors.push(error.to_string()),
         }
-        if self.on_host {
-            status::run(places, format!("validate {}", network.name), &request)?;
-        }
-        Ok(())
     }
 }
 

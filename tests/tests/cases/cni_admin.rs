@@ -303,6 +303,30 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
         printed.starts_with("n: error: ") && printed.contains("allow.ipam"),
         "{printed}"
     );
+    // All that is wrong, at one time.
+    for (plugin, wrong) in [
+        (
+            json!({"devices": "all", "ipam": {"type": "static"}}),
+            &["which netdev is meant", "static gives addresses to one"][..],
+        ),
+        (
+            json!({"devices": "all", "names": "a-name-too-long{rail}"}),
+            &["\"a-name-too-long0\" at the shortest"][..],
+        ),
+    ] {
+        let mut plugin = plugin;
+        plugin["type"] = "rdma-netdev".into();
+        let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [plugin]});
+        fs::write(&file, list.to_string())?;
+        let document: Value = serde_json::from_slice(&validate(&file, &["--json"])?.stdout)?;
+        let errors = document["networks"][0]["errors"].as_array();
+        let errors = errors.context("errors")?;
+        assert_eq!(errors.len(), wrong.len(), "{errors:?}");
+        for part in wrong {
+            let is_said = |error: &Value| error.as_str().is_some_and(|text| text.contains(part));
+            ensure!(errors.iter().any(is_said), "{part}: {errors:?}");
+        }
+    }
     Ok(())
 }
 
