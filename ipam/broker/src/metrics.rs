@@ -30,6 +30,9 @@ pub struct SpaceSummary {
     pub used: u64,
     /// Leases in blocks that the node lost.
     pub conflicts: u64,
+    /// Ranges that are nearly full: the node's own blocks are used for three quarters, and no other
+    /// one is free.
+    pub ranges_without_free_block: u64,
 }
 
 /// What is counted.
@@ -89,14 +92,23 @@ impl Metrics {
     /// The spaces with leases in blocks that the node lost, and how many.
     #[must_use]
     pub(crate) fn conflicts(&self) -> Vec<(String, u64)> {
-        let spaces = self.spaces.iter().filter(|(_, of)| of.conflicts > 0);
+        self.more_than_none(|of| of.conflicts)
+    }
+
+    /// The spaces with ranges that have no free block, and how many.
+    #[must_use]
+    pub(crate) fn ranges_without_free_block(&self) -> Vec<(String, u64)> {
+        self.more_than_none(|of| of.ranges_without_free_block)
+    }
+
+    fn more_than_none(&self, count: fn(&SpaceSummary) -> u64) -> Vec<(String, u64)> {
         let named = |space: &AddressSpace| match &space.network_name {
             Some(name) => format!("store {}, network name {name}", space.store),
             None => format!("store {}", space.store),
         };
-        spaces
-            .map(|(space, of)| (named(space), of.conflicts))
-            .collect()
+        let spaces = self.spaces.iter();
+        let counts = spaces.map(|(space, of)| (named(space), count(of)));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// The text.
@@ -119,6 +131,7 @@ impl Metrics {
             json!({
                 "store": space.store, "networkName": space.network_name, "blocks": of.blocks,
                 "addresses": of.addresses, "used": of.used, "conflicts": of.conflicts,
+                "rangesWithoutFreeBlock": of.ranges_without_free_block,
             })
         });
         json!({
@@ -191,6 +204,12 @@ impl Of {
                 "Leases in blocks that the node lost: another node may give the same addresses",
                 false,
                 of_space(|of| of.conflicts),
+            ),
+            (
+                "ranges_without_free_block",
+                "Ranges in use of which the node wants another block, and none is free",
+                false,
+                of_space(|of| of.ranges_without_free_block),
             ),
             (
                 "lost_blocks",
@@ -278,6 +297,7 @@ mod tests {
                 addresses: 32,
                 used: 5,
                 conflicts: 1,
+                ranges_without_free_block: 0,
             },
         );
         metrics.claim(&Ok(()), Duration::from_millis(500));

@@ -129,6 +129,9 @@ impl News {
         }
         if daemon_answered {
             self.seen = facts;
+        } else {
+            self.seen.retain(|key, _| is_of_daemon(key.0));
+            self.seen.extend(facts);
         }
         reports
     }
@@ -138,6 +141,7 @@ const NO_HEALTHY_UNIT: &str = "RdmaNoHealthyUnit";
 const NOT_REGISTERED: &str = "RdmaResourceNotRegistered";
 const HCA_UNHEALTHY: &str = "RdmaHcaUnhealthy";
 const EXHAUSTED: &str = "RdmaAddressesExhausted";
+const NEARLY_EXHAUSTED: &str = "RdmaAddressesNearlyExhausted";
 const CONFLICT: &str = "RdmaLeaseConflict";
 const OVER: &str = "RdmaRecovered";
 
@@ -186,6 +190,13 @@ fn facts(status: Option<&Value>, metrics: &Metrics, refused: bool) -> BTreeMap<K
         let message = "no block of addresses can be had for this node, so pods do not start: the range is \
             full (rdma-ipam-broker blocks)";
         facts.insert((EXHAUSTED, "addresses".to_owned()), message.to_owned());
+    }
+    for (space, ranges) in metrics.ranges_without_free_block() {
+        let message = format!(
+            "no block is free any more in {ranges} ranges of {space}: once this node's own addresses are used, \
+             pods do not start; make the range longer, or look who uses it (rdma-ipam-broker blocks)"
+        );
+        facts.insert((NEARLY_EXHAUSTED, space), message);
     }
     for (space, conflicts) in metrics.conflicts() {
         let message = format!(
@@ -327,6 +338,28 @@ mod tests {
             [EXHAUSTED],
             "at once"
         );
+    }
+
+    #[test]
+    fn what_the_broker_knows_is_reported_without_the_daemon() {
+        let mut metrics = Metrics::new();
+        let summary = crate::metrics::SpaceSummary {
+            ranges_without_free_block: 2,
+            ..Default::default()
+        };
+        metrics.space(&ipam::block::AddressSpace::new("default", None), summary);
+        let full = || facts(None, &metrics, false);
+        let mut news = News::default();
+        assert!(news.turn(full(), false, Instant::now()).is_empty());
+        let reports = news.turn(full(), false, Instant::now());
+        assert_eq!(reasons(&reports), [NEARLY_EXHAUSTED]);
+        assert!(
+            reports[0].message.contains("2 ranges of store default"),
+            "{}",
+            reports[0].message
+        );
+        let over = news.turn(BTreeMap::new(), false, Instant::now());
+        assert_eq!(reasons(&over), [OVER]);
     }
 
     #[test]

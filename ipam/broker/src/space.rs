@@ -531,6 +531,7 @@ impl Worker {
                 .sum(),
             used: used.map(|known| known.held.len() as u64).sum(),
             conflicts: self.lost.values().map(|count| *count as u64).sum(),
+            ranges_without_free_block: self.ranges.without_free_block(),
         }
     }
 

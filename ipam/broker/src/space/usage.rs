@@ -59,6 +59,12 @@ impl Ranges {
         self.exhausted.insert(range.clone(), (now, failure));
     }
 
+    /// How many ranges have no free block, of which the node would claim one before it is needed.
+    pub(super) fn without_free_block(&self) -> u64 {
+        let ranges = self.none_free_until.keys();
+        ranges.filter(|range| self.in_use.contains(range)).count() as u64
+    }
+
     fn used_before(&mut self, range: &RangeKey, used: u128) -> u128 {
         let history = self.history.entry(range.clone()).or_default();
         history.push_back((Instant::now(), used));
@@ -203,11 +209,16 @@ impl Worker {
     /// Claims blocks for ranges that are nearly full.
     pub(super) async fn claim_ahead(&mut self) -> Result<(), Failure> {
         for (range, used) in self.range_uses() {
+            let ahead = used.ahead();
+            if ahead == 0 {
+                self.ranges.none_free_until.remove(&range);
+                continue;
+            }
             let paused = self.ranges.none_free_until.get(&range);
             if paused.is_some_and(|until| *until > Instant::now()) {
                 continue;
             }
-            for _ in 0..used.ahead() {
+            for _ in 0..ahead {
                 let deadline = Instant::now() + self.shared.timing.question;
                 let claimed = match self.claim(&range, Effort::Free, deadline).await {
                     Err(failure) if failure.kind == FailureKind::Exhausted => None,
@@ -219,6 +230,7 @@ impl Worker {
                     self.ranges.none_free_until.insert(range.clone(), until);
                     break;
                 }
+                self.ranges.none_free_until.remove(&range);
             }
         }
         Ok(())

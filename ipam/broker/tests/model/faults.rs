@@ -497,6 +497,27 @@ fn a_lease_in_another_nodes_block_gets_its_block_once_that_node_is_gone() {
 }
 
 #[test]
+fn a_range_without_a_free_block_is_said_while_it_is_so() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        take_the_rest(&mut one).await;
+        let file = one.policy.state_dir.join("blocks/.status.json");
+        let full = || {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+            status["spaces"][0]["rangesWithoutFreeBlock"].as_u64()
+        };
+        eventually("it is full", || full() == Some(1)).await;
+        while !one.pods.is_empty() {
+            one.del(0);
+        }
+        eventually("it is no longer", || full() == Some(0)).await;
+        one.kill().await;
+    });
+}
+
+#[test]
 fn a_machine_with_another_nodes_name_gets_no_block() {
     on_one_thread(async {
         let api = Api::start().await;
