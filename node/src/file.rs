@@ -9,7 +9,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -22,15 +22,7 @@ use crate::random::random64;
 /// # Errors
 /// What the kernel said; the file is as it was.
 pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
-    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&beside)?;
+    let (mut file, beside) = open_beside(path, 0o644)?;
     let mut write = || {
         file.write_all(content.as_ref())?;
         file.sync_data()?;
@@ -39,12 +31,10 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     write().inspect_err(|_| {
         let _ = fs::remove_file(&beside);
     })?;
-    let directory = if directory.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        directory
-    };
-    File::open(directory)?.sync_all()
+    let directory = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Creates a file with mode 0600 less the umask, with its content, unless there is one of its name.
@@ -54,15 +44,7 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
 /// # Errors
 /// [`io::ErrorKind::AlreadyExists`] if there is one; what the kernel said. No file is made then.
 pub fn create(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
-    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&beside)?;
+    let (mut file, beside) = open_beside(path, 0o600)?;
     let mut write = || {
         file.write_all(content.as_ref())?;
         // Fails where the name exists, as a rename would not.
@@ -71,6 +53,20 @@ pub fn create(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     let written = write();
     let _ = fs::remove_file(&beside);
     written
+}
+
+/// A new file in the directory of `path`, of a name that no other process chooses, and its path.
+fn open_beside(path: &Path, mode: u32) -> io::Result<(File, PathBuf)> {
+    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&beside)?;
+    Ok((file, beside))
 }
 
 /// Replaces a file as [`replace`] does, without its promise for a loss of power: for what is of this

@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 use attachment::{
-    journal::Record,
+    journal::{Part, Record},
     listing::{interfaces, what},
     netdev::restore,
     node::{Places, now},
@@ -84,13 +84,7 @@ impl Reclaim {
         } else {
             "undone"
         };
-        let rows: Vec<_> = undone
-            .iter()
-            .flat_map(|one| {
-                interfaces(&one.record)
-                    .into_iter()
-                    .map(move |part| (one, part))
-            })
+        let rows: Vec<_> = each_interface(undone)
             .map(|(one, part)| {
                 let (kind, netdev) = what(&part);
                 let state = if one.error.is_some() { "failed" } else { done };
@@ -126,13 +120,7 @@ impl Reclaim {
     }
 
     fn document(&self, undone: &[Undone]) -> Value {
-        let list: Vec<Value> = undone
-            .iter()
-            .flat_map(|one| {
-                interfaces(&one.record)
-                    .into_iter()
-                    .map(move |part| (one, part))
-            })
+        let list: Vec<Value> = each_interface(undone)
             .map(|(one, part)| {
                 let (kind, netdev) = what(&part);
                 json!({
@@ -149,4 +137,11 @@ impl Reclaim {
             .collect();
         json!({"dryRun": self.dry_run, "undone": list})
     }
+}
+
+fn each_interface(undone: &[Undone]) -> impl Iterator<Item = (&Undone, Part)> {
+    undone.iter().flat_map(|one| {
+        let parts = interfaces(&one.record).into_iter();
+        parts.map(move |part| (one, part))
+    })
 }
