@@ -191,6 +191,7 @@ impl CniHost {
     /// # Errors
     /// `ip` failed.
     pub fn picture(&self) -> Result<BTreeMap<String, String>> {
+        self.wait_for_local_routes()?;
         let mut picture = BTreeMap::new();
         for link in list(&self.netns.ip_json("link show")?) {
             let name = text(&link, "ifname");
@@ -254,6 +255,35 @@ impl CniHost {
         }
         picture.extend(self.left_behind());
         Ok(picture)
+    }
+
+    /// The kernel makes the local route of an IPv6 address a moment after the address, from a work
+    /// queue (net/ipv6/addrconf.c, `addrconf_dad_completed`). A route that does not come is seen in
+    /// the picture.
+    fn wait_for_local_routes(&self) -> Result<()> {
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(5) {
+            let routes = self.netns.ip("-6 route show table local")?;
+            let links = list(&self.netns.ip_json("-6 addr show up")?);
+            let up = links
+                .iter()
+                .filter(|link| text(link, "operstate") == "UP")
+                .map(|link| (text(link, "ifname"), list(field(link, "addr_info"))));
+            let missing = up.flat_map(|(link, addresses)| {
+                addresses
+                    .into_iter()
+                    .filter(|address| {
+                        let route = format!("local {} dev {link} ", text(address, "local"));
+                        !routes.contains(&route)
+                    })
+                    .collect::<Vec<_>>()
+            });
+            if missing.count() == 0 {
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// Journal, claims and leases there are.

@@ -128,28 +128,24 @@ impl Pods {
 
     /// Waits until the attachment of the dead pod is undone; that of the living one stays.
     fn reclaimed(&self) -> Result<()> {
-        let mut left = Vec::new();
+        let list = |status: &Value, key: &str| status[key].as_array().cloned().unwrap_or_default();
+        let (mut attachments, mut leases, mut log) = (Vec::new(), Vec::new(), String::new());
         for _ in 0..200 {
             thread::sleep(Duration::from_millis(100));
             let status = self.status(&self.policy())?;
-            left = status["attachments"]
-                .as_array()
-                .cloned()
-                .unwrap_or_default();
-            if left.len() == 1 {
+            (attachments, leases) = (list(&status, "attachments"), list(&status, "leases"));
+            // The daemon says it once it is done.
+            log = self.log()?;
+            if attachments.len() == 1 && leases.len() == 1 && log.contains("attachment undone") {
                 break;
             }
         }
-        let log = self.log()?;
         ensure!(
-            left.len() == 1 && left[0]["pod"] == "default/alive",
-            "{left:?}; {log}"
+            attachments.len() == 1 && attachments[0]["pod"] == "default/alive",
+            "{attachments:?}; {log}"
         );
         ensure!(log.contains("attachment undone"), "{log}");
-        let leases = self.status(&self.policy())?["leases"]
-            .as_array()
-            .map(Vec::len);
-        assert_eq!(leases, Some(1));
+        assert_eq!(leases.len(), 1);
         assert!(
             self.alive.ip("link show net1").is_ok(),
             "a living pod lost its interface"
