@@ -1,5 +1,5 @@
 # A file server that is away for a minute, on hard mounts: what waits goes on, nothing doubled or lost
-# lab: guests=2 memory=768 timeout=1500 binaries=rdma-device-plugin,rdma-ipam
+# lab: guests=2 memory=768 busy=1 timeout=1500 binaries=rdma-device-plugin,rdma-ipam
 # shellcheck shell=bash disable=SC2154
 
 store=/var/lib/rdma-ipam

@@ -8,7 +8,9 @@ from .scenario import Scenario
 
 
 def of(scenario: Scenario) -> int:
-    """The processors that its guests keep busy: an emulated one keeps one of this machine's."""
+    """The processors that it keeps busy: an emulated one keeps one of this machine's."""
+    if scenario.busy:
+        return scenario.busy
     each = max(scenario.cpus, scenario.topology[0] if scenario.topology else 1)
     return scenario.guests * each
 

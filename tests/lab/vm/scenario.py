@@ -30,6 +30,8 @@ class Scenario:
     # MiB and processors of each guest.
     memory: int = 1024
     cpus: int = 1
+    # Of this machine's processors, how many it keeps busy; all of its guests' unless it says otherwise.
+    busy: int = 0
     # NUMA nodes x switches of each x NICs of each, with a display device beside them; instead of nics.
     topology: tuple[int, int, int] | None = None
     # Seconds for the scenario, after the boot.
@@ -54,7 +56,7 @@ class Scenario:
 
 def _value(key: str, text: str):
     match key:
-        case "guests" | "nics" | "ports" | "memory" | "cpus" | "timeout":
+        case "guests" | "nics" | "ports" | "memory" | "cpus" | "busy" | "timeout":
             return int(text)
         case "topology":
             nodes, switches, nics = text.split("x")
