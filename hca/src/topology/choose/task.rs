@@ -216,11 +216,14 @@ impl<'a> Task<'a> {
                 let nic = *places.get(place)?;
                 let distance = *row.get(nic)?;
                 let nearest = row.iter().map(|distance| distance.class).min()?;
-                let aligned = distance.class.is_peer_to_peer() || distance.class <= nearest;
+                let gpu_itself = self.machine.gpus.get(*gpu)?;
+                let direct = gpu_itself.is_direct_at(distance.class);
+                let aligned = direct || distance.class <= nearest;
                 Some(Pair {
                     gpu: *gpu,
                     nic,
                     distance,
+                    direct,
                     aligned,
                 })
             })
