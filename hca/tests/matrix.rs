@@ -212,6 +212,17 @@ fn gb300_has_each_nic_next_to_the_gpu_that_its_data_direct_function_is_next_to()
         ..Request::default()
     };
     let choice = choose(&gb300, &request).unwrap();
+    let other = Request {
+        gpus: set(&[0]),
+        count: 1,
+        include: set(&[0]),
+        strict: true,
+        ..Request::default()
+    };
+    assert!(
+        choose(&gb300, &other).is_err(),
+        "another GPU's NIC is a detour"
+    );
     let pairs: Vec<_> = choice
         .pairs
         .iter()

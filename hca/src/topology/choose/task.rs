@@ -218,7 +218,8 @@ impl<'a> Task<'a> {
                 let nearest = row.iter().map(|distance| distance.class).min()?;
                 let gpu_itself = self.machine.gpus.get(*gpu)?;
                 let direct = gpu_itself.is_direct_at(distance.class);
-                let aligned = direct || distance.class <= nearest;
+                // C2C does not count: where another NIC is nearer, that one has the full rate.
+                let aligned = distance.class.is_peer_to_peer() || distance.class <= nearest;
                 Some(Pair {
                     gpu: *gpu,
                     nic,
