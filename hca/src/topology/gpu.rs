@@ -30,7 +30,7 @@ pub struct Gpu {
     /// Number of its node `/dev/nvidia<N>`, which is not the ordinal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
-    /// It is joined to its CPU by a coherent link (NVLink-C2C of Grace Hopper and Grace Blackwell):
+    /// It is joined to its CPU by a coherent link (`NVLink-C2C` of Grace Hopper and Grace Blackwell):
     /// what reaches the CPU's memory reaches its memory as well, at that link's speed.
     pub c2c: bool,
     /// NUMA node that its memory is, where the driver gave it to the kernel as one.

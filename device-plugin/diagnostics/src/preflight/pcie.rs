@@ -68,9 +68,7 @@ pub(super) struct Function {
     pub direct: bool,
     /// A GPU with a coherent link to its CPU.
     pub c2c: bool,
-    /// Number of its IOMMU group.
-    pub iommu_group: Option<u32>,
-    /// Address of the function that does a NIC's DMA to GPUs, with its IOMMU group.
+    /// The function that does a NIC's DMA to GPUs, where that is not the NIC itself.
     pub data_direct: Option<DataDirect>,
 }
 
@@ -260,7 +258,6 @@ fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Functi
         nearest: None,
         direct: false,
         c2c: false,
-        iommu_group: iommu_group(devices, place.address),
         data_direct: None,
     }
 }

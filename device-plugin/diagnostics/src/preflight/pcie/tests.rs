@@ -28,7 +28,6 @@ fn function(name: &str) -> Function {
         nearest: Some(Distance::sure(Class::Pix)),
         direct: true,
         c2c: false,
-        iommu_group: None,
         data_direct: None,
     }
 }
