@@ -75,6 +75,8 @@ class Play:
         if self.scenario.qemu and (have := qemu_version(self.cache)) < self.scenario.qemu:
             wanted, version = (".".join(map(str, v)) for v in (self.scenario.qemu, have))
             raise Skipped(f"needs QEMU {wanted} or newer, this machine has {version}")
+        if self.scenario.topology and self.binaries.architecture.name != "amd64":
+            raise Skipped("its PCIe expanders need ACPI, without which guests of arm64 are booted")
         if self.scenario.kubernetes and not KUBERNETES:
             raise Skipped("needs RDMA_LAB_KUBERNETES, a folder with a cluster's programs (tests/lab/README.md)")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
