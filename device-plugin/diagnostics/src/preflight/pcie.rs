@@ -653,15 +653,18 @@ fn p10_power(facts: &Facts) -> Vec<Finding> {
 const GRACE_PAGE_BYTES: u64 = 65_536;
 
 fn p11_pages(facts: &Facts) -> Vec<Finding> {
+    if !facts.gpus.iter().any(|gpu| gpu.c2c) {
+        return vec![Finding::not_applicable(
+            "no GPU with a coherent link to its CPU",
+        )];
+    }
     let Some(bytes) = facts.platform.page_bytes else {
         return vec![Finding::unknown(
             "the kernel has no transparent huge pages, whose size tells that of its pages",
         )];
     };
     let kib = bytes / 1024;
-    let finding = if !facts.gpus.iter().any(|gpu| gpu.c2c) {
-        Finding::not_applicable("no GPU with a coherent link to its CPU")
-    } else if bytes < GRACE_PAGE_BYTES {
+    let finding = if bytes < GRACE_PAGE_BYTES {
         Finding::warn(
             format!(
                 "{kib} KiB: on a Grace CPU the SMMU and the GPU then look up 16 times as many addresses"
