@@ -11,6 +11,13 @@ TARGET ?= $(shell uname -m)-unknown-linux-musl
 PROFILE ?= release
 # Where the programs are left, and where every test finds them.
 BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
+# For image and release: amd64, arm64 or both, this machine's unless named. Programs of another
+# architecture than this machine's are left in a folder of its name below BIN_DIR.
+HERE := $(patsubst aarch64,arm64,$(patsubst x86_64,amd64,$(shell uname -m)))
+ARCH ?= $(HERE)
+FOREIGN := $(filter-out $(HERE),$(ARCH))
+TARGET_amd64 := x86_64-unknown-linux-musl
+TARGET_arm64 := aarch64-unknown-linux-musl
 PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker
 CARGO ?= cargo
 
@@ -25,6 +32,10 @@ build: ## the node programs, static, into dist/ (PROFILE=quick: into target/bin-
 	@set -e; target=$(TARGET); \
 	has_std() { [ -d "$$(rustc --print target-libdir --target "$$1" 2>/dev/null)" ]; }; \
 	has_std "$$target" || rustup target add "$$target" || true; \
+	if ! has_std "$$target" && [ "$${target%%-*}" != "$$(uname -m)" ]; then \
+	  echo "the Rust target $$target is not here and could not be added: rustup target add $$target" >&2; \
+	  exit 1; \
+	fi; \
 	if ! has_std "$$target"; then \
 	  target=$$(rustc -vV | sed -n 's/^host: //p'); \
 	  echo "the Rust target $(TARGET) is not here and could not be added; building for $$target instead:" \
@@ -34,6 +45,11 @@ build: ## the node programs, static, into dist/ (PROFILE=quick: into target/bin-
 	install -D -p -m 0755 -t $(BIN_DIR) \
 	  $(foreach p,$(PROGRAMS),"$${CARGO_TARGET_DIR:-target}/$$target/$(PROFILE)/$(p)"); \
 	echo "programs for $$target in $(BIN_DIR)/"
+
+# Programs of this architecture, which is not this machine's.
+.PHONY: build-amd64 build-arm64
+build-amd64 build-arm64: build-%:
+	$(MAKE) --no-print-directory build TARGET=$(TARGET_$*) BIN_DIR=$(BIN_DIR)/$*
 
 .PHONY: check
 check: ## format, lints, absences; dependencies and scripts where cargo-deny and shellcheck are installed
@@ -55,6 +71,12 @@ test: build ## everything that is tested, lab included; ends with N passed, N fa
 lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SCENARIO=name for one)
 	tests/lab/run $(SCENARIO)
 
+.PHONY: lab-more
+lab-more: ## what is too slow for every change: scenarios in virtual machines of arm64, emulated
+	$(MAKE) --no-print-directory build PROFILE=quick TARGET=$(TARGET_arm64) BIN_DIR=target/bin-quick/arm64
+	RDMA_LAB_ARCH=arm64 RDMA_BIN_DIR=$(abspath target/bin-quick/arm64) \
+	  RDMA_LAB_PATIENCE=$${RDMA_LAB_PATIENCE:-4} tests/lab/run $(or $(SCENARIO),footing pods move hostile)
+
 .PHONY: demo
 demo: build ## two pods talk RDMA, shown step by step, in a virtual machine (HOST=1: on this machine)
 	HOST=$(HOST) tests/lab/demo
@@ -72,8 +94,8 @@ bench-device-plugin: build ## start, memory, list and Allocate of the daemon, ag
 	tests/bench/device-plugin
 
 .PHONY: image image-check
-image: build ## OCI image of the node programs, without a Docker daemon, as dist/image.tar
-	manifests/image/build
+image: $(if $(filter $(HERE),$(ARCH)),build) $(addprefix build-,$(FOREIGN)) ## OCI image, without a Docker daemon, as dist/image.tar (ARCH="amd64 arm64": for both)
+	manifests/image/build $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN))
 image-check: ## unpack dist/image.tar and run what is in it
 	manifests/image/check
 
@@ -83,8 +105,9 @@ pages: ## manual pages and completions of the node programs, into dist/pages/
 	@ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
 
 .PHONY: release
-release: build pages ## archive of programs, pages, manifests and docs, with checksum and SBOM, in dist/
-	manifests/release/build
+release: $(if $(filter $(HERE),$(ARCH)),build) $(addprefix build-,$(FOREIGN)) pages ## archive of programs, pages, docs, with checksum and SBOM, in dist/ (ARCH="amd64 arm64": both)
+	@set -e; for bin in $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN)); do \
+	  manifests/release/build "$$bin"; done
 
 .PHONY: manifests
 manifests: ## render every kustomization and check it against the Kubernetes schemas

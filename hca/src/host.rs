@@ -241,6 +241,18 @@ pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> 
     Ok((!text.is_empty()).then(|| text.to_owned()))
 }
 
+/// A binary attribute's bytes; `None` if it is absent, or kept for root and this process is not.
+pub(crate) fn bytes_if_permitted(directory: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    let path = directory.join(name);
+    show(&path);
+    match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        // A device that does not answer: its driver gives up after a while.
+        Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => Ok(None),
+        result => absent_is_none(&path, result),
+    }
+}
+
 /// An attribute that is a number or another type with a text form; `None` also if it does not parse.
 pub(crate) fn parsed<T: std::str::FromStr>(directory: &Path, name: &str) -> Result<Option<T>> {
     Ok(attribute(directory, name)?.and_then(|text| text.parse().ok()))

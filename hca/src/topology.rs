@@ -3,12 +3,14 @@
 //!
 //! - [`distance`]: the classes of `nvidia-smi topo -m`, from places in the PCI tree
 //! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is read
+//! - `data_direct`: where a NIC's DMA to GPUs comes from, if not from the NIC's own place
 //! - [`machine`]: all of it, one value
 //! - [`pairing`]: GPU–NIC pairs given from outside, where a hypervisor hides the tree
 //! - [`mod@choose`]: NICs for GPUs, a pure function
 
 mod assign;
 pub mod choose;
+mod data_direct;
 pub mod distance;
 pub mod gpu;
 pub mod link;

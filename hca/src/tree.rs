@@ -87,9 +87,14 @@ impl Tree {
 
     /// Writes a file, and a newline after its text as sysfs does.
     pub fn file(&self, path: impl AsRef<Path>, text: impl std::fmt::Display) {
+        self.bytes(path, format!("{text}\n").as_bytes());
+    }
+
+    /// Writes a binary file.
+    pub fn bytes(&self, path: impl AsRef<Path>, bytes: &[u8]) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().expect("a file has a directory")).expect("make parents");
-        fs::write(&path, format!("{text}\n")).unwrap_or_else(|e| panic!("write {path:?}: {e}"));
+        fs::write(&path, bytes).unwrap_or_else(|e| panic!("write {path:?}: {e}"));
     }
 
     /// Makes a relative symbolic link from one host path to another; the target need not exist.

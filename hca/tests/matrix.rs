@@ -176,6 +176,67 @@ fn gb200_has_node_at_best() {
         choice.pairs[0].aligned,
         "nothing nearer can be had on this machine"
     );
+    assert_eq!(choice.peer_to_peer(), Some(1.0), "over C2C");
+    let memory: Vec<_> = gb200.gpus.iter().map(|gpu| gpu.memory_node).collect();
+    assert_eq!(memory, [Some(2), Some(10), Some(18), Some(26)]);
+    assert!(gb200.gpus.iter().all(|gpu| gpu.c2c));
+    assert_eq!(gb200.numa.nodes.len(), 34);
+    assert_eq!(gb200.numa.nodes_with_cpus(), 2);
+
+    let request = Request {
+        count: 1,
+        gpus: set(&[1]),
+        include: set(&[3]),
+        ..Request::default()
+    };
+    let far = choose(&gb200, &request).unwrap();
+    assert_eq!(far.peer_to_peer(), Some(0.0), "another CPU's NIC");
+}
+
+#[test]
+fn gb300_has_each_nic_next_to_the_gpu_that_its_data_direct_function_is_next_to() {
+    let gb300 = scan(machine::gb300);
+    assert_eq!(
+        gpu_nic(&gb300),
+        [
+            "NODE PIX SYS SYS",
+            "PIX NODE SYS SYS",
+            "SYS SYS NODE PIX",
+            "SYS SYS PIX NODE",
+        ]
+    );
+    let request = Request {
+        gpus: set(&[0, 1, 2, 3]),
+        count: 4,
+        strict: true,
+        ..Request::default()
+    };
+    let choice = choose(&gb300, &request).unwrap();
+    let other = Request {
+        gpus: set(&[0]),
+        count: 1,
+        include: set(&[0]),
+        strict: true,
+        ..Request::default()
+    };
+    assert!(
+        choose(&gb300, &other).is_err(),
+        "another GPU's NIC is a detour"
+    );
+    let pairs: Vec<_> = choice
+        .pairs
+        .iter()
+        .map(|pair| (pair.gpu, pair.nic))
+        .collect();
+    assert_eq!(pairs, [(0, 1), (1, 0), (2, 3), (3, 2)]);
+    // Whoever may not read vital product data sees the same machine as a GB200.
+    let blind = scan(|tree| {
+        machine::gb300(tree);
+        for nic in ["0000", "0002", "0010", "0012"] {
+            tree.remove(format!("/sys/bus/pci/devices/{nic}:03:00.0/vpd"));
+        }
+    });
+    assert_eq!(gpu_nic(&blind)[0], "NODE NODE SYS SYS");
 }
 
 #[test]

@@ -737,7 +737,7 @@ fn binding(
         Some(ServedGpu {
             gpu: gpu.place.address.to_string(),
             class: pair.distance.class.label().to_owned(),
-            peer_to_peer: pair.distance.class.is_peer_to_peer(),
+            peer_to_peer: pair.direct,
             aligned: pair.aligned,
         })
     });

@@ -74,20 +74,19 @@ pub struct Pair {
     pub nic: usize,
     /// How far they are apart.
     pub distance: Distance,
+    /// The NIC reads and writes the GPU's memory without a copy through host memory.
+    pub direct: bool,
     /// The nearest NIC of the machine, free or not, is not nearer than this; or this one is
     /// near enough that it does not matter.
     pub aligned: bool,
 }
 
 impl Choice {
-    /// Share of GPUs whose NIC they reach without a host bridge, from 0 to 1; `None` without GPUs.
+    /// Share of GPUs whose memory their NIC reaches without a copy through host memory, from 0 to 1;
+    /// `None` without GPUs.
     #[must_use]
     pub fn peer_to_peer(&self) -> Option<f64> {
-        let near = self
-            .pairs
-            .iter()
-            .filter(|pair| pair.distance.class.is_peer_to_peer())
-            .count();
+        let near = self.pairs.iter().filter(|pair| pair.direct).count();
         let of = |n| u32::try_from(n).map(f64::from).ok();
         if self.pairs.is_empty() {
             None

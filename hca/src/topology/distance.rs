@@ -141,6 +141,10 @@ pub struct Place {
     pub chain: Vec<PciAddress>,
     /// NUMA node; `None` where the firmware does not say.
     pub numa: Option<u32>,
+    /// Where its DMA to and from GPUs comes from, if that is another function (Data Direct of a
+    /// `ConnectX-8` on a Grace CPU).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_direct: Option<Box<Self>>,
 }
 
 impl Place {
@@ -152,6 +156,7 @@ impl Place {
             root: function.root.clone(),
             chain: function.chain.clone(),
             numa: function.numa_node,
+            data_direct: None,
         }
     }
 
@@ -170,9 +175,19 @@ impl Place {
     }
 }
 
-/// Classifies the path between two functions.
+/// Classifies the path between two functions; the shorter one where there is a second by Data
+/// Direct.
 #[must_use]
 pub fn distance(a: &Place, b: &Place, numa: &Numa) -> Distance {
+    let second = |from: &Place, to: &Place| {
+        let function = from.data_direct.as_deref()?;
+        Some(between(function, to, numa))
+    };
+    let others = [second(a, b), second(b, a)].into_iter().flatten();
+    others.fold(between(a, b, numa), Ord::min)
+}
+
+fn between(a: &Place, b: &Place, numa: &Numa) -> Distance {
     if a.address == b.address {
         return Distance::sure(Class::X);
     }
@@ -182,12 +197,14 @@ pub fn distance(a: &Place, b: &Place, numa: &Numa) -> Distance {
     if a.root.is_some() && a.root == b.root {
         return Distance::sure(below_one_root(&a.chain, &b.chain));
     }
-    match (a.numa, b.numa) {
+    // Memory of a GPU that is a NUMA node of its own is as near as the CPU it hangs on.
+    let cpus = |place: &Place| place.numa.map(|node| numa.nearest_cpus(node));
+    match (cpus(a), cpus(b)) {
         (Some(x), Some(y)) if x == y => Distance::sure(Class::Node),
         (Some(x), Some(y)) if numa.same_package(x, y) => Distance::sure(Class::Sock),
         (Some(_), Some(_)) => Distance::sure(Class::Sys),
         // One node for all: a device without one is on it.
-        _ if numa.nodes.len() <= 1 => Distance::sure(Class::Node),
+        _ if numa.nodes_with_cpus() <= 1 => Distance::sure(Class::Node),
         _ => Distance {
             class: Class::Sys,
             assumed: true,
@@ -227,6 +244,7 @@ mod tests {
             root: Some(root.to_owned()),
             chain,
             numa: u32::try_from(numa).ok(),
+            data_direct: None,
         }
     }
 
@@ -322,6 +340,59 @@ mod tests {
             class(&a, &b, &Numa::for_test(&[(0, 0), (1, 1)])),
             Class::Node
         );
+    }
+
+    #[test]
+    fn memory_of_a_gpu_is_where_its_cpu_is() {
+        // Two Grace CPUs, each with two GPUs whose memory is a node without CPUs.
+        let rows: [&[u32]; 6] = [
+            &[10, 40, 80, 80, 120, 120],
+            &[40, 10, 120, 120, 80, 80],
+            &[80, 120, 10, 120, 160, 160],
+            &[80, 120, 120, 10, 160, 160],
+            &[120, 80, 160, 160, 10, 120],
+            &[120, 80, 160, 160, 120, 10],
+        ];
+        let numa = Numa::with_memory_nodes(&["0-71", "72-143", "", "", "", ""], &rows);
+        let nic = place("pci0000:00", &["0000:03:00.0"], 0);
+        let near = place("pci0009:00", &["0009:06:00.0"], 3);
+        let far = place("pci0018:00", &["0018:06:00.0"], 4);
+        assert_eq!(class(&nic, &near, &numa), Class::Node);
+        assert_eq!(class(&nic, &far, &numa), Class::Sys);
+        // One CPU: a function of an unknown node is on it, however many memories there are.
+        let one = Numa::with_memory_nodes(&["0-71", ""], &[&[10, 80], &[80, 10]]);
+        let unknown = place("pci0002:00", &["0002:03:00.0"], -1);
+        assert_eq!(class(&nic, &unknown, &one), Class::Node);
+    }
+
+    #[test]
+    fn a_nic_is_as_near_as_the_function_that_does_its_dma() {
+        let gpu = place(
+            "pci0009:00",
+            &[
+                "0009:00:00.0",
+                "0009:01:00.0",
+                "0009:02:01.0",
+                "0009:06:00.0",
+            ],
+            0,
+        );
+        let dma = place(
+            "pci0009:00",
+            &[
+                "0009:00:00.0",
+                "0009:01:00.0",
+                "0009:02:00.0",
+                "0009:03:00.0",
+            ],
+            0,
+        );
+        let mut nic = place("pci0000:00", &["0000:00:00.0", "0000:03:00.0"], 0);
+        assert_eq!(class(&gpu, &nic, &Numa::default()), Class::Node);
+        nic.data_direct = Some(Box::new(dma));
+        assert_eq!(class(&gpu, &nic, &Numa::default()), Class::Pix);
+        let other = place("pci0002:00", &["0002:00:00.0", "0002:03:00.0"], 0);
+        assert_eq!(class(&other, &nic, &Numa::default()), Class::Node);
     }
 
     #[test]

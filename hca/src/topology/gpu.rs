@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::distance::Place;
+use super::distance::{Class, Place};
 use super::link::PcieLink;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciAddress, PciFunction};
@@ -30,11 +30,26 @@ pub struct Gpu {
     /// Number of its node `/dev/nvidia<N>`, which is not the ordinal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
+    /// It is joined to its CPU by a coherent link (`NVLink-C2C` of Grace Hopper and Grace Blackwell):
+    /// what reaches the CPU's memory reaches its memory as well, at that link's speed.
+    pub c2c: bool,
+    /// NUMA node that its memory is, where the driver gave it to the kernel as one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_node: Option<u32>,
     /// Its PCIe link.
     pub link: PcieLink,
 }
 
 impl Gpu {
+    /// True if a NIC at this distance reads and writes the GPU's memory itself, without a copy
+    /// through host memory: below the host bridge, or over the coherent link of the CPU that has
+    /// them both. NCCL decides alike (`NCCL_NET_GDR_LEVEL`, and `NCCL_NET_GDR_C2C`, which is on by
+    /// default).
+    #[must_use]
+    pub fn is_direct_at(&self, class: Class) -> bool {
+        class.is_peer_to_peer() || (self.c2c && class <= Class::Node)
+    }
+
     /// Product name, or vendor and device ID where the driver does not say.
     #[must_use]
     pub fn title(&self) -> String {
@@ -56,6 +71,10 @@ const VENDORS: [(u16, &str); 6] = [
     (0x1ed5, "Moore Threads"),
     (0x19e5, "Huawei"),
 ];
+
+/// GPUs with a coherent link to their CPU: GH200, GB200, GB300 (the table of
+/// `drivers/vfio/pci/nvgrace-gpu/main.c`).
+const WITH_C2C: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 fn vendor(id: u16) -> Option<&'static str> {
     VENDORS
@@ -122,6 +141,10 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
                 model: nvidia.model,
                 uuid: nvidia.uuid,
                 minor: nvidia.minor,
+                // By number, since a driver that keeps the memory for itself says nothing of it.
+                c2c: nvidia.coherent
+                    || (function.vendor == 0x10de && WITH_C2C.contains(&function.device)),
+                memory_node: nvidia.memory_node,
                 link,
             })
         })
@@ -134,11 +157,13 @@ pub(super) fn addresses(host: &Host) -> Result<Vec<PciAddress>> {
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// What `/proc/driver/nvidia/gpus/<address>/information` has.
+/// What files of `/proc/driver/nvidia/gpus/<address>` have.
 struct NvidiaInformation {
     model: Option<String>,
     uuid: Option<String>,
     minor: Option<u32>,
+    coherent: bool,
+    memory_node: Option<u32>,
 }
 
 impl NvidiaInformation {
@@ -148,13 +173,24 @@ impl NvidiaInformation {
             .join("driver/nvidia/gpus")
             .join(address.to_string());
         let text = host::attribute(&directory, "information")?.unwrap_or_default();
+        // Only there where the GPU's memory can be a NUMA node (`nv_platform_supports_numa`).
+        let numa = host::attribute(&directory, "numa_status")?;
         Ok(Self {
+            coherent: numa.is_some(),
+            memory_node: numa.as_deref().and_then(memory_node),
             model: line(&text, "Model"),
             // Question marks until the GPU is initialized: that is no name of it.
             uuid: line(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
             minor: line(&text, "Device Minor").and_then(|minor| minor.parse().ok()),
         })
     }
+}
+
+/// The node of `numa_status`; `None` (the driver's -1 too) while the memory is not online.
+fn memory_node(status: &str) -> Option<u32> {
+    let online = line(status, "Status").is_some_and(|status| status == "online");
+    let node = line(status, "Node")?.parse().ok();
+    node.filter(|_| online)
 }
 
 /// The value of a `Key: value` line.
@@ -270,6 +306,16 @@ mod tests {
             functions: Vec::new(),
         };
         assert!(is_gpu(&function("0000:8f:00.0", 0x10de, 0x03_02_00, pf)));
+    }
+
+    #[test]
+    fn memory_is_a_numa_node_only_while_it_is_online() {
+        let status =
+            |node, status| format!("Node:      {node}\nStatus:    {status}\nSize:      2f0000");
+        assert_eq!(memory_node(&status(2, "online")), Some(2));
+        assert_eq!(memory_node(&status(2, "offline")), None);
+        assert_eq!(memory_node(&status(-1, "online")), None);
+        assert_eq!(memory_node(""), None);
     }
 
     #[test]

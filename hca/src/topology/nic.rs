@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
+use super::data_direct;
 use super::distance::Place;
 use super::gpu;
 use super::link::PcieLink;
@@ -144,13 +145,14 @@ pub fn read(
             }
         }
     }
+    let places = places(host, found.values().map(|nic| &nic.function))?;
     let clues: Vec<Clues<'_>> = found
         .values()
         .map(|nic| Clues {
             address: nic.function.physical(),
             explicit: wanted.rails.get(&nic.function.physical()).copied(),
             netdevs: &nic.netdevs,
-            near_gpu: near_gpu(&Place::of(&nic.function)),
+            near_gpu: places.get(&nic.function.address).is_some_and(&near_gpu),
         })
         .collect();
     let rails = rail::number(&clues);
@@ -159,10 +161,38 @@ pub fn read(
         .zip(rails)
         .map(|(((address, hca), nic), rail)| {
             let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
-            Ok(nic.finish(hca, rail, PcieLink::read(&directory)?))
+            let place = places.get(&address).cloned();
+            let place = place.unwrap_or_else(|| Place::of(&nic.function));
+            Ok(nic.finish(hca, rail, place, PcieLink::read(&directory)?))
         })
         .collect::<Result<_>>()?;
     Ok(Nics { placed, unplaced })
+}
+
+/// Where NICs sit, by function. Vital product data is read only where there are functions to match
+/// by it: a device takes milliseconds to give it.
+fn places<'a>(
+    host: &Host,
+    functions: impl Iterator<Item = &'a PciFunction> + Clone,
+) -> Result<BTreeMap<PciAddress, Place>> {
+    let by_uuid = if functions.clone().any(data_direct::possible) {
+        data_direct::read(host)?
+    } else {
+        BTreeMap::new()
+    };
+    functions
+        .map(|function| {
+            let mut place = Place::of(function);
+            if !by_uuid.is_empty() && data_direct::possible(function) {
+                let directory =
+                    host.bus_entry("PCI device", "pci", &function.address.to_string())?;
+                let uuid = data_direct::uuid_of(&directory)?;
+                let other = uuid.and_then(|uuid| by_uuid.get(&uuid));
+                place.data_direct = other.cloned().map(Box::new);
+            }
+            Ok((function.address, place))
+        })
+        .collect()
 }
 
 /// A NIC's identity by what an RDMA device stands on. Soft RoCE on a NIC is that NIC, though as a
@@ -256,7 +286,7 @@ impl Found {
         }
     }
 
-    fn finish(self, hca: HcaId, rail: Option<Rail>, link: PcieLink) -> Nic {
+    fn finish(self, hca: HcaId, rail: Option<Rail>, place: Place, link: PcieLink) -> Nic {
         let slice = self.function.is_vf() || matches!(hca, HcaId::Auxiliary(_));
         let card = PciAddress {
             function: 0,
@@ -267,7 +297,7 @@ impl Found {
             _ => 0,
         };
         Nic {
-            place: Place::of(&self.function),
+            place,
             physical: self.function.physical(),
             card: (!slice).then_some(card),
             virtual_functions,

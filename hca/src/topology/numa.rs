@@ -66,6 +66,36 @@ impl Numa {
         self.node(from)?.distances.get(column).copied()
     }
 
+    /// How many nodes have CPUs; all of them where none says which it has. The others are memory
+    /// alone: of a GPU on a coherent link, of a CXL device, or high-bandwidth memory.
+    #[must_use]
+    pub fn nodes_with_cpus(&self) -> usize {
+        let some = self.nodes.iter().filter(|node| !node.cpus.is_empty());
+        match some.count() {
+            0 => self.nodes.len(),
+            count => count,
+        }
+    }
+
+    /// The node whose CPUs are nearest to a node: itself if it has any, or if the firmware's
+    /// distances do not single one out.
+    #[must_use]
+    pub fn nearest_cpus(&self, id: u32) -> u32 {
+        if self.node(id).is_none_or(|node| !node.cpus.is_empty()) {
+            return id;
+        }
+        let with_cpus = self.nodes.iter().filter(|node| !node.cpus.is_empty());
+        let mut by_distance: Vec<(u32, u32)> = with_cpus
+            .filter_map(|node| Some((self.distance(id, node.id)?, node.id)))
+            .collect();
+        by_distance.sort_unstable();
+        match by_distance.as_slice() {
+            [(_, only)] => *only,
+            [(least, nearest), (next, _), ..] if least < next => *nearest,
+            _ => id,
+        }
+    }
+
     /// Reads the layout.
     ///
     /// # Errors
@@ -102,6 +132,20 @@ impl Numa {
             });
         }
         Ok(Self { nodes })
+    }
+
+    /// Nodes with their CPUs and distances, for tests.
+    #[cfg(test)]
+    pub(crate) fn with_memory_nodes(cpus: &[&str], rows: &[&[u32]]) -> Self {
+        let node = |(id, (cpus, row)): (usize, (&&str, &&[u32]))| NumaNode {
+            id: id.try_into().unwrap_or(u32::MAX),
+            cpus: (*cpus).to_owned(),
+            package: (!cpus.is_empty()).then(|| id.try_into().unwrap_or(u32::MAX)),
+            distances: row.to_vec(),
+        };
+        Self {
+            nodes: cpus.iter().zip(rows).enumerate().map(node).collect(),
+        }
     }
 
     /// Nodes with their packages, for tests.
@@ -161,6 +205,24 @@ mod tests {
         // Two sockets have one level between them: it says nothing about packages.
         let sockets = memory_only(&[&[10, 21], &[21, 10]]);
         assert!(!sockets.same_package(0, 1));
+    }
+
+    #[test]
+    fn a_node_of_memory_has_the_cpus_that_are_nearest() {
+        let rows: [&[u32]; 4] = [
+            &[10, 40, 80, 120],
+            &[40, 10, 120, 80],
+            &[80, 120, 10, 160],
+            &[120, 80, 160, 10],
+        ];
+        let grace = Numa::with_memory_nodes(&["0-71", "72-143", "", ""], &rows);
+        assert_eq!([0, 1, 2, 3].map(|id| grace.nearest_cpus(id)), [0, 1, 0, 1]);
+        assert_eq!(grace.nodes_with_cpus(), 2);
+        assert_eq!(grace.nearest_cpus(9), 9, "not a node of this machine");
+        let between: [&[u32]; 3] = [&[10, 20, 30], &[20, 10, 30], &[30, 30, 10]];
+        let shared = Numa::with_memory_nodes(&["0-7", "8-15", ""], &between);
+        assert_eq!(shared.nearest_cpus(2), 2, "as near to one as to the other");
+        assert_eq!(memory_only(&rows).nodes_with_cpus(), 4);
     }
 
     #[test]

@@ -134,6 +134,8 @@ impl Machine {
 }
 
 fn move_to(place: &mut Place, new: &Place) {
+    // Who gives a place means the GPU that it is next to: nothing else decides then.
+    place.data_direct = None;
     place.root.clone_from(&new.root);
     place.chain.clone_from(&new.chain);
     if let Some(last) = place.chain.last_mut() {
@@ -156,6 +158,7 @@ fn below_switch(number: u32, address: PciAddress) -> Place {
         root: Some(format!("pair{number}")),
         chain: vec![switch, address],
         numa: None,
+        data_direct: None,
     }
 }
 

@@ -262,18 +262,90 @@ pub fn nd_h100(tree: &Tree) {
     }
 }
 
+/// GPUs of a Grace tray by PCI domain: the NUMA node of their CPU and that of their memory, which
+/// has seven further ones without memory behind it, for slices of the GPU (MIG).
+const GRACE_GPUS: [(&str, i32, usize); 4] = [
+    ("0008", 0, 2),
+    ("0009", 0, 10),
+    ("0018", 1, 18),
+    ("0019", 1, 26),
+];
+
+impl Tree {
+    /// Lays the NUMA nodes of two Grace CPUs and their four GPUs. The distances are assumed.
+    fn grace(&self) {
+        let of = |node: usize| match node {
+            0 | 1 => node,
+            2..18 => 0,
+            _ => 1,
+        };
+        let distance = |from: usize, to: usize| match (from.min(1) == from, to.min(1) == to) {
+            _ if from == to => 10,
+            (true, true) => 40,
+            (false, false) => 160,
+            _ if of(from) == of(to) => 80,
+            _ => 120,
+        };
+        for node in 0..34 {
+            let directory = format!("/sys/devices/system/node/node{node}");
+            let cpus = ["0-71", "72-143"].get(node).copied().unwrap_or_default();
+            self.file(format!("{directory}/cpulist"), cpus);
+            let distances: Vec<String> = (0..34).map(|to| distance(node, to).to_string()).collect();
+            self.file(format!("{directory}/distance"), distances.join(" "));
+        }
+        for (cpu, package) in [(0, 0), (72, 1)] {
+            let topology = format!("/sys/devices/system/cpu/cpu{cpu}/topology");
+            self.file(format!("{topology}/physical_package_id"), package);
+        }
+        self.file(
+            "/proc/cpuinfo",
+            "processor\t: 0\nFeatures\t: fp asimd aes pmull sha1 sha2 atomics sve2\n\
+             CPU implementer\t: 0x41\nCPU part\t: 0xd4f",
+        );
+        // 64 KiB pages: a huge page is 512 MiB.
+        let huge = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+        self.file(huge, 536_870_912);
+    }
+
+    /// Lays a GPU that is joined to a Grace CPU by a coherent link, its memory a NUMA node.
+    fn grace_gpu(&self, spec: &PciSpec<'_>, model: &str, memory_node: usize) {
+        self.gpu(spec, model);
+        self.file(
+            format!("/proc/driver/nvidia/gpus/{}/numa_status", spec.address),
+            format_args!("Node:      {memory_node}\nStatus:    online\nSize:      2e8000000"),
+        );
+    }
+
+    /// Lays a function's vital product data: a name, and the UUID that functions of one card share.
+    fn vital_product_data(&self, address: &str, uuid: &str) {
+        let keyword = format!(
+            "V3{}{uuid}",
+            char::from(u8::try_from(uuid.len()).unwrap_or(0))
+        );
+        let section = |tag: char, text: &str| {
+            let length = char::from(u8::try_from(text.len()).unwrap_or(0));
+            format!("{tag}{length}\0{text}")
+        };
+        // As bytes: the tags are above 0x7f.
+        let text = section('\u{82}', "ConnectX-8") + &section('\u{90}', &keyword) + "x";
+        let bytes: Vec<u8> = text.chars().filter_map(|c| u8::try_from(c).ok()).collect();
+        self.bytes(format!("/sys/bus/pci/devices/{address}/vpd"), &bytes);
+    }
+}
+
 /// NVIDIA GB200 compute tray: GPUs and NICs in PCI domains of their own, two of each a socket.
 /// NIC domains are assumed.
 pub fn gb200(tree: &Tree) {
-    tree.sockets(&["0-71", "72-143"]);
-    for (domain, numa_node) in [("0008", 0), ("0009", 0), ("0018", 1), ("0019", 1)] {
+    tree.grace();
+    for (domain, numa_node, memory_node) in GRACE_GPUS {
         let spec = PciSpec {
             address: &format!("{domain}:01:00.0"),
             above: &format!("pci{domain}:00/{domain}:00:00.0"),
+            device: 0x2941,
             numa_node,
             ..PciSpec::GPU
         };
-        tree.gpu(&spec, "NVIDIA GB200");
+        tree.grace_gpu(&spec, "NVIDIA GB200", memory_node);
     }
     let nics = [("0000", 0), ("0002", 0), ("0010", 1), ("0012", 1)];
     for (number, (domain, numa_node)) in nics.into_iter().enumerate() {
@@ -289,6 +361,82 @@ pub fn gb200(tree: &Tree) {
             &format!("ib{number}"),
             &[RATE_400],
         );
+    }
+}
+
+/// NVIDIA GB300 compute tray: as GB200, but each GPU has a switch with the function that does the
+/// DMA of one `ConnectX-8` (Data Direct). Which NIC belongs to which GPU is as `rdma_topo` prints
+/// it for such a tray; slots of switches are assumed.
+pub fn gb300(tree: &Tree) {
+    tree.grace();
+    for (domain, numa_node, memory_node) in GRACE_GPUS {
+        let upstream = format!("pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0");
+        let bridge = PciSpec {
+            vendor: 0x15b3,
+            device: 0x197c,
+            class: 0x06_0400,
+            driver: "pcieport",
+            numa_node,
+            total_vfs: 0,
+            ..PciSpec::GPU
+        };
+        tree.pci(&PciSpec {
+            address: &format!("{domain}:00:00.0"),
+            above: &format!("pci{domain}:00"),
+            vendor: 0x10de,
+            device: 0x22b1,
+            ..bridge
+        });
+        tree.pci(&PciSpec {
+            address: &format!("{domain}:01:00.0"),
+            above: &format!("pci{domain}:00/{domain}:00:00.0"),
+            ..bridge
+        });
+        for slot in ["00", "03"] {
+            tree.pci(&PciSpec {
+                address: &format!("{domain}:02:{slot}.0"),
+                above: &upstream,
+                ..bridge
+            });
+        }
+        let dma = format!("{domain}:03:00.0");
+        tree.pci(&PciSpec {
+            address: &dma,
+            above: &format!("{upstream}/{domain}:02:00.0"),
+            device: 0x2100,
+            class: 0x08_0100,
+            driver: "mlx5_ib",
+            ..bridge
+        });
+        tree.vital_product_data(&dma, &format!("uuid-of-{domain}"));
+        let gpu = PciSpec {
+            address: &format!("{domain}:06:00.0"),
+            above: &format!("{upstream}/{domain}:02:03.0"),
+            device: 0x31c2,
+            numa_node,
+            ..PciSpec::GPU
+        };
+        tree.grace_gpu(&gpu, "NVIDIA GB300", memory_node);
+    }
+    // Crosswise: the first NIC belongs to the second GPU of its CPU.
+    let nics = [
+        ("0000", "0009", 0),
+        ("0002", "0008", 0),
+        ("0010", "0019", 1),
+        ("0012", "0018", 1),
+    ];
+    for (number, (domain, gpu, numa_node)) in nics.into_iter().enumerate() {
+        let address = format!("{domain}:03:00.0");
+        let spec = PciSpec {
+            address: &address,
+            above: &format!("pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0/{domain}:02:00.0"),
+            device: 0x1023,
+            numa_node,
+            ..PciSpec::MLX5
+        };
+        let name = format!("mlx5_{number}");
+        tree.nic(&spec, &name, &format!("ib{number}"), &[RATE_400]);
+        tree.vital_product_data(&address, &format!("uuid-of-{gpu}"));
     }
 }
 

@@ -2,7 +2,7 @@
 # What a scenario can call. Sourced by guest/scenario; the scenario itself is bash under
 # `set -Eeuo pipefail`. Results go to the runner over the second serial line, one line each.
 
-lab_send() { printf '%s\n' "$*" >/dev/ttyS1; }
+lab_send() { printf '%s\n' "$*" >"$LAB_LINE"; }
 
 # The first line of a text, so that a result stays one line.
 lab_line() { head -n 1 <<<"$*" | tr -d '\r'; }

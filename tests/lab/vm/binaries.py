@@ -5,8 +5,9 @@ import pathlib
 import subprocess
 import threading
 
+from .architecture import Architecture, of_program
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
-TARGET = "x86_64-unknown-linux-musl"
 PROFILE = "quick"
 
 
@@ -18,7 +19,8 @@ class Binaries:
     """Where binaries come from. The product's are found, never built: what is tested is what
     somebody chose. The stand-ins are the test crate's own, and built when first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: Architecture) -> None:
+        self.architecture = architecture
         self.place = pathlib.Path(os.environ.get("RDMA_BIN_DIR", ROOT / "dist")).resolve()
         self.target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
         self.lock = threading.Lock()
@@ -29,15 +31,21 @@ class Binaries:
         path = self.place / name
         if not path.is_file():
             raise CannotStart(f"no {name} in {self.place}: run `make build`, or name its folder in RDMA_BIN_DIR")
+        if (built_for := of_program(path)) != self.architecture.name:
+            raise CannotStart(
+                f"{path} is for {built_for or 'an unknown architecture'}, these guests are {self.architecture.name}: "
+                f"name a folder of such programs in RDMA_BIN_DIR (make build TARGET={self.architecture.target})"
+            )
         return path
 
     def standin(self, name: str) -> pathlib.Path:
         """A program of the test crate, static so that a guest can run it."""
         with self.lock:
             if not self.built:
-                command = ["cargo", "build", "--locked", "--quiet", "--profile", PROFILE, "--target", TARGET]
+                command = ["cargo", "build", "--locked", "--quiet", "--profile", PROFILE]
+                command += ["--target", self.architecture.target]
                 built = subprocess.run([*command, "--package", "e2e", "--bins"], cwd=ROOT, capture_output=True, text=True)
                 if built.returncode:
                     raise CannotStart(f"the stand-ins cannot be built: {built.stderr.strip()[-1000:]}")
-                self.built = self.target / TARGET / PROFILE
+                self.built = self.target / self.architecture.target / PROFILE
         return self.built / name

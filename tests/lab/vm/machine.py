@@ -6,16 +6,28 @@ Pure: from a scenario to a list of arguments.
 import os
 import pathlib
 
+from .architecture import Architecture
 from .scenario import Scenario
-
-# Another than the system's: RDMA_LAB_QEMU.
-QEMU = os.environ.get("RDMA_LAB_QEMU", "qemu-system-x86_64")
 
 # Quiet and without what a guest under emulation need not wait for.
 KERNEL_ARGUMENTS = (
-    "quiet loglevel=4 panic=-1 net.ifnames=0 nokaslr mitigations=off tsc=reliable no_timer_check "
+    "quiet loglevel=4 panic=-1 net.ifnames=0 nokaslr mitigations=off "
     "random.trust_cpu=on cryptomgr.notests audit=0 nowatchdog rcupdate.rcu_expedited=1 8250.nr_uarts=2"
 )
+
+
+def emulator(cache: dict[str, pathlib.Path]) -> list[str]:
+    """QEMU as RDMA_LAB_QEMU names it, or else the one that was unpacked for these guests with its
+    own libraries, or else the system's."""
+    if named := os.environ.get("RDMA_LAB_QEMU"):
+        return [named]
+    if not (tree := cache.get("qemu")):
+        return ["qemu-system-x86_64"]
+    libraries = ":".join(f"{tree}/{place}/x86_64-linux-gnu" for place in ("lib", "usr/lib"))
+    return [
+        f"{tree}/lib64/ld-linux-x86-64.so.2", "--library-path", libraries,
+        f"{tree}/usr/bin/qemu-system-aarch64", "-L", f"{tree}/usr/share/qemu",
+    ]  # fmt: skip
 
 
 def nic(number: int, guest: int, bus: str, speed: int) -> list[str]:
@@ -101,23 +113,34 @@ def share(tag: str, path: pathlib.Path, writable: bool = False) -> list[str]:
 
 
 def command(
-    scenario: Scenario, guest: int, cache: dict[str, pathlib.Path], directory: pathlib.Path, kvm: bool, shell: bool
+    scenario: Scenario,
+    guest: int,
+    architecture: Architecture,
+    cache: dict[str, pathlib.Path],
+    directory: pathlib.Path,
+    kvm: bool,
+    shell: bool,
 ) -> list[str]:
     """The whole command line. Sockets `control-N` and `qmp-N` of the directory are the runner's."""
-    kernel = f"console=ttyS0 {KERNEL_ARGUMENTS} lab.guest={guest} lab.host=node{guest} {' '.join(scenario.kernel)}"
+    kernel = (
+        f"console={architecture.console} {KERNEL_ARGUMENTS} {architecture.kernel} lab.line={architecture.line} "
+        f"lab.guest={guest} lab.host=node{guest} {' '.join(scenario.kernel)}"
+    )
     if shell:
         kernel += " lab.shell"
         console = ["-serial", "mon:stdio"]
     else:
         console = ["-serial", f"file:{directory}/console-{guest}.log"]
     arguments = [
-        QEMU, "-M", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-        *(["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", "max"]),
+        *emulator(cache), *architecture.machine, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        *(["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", architecture.cpu]),
         "-m", str(scenario.memory), "-smp", str(max(scenario.cpus, scenario.topology[0] if scenario.topology else 1)),
         *console,
-        "-chardev", f"socket,id=control,path={directory}/control-{guest}", "-serial", "chardev:control",
+        "-chardev", f"socket,id=control,path={directory}/control-{guest}",
+        *(["-device", f"{architecture.line_device},chardev=control"] if architecture.line_device
+          else ["-serial", "chardev:control"]),
         "-chardev", f"socket,id=qmp,path={directory}/qmp-{guest}", "-mon", "chardev=qmp,mode=control",
-        "-kernel", str(cache["kernel"] / "vmlinux"), "-initrd", str(cache["kernel"] / "stage1.cpio"),
+        "-kernel", str(cache["kernel"] / "kernel"), "-initrd", str(cache["kernel"] / "stage1.cpio"),
         "-append", kernel,
         *share("guest", cache["guest"]), *share("kernel", cache["kernel"]),
         *share("lab", directory / "share", writable=True),

@@ -11,6 +11,7 @@ import subprocess
 import time
 
 from . import machine
+from .architecture import Architecture
 from .binaries import Binaries, CannotStart
 from .guest import Guest, GuestDied
 from .report import Report, Result
@@ -30,16 +31,16 @@ class Skipped(Exception):
     """This machine cannot run the scenario; the message says why."""
 
 
-def has_kvm() -> bool:
-    """Whether guests can run on the processor itself. A /dev/kvm alone proves nothing: where the
+def has_kvm(architecture: Architecture) -> bool:
+    """Whether guests can run on the processor itself, an x86 one (`build` works on no other). A /dev/kvm alone proves nothing: where the
     processor shows no virtualisation, it cannot run an unmodified kernel."""
     flags = pathlib.Path("/proc/cpuinfo").read_text()
-    return os.access("/dev/kvm", os.R_OK | os.W_OK) and bool(re.search(r"\b(vmx|svm)\b", flags))
+    return architecture.name == "amd64" and os.access("/dev/kvm", os.R_OK | os.W_OK) and bool(re.search(r"\b(vmx|svm)\b", flags))
 
 
-def qemu_version() -> tuple[int, ...]:
+def qemu_version(cache: dict[str, pathlib.Path]) -> tuple[int, ...]:
     """The version of the QEMU that runs the guests."""
-    shown = subprocess.run([machine.QEMU, "--version"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([*machine.emulator(cache), "--version"], capture_output=True, text=True, check=True).stdout
     return tuple(int(part) for part in re.search(r"version (\d+(?:\.\d+)*)", shown)[1].split("."))
 
 
@@ -71,9 +72,11 @@ class Play:
     def prepare(self) -> None:
         """Makes the share. Fails before anything is booted if something is missing."""
         shutil.rmtree(self.directory, ignore_errors=True)
-        if self.scenario.qemu and (have := qemu_version()) < self.scenario.qemu:
+        if self.scenario.qemu and (have := qemu_version(self.cache)) < self.scenario.qemu:
             wanted, version = (".".join(map(str, v)) for v in (self.scenario.qemu, have))
             raise Skipped(f"needs QEMU {wanted} or newer, this machine has {version}")
+        if self.scenario.topology and self.binaries.architecture.name != "amd64":
+            raise Skipped("its PCIe expanders need ACPI, without which guests of arm64 are booted")
         if self.scenario.kubernetes and not KUBERNETES:
             raise Skipped("needs RDMA_LAB_KUBERNETES, a folder with a cluster's programs (tests/lab/README.md)")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
@@ -124,9 +127,10 @@ class Play:
 
     def boot(self, shell: bool) -> None:
         """Starts the guests and waits until each has its root."""
-        kvm = has_kvm()
+        architecture = self.binaries.architecture
+        kvm = has_kvm(architecture)
         for number in range(1, self.scenario.guests + 1):
-            command = machine.command(self.scenario, number, self.cache, self.directory, kvm, shell)
+            command = machine.command(self.scenario, number, architecture, self.cache, self.directory, kvm, shell)
             self.guests.append(Guest(number, command, self.directory, shell))
         self.follow(BOOT_SECONDS * self.patience, lambda: len(self.booted) == len(self.guests))
 

@@ -22,6 +22,10 @@ pub(super) struct Facts {
     pub policies: Option<Policies>,
     /// NUMA nodes.
     pub numa_nodes: usize,
+    /// Those of them that have CPUs: what pods can be aligned to.
+    pub numa_nodes_with_cpus: usize,
+    /// Those of them that are memory of GPUs.
+    pub gpu_memory_nodes: usize,
     /// The directory of CNI programs is in sight, or is missing on the host.
     pub programs_in_sight: bool,
     /// The directory of CNI configurations is in sight, or is missing on the host.
@@ -208,7 +212,7 @@ fn k03_alignment(facts: &Facts) -> Vec<Finding> {
         policies.topology.as_str(),
         "restricted" | "single-numa-node"
     );
-    let finding = if facts.numa_nodes <= 1 {
+    let finding = if facts.numa_nodes_with_cpus <= 1 {
         Finding::pass("there is but one NUMA node to align to")
     } else if strict && policies.cpu == "static" {
         Finding::pass("CPUs, GPUs and NICs of a container come from one place")
@@ -250,7 +254,12 @@ fn k04_nodes(facts: &Facts) -> Vec<Finding> {
                 "{} are more than {most}: a kubelet with a topology policy does not start",
                 facts.numa_nodes
             ),
-            "topologyManagerPolicyOptions: max-allowable-numa-nodes, or fewer nodes in the firmware (NPS, SNC)",
+            if facts.gpu_memory_nodes > 0 {
+                "topologyManagerPolicyOptions: max-allowable-numa-nodes, or let NVIDIA's driver keep the \
+                 GPUs' memory for itself (NVreg_CoherentGPUMemoryMode=driver, from 580 on)"
+            } else {
+                "topologyManagerPolicyOptions: max-allowable-numa-nodes, or fewer nodes in the firmware (NPS, SNC)"
+            },
         )
     } else {
         Finding::pass(format!(

@@ -1,14 +1,16 @@
 //! PCIe links, access control, IOMMU, power (P).
 
 pub(super) mod config_space;
+mod platform;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use hca::PciAddress;
 use hca::topology::{Class, Distance, Lanes, Machine, PcieLink, Place};
 
 use self::config_space::{ConfigSpace, Register};
+use self::platform::Platform;
 use super::check::Check;
 use super::context::Context;
 use crate::files;
@@ -23,10 +25,10 @@ pub(super) struct Facts {
     pub gpus: Vec<Function>,
     /// The switch ports between each GPU and the NICs on its switches.
     pub bridges: Vec<Bridge>,
-    /// NUMA nodes of the machine.
+    /// NUMA nodes of the machine that have CPUs.
     pub numa_nodes: usize,
-    /// The kernel runs in a virtual machine.
-    pub virtual_machine: bool,
+    /// CPU, kernel and hypervisor.
+    pub platform: Platform,
     /// Each function has a root complex of its own: the hypervisor hides the switches.
     pub hides_switches: bool,
 }
@@ -62,6 +64,23 @@ pub(super) struct Function {
     pub memory: Option<u64>,
     /// The nearest NIC, of a GPU.
     pub nearest: Option<Distance>,
+    /// The nearest NIC reads and writes the GPU's memory without a copy through host memory.
+    pub direct: bool,
+    /// A GPU with a coherent link to its CPU.
+    pub c2c: bool,
+    /// The function that does a NIC's DMA to GPUs, where that is not the NIC itself.
+    pub data_direct: Option<DataDirect>,
+}
+
+/// The Data Direct function of a NIC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DataDirect {
+    /// Its address.
+    pub address: PciAddress,
+    /// Number of its IOMMU group.
+    pub iommu_group: Option<u32>,
+    /// GPUs on its switch, with their IOMMU groups.
+    pub gpus: Vec<(String, Option<u32>)>,
 }
 
 /// A switch port.
@@ -71,10 +90,25 @@ pub(super) struct Bridge {
     pub address: PciAddress,
     /// Control of access control services.
     pub acs_control: Register,
+    /// What hangs below it.
+    pub below: Below,
+}
+
+/// What a switch port leads to, which decides the access control it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Below {
+    /// A GPU or a NIC, which exchange requests and completions.
+    Either,
+    /// A Data Direct function: its requests must reach the GPU directly.
+    DataDirect,
+    /// The GPU beside one: its completions must go back directly.
+    ItsGpu,
 }
 
 /// Peer-to-peer request and completion redirect, upstream forwarding (`PCI_ACS_RR`, `_CR`, `_UF`).
-const ACS_REDIRECT: u16 = 0x04 | 0x08 | 0x10;
+const ACS_REDIRECT: u16 = ACS_REQUEST | ACS_COMPLETION | 0x10;
+const ACS_REQUEST: u16 = 0x04;
+const ACS_COMPLETION: u16 = 0x08;
 /// `PCI_EXP_DEVCTL_RELAX_EN`.
 const RELAXED_ORDERING: u16 = 0x10;
 /// `PCI_ATS_CTRL_ENABLE`.
@@ -129,6 +163,16 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         title: "NICs and GPUs stay awake",
         judge: p10_power,
     },
+    Check {
+        id: "P11",
+        title: "the kernel's pages suit the CPU",
+        judge: p11_pages,
+    },
+    Check {
+        id: "P12",
+        title: "a NIC's Data Direct function shares the GPU's IOMMU group",
+        judge: p12_data_direct,
+    },
 ];
 
 /// Reads the host.
@@ -150,6 +194,7 @@ pub(super) fn read(context: &Context) -> Facts {
         .map(|nic| Function {
             rate_mbps: nic.rate_mbps,
             soft: nic.rdma_devices.iter().any(soft),
+            data_direct: data_direct(machine, &devices, &nic.place),
             ..function(
                 &devices,
                 &format!("{} {}", nic.title(), nic.place.address),
@@ -162,10 +207,13 @@ pub(super) fn read(context: &Context) -> Facts {
             .nics
             .iter()
             .map(|nic| machine.distance(&gpu.place, &nic.place));
+        let nearest = near.min();
         let name = format!("GPU{} {}", gpu.ordinal, gpu.place.address);
         let directory = devices.join(gpu.place.address.to_string());
         Function {
-            nearest: near.min(),
+            nearest,
+            direct: nearest.is_some_and(|nearest| gpu.is_direct_at(nearest.class)),
+            c2c: gpu.c2c,
             window: files::text(&directory.join("resource"))
                 .as_deref()
                 .and_then(window),
@@ -178,10 +226,10 @@ pub(super) fn read(context: &Context) -> Facts {
         gpus: gpus.collect(),
         bridges: between(machine)
             .into_iter()
-            .map(|address| bridge(&devices, address))
+            .map(|(address, below)| bridge(&devices, address, below))
             .collect(),
-        numa_nodes: machine.numa.nodes.len(),
-        virtual_machine: in_virtual_machine(context),
+        numa_nodes: machine.numa.nodes_with_cpus(),
+        platform: platform::read(&context.host),
         hides_switches: machine.hides_switches(),
     }
 }
@@ -208,36 +256,77 @@ fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Functi
         window: None,
         memory: None,
         nearest: None,
+        direct: false,
+        c2c: false,
+        data_direct: None,
     }
+}
+
+/// Number of a function's IOMMU group: the name of what the link `iommu_group` leads to.
+fn iommu_group(devices: &Path, address: PciAddress) -> Option<u32> {
+    let link = devices.join(address.to_string()).join("iommu_group");
+    let group = std::fs::read_link(link).ok()?;
+    group.file_name()?.to_str()?.parse().ok()
+}
+
+fn data_direct(machine: &Machine, devices: &Path, nic: &Place) -> Option<DataDirect> {
+    let function = nic.data_direct.as_deref()?;
+    let beside = machine.gpus.iter().filter(|gpu| {
+        let class = machine.distance(&gpu.place, function).class;
+        class.is_peer_to_peer()
+    });
+    Some(DataDirect {
+        address: function.address,
+        iommu_group: iommu_group(devices, function.address),
+        gpus: beside
+            .map(|gpu| {
+                let name = format!("GPU{}", gpu.ordinal);
+                (name, iommu_group(devices, gpu.place.address))
+            })
+            .collect(),
+    })
 }
 
 fn config(directory: &Path) -> ConfigSpace {
     ConfigSpace::new(std::fs::read(directory.join("config")).unwrap_or_default())
 }
 
-fn bridge(devices: &Path, address: PciAddress) -> Bridge {
+fn bridge(devices: &Path, address: PciAddress, below: Below) -> Bridge {
     let config = config(&devices.join(address.to_string()));
     Bridge {
         address,
         acs_control: config.acs_control(),
+        below,
     }
 }
 
 /// Bridges below which the way from a GPU to a NIC on its switches runs: all but their common
 /// stem, and its last member.
-fn between(machine: &Machine) -> BTreeSet<PciAddress> {
-    let mut bridges = BTreeSet::new();
+fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
+    let mut bridges = BTreeMap::new();
     for gpu in &machine.gpus {
         for nic in &machine.nics {
-            let class = machine.distance(&gpu.place, &nic.place).class;
-            if !matches!(class, Class::Pix | Class::Pxb) {
-                continue;
-            }
-            let (a, b) = (&gpu.place.chain, &nic.place.chain);
-            let common = a.iter().zip(b).take_while(|(x, y)| x == y).count();
-            for chain in [a, b] {
-                let last = chain.len().saturating_sub(1);
-                bridges.extend(chain.get(common..last).unwrap_or_default());
+            let own = (&nic.place, [Below::Either, Below::Either]);
+            let other = nic.place.data_direct.as_deref();
+            let other = other.map(|place| (place, [Below::ItsGpu, Below::DataDirect]));
+            for (place, below) in other.into_iter().chain([own]) {
+                // Each by its own place: the second one is judged by itself.
+                let place = Place {
+                    data_direct: None,
+                    ..place.clone()
+                };
+                let class = machine.distance(&gpu.place, &place).class;
+                if !matches!(class, Class::Pix | Class::Pxb) {
+                    continue;
+                }
+                let (a, b) = (&gpu.place.chain, &place.chain);
+                let common = a.iter().zip(b).take_while(|(x, y)| x == y).count();
+                for (chain, below) in [a, b].into_iter().zip(below) {
+                    let last = chain.len().saturating_sub(1);
+                    for bridge in chain.get(common..last).unwrap_or_default() {
+                        bridges.entry(*bridge).or_insert(below);
+                    }
+                }
             }
         }
     }
@@ -250,14 +339,6 @@ fn window(resource: &str) -> Option<u64> {
     let mut number = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
     let (start, end) = (number()?, number()?);
     (end > start).then(|| end - start + 1)
-}
-
-/// `hypervisor` among the CPU's flags (x86), or its name in the device tree or DMI.
-fn in_virtual_machine(context: &Context) -> bool {
-    let cpuinfo = files::text(&context.host.proc.join("cpuinfo")).unwrap_or_default();
-    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
-    let by_flag = flags.is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor"));
-    by_flag || context.host.sys.join("hypervisor/type").exists()
 }
 
 fn on(function: &Function, finding: Finding) -> Finding {
@@ -335,24 +416,39 @@ fn p02_numa(facts: &Facts) -> Vec<Finding> {
 }
 
 fn p03_acs(facts: &Facts) -> Vec<Finding> {
-    if facts.virtual_machine {
+    if facts.platform.virtual_machine {
         return vec![Finding::not_applicable(
             "a question for the hypervisor, see P04",
         )];
     }
     if facts.bridges.is_empty() {
-        return vec![Finding::not_applicable("no GPU shares a switch with a NIC")];
+        return vec![Finding::not_applicable(
+            if facts.gpus.iter().any(|gpu| gpu.c2c) {
+                "NICs reach the GPUs over C2C, not through a switch"
+            } else {
+                "no GPU shares a switch with a NIC"
+            },
+        )];
     }
     facts
         .bridges
         .iter()
         .map(|bridge| {
-            let finding = match bridge.acs_control {
-                Register::Value(control) if control & ACS_REDIRECT != 0 => Finding::warn(
-                    "access control redirects peer-to-peer traffic through the CPU: less than half \
-                     of the bandwidth is left",
+            let (redirect, remedy) = match bridge.below {
+                Below::Either => (
+                    ACS_REDIRECT,
                     "switch ACS off in the firmware, or on the kernel's command line \
                      (pci=config_acs=..., disable_acs_redir=...), or by setpci",
+                ),
+                // Grace translates the rest, so that this port must keep its other controls.
+                Below::DataDirect => (ACS_REQUEST, DATA_DIRECT_REMEDY),
+                Below::ItsGpu => (ACS_COMPLETION, DATA_DIRECT_REMEDY),
+            };
+            let finding = match bridge.acs_control {
+                Register::Value(control) if control & redirect != 0 => Finding::warn(
+                    "access control redirects peer-to-peer traffic through the CPU: less than half \
+                     of the bandwidth is left",
+                    remedy,
                 )
                 .read("ACS control", format!("{control:#06x}")),
                 Register::Value(control) => {
@@ -369,8 +465,13 @@ fn p03_acs(facts: &Facts) -> Vec<Finding> {
 }
 
 fn p04_ats(facts: &Facts) -> Vec<Finding> {
-    if !facts.virtual_machine || facts.gpus.is_empty() {
+    if !facts.platform.virtual_machine || facts.gpus.is_empty() {
         return vec![Finding::not_applicable("not a virtual machine with GPUs")];
+    }
+    if facts.gpus.iter().any(|gpu| gpu.c2c) {
+        return vec![Finding::not_applicable(
+            "a Grace CPU has no ATS: NICs reach the GPUs over C2C or by Data Direct",
+        )];
     }
     hardware(facts)
         .map(|nic| {
@@ -397,14 +498,24 @@ fn p05_iommu(facts: &Facts) -> Vec<Finding> {
         return vec![Finding::not_applicable("no GPU on this node")];
     }
     let functions = hardware(facts).chain(&facts.gpus);
+    let coherent = facts.gpus.iter().all(|gpu| gpu.c2c);
     functions
         .map(|function| {
             let finding = match function.iommu.as_deref() {
                 None => Finding::pass("no IOMMU, or it is off"),
                 Some("identity") => Finding::pass("passed through").read("type", "identity"),
+                // The way is through the CPU anyway, and so through its SMMU.
+                Some(translated) if coherent => Finding::pass(
+                    "the SMMU translates on the way to the CPU's memory and, over C2C, the GPU's",
+                )
+                .read("type", translated),
                 Some(translated) => Finding::warn(
                     "addresses are translated: peer-to-peer traffic takes the way through the CPU",
-                    "iommu=pt on the kernel's command line",
+                    if facts.platform.arm {
+                        "iommu.passthrough=1 on the kernel's command line"
+                    } else {
+                        "iommu=pt on the kernel's command line"
+                    },
                 )
                 .read("type", translated),
             };
@@ -466,6 +577,13 @@ fn p08_near(facts: &Facts) -> Vec<Finding> {
             let nearest = gpu.nearest?;
             let finding = if nearest.class.is_peer_to_peer() {
                 Finding::pass("it does")
+            } else if gpu.direct {
+                Finding::pass("no, but they share a CPU, which is joined to the GPU by C2C")
+            } else if gpu.c2c {
+                Finding::warn(
+                    format!("the nearest NIC is at {nearest}, on another CPU: C2C does not reach that far"),
+                    "see topology; this tray has no NIC with an RDMA driver on the GPU's own CPU",
+                )
             } else {
                 Finding::warn(
                     format!("the nearest NIC is at {nearest}{hidden}: NCCL copies through host memory"),
@@ -488,6 +606,7 @@ fn p09_window(facts: &Facts) -> Vec<Finding> {
             let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
             let remedy = "enable Above 4G decoding and resizable BAR in the firmware; some GPUs have no larger one";
             let finding = match (gpu.window, gpu.memory) {
+                _ if gpu.c2c => Finding::pass("over C2C all of it, whatever the window's size"),
                 (None, _) => Finding::unknown("the window's size cannot be read"),
                 (Some(window), Some(memory)) if window < memory => Finding::warn(
                     format!("peers see {} of {}: larger buffers cannot be registered", mib(window), mib(memory)),
@@ -528,6 +647,71 @@ fn p10_power(facts: &Facts) -> Vec<Finding> {
             )
         })
         .collect()
+}
+
+/// 64 KiB: what NVIDIA's kernels for Grace have (`linux-nvidia-64k`).
+const GRACE_PAGE_BYTES: u64 = 65_536;
+
+fn p11_pages(facts: &Facts) -> Vec<Finding> {
+    if !facts.gpus.iter().any(|gpu| gpu.c2c) {
+        return vec![Finding::not_applicable(
+            "no GPU with a coherent link to its CPU",
+        )];
+    }
+    let Some(bytes) = facts.platform.page_bytes else {
+        return vec![Finding::unknown(
+            "the kernel has no transparent huge pages, whose size tells that of its pages",
+        )];
+    };
+    let kib = bytes / 1024;
+    let finding = if bytes < GRACE_PAGE_BYTES {
+        Finding::warn(
+            format!(
+                "{kib} KiB: on a Grace CPU the SMMU and the GPU then look up 16 times as many addresses"
+            ),
+            "a kernel with pages of 64 KiB (Ubuntu: linux-nvidia-64k; RHEL: kernel-64k)",
+        )
+    } else {
+        Finding::pass(format!("{kib} KiB"))
+    };
+    vec![finding.read("page size in bytes", bytes)]
+}
+
+const DATA_DIRECT_REMEDY: &str =
+    "the ACS settings that `rdma_topo check` of rdma-core prints for this machine";
+
+fn p12_data_direct(facts: &Facts) -> Vec<Finding> {
+    let findings: Vec<Finding> = facts
+        .nics
+        .iter()
+        .filter_map(|nic| {
+            let function = nic.data_direct.as_ref()?;
+            let other = |(_, group): &&(String, Option<u32>)| *group != function.iommu_group;
+            let finding = if function.gpus.is_empty() {
+                Finding::warn(
+                    "no GPU shares its switch: GPUDirect goes over C2C",
+                    "see topology; rdma_topo of rdma-core shows what belongs together",
+                )
+            } else if let Some((gpu, _)) = function.gpus.iter().find(other) {
+                Finding::warn(
+                    format!("{gpu} is in another IOMMU group: NVIDIA's driver refuses the way between them"),
+                    DATA_DIRECT_REMEDY,
+                )
+            } else if function.iommu_group.is_none() {
+                Finding::unknown("there are no IOMMU groups: the SMMU is off, or sysfs does not show them")
+            } else {
+                Finding::pass("they share one")
+            };
+            let finding = finding.read("Data Direct function", function.address);
+            Some(on(nic, finding))
+        })
+        .collect();
+    if findings.is_empty() {
+        return vec![Finding::not_applicable(
+            "no NIC with a Data Direct function, or only root could see it",
+        )];
+    }
+    findings
 }
 
 #[cfg(test)]

@@ -126,6 +126,7 @@ fn descend(
             root: Some(root.to_owned()),
             chain,
             numa,
+            data_direct: None,
         };
         if places.insert(address, place).is_some() {
             return Err(Error::Twice {

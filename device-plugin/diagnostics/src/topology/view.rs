@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use hca::topology::{Choice, Class, Distance, Machine, Nic, Place};
+use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, Place};
 use serde_json::{Value, json};
 
 use super::alignment::{Misaligned, alignment};
@@ -54,7 +54,7 @@ impl View {
                 ));
             }
         }
-        let nowhere = |place: &Place| place.numa.is_none() && machine.numa.nodes.len() > 1;
+        let nowhere = |place: &Place| place.numa.is_none() && machine.numa.nodes_with_cpus() > 1;
         let unknown: Vec<String> = machine
             .gpus
             .iter()
@@ -82,6 +82,8 @@ impl View {
             ));
         }
         notes.extend(self.far_gpus());
+        notes.extend(self.coherent_gpus());
+        notes.extend(self.data_direct());
         let placed = alignment(machine, &self.holders);
         notes.extend(placed.misaligned.iter().map(Misaligned::sentence));
         notes.extend(self.remarks.iter().cloned());
@@ -93,7 +95,7 @@ impl View {
         let mut far: BTreeMap<Class, Vec<String>> = BTreeMap::new();
         for gpu in &self.machine.gpus {
             match self.machine.nearest(gpu) {
-                Some(class) if !class.is_peer_to_peer() => {
+                Some(class) if !gpu.is_direct_at(class) => {
                     far.entry(class).or_default().push(gpu.ordinal.to_string());
                 }
                 _ => {}
@@ -108,6 +110,48 @@ impl View {
                 "no NIC shares a switch with {}: NCCL then copies through host memory unless \
                  NCCL_NET_GDR_LEVEL allows more",
                 words.join(", ")
+            )
+        })
+    }
+
+    /// GPUs that NICs reach over the coherent link to the CPU.
+    fn coherent_gpus(&self) -> Option<String> {
+        let over_c2c = |gpu: &&Gpu| {
+            let near = self.machine.nearest(gpu);
+            near.is_some_and(|class| !class.is_peer_to_peer() && gpu.is_direct_at(class))
+        };
+        let gpus = self.machine.gpus.iter().filter(over_c2c);
+        let gpus: Vec<String> = gpus.map(|gpu| gpu.ordinal.to_string()).collect();
+        let memory = self.machine.gpus.iter().filter_map(|gpu| {
+            let node = gpu.memory_node?;
+            Some(format!("{node} (GPU {})", gpu.ordinal))
+        });
+        let memory: Vec<String> = memory.collect();
+        let nodes = if memory.is_empty() {
+            String::new()
+        } else {
+            format!("; their memory is NUMA node {}", memory.join(", "))
+        };
+        (!gpus.is_empty()).then(|| {
+            format!(
+                "NICs of the same NUMA node reach GPU {} over C2C, without a copy through host memory \
+                 unless NCCL_NET_GDR_C2C is 0{nodes}",
+                gpus.join(", ")
+            )
+        })
+    }
+
+    /// NICs whose DMA to GPUs comes from another place than theirs.
+    fn data_direct(&self) -> Option<String> {
+        let nics = self.machine.nics.iter().filter_map(|nic| {
+            let function = nic.place.data_direct.as_deref()?;
+            Some(format!("{} by {}", nic.title(), function.address))
+        });
+        let nics: Vec<String> = nics.collect();
+        (!nics.is_empty()).then(|| {
+            format!(
+                "Data Direct: distances to GPUs are those of the function that does the DMA: {}",
+                nics.join(", ")
             )
         })
     }

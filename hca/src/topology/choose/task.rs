@@ -216,11 +216,15 @@ impl<'a> Task<'a> {
                 let nic = *places.get(place)?;
                 let distance = *row.get(nic)?;
                 let nearest = row.iter().map(|distance| distance.class).min()?;
+                let gpu_itself = self.machine.gpus.get(*gpu)?;
+                let direct = gpu_itself.is_direct_at(distance.class);
+                // C2C does not count: where another NIC is nearer, that one has the full rate.
                 let aligned = distance.class.is_peer_to_peer() || distance.class <= nearest;
                 Some(Pair {
                     gpu: *gpu,
                     nic,
                     distance,
+                    direct,
                     aligned,
                 })
             })

@@ -41,6 +41,10 @@ pub(crate) fn read(context: &Context) -> Facts {
         pod_resources,
         policies: policies(context),
         numa_nodes: context.snapshot.machine.numa.nodes.len(),
+        numa_nodes_with_cpus: context.snapshot.machine.numa.nodes_with_cpus(),
+        gpu_memory_nodes: (context.snapshot.machine.gpus.iter())
+            .filter(|gpu| gpu.memory_node.is_some())
+            .count(),
         programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
         configurations_in_sight: in_sight(settings, &settings.cni_conf_dir),
         multus: cni_configurations.iter().any(of_multus) || programs.iter().any(of_multus),

@@ -19,6 +19,8 @@ fn good() -> Facts {
             most_numa_nodes: None,
         }),
         numa_nodes: 2,
+        numa_nodes_with_cpus: 2,
+        gpu_memory_nodes: 0,
         programs_in_sight: true,
         configurations_in_sight: true,
         multus: true,
@@ -103,7 +105,7 @@ fn k03() -> Vec<Case<Facts>> {
         (
             "K03",
             Facts {
-                numa_nodes: 1,
+                numa_nodes_with_cpus: 1,
                 ..policy("none", "none")
             },
             Pass,
@@ -115,6 +117,12 @@ fn k03() -> Vec<Case<Facts>> {
 fn k04() -> Vec<Case<Facts>> {
     vec![
         ("K04", good(), Pass, ""),
+        (
+            "K04",
+            with(|facts| (facts.numa_nodes, facts.gpu_memory_nodes) = (34, 4)),
+            Warn,
+            "34 are more than 8",
+        ),
         (
             "K04",
             with(|facts| facts.numa_nodes = 16),

@@ -26,7 +26,46 @@ fn function(name: &str) -> Function {
         window: Some(128 << 30),
         memory: None,
         nearest: Some(Distance::sure(Class::Pix)),
+        direct: true,
+        c2c: false,
+        data_direct: None,
     }
+}
+
+/// A Grace CPU with one GPU and a NIC.
+fn grace(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = Facts {
+        bridges: Vec::new(),
+        platform: Platform {
+            arm: true,
+            virtual_machine: false,
+            page_bytes: Some(65_536),
+        },
+        ..good()
+    };
+    let gpu = &mut facts.gpus[0];
+    (gpu.c2c, gpu.nearest) = (true, Some(Distance::sure(Class::Node)));
+    (gpu.window, gpu.iommu) = (None, Some("DMA-FQ".to_owned()));
+    facts.nics[0].iommu = Some("DMA-FQ".to_owned());
+    change(&mut facts);
+    facts
+}
+
+/// The same with a Data Direct function on the GPU's switch.
+fn data_direct(change: impl FnOnce(&mut DataDirect)) -> Facts {
+    let mut function = DataDirect {
+        address: "0009:03:00.0".parse().unwrap(),
+        iommu_group: Some(7),
+        gpus: vec![("GPU0".to_owned(), Some(7))],
+    };
+    change(&mut function);
+    grace(|facts| facts.nics[0].data_direct = Some(function))
+}
+
+fn port(below: Below, control: u16) -> Facts {
+    let mut facts = acs(Register::Value(control));
+    facts.bridges[0].below = below;
+    facts
 }
 
 /// Bare metal with one GPU and one NIC on a switch.
@@ -37,9 +76,13 @@ fn good() -> Facts {
         bridges: vec![Bridge {
             address: "0000:8e:00.0".parse().unwrap(),
             acs_control: Register::Value(0x0001),
+            below: Below::Either,
         }],
         numa_nodes: 2,
-        virtual_machine: false,
+        platform: Platform {
+            page_bytes: Some(4096),
+            ..Platform::default()
+        },
         hides_switches: false,
     }
 }
@@ -64,7 +107,10 @@ fn acs(control: Register) -> Facts {
 
 fn virtual_machine(ats: Register) -> Facts {
     Facts {
-        virtual_machine: true,
+        platform: Platform {
+            virtual_machine: true,
+            ..Platform::default()
+        },
         ..nic(|nic| nic.ats_control = ats)
     }
 }
@@ -142,6 +188,17 @@ fn p03() -> Vec<Case<Facts>> {
         ("P03", acs(Register::None), Pass, ""),
         ("P03", acs(Register::Unreadable), Unknown, "only root"),
         ("P03", no_gpu(), NotApplicable, ""),
+        ("P03", grace(|_| ()), NotApplicable, "over C2C"),
+        // What rdma_topo wants of the ports of a Data Direct function and its GPU.
+        ("P03", port(Below::DataDirect, 0x0019), Pass, ""),
+        ("P03", port(Below::ItsGpu, 0x0015), Pass, ""),
+        (
+            "P03",
+            port(Below::DataDirect, 0x001d),
+            Warn,
+            "through the CPU",
+        ),
+        ("P03", port(Below::ItsGpu, 0x001d), Warn, "through the CPU"),
     ]
 }
 
@@ -159,6 +216,12 @@ fn p04() -> Vec<Case<Facts>> {
             virtual_machine(Register::Value(0)),
             Warn,
             "ATS is off",
+        ),
+        (
+            "P04",
+            grace(|facts| facts.platform.virtual_machine = true),
+            NotApplicable,
+            "no ATS",
         ),
         (
             "P04",
@@ -186,6 +249,13 @@ fn p05() -> Vec<Case<Facts>> {
         (
             "P05",
             gpu(|gpu| gpu.iommu = Some("DMA-FQ".to_owned())),
+            Warn,
+            "translated",
+        ),
+        ("P05", grace(|_| ()), Pass, "the SMMU translates"),
+        (
+            "P05",
+            grace(|facts| facts.gpus[0].c2c = false),
             Warn,
             "translated",
         ),
@@ -227,9 +297,19 @@ fn p08() -> Vec<Case<Facts>> {
         ("P08", good(), Pass, ""),
         (
             "P08",
-            gpu(|gpu| gpu.nearest = Some(Distance::sure(Class::Node))),
+            gpu(|gpu| (gpu.nearest, gpu.direct) = (Some(Distance::sure(Class::Node)), false)),
             Warn,
             "the nearest NIC is at NODE",
+        ),
+        ("P08", grace(|_| ()), Pass, "joined to the GPU by C2C"),
+        (
+            "P08",
+            grace(|facts| {
+                let gpu = &mut facts.gpus[0];
+                (gpu.nearest, gpu.direct) = (Some(Distance::sure(Class::Sys)), false);
+            }),
+            Warn,
+            "on another CPU",
         ),
         ("P08", no_gpu(), NotApplicable, ""),
     ]
@@ -251,6 +331,7 @@ fn p09() -> Vec<Case<Facts>> {
             "of 196608 MiB",
         ),
         ("P09", gpu(|gpu| gpu.window = None), Unknown, ""),
+        ("P09", grace(|_| ()), Pass, "over C2C"),
     ]
 }
 
@@ -268,6 +349,52 @@ fn p10() -> Vec<Case<Facts>> {
     ]
 }
 
+fn p11() -> Vec<Case<Facts>> {
+    vec![
+        ("P11", good(), NotApplicable, "no GPU with a coherent link"),
+        ("P11", grace(|_| ()), Pass, "64 KiB"),
+        (
+            "P11",
+            grace(|facts| facts.platform.page_bytes = Some(4096)),
+            Warn,
+            "4 KiB",
+        ),
+        (
+            "P11",
+            grace(|facts| facts.platform.page_bytes = None),
+            Unknown,
+            "",
+        ),
+    ]
+}
+
+fn p12() -> Vec<Case<Facts>> {
+    vec![
+        ("P12", grace(|_| ()), NotApplicable, ""),
+        ("P12", data_direct(|_| ()), Pass, "they share one"),
+        (
+            "P12",
+            data_direct(|function| function.iommu_group = Some(8)),
+            Warn,
+            "GPU0 is in another IOMMU group",
+        ),
+        (
+            "P12",
+            data_direct(|function| function.gpus.clear()),
+            Warn,
+            "no GPU shares its switch",
+        ),
+        (
+            "P12",
+            data_direct(|function| {
+                (function.iommu_group, function.gpus[0].1) = (None, None);
+            }),
+            Unknown,
+            "no IOMMU groups",
+        ),
+    ]
+}
+
 #[test]
 fn each_check_says_what_is_wrong() {
     let cases = [
@@ -280,6 +407,8 @@ fn each_check_says_what_is_wrong() {
         p08(),
         p09(),
         p10(),
+        p11(),
+        p12(),
     ];
     prove(CHECKS, &cases.concat());
 }
@@ -291,7 +420,7 @@ fn ports_between_gpu_and_nic_are_those_below_the_switch() {
     hca::tree::machine::cascaded_switches(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
     let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
-    let ports: Vec<String> = between(&machine).iter().map(ToString::to_string).collect();
+    let ports: Vec<String> = between(&machine).keys().map(ToString::to_string).collect();
     let first_socket: Vec<&String> = ports
         .iter()
         .filter(|port| port.starts_with("0000:2"))
@@ -309,6 +438,24 @@ fn ports_between_gpu_and_nic_are_those_below_the_switch() {
             "0000:26:01.0"
         ]
     );
+}
+
+#[test]
+fn ports_of_a_data_direct_function_and_its_gpu_are_distinguished() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = hca::tree::Tree::new(directory.path());
+    hca::tree::machine::gb300(&tree);
+    let inventory = hca::inventory(&tree.host()).unwrap();
+    let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
+    let ports = between(&machine);
+    assert_eq!(ports.len(), 8);
+    assert_eq!(ports[&"0009:02:00.0".parse().unwrap()], Below::DataDirect);
+    assert_eq!(ports[&"0009:02:03.0".parse().unwrap()], Below::ItsGpu);
+    let nic = &machine.nics[0];
+    let devices = tree.path("/sys/bus/pci/devices");
+    let function = super::data_direct(&machine, &devices, &nic.place).unwrap();
+    assert_eq!(function.address.to_string(), "0009:03:00.0");
+    assert_eq!(function.gpus, [("GPU1".to_owned(), None)]);
 }
 
 #[test]

@@ -65,7 +65,9 @@ pub(super) fn nest(machine: &Machine, title: &str) -> Item {
         by_node.entry(Some(node.id)).or_default();
     }
     for (place, item) in gpus.chain(nics) {
-        by_node.entry(place.numa).or_default().push((place, item));
+        // A node of memory alone is drawn as that of its CPU.
+        let node = place.numa.map(|id| machine.numa.nearest_cpus(id));
+        by_node.entry(node).or_default().push((place, item));
     }
     let boxes: Vec<(Option<u32>, Item)> = by_node
         .into_iter()

@@ -1,0 +1,143 @@
+//! The PCI function through which a `ConnectX-8` moves data to and from a GPU (Data Direct).
+//!
+//! A Grace CPU does not translate addresses for PCI functions (ATS), so a NIC on it cannot reach a
+//! GPU's PCI window. A `ConnectX-8` therefore has a second function, below the GPU's own switch in
+//! another PCI domain, that does nothing but DMA. Which NIC it belongs to is in the vital product
+//! data of both: the same UUID under the vendor's keyword `V3` (as `rdma_topo` of rdma-core 64
+//! pairs them; the driver asks the firmware for the same, `drivers/infiniband/hw/mlx5/data_direct.c`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::distance::Place;
+use super::gpu;
+use crate::host::{self, Host, Result};
+use crate::pci::{self, PciFunction};
+
+const MELLANOX: u16 = 0x15b3;
+/// The function for DMA alone (`mlx5_data_direct_pci_table`).
+const DMA_FUNCTION: u16 = 0x2100;
+/// NICs that have one: `ConnectX-8` and `ConnectX-9`.
+const NICS: [u16; 2] = [0x1023, 0x1025];
+
+/// Large resource data types of vital product data (PCI Local Bus 3.0, appendix I).
+const LARGE: u8 = 0x80;
+const READ_ONLY: u8 = 0x90;
+const END: u8 = 0x78;
+
+/// True for a NIC that may have such a function.
+#[must_use]
+pub(super) fn possible(nic: &PciFunction) -> bool {
+    nic.vendor == MELLANOX && NICS.contains(&nic.device)
+}
+
+/// The places of these functions, by UUID. A function whose UUID cannot be read is left out: only
+/// root reads vital product data.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub(super) fn read(host: &Host) -> Result<BTreeMap<String, Place>> {
+    let mut places = BTreeMap::new();
+    for address in gpu::addresses(host)? {
+        let directory = match host.bus_entry("PCI device", "pci", &address.to_string()) {
+            Err(error) if error.is_missing() => continue,
+            directory => directory?,
+        };
+        let id = |name| host::hexadecimal(&directory, name);
+        if id("device")? != Some(u32::from(DMA_FUNCTION))
+            || id("vendor")? != Some(u32::from(MELLANOX))
+        {
+            continue;
+        }
+        if let Some(uuid) = uuid_of(&directory)? {
+            places.insert(uuid, Place::of(&pci::read_at(&directory, address)?));
+        }
+    }
+    Ok(places)
+}
+
+/// The UUID in a function's vital product data; `None` if it has none, or this process may not
+/// read it.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub(super) fn uuid_of(directory: &Path) -> Result<Option<String>> {
+    Ok(host::bytes_if_permitted(directory, "vpd")?
+        .as_deref()
+        .and_then(uuid))
+}
+
+/// The value of keyword `V3` in the read-only section.
+fn uuid(data: &[u8]) -> Option<String> {
+    let mut rest = data;
+    loop {
+        let (tag, item) = match *rest {
+            [tag, low, high, ref tail @ ..] if tag & LARGE != 0 => (
+                tag,
+                tail.split_at_checked(usize::from(u16::from_le_bytes([low, high])))?,
+            ),
+            [END, ..] => return None,
+            [tag, ref tail @ ..] => (tag, tail.split_at_checked(usize::from(tag & 0x07))?),
+            [] => return None,
+        };
+        if tag == READ_ONLY {
+            return keyword(item.0, *b"V3");
+        }
+        rest = item.1;
+    }
+}
+
+/// The text of one keyword: two letters, a length, the value.
+fn keyword(section: &[u8], wanted: [u8; 2]) -> Option<String> {
+    let mut rest = section;
+    while let [first, second, length, tail @ ..] = rest {
+        let (value, next) = tail.split_at_checked(usize::from(*length))?;
+        if [*first, *second] == wanted {
+            let text = std::str::from_utf8(value).ok()?;
+            let text = text.trim_matches(['\0', ' ']);
+            return (!text.is_empty()).then(|| text.to_owned());
+        }
+        rest = next;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn section(tag: u8, content: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(content.len()).unwrap().to_le_bytes();
+        [&[tag], length.as_slice(), content].concat()
+    }
+
+    #[test]
+    fn the_uuid_is_the_v3_of_the_read_only_section() {
+        let read_only = b"PN\x05C8280SN\x03MT1V3\x06aa-8f7RV\x01\x00";
+        let data = |content: &[u8]| {
+            [
+                section(0x82, b"ConnectX-8"),
+                section(READ_ONLY, content),
+                vec![END],
+            ]
+            .concat()
+        };
+        assert_eq!(uuid(&data(read_only)).as_deref(), Some("aa-8f7"));
+        assert_eq!(uuid(&data(b"PN\x02C8")), None, "no such keyword");
+        assert_eq!(uuid(&data(b"V3\xf0short")), None, "cut off");
+        assert_eq!(
+            uuid(&section(0x91, b"V3\x02aa")),
+            None,
+            "writable: not the vendor's word"
+        );
+        assert_eq!(uuid(&[]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(data: Vec<u8>) {
+            let _ = uuid(&data);
+        }
+    }
+}
