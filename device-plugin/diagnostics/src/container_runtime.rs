@@ -1,10 +1,13 @@
-//! Whether the container runtime reads CDI files, from its configuration. The daemon asks this, too,
-//! before it delivers devices by CDI.
+//! Whether the container runtime reads CDI files, from its configuration and, where that can be read,
+//! its program. The daemon asks this, too, before it delivers devices by CDI.
 //!
 //! containerd: on by default since 2.0, and `enable_cdi` of its CRI plugin decides; 1.7 has it off by
 //! default (`docs/cri/config.md`). Only 2.0 and newer read a configuration of `version = 3` or higher
-//! (`docs/containerd-2.0.md`). CRI-O has had it on since 1.23.
+//! (`docs/containerd-2.0.md`). 1.6 knows neither CDI nor `enable_cdi`, and passes over both in
+//! silence. CRI-O has had it on since 1.23.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::files;
@@ -13,6 +16,15 @@ use crate::files;
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 /// The first version of containerd's configuration that only containerd 2.0 and newer read.
 const CONTAINERD_2_CONFIG_VERSION: u32 = 3;
+/// The Go packages that tell containerd's releases apart; a program has the names of its packages'
+/// functions for its stack traces, also when it is stripped. `pkg/cdi` of this module is linked since
+/// 1.7 (`internal/cri/server/container_create.go`), and 2.0 changed the path of its own packages
+/// (`go.mod`).
+const PACKAGE_OF_CONTAINERD: &str = "github.com/containerd/containerd/";
+const PACKAGE_OF_CONTAINERD_2: &str = "github.com/containerd/containerd/v2/";
+const PACKAGE_OF_CDI: &str = "container-device-interface/";
+/// How much of a program is read at a time.
+const CHUNK_BYTES: usize = 1 << 20;
 /// Where CRI-O's configuration is.
 const CRIO_CONFIG: [&str; 2] = ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d"];
 
@@ -26,6 +38,8 @@ pub enum Cdi {
     On(String),
     /// It does not, by this configuration.
     Off(String),
+    /// It cannot: this program of its is older than containerd 1.7.
+    Unable(String),
     /// This configuration says nothing: newer versions do, older do not.
     Silent(String),
     /// The configuration of the running containerd cannot be read.
@@ -40,26 +54,106 @@ pub fn of_running_runtime(root: &Path, proc: &Path) -> Cdi {
     let processes = files::processes(proc);
     let containerds = processes
         .iter()
-        .filter(|process| process.name == "containerd");
-    let mut configs: Vec<PathBuf> = containerds
+        .filter(|process| process.name == "containerd")
+        .map(|process| proc.join(process.pid.to_string()));
+    let mut configs: Vec<(PathBuf, PathBuf)> = containerds
         .map(|process| {
-            let command = files::text(&proc.join(process.pid.to_string()).join("cmdline"));
-            config_argument(&command.unwrap_or_default())
+            let command = files::text(&process.join("cmdline"));
+            (config_argument(&command.unwrap_or_default()), process)
         })
         .collect();
     configs.sort();
-    configs.dedup();
+    configs.dedup_by(|one, other| one.0 == other.0);
     match configs.as_slice() {
         [] if processes.iter().any(|process| process.name == "crio") => Cdi::CriO,
         [] => Cdi::NoRuntime,
-        [config] => of_containerd(root, config),
+        [(config, process)] => of_program(&process.join("exe"), of_containerd(root, config)),
         several => {
             let list: Vec<String> = several
                 .iter()
-                .map(|one| one.display().to_string())
+                .map(|(config, _)| config.display().to_string())
                 .collect();
             Cdi::OutOfSight(format!("(there are several: {})", list.join(", ")))
         }
+    }
+}
+
+/// A release of containerd, as far as its use of CDI goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Release {
+    /// Older than 1.7.
+    WithoutCdi,
+    /// 1.7.
+    OffByDefault,
+    /// 2.0 and newer.
+    OnByDefault,
+}
+
+/// What the configuration says, completed by what the program behind `exe` can do. A process of
+/// another user, or with capabilities that this one has not, does not show its program (proc(5)).
+fn of_program(exe: &Path, configured: Cdi) -> Cdi {
+    let Some(release) = release(exe) else {
+        return configured;
+    };
+    let place = std::fs::read_link(exe).map_or_else(
+        |_| "containerd".to_owned(),
+        |path| path.display().to_string(),
+    );
+    match (release, configured) {
+        (Release::WithoutCdi, _) => Cdi::Unable(place),
+        (Release::OffByDefault, Cdi::Silent(config)) => {
+            Cdi::Off(format!("{config}, for the containerd 1.7 {place},"))
+        }
+        (Release::OnByDefault, Cdi::Silent(config)) => {
+            Cdi::On(format!("{config}, for the containerd 2 {place},"))
+        }
+        (Release::OffByDefault | Release::OnByDefault, configured) => configured,
+    }
+}
+
+/// The release of a containerd program; none where it cannot be read, or is none of containerd's.
+fn release(program: &Path) -> Option<Release> {
+    let packages = [
+        PACKAGE_OF_CONTAINERD,
+        PACKAGE_OF_CONTAINERD_2,
+        PACKAGE_OF_CDI,
+    ];
+    match contained(program, packages)? {
+        [false, ..] => None,
+        [_, _, false] => Some(Release::WithoutCdi),
+        [_, false, _] => Some(Release::OffByDefault),
+        [_, true, _] => Some(Release::OnByDefault),
+    }
+}
+
+/// Which of these texts a file has; none where it cannot be read to its end.
+fn contained<const N: usize>(path: &Path, texts: [&str; N]) -> Option<[bool; N]> {
+    let mut file = File::open(path).ok()?;
+    let finders = texts.map(|text| memchr::memmem::Finder::new(text.as_bytes()));
+    let longest = texts
+        .iter()
+        .map(|text| text.len())
+        .max()
+        .unwrap_or_default();
+    let mut found = [false; N];
+    let mut chunk = vec![0; CHUNK_BYTES];
+    // What the last chunk ended with, so that a text on the border is seen.
+    let mut kept = 0;
+    loop {
+        let read = file.read(chunk.get_mut(kept..)?).ok()?;
+        if read == 0 {
+            return Some(found);
+        }
+        let filled = chunk.get(..kept + read)?;
+        for (found, finder) in found.iter_mut().zip(&finders) {
+            *found = *found || finder.find(filled).is_some();
+        }
+        if found.iter().all(|found| *found) {
+            return Some(found);
+        }
+        let end = kept + read;
+        kept = longest.min(end);
+        chunk.copy_within(end - kept..end, 0);
     }
 }
 
@@ -227,6 +321,46 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_program_without_cdi_reads_no_cdi_file_whatever_its_configuration_says() {
+        let of_packages = |packages: &[&str], config: &str| {
+            let root = tempfile::tempdir().unwrap();
+            let process = root.path().join("proc/7");
+            fs::create_dir_all(&process).unwrap();
+            fs::write(process.join("comm"), "containerd\n").unwrap();
+            fs::write(process.join("cmdline"), "containerd\0").unwrap();
+            // Names on the border of what is read at a time, too.
+            let mut program = vec![0_u8; CHUNK_BYTES - 20];
+            for package in packages {
+                program.extend(package.as_bytes());
+                program.resize(program.len() + CHUNK_BYTES - package.len(), 0);
+            }
+            fs::write(root.path().join("program"), program).unwrap();
+            std::os::unix::fs::symlink(root.path().join("program"), process.join("exe")).unwrap();
+            fs::create_dir_all(root.path().join("etc/containerd")).unwrap();
+            fs::write(root.path().join("etc/containerd/config.toml"), config).unwrap();
+            of_running_runtime(root.path(), &root.path().join("proc"))
+        };
+        let (v1, v2, cdi) = (
+            "github.com/containerd/containerd/services.Load",
+            "github.com/containerd/containerd/v2/core.Load",
+            "tags.cncf.io/container-device-interface/pkg/cdi.Refresh",
+        );
+        let on = "version = 2\nenable_cdi = true\n";
+        let silent = "version = 2\n";
+        for config in [on, silent] {
+            assert!(matches!(of_packages(&[v1], config), Cdi::Unable(_)));
+        }
+        assert!(matches!(of_packages(&[v1, cdi], silent), Cdi::Off(_)));
+        assert!(matches!(of_packages(&[v1, cdi], on), Cdi::On(_)));
+        assert!(matches!(of_packages(&[cdi, v2], silent), Cdi::On(_)));
+        let off = "version = 3\nenable_cdi = false\n";
+        assert!(matches!(of_packages(&[cdi, v2], off), Cdi::Off(_)));
+        // A program of something else proves nothing.
+        assert!(matches!(of_packages(&[cdi], silent), Cdi::Silent(_)));
+        assert!(matches!(of_packages(&[], silent), Cdi::Silent(_)));
     }
 
     #[test]

@@ -279,6 +279,9 @@ impl Daemon {
             }
             if asked_for {
                 self.choose_delivery().await;
+            } else if matches!(reason, Trigger::Timer) && self.runtime_obstacle.is_some() {
+                // The node may have another runtime by now.
+                self.know_cdi_obstacle().await;
             }
             self.want(reason, triggers);
         };

@@ -444,6 +444,11 @@ fn r06_cdi(facts: &Facts) -> Vec<Finding> {
             "enable_cdi = true, or let the device plugin hand over nodes instead of CDI names",
         )
         .read(place, "enable_cdi = false"),
+        Cdi::Unable(place) => Finding::warn(
+            "older than containerd 1.7: it passes over CDI names, and containers start without devices",
+            "containerd 1.7 or newer, or delivery: deviceSpecs for every pool",
+        )
+        .read(place, "no CDI"),
     }]
 }
 

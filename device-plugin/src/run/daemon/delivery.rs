@@ -56,11 +56,13 @@ impl Daemon {
         is_another
     }
 
-    /// Whether containers are known not to get what CDI files say: pools with binding late have
-    /// nothing to offer then. What is not known is no obstacle: a container without its CDI file does
-    /// not start, and one whose runtime passes CDI over has no device node.
+    /// Whether containers are known not to get what CDI files say: pools with binding late, and those
+    /// that state delivery by CDI, have nothing to offer then. What is not known is no obstacle: a
+    /// container without its CDI file does not start, and one whose runtime passes CDI over has no
+    /// device node.
     pub(super) async fn know_cdi_obstacle(&mut self) {
-        if !self.has_late_pool() {
+        let is_by_cdi = |pool: &PoolConfig| pool.delivery == Some(Delivery::Cdi);
+        if !self.has_late_pool() && !self.config.pools.iter().any(is_by_cdi) {
             self.cdi_doubt.clear();
             self.runtime_obstacle = None;
             return;
@@ -81,7 +83,7 @@ impl Daemon {
         match tokio::task::spawn_blocking(read).await {
             Ok((obstacle, doubt)) => {
                 self.runtime_obstacle = obstacle;
-                let doubt = doubt.map(|doubt| {
+                let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
                     format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
                 });
                 self.cdi_doubt = doubt.into_iter().collect();
@@ -138,6 +140,7 @@ impl Daemon {
             .filter(|pool| pool.delivery.is_some())
             .map(|pool| pool.resource.clone())
             .collect();
+        let passed_over = self.runtime_obstacle.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             let written = snapshots.into_iter().map(|snapshot| {
                 let by_cdi = is_by_pool_file(&snapshot);
@@ -146,6 +149,13 @@ impl Daemon {
                     return snapshot;
                 }
                 match cdi::write(&directory, &snapshot) {
+                    // Containers would start without a device node.
+                    Ok(_) if by_cdi && stated.contains(snapshot.resource()) => {
+                        match &passed_over {
+                            Some(why) => Arc::new(snapshot.undeliverable(why)),
+                            None => snapshot,
+                        }
+                    }
                     Ok(_) => snapshot,
                     Err(error) if by_cdi && stated.contains(snapshot.resource()) => {
                         tracing::error!(resource = %snapshot.resource(), %error, "units cannot be delivered");
