@@ -8,7 +8,11 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use memchr::memmem::Finder;
 
 use crate::files;
 
@@ -48,9 +52,34 @@ pub enum Cdi {
     CriO,
 }
 
+/// The program of the runtime as it was read last: it has tens of megabytes.
+#[derive(Debug, Clone, Default)]
+pub struct KnownProgram(Arc<Mutex<Option<(Identity, Option<Release>)>>>);
+
+/// A file's device, inode, size and time of its last change, in seconds and nanoseconds.
+type Identity = (u64, u64, u64, i64, i64);
+
+impl KnownProgram {
+    /// The release of the program behind `exe`; it is read unless it is the one that is known.
+    fn release(&self, exe: &Path) -> Option<Release> {
+        let meta = std::fs::metadata(exe).ok()?;
+        let changed = (meta.mtime(), meta.mtime_nsec());
+        let identity = (meta.dev(), meta.ino(), meta.len(), changed.0, changed.1);
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *known {
+            Some((of, release)) if of == identity => release,
+            _ => {
+                let release = release(exe);
+                *known = Some((identity, release));
+                release
+            }
+        }
+    }
+}
+
 /// Of the runtime whose process is seen below `proc`; files are below `root`.
 #[must_use]
-pub fn of_running_runtime(root: &Path, proc: &Path) -> Cdi {
+pub fn of_running_runtime(root: &Path, proc: &Path, known: &KnownProgram) -> Cdi {
     let processes = files::processes(proc);
     let containerds = processes
         .iter()
@@ -67,7 +96,10 @@ pub fn of_running_runtime(root: &Path, proc: &Path) -> Cdi {
     match configs.as_slice() {
         [] if processes.iter().any(|process| process.name == "crio") => Cdi::CriO,
         [] => Cdi::NoRuntime,
-        [(config, process)] => of_program(&process.join("exe"), of_containerd(root, config)),
+        [(config, process)] => {
+            let exe = process.join("exe");
+            of_program(&exe, known.release(&exe), of_containerd(root, config))
+        }
         several => {
             let list: Vec<String> = several
                 .iter()
@@ -91,8 +123,8 @@ enum Release {
 
 /// What the configuration says, completed by what the program behind `exe` can do. A process of
 /// another user, or with capabilities that this one has not, does not show its program (proc(5)).
-fn of_program(exe: &Path, configured: Cdi) -> Cdi {
-    let Some(release) = release(exe) else {
+fn of_program(exe: &Path, release: Option<Release>, configured: Cdi) -> Cdi {
+    let Some(release) = release else {
         return configured;
     };
     let place = std::fs::read_link(exe).map_or_else(
@@ -129,7 +161,7 @@ fn release(program: &Path) -> Option<Release> {
 /// Which of these texts a file has; none where it cannot be read to its end.
 fn contained<const N: usize>(path: &Path, texts: [&str; N]) -> Option<[bool; N]> {
     let mut file = File::open(path).ok()?;
-    let finders = texts.map(|text| memchr::memmem::Finder::new(text.as_bytes()));
+    let finders = texts.map(|text| Finder::new(text.as_bytes()));
     let longest = texts
         .iter()
         .map(|text| text.len())
@@ -291,7 +323,11 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        of_running_runtime(root.path(), &root.path().join("proc"))
+        of_running_runtime(
+            root.path(),
+            &root.path().join("proc"),
+            &KnownProgram::default(),
+        )
     }
 
     #[test]
@@ -341,7 +377,11 @@ mod tests {
             std::os::unix::fs::symlink(root.path().join("program"), process.join("exe")).unwrap();
             fs::create_dir_all(root.path().join("etc/containerd")).unwrap();
             fs::write(root.path().join("etc/containerd/config.toml"), config).unwrap();
-            of_running_runtime(root.path(), &root.path().join("proc"))
+            of_running_runtime(
+                root.path(),
+                &root.path().join("proc"),
+                &KnownProgram::default(),
+            )
         };
         let (v1, v2, cdi) = (
             "github.com/containerd/containerd/services.Load",
@@ -411,10 +451,16 @@ mod tests {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, "version = 3\n").unwrap();
         let proc = root.path().join("proc");
-        assert_eq!(of_running_runtime(root.path(), &proc), Cdi::NoRuntime);
+        assert_eq!(
+            of_running_runtime(root.path(), &proc, &KnownProgram::default()),
+            Cdi::NoRuntime
+        );
         assert!(matches!(of_configured_runtime(root.path()), Cdi::On(_)));
         fs::create_dir_all(proc.join("9")).unwrap();
         fs::write(proc.join("9/comm"), "crio\n").unwrap();
-        assert_eq!(of_running_runtime(root.path(), &proc), Cdi::CriO);
+        assert_eq!(
+            of_running_runtime(root.path(), &proc, &KnownProgram::default()),
+            Cdi::CriO
+        );
     }
 }

@@ -50,7 +50,7 @@ start_daemon /tmp/config.yaml
 daemon=$!
 check "the kubelet learns of units that cannot be given" wait_for 90 is_amount rdma/nic "0 of 1"
 equal "the shared pool's neither" "0 of 8" "$(amount rdma/hca)"
-contains "the log has the reason" '/usr/bin/containerd reads no CDI files.*older than containerd 1.7' "$(<"$log")"
+contains "the log has the reason" '/usr/bin/containerd reads no CDI files.*containerd 1.7' "$(grep -A 3 withheld "$log")"
 refuses "no pod gets one" "insufficient rdma/hca" worker none rdma-macvlan rdma/hca 1
 
 # --- a runtime with CDI ------------------------------------------------------------------------
@@ -75,12 +75,14 @@ equal "and can open it" mlx5_1 "$(in_pod own ibv_devinfo -d mlx5_1 | awk '/^hca_
 refuses "what is not its own it cannot" 'Failed to open|No IB device|not found|denied' in_pod own ibv_devinfo -d mlx5_0
 
 step "the CDI file is the only way"
-mkdir /tmp/away
-mv $cdi/* /tmp/away/
+file=$(echo $cdi/*hca*.json)
 kill -9 $daemon
+# Within the directory: containerd sees no file that is moved into it from another one
+# (container-device-interface, pkg/cdi/cache.go: it waits for no IN_MOVED_TO).
+mv "$file" "$file.away"
 refuses "without the file no container is created" 'unresolvable CDI devices' \
 	kubelet-standin restart-container shared main
-mv /tmp/away/* $cdi/
+mv "$file.away" "$file"
 check "with it the container starts" kubelet-standin restart-container shared main
 equal "with the same nodes" "rdma_cm uverbs0" "$(nodes_of shared)"
 start_daemon /tmp/config.yaml

@@ -149,13 +149,15 @@ equal "and the same nodes" "$nodes_a" "$(nodes_of a)"
 
 step "no CDI file, no container"
 kill_daemon
-mkdir /tmp/away
-mv $cdi/rdma-device-plugin-slot_* /tmp/away/
+file=$(echo $cdi/rdma-device-plugin-slot_*)
+# Within the directory: containerd sees no file that is moved into it from another one
+# (container-device-interface, pkg/cdi/cache.go: it waits for no IN_MOVED_TO).
+mv "$file" "$file.away"
 # A kubelet that has just started asks no plugin before one has registered.
 kubelet-standin restart-kubelet
 refuses "the runtime creates no container" 'unresolvable CDI devices' kubelet-standin restart-container a main
 tell "    $(grep -o 'rpc error.*\|CreateContainer.*' <<<"$(kubelet-standin restart-container a main 2>&1)" | tail -n 1)"
-mv /tmp/away/* $cdi/
+mv "$file.away" "$file"
 check "with the file it does" kubelet-standin restart-container a main
 equal "with the nodes of its HCA" "$nodes_a" "$(nodes_of a)"
 

@@ -4,7 +4,7 @@
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -97,8 +97,9 @@ impl Node {
         self.scene.host.directory().join("cdi")
     }
 
+    /// How many CDI files a runtime reads.
     pub(crate) fn cdi_files(&self) -> usize {
-        fs::read_dir(self.cdi()).map_or(0, Iterator::count)
+        names(&self.cdi()).map_or(0, |names| names.len())
     }
 
     /// HCAs that are bound, by the files.
@@ -106,9 +107,7 @@ impl Node {
         let boots = self.scene.host.state().join("bindings");
         let mut bound = Vec::new();
         for boot in fs::read_dir(boots).into_iter().flatten() {
-            for entry in fs::read_dir(boot?.path())? {
-                bound.push(entry?.file_name().to_string_lossy().into_owned());
-            }
+            bound.extend(names(&boot?.path())?);
         }
         Ok(bound)
     }
@@ -118,6 +117,17 @@ impl Node {
         self.daemon.ended(Duration::from_secs(5))?;
         Ok(())
     }
+}
+
+/// Names in a directory but those that begin with a dot: a writer that is killed leaves such a file,
+/// which nobody reads and a later start of the daemon removes.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.retain(|name| !name.starts_with('.'));
+    Ok(names)
 }
 
 fn settings(scene: &Scene) -> Settings {

@@ -7,7 +7,7 @@ use hca::chardev::Node;
 
 use super::check::Check;
 use super::context::Context;
-use crate::container_runtime::{self, Cdi};
+use crate::container_runtime::{self, Cdi, KnownProgram};
 use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 
@@ -215,7 +215,11 @@ fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<St
 
 fn cdi(context: &Context) -> Cdi {
     let root = &context.settings.root;
-    let known = match container_runtime::of_running_runtime(root, &context.host.proc) {
+    let known = match container_runtime::of_running_runtime(
+        root,
+        &context.host.proc,
+        &KnownProgram::default(),
+    ) {
         Cdi::NoRuntime => container_runtime::of_configured_runtime(root),
         known => known,
     };

@@ -27,11 +27,12 @@ impl Daemon {
         self.know_cdi_obstacle().await;
         let kubelet = self.known.client.borrow_and_update().clone();
         let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
+        let program = self.program.clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
             choice::choose(&choice::Facts {
                 kubelet,
-                runtime: container_runtime::of_running_runtime(root, &host.proc),
+                runtime: container_runtime::of_running_runtime(root, &host.proc, &program),
                 directory: choice::directory_obstacle(&directory, root == Path::new("/")),
             })
         };
@@ -69,9 +70,10 @@ impl Daemon {
         }
         let host = self.settings.host.clone();
         let kubelet = self.known.client.borrow().clone();
+        let program = self.program.clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
-            let runtime = container_runtime::of_running_runtime(root, &host.proc);
+            let runtime = container_runtime::of_running_runtime(root, &host.proc, &program);
             let obstacle = choice::known_obstacle(&runtime);
             let facts = choice::Facts {
                 kubelet,
@@ -82,6 +84,16 @@ impl Daemon {
         };
         match tokio::task::spawn_blocking(read).await {
             Ok((obstacle, doubt)) => {
+                if obstacle != self.runtime_obstacle {
+                    match &obstacle {
+                        Some(reason) => tracing::error!(
+                            reason,
+                            "units of pools by CDI are withheld: containers would be without their \
+                             device nodes"
+                        ),
+                        None => tracing::info!("the container runtime gives devices by CDI now"),
+                    }
+                }
                 self.runtime_obstacle = obstacle;
                 let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
                     format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
