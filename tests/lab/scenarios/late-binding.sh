@@ -33,7 +33,6 @@ cat >/tmp/config.yaml <<-'CONFIG'
 	  environment: true
 	  select: {rdmaDevices: ["mlx5_*"]}
 CONFIG
-mkdir -p /etc/rdma-netdev
 start_containerd /lab/containerd
 install_cni $networks
 start_kubelet
@@ -175,13 +174,17 @@ has_given_all_back "after a pod with all NICs"
 
 step "ADD without a daemon, which comes back"
 kubelet-standin node --patience 60 --wait rdma/nic=4
-# The kubelet admits a pod only while the daemon lives: it is out of the plugin's reach first.
-mv $socket $socket.away
+# The kubelet admits a pod only while the daemon lives, so the first attempts fail for want of the
+# network's definition.
+mv $networks/nads.yaml /tmp/
 pod f 1 1 --retry-seconds 240 >/tmp/f.log 2>&1 &
 running=$!
-failed() { grep -q 'node.sock' /var/log/rdma-netdev.log "$LAB_OUT/containerd.log"; }
-check "the runtime is told that the daemon does not answer" wait_for 90 failed
+is_admitted() { units_of f rdma/nic | grep -q slot_; }
+check "a pod is admitted" wait_for 60 is_admitted
 kill_daemon
+mv /tmp/nads.yaml $networks/
+failed() { grep -q 'node.sock' "$LAB_OUT/containerd.log"; }
+check "the runtime is told that the daemon does not answer" wait_for 90 failed
 netns=away
 ip netns add $netns
 slot=$(units_of f rdma/nic)
