@@ -195,7 +195,11 @@ refuses "the plugin's error has code 11: try again later" '"code": ?11' \
 ip netns delete $netns
 equal "nothing of the failures is left" 0 "$(cdi_files)"
 restart_daemon
-check "the runtime's next attempt succeeds" wait $running
+if wait $running; then
+	pass "the runtime's next attempt succeeds"
+else
+	fail "the runtime's next attempt succeeds" "$(</tmp/f.log)"
+fi
 check "the pod has the NIC beside its GPU" is_beside_gpu f
 equal "and its node alone" "$(nodes_wanted "$(hcas_of f)")" "$(nodes_of f)"
 check "it ends" kubelet-standin delete-pod f
