@@ -6,6 +6,7 @@
 //! (`docs/containerd-2.0.md`). 1.6 knows neither CDI nor `enable_cdi`, and passes over both in
 //! silence. CRI-O has had it on since 1.23.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -20,13 +21,14 @@ use crate::files;
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 /// The first version of containerd's configuration that only containerd 2.0 and newer read.
 const CONTAINERD_2_CONFIG_VERSION: u32 = 3;
-/// The Go packages that tell containerd's releases apart; a program has the names of its packages'
-/// functions for its stack traces, also when it is stripped. `pkg/cdi` of this module is linked since
-/// 1.7 (`internal/cri/server/container_create.go`), and 2.0 changed the path of its own packages
-/// (`go.mod`).
-const PACKAGE_OF_CONTAINERD: &str = "github.com/containerd/containerd/";
-const PACKAGE_OF_CONTAINERD_2: &str = "github.com/containerd/containerd/v2/";
-const PACKAGE_OF_CDI: &str = "container-device-interface/";
+/// The Go packages that tell containerd's releases apart: its own, those of 2.0, which changed their
+/// path (`go.mod`), and that of CDI, which 1.7 was the first to link. A program has the names of its
+/// packages' functions for its stack traces, also when it is stripped.
+const PACKAGES: [&str; 3] = [
+    "github.com/containerd/containerd/",
+    "github.com/containerd/containerd/v2/",
+    "container-device-interface/",
+];
 /// How much of a program is read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Where CRI-O's configuration is.
@@ -69,9 +71,10 @@ impl KnownProgram {
         match *known {
             Some((of, release)) if of == identity => release,
             _ => {
-                let release = release(exe);
-                *known = Some((identity, release));
-                release
+                // One that cannot be read now may be read the next time.
+                let packages = contained(exe, PACKAGES)?;
+                *known = Some((identity, release(packages)));
+                release(packages)
             }
         }
     }
@@ -85,20 +88,27 @@ pub fn of_running_runtime(root: &Path, proc: &Path, known: &KnownProgram) -> Cdi
         .iter()
         .filter(|process| process.name == "containerd")
         .map(|process| proc.join(process.pid.to_string()));
-    let mut configs: Vec<(PathBuf, PathBuf)> = containerds
-        .map(|process| {
-            let command = files::text(&process.join("cmdline"));
-            (config_argument(&command.unwrap_or_default()), process)
-        })
-        .collect();
-    configs.sort();
-    configs.dedup_by(|one, other| one.0 == other.0);
+    // A process that containerd makes has its name until it runs another program, and may be gone
+    // when it is read.
+    let mut configs: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for process in containerds {
+        let command = files::text(&process.join("cmdline"));
+        let config = config_argument(&command.unwrap_or_default());
+        configs.entry(config).or_default().push(process.join("exe"));
+    }
+    let configs: Vec<_> = configs.into_iter().collect();
     match configs.as_slice() {
         [] if processes.iter().any(|process| process.name == "crio") => Cdi::CriO,
         [] => Cdi::NoRuntime,
-        [(config, process)] => {
-            let exe = process.join("exe");
-            of_program(&exe, known.release(&exe), of_containerd(root, config))
+        [(config, programs)] => {
+            let configured = of_containerd(root, config);
+            let mut known = programs
+                .iter()
+                .filter_map(|exe| Some((exe, known.release(exe)?)));
+            match known.next() {
+                Some((exe, release)) => of_program(exe, release, configured),
+                None => configured,
+            }
         }
         several => {
             let list: Vec<String> = several
@@ -123,10 +133,7 @@ enum Release {
 
 /// What the configuration says, completed by what the program behind `exe` can do. A process of
 /// another user, or with capabilities that this one has not, does not show its program (proc(5)).
-fn of_program(exe: &Path, release: Option<Release>, configured: Cdi) -> Cdi {
-    let Some(release) = release else {
-        return configured;
-    };
+fn of_program(exe: &Path, release: Release, configured: Cdi) -> Cdi {
     let place = std::fs::read_link(exe).map_or_else(
         |_| "containerd".to_owned(),
         |path| path.display().to_string(),
@@ -143,14 +150,9 @@ fn of_program(exe: &Path, release: Option<Release>, configured: Cdi) -> Cdi {
     }
 }
 
-/// The release of a containerd program; none where it cannot be read, or is none of containerd's.
-fn release(program: &Path) -> Option<Release> {
-    let packages = [
-        PACKAGE_OF_CONTAINERD,
-        PACKAGE_OF_CONTAINERD_2,
-        PACKAGE_OF_CDI,
-    ];
-    match contained(program, packages)? {
+/// The release of a program that has these of [`PACKAGES`]; none where it is none of containerd's.
+fn release(packages: [bool; 3]) -> Option<Release> {
+    match packages {
         [false, ..] => None,
         [_, _, false] => Some(Release::WithoutCdi),
         [_, false, _] => Some(Release::OffByDefault),
