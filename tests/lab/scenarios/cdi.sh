@@ -50,7 +50,7 @@ start_daemon /tmp/config.yaml
 daemon=$!
 check "the kubelet learns of units that cannot be given" wait_for 90 is_amount rdma/nic "0 of 1"
 equal "the shared pool's neither" "0 of 8" "$(amount rdma/hca)"
-contains "the log has the reason" '/usr/bin/containerd reads no CDI files.*containerd 1.7' "$(grep -A 3 withheld "$log")"
+contains "the log has the reason" 'containerd reads no CDI files.*older than containerd 1.7' "$(grep -A 3 withheld "$log")"
 refuses "no pod gets one" "insufficient rdma/hca" worker none rdma-macvlan rdma/hca 1
 
 # --- a runtime with CDI ------------------------------------------------------------------------
