@@ -89,6 +89,10 @@ bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time,
 bench-ipam: build ## ADD and DEL of rdma-ipam beside host-local, from 100 to 65,000 leases, as ratios of one run
 	tests/bench/ipam
 
+.PHONY: bench-late
+bench-late: build ## what late binding adds to an ADD, beside a unit that names its NIC
+	tests/bench/late
+
 .PHONY: bench-device-plugin
 bench-device-plugin: build ## start, memory, list and Allocate of the daemon, against budgets
 	tests/bench/device-plugin

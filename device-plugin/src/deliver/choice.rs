@@ -72,7 +72,7 @@ pub(crate) fn choose(facts: &Facts) -> Choice {
 #[must_use]
 pub(crate) fn known_obstacle(runtime: &Cdi) -> Option<String> {
     match runtime {
-        Cdi::Off(_) => runtime_obstacle(runtime),
+        Cdi::Off(_) | Cdi::Unable(_) => runtime_obstacle(runtime),
         Cdi::On(_) | Cdi::NoRuntime | Cdi::Silent(_) | Cdi::OutOfSight(_) | Cdi::CriO => None,
     }
 }
@@ -109,6 +109,10 @@ fn runtime_obstacle(runtime: &Cdi) -> Option<String> {
         Cdi::On(_) => return None,
         Cdi::NoRuntime => "no container runtime is in sight".to_owned(),
         Cdi::Off(place) => format!("{place} has CDI switched off"),
+        Cdi::Unable(place) => format!(
+            "the container runtime {place} reads no CDI files, and says nothing: it is older than \
+             containerd 1.7"
+        ),
         Cdi::Silent(place) => format!(
             "whether the runtime reads CDI files is not known: {place} says neither enable_cdi nor \
              version = 3"
@@ -193,6 +197,7 @@ mod tests {
             (kubelet(Some("")), "not known"),
             (runtime(Cdi::NoRuntime), "no container runtime"),
             (runtime(Cdi::Off("/c".into())), "switched off"),
+            (runtime(Cdi::Unable("/c".into())), "/c reads no CDI files"),
             (runtime(Cdi::Silent("/c".into())), "/c says neither"),
             (runtime(Cdi::OutOfSight("/c".into())), "/c is not in sight"),
             (runtime(Cdi::CriO), "CRI-O"),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use diagnostics::container_runtime::KnownProgram;
 use hca::HcaId;
 use notify::RecommendedWatcher;
 use tokio::sync::{mpsc, watch};
@@ -97,6 +98,8 @@ pub(super) struct Daemon {
     cdi_doubt: Vec<String>,
     /// Why they certainly do.
     runtime_obstacle: Option<String>,
+    /// The runtime's program, which tells its release.
+    program: KnownProgram,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -170,6 +173,7 @@ impl Daemon {
             choice: Choice::default(),
             cdi_doubt: Vec::new(),
             runtime_obstacle: None,
+            program: KnownProgram::default(),
             links: Links::default(),
             faults: Vec::new(),
             report,
@@ -279,6 +283,9 @@ impl Daemon {
             }
             if asked_for {
                 self.choose_delivery().await;
+            } else if matches!(reason, Trigger::Timer) && self.runtime_obstacle.is_some() {
+                // The node may have another runtime by now.
+                self.know_cdi_obstacle().await;
             }
             self.want(reason, triggers);
         };

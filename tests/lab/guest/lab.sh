@@ -197,8 +197,11 @@ as_before() {
 
 # --- pods ----------------------------------------------------------------------------------
 
-# start_containerd: with the test pods' image imported; ready when it returns.
+# start_containerd [DIRECTORY]: with the test pods' image imported; ready when it returns. The
+# guest's own is 1.6, which knows nothing of CDI; /lab/containerd (header key cdi-containerd) has one
+# that reads CDI files. Its number is in $containerd.
 start_containerd() {
+	local programs=${1:-/usr/bin}
 	mount -t tmpfs containerd /var/lib/containerd
 	mkdir -p /etc/containerd /etc/cni/net.d /opt/cni/bin
 	cat >/etc/containerd/config.toml <<-'CONFIG'
@@ -211,9 +214,19 @@ start_containerd() {
 		  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 		    runtime_type = "io.containerd.runc.v2"
 	CONFIG
-	containerd --log-level warn >"$LAB_OUT/containerd.log" 2>&1 &
-	wait_for 180 ctr version
-	ctr --namespace k8s.io image import /lab/image.tar >/dev/null
+	# The shim is looked up beside containerd, or on its path.
+	PATH=$programs:$PATH "$programs/containerd" --log-level warn >>"$LAB_OUT/containerd.log" 2>&1 &
+	containerd=$!
+	wait_for 180 "$programs/ctr" version
+	"$programs/ctr" --namespace k8s.io image import /lab/image.tar >/dev/null
+}
+
+# stop_containerd: ends it, and forgets all that it knew; no pod may be there.
+stop_containerd() {
+	kill "$containerd"
+	wait "$containerd" || true
+	umount /var/lib/containerd
+	rm -rf /run/containerd
 }
 
 # install_cni MANIFESTS…: our CNI programs and the node's policy, as the DaemonSet's init
@@ -240,10 +253,12 @@ offer_networks() {
 	CONFIG
 }
 
-# start_kubelet: the stand-in on containerd, which must run; `kubelet-standin` then asks it.
+# start_kubelet: the stand-in on containerd, which must run; `kubelet-standin` then asks it. Its
+# number is in $kubelet.
 start_kubelet() {
 	mkdir -p /var/lib/kubelet/device-plugins
-	kubelet-standin serve >"$LAB_OUT/kubelet.log" 2>&1 &
+	kubelet-standin serve >>"$LAB_OUT/kubelet.log" 2>&1 &
+	kubelet=$!
 	wait_for 90 kubelet-standin node
 }
 

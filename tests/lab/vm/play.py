@@ -79,6 +79,8 @@ class Play:
             raise Skipped("its PCIe expanders need ACPI, without which guests of arm64 are booted")
         if self.scenario.kubernetes and not KUBERNETES:
             raise Skipped("needs RDMA_LAB_KUBERNETES, a folder with a cluster's programs (tests/lab/README.md)")
+        if self.scenario.cdi_containerd and "containerd" not in self.cache:
+            raise Skipped("needs a containerd that reads CDI files, and no Debian mirror has one for these guests")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
         found += [self.binaries.standin(name) for name in self.scenario.standins]
         share = self.directory / "share"
@@ -108,6 +110,8 @@ class Play:
             # A cluster's key for its service accounts is made where the cluster is.
             key = ["openssl", "genrsa", "-out", share / "kubernetes/service-accounts.key", "2048"]
             subprocess.run(key, check=True, capture_output=True)
+        if self.scenario.cdi_containerd:
+            shutil.copytree(self.cache["containerd"], share / "containerd")
         if self.scenario.image:
             shutil.copy(self.cache["image"] / "image.tar", share / "image.tar")
         if self.scenario.node_image:
@@ -239,7 +243,7 @@ class Play:
         self.shown()
         remark = f"{self.scenario.name}: {time.monotonic() - started:.1f} s"
         if self.directory.is_dir():
-            for leftover in ("bin", "kubernetes", "image.tar", "node-image.tar"):
+            for leftover in ("bin", "kubernetes", "containerd", "image.tar", "node-image.tar"):
                 path = self.directory / "share" / leftover
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             remark += f", logs in {self.directory}"

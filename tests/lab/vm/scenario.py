@@ -42,6 +42,8 @@ class Scenario:
     node_image: bool = False
     # The programs of a real cluster are put there.
     kubernetes: bool = False
+    # The programs of a containerd that reads CDI files are put there, beside the guest's own.
+    cdi_containerd: bool = False
     # Binaries under test that it calls.
     binaries: tuple[str, ...] = ()
     # Of the test crate's own programs, those it calls.
@@ -61,7 +63,7 @@ def _value(key: str, text: str):
         case "topology":
             nodes, switches, nics = text.split("x")
             return (int(nodes), int(switches), int(nics))
-        case "image" | "node-image" | "kubernetes":
+        case "image" | "node-image" | "kubernetes" | "cdi-containerd":
             return {"yes": True, "no": False}[text]
         case "binaries" | "standins":
             return tuple(text.split(","))

@@ -48,6 +48,9 @@ enum Command {
     },
     /// Run the Pods of manifests; other kinds of objects are passed over.
     RunPod {
+        /// Make a sandbox again while the runtime fails to, for so long.
+        #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+        retry_seconds: u64,
         /// YAML files.
         #[arg(required = true)]
         files: Vec<PathBuf>,
@@ -120,11 +123,18 @@ fn main() -> Result<ExitCode> {
             print_node(&control, json)?;
         }
         Command::Pods { json } => print_pods(&ask(&control, &Request::Pods)?, json)?,
-        Command::RunPod { files } => {
+        Command::RunPod {
+            retry_seconds,
+            files,
+        } => {
             for file in files {
                 let manifest = std::fs::read_to_string(&file)
                     .with_context(|| format!("read {}", file.display()))?;
-                print_pods(&ask(&control, &Request::RunPod { manifest })?, false)?;
+                let request = Request::RunPod {
+                    manifest,
+                    retry_seconds,
+                };
+                print_pods(&ask(&control, &request)?, false)?;
             }
         }
         Command::Exec {

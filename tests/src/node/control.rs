@@ -26,6 +26,8 @@ pub enum Request {
     RunPod {
         /// YAML; objects of other kinds in it are passed over.
         manifest: String,
+        /// For so long a sandbox that the runtime fails to make is tried again.
+        retry_seconds: u64,
     },
     /// Run a command in a container.
     Exec {
@@ -130,12 +132,16 @@ fn fulfil(node: &Node, request: Request) -> Result<Reply> {
     Ok(match request {
         Request::Node => Reply::Node(node.resources()?),
         Request::Pods => Reply::Pods(node.pods()?),
-        Request::RunPod { manifest } => {
+        Request::RunPod {
+            manifest,
+            retry_seconds,
+        } => {
             let pods = Pod::from_manifest(&manifest)?;
             if pods.is_empty() {
                 bail!("there is no Pod in the manifest");
             }
-            let run = pods.iter().map(|pod| node.run_pod(pod));
+            let retry = Duration::from_secs(retry_seconds);
+            let run = pods.iter().map(|pod| node.run_pod(pod, retry));
             Reply::Pods(run.collect::<Result<_>>()?)
         }
         Request::Exec {

@@ -36,6 +36,8 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an init container may take.
 const INIT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Between two attempts at a sandbox; a kubelet's back-off begins with a second.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a stopped sandbox may resist its removal.
 const COLLECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between asking a container to end and killing it, unless the pod says otherwise. A kubelet
@@ -168,17 +170,18 @@ impl Node {
     }
 
     /// Admits a pod and runs it; its init containers have ended well, and its
-    /// containers still run half a second after their start.
+    /// containers still run half a second after their start. A sandbox that the
+    /// runtime fails to make is tried again for `retry`.
     ///
     /// # Errors
     /// It is not admitted, or the runtime fails; then nothing of it is left,
     /// except what a failing CNI DEL leaves.
-    pub fn run_pod(&self, pod: &Pod) -> Result<PodView> {
+    pub fn run_pod(&self, pod: &Pod, retry: Duration) -> Result<PodView> {
         let name = pod.full_name();
         self.check_images(pod)?;
         self.with_kubelet(|kubelet| Ok(kubelet.admit(pod.clone())?))?;
         let running = self
-            .run_admitted(pod)
+            .run_admitted(pod, retry)
             .with_context(|| format!("run pod {name}"));
         if running.is_err()
             && let Err(error) = self.delete_pod(&name)
@@ -295,11 +298,30 @@ impl Node {
         }
     }
 
-    fn run_admitted(&self, pod: &Pod) -> Result<()> {
+    /// A sandbox of the pod. As a kubelet does, the next attempt at one that failed has another
+    /// number, and so another ID of the runtime.
+    fn make_sandbox(&self, pod: &Pod, retry: Duration) -> Result<String> {
         let config = sandbox_config(pod, &self.logs)?;
         std::fs::create_dir_all(&config.log_directory)
             .with_context(|| format!("create {}", config.log_directory))?;
-        let sandbox = self.runtime.run_sandbox(config)?;
+        let end = Instant::now() + retry;
+        let mut attempt = 0;
+        loop {
+            let mut config = config.clone();
+            if let Some(metadata) = &mut config.metadata {
+                metadata.attempt = attempt;
+            }
+            let made = self.runtime.run_sandbox(config);
+            if made.is_ok() || Instant::now() >= end {
+                return made;
+            }
+            attempt += 1;
+            thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    fn run_admitted(&self, pod: &Pod, retry: Duration) -> Result<()> {
+        let sandbox = self.make_sandbox(pod, retry)?;
         for init in &pod.spec.init_containers {
             let id = self.start_container(pod, init, &sandbox, 0)?;
             if init.is_sidecar() {

@@ -111,9 +111,9 @@ pub(crate) const CASES: &[Case] = &[
 
 /// The n-th call of one system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Point {
-    syscall: String,
-    number: usize,
+pub(crate) struct Point {
+    pub(crate) syscall: String,
+    pub(crate) number: usize,
 }
 
 /// The command of `call` under strace, which writes to nowhere and injects as `options` say.
@@ -137,7 +137,7 @@ fn changes(name: &str, line: &str) -> bool {
 }
 
 /// The points of a command, in order; it is carried out.
-fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec<Point>> {
+pub(crate) fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec<Point>> {
     let file = host.directory().join("trace");
     let path = file.to_string_lossy().into_owned();
     answer(
@@ -179,7 +179,7 @@ fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec
 }
 
 /// All points, or about so many, spread evenly and the last among them.
-fn spread(points: &[Point], about: usize) -> Vec<Point> {
+pub(crate) fn spread(points: &[Point], about: usize) -> Vec<Point> {
     if std::env::var("RDMA_E2E_FAULTS").is_ok_and(|value| value == "all") {
         return points.to_vec();
     }
@@ -190,7 +190,13 @@ fn spread(points: &[Point], about: usize) -> Vec<Point> {
         .collect()
 }
 
-fn inject(call: &Call, command: &str, config: &str, point: &Point, what: &str) -> Result<Answer> {
+pub(crate) fn inject(
+    call: &Call,
+    command: &str,
+    config: &str,
+    point: &Point,
+    what: &str,
+) -> Result<Answer> {
     let rule = format!("inject={}:{what}:when={}", point.syscall, point.number);
     answer(
         &mut traced(call, command, &["-qq", "-o", "/dev/null", "-e", &rule]),
@@ -198,14 +204,14 @@ fn inject(call: &Call, command: &str, config: &str, point: &Point, what: &str) -
     )
 }
 
-fn was_killed(answer: &Answer) -> bool {
+pub(crate) fn was_killed(answer: &Answer) -> bool {
     use std::os::unix::process::ExitStatusExt;
     answer.status.signal() == Some(9) || answer.status.code() == Some(137)
 }
 
 /// Rounds of kills until ten of one took effect: on a busy machine the traced call may have waited
 /// for the kernel in more system calls than those after it have.
-fn at_least_ten_killed(mut round: impl FnMut() -> Result<usize>) -> Result<()> {
+pub(crate) fn at_least_ten_killed(mut round: impl FnMut() -> Result<usize>) -> Result<()> {
     let mut killed = 0;
     for _ in 0..5 {
         killed = round()?;

@@ -4,7 +4,7 @@
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,16 +35,16 @@ cases! {
 const NIC: &str = "rdma/nic";
 const LATE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  binding: late\n  \
                     select: {rdmaDevices: [mlx5_0]}\n";
-const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-struct Node {
-    scene: Scene,
-    kubelet: Kubelet,
-    daemon: Daemon,
+pub(crate) struct Node {
+    pub(crate) scene: Scene,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) daemon: Daemon,
 }
 
 impl Node {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let scene = Scene::with_hardware()?;
         let tree = scene.tree()?;
         tree.rdma_core(true);
@@ -64,7 +64,7 @@ impl Node {
         Ok(node)
     }
 
-    fn ready(&self) -> Result<()> {
+    pub(crate) fn ready(&self) -> Result<()> {
         let listed = self.kubelet.wait_allocatable(NIC, 1, WAIT_TIMEOUT);
         listed.with_context(|| self.daemon.log())?;
         let started = Instant::now();
@@ -76,7 +76,7 @@ impl Node {
     }
 
     /// Admits a pod with one slot, and gives the slot with the call for its network.
-    fn admit(&self, name: &str) -> Result<(String, Call)> {
+    pub(crate) fn admit(&self, name: &str) -> Result<(String, Call)> {
         let pod = Pod::with_limits(name, &[(NIC, 1)])?;
         let uid = pod.metadata.uid.clone();
         self.kubelet.admit(pod)?;
@@ -85,7 +85,7 @@ impl Node {
         Ok((slot, self.call(name, &uid)))
     }
 
-    fn call(&self, name: &str, uid: &str) -> Call {
+    pub(crate) fn call(&self, name: &str, uid: &str) -> Call {
         let mut call = self.scene.call();
         call.args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name};K8S_POD_UID={uid}"
@@ -93,31 +93,41 @@ impl Node {
         call
     }
 
-    fn cdi(&self) -> PathBuf {
+    pub(crate) fn cdi(&self) -> PathBuf {
         self.scene.host.directory().join("cdi")
     }
 
-    fn cdi_files(&self) -> usize {
-        fs::read_dir(self.cdi()).map_or(0, Iterator::count)
+    /// How many CDI files a runtime reads.
+    pub(crate) fn cdi_files(&self) -> usize {
+        names(&self.cdi()).map_or(0, |names| names.len())
     }
 
     /// HCAs that are bound, by the files.
-    fn bound(&self) -> Result<Vec<String>> {
+    pub(crate) fn bound(&self) -> Result<Vec<String>> {
         let boots = self.scene.host.state().join("bindings");
         let mut bound = Vec::new();
         for boot in fs::read_dir(boots).into_iter().flatten() {
-            for entry in fs::read_dir(boot?.path())? {
-                bound.push(entry?.file_name().to_string_lossy().into_owned());
-            }
+            bound.extend(names(&boot?.path())?);
         }
         Ok(bound)
     }
 
-    fn kill_daemon(&mut self) -> Result<()> {
+    pub(crate) fn kill_daemon(&mut self) -> Result<()> {
         self.daemon.signal(Signal::SIGKILL)?;
         self.daemon.ended(Duration::from_secs(5))?;
         Ok(())
     }
+}
+
+/// Names in a directory but those that begin with a dot: a writer that is killed leaves such a file,
+/// which nobody reads and a later start of the daemon removes.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.retain(|name| !name.starts_with('.'));
+    Ok(names)
 }
 
 fn settings(scene: &Scene) -> Settings {
@@ -128,7 +138,7 @@ fn socket(scene: &Scene) -> PathBuf {
     scene.host_root().join("run/rdma-netdev/node.sock")
 }
 
-fn start(scene: &Scene) -> Result<Daemon> {
+pub(crate) fn start(scene: &Scene) -> Result<Daemon> {
     let config = scene.host.directory().join("config");
     fs::write(&config, LATE)?;
     let settings = settings(scene);

@@ -34,6 +34,7 @@ modules! {
     cni_ipam,
     cni_journal,
     cni_late,
+    cni_late_faults,
     cni_log,
     cni_move,
     cni_policy,

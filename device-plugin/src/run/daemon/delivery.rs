@@ -27,11 +27,12 @@ impl Daemon {
         self.know_cdi_obstacle().await;
         let kubelet = self.known.client.borrow_and_update().clone();
         let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
+        let program = self.program.clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
             choice::choose(&choice::Facts {
                 kubelet,
-                runtime: container_runtime::of_running_runtime(root, &host.proc),
+                runtime: container_runtime::of_running_runtime(root, &host.proc, &program),
                 directory: choice::directory_obstacle(&directory, root == Path::new("/")),
             })
         };
@@ -56,20 +57,23 @@ impl Daemon {
         is_another
     }
 
-    /// Whether containers are known not to get what CDI files say: pools with binding late have
-    /// nothing to offer then. What is not known is no obstacle: a container without its CDI file does
-    /// not start, and one whose runtime passes CDI over has no device node.
+    /// Whether containers are known not to get what CDI files say: pools with binding late, and those
+    /// that state delivery by CDI, have nothing to offer then. What is not known is no obstacle: a
+    /// container without its CDI file does not start, and one whose runtime passes CDI over has no
+    /// device node.
     pub(super) async fn know_cdi_obstacle(&mut self) {
-        if !self.has_late_pool() {
+        let is_by_cdi = |pool: &PoolConfig| pool.delivery == Some(Delivery::Cdi);
+        if !self.has_late_pool() && !self.config.pools.iter().any(is_by_cdi) {
             self.cdi_doubt.clear();
             self.runtime_obstacle = None;
             return;
         }
         let host = self.settings.host.clone();
         let kubelet = self.known.client.borrow().clone();
+        let program = self.program.clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
-            let runtime = container_runtime::of_running_runtime(root, &host.proc);
+            let runtime = container_runtime::of_running_runtime(root, &host.proc, &program);
             let obstacle = choice::known_obstacle(&runtime);
             let facts = choice::Facts {
                 kubelet,
@@ -80,8 +84,18 @@ impl Daemon {
         };
         match tokio::task::spawn_blocking(read).await {
             Ok((obstacle, doubt)) => {
+                if obstacle != self.runtime_obstacle {
+                    match &obstacle {
+                        Some(reason) => tracing::error!(
+                            reason,
+                            "units of pools by CDI are withheld: containers would be without their \
+                             device nodes"
+                        ),
+                        None => tracing::info!("the container runtime gives devices by CDI now"),
+                    }
+                }
                 self.runtime_obstacle = obstacle;
-                let doubt = doubt.map(|doubt| {
+                let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
                     format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
                 });
                 self.cdi_doubt = doubt.into_iter().collect();
@@ -138,6 +152,7 @@ impl Daemon {
             .filter(|pool| pool.delivery.is_some())
             .map(|pool| pool.resource.clone())
             .collect();
+        let passed_over = self.runtime_obstacle.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             let written = snapshots.into_iter().map(|snapshot| {
                 let by_cdi = is_by_pool_file(&snapshot);
@@ -146,6 +161,13 @@ impl Daemon {
                     return snapshot;
                 }
                 match cdi::write(&directory, &snapshot) {
+                    // Containers would start without a device node.
+                    Ok(_) if by_cdi && stated.contains(snapshot.resource()) => {
+                        match &passed_over {
+                            Some(why) => Arc::new(snapshot.undeliverable(why)),
+                            None => snapshot,
+                        }
+                    }
                     Ok(_) => snapshot,
                     Err(error) if by_cdi && stated.contains(snapshot.resource()) => {
                         tracing::error!(resource = %snapshot.resource(), %error, "units cannot be delivered");

@@ -1,0 +1,90 @@
+# Device nodes by CDI alone: containerd 1.6 passes it over, which the daemon sees; containerd 2 gives them
+# lab: nics=2 memory=1792 timeout=900 image=yes cdi-containerd=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# shellcheck shell=bash disable=SC2016,SC2154
+
+networks=/lab/manifests/examples/networks
+cdi=/var/run/cdi
+make_hca eth0 mlx5_0
+make_hca eth1 mlx5_1
+cat >/tmp/config.yaml <<-'CONFIG'
+	version: 1
+	rescanInterval: 5s
+	pools:
+	- resource: rdma/hca
+	  mode: shared
+	  slots: 8
+	  delivery: cdi
+	  select: {rdmaDevices: [mlx5_0]}
+	- resource: rdma/nic
+	  mode: exclusive
+	  delivery: cdi
+	  select: {rdmaDevices: [mlx5_1]}
+CONFIG
+amount() { kubelet-standin node --json | jq -r --arg r "$1" '.[$r] | "\(.allocatable) of \(.capacity)"'; }
+is_amount() { [ "$(amount "$1")" = "$2" ]; }
+nodes_of() { in_pod "$1" sh -c 'cd /dev/infiniband && echo *'; }
+log=$LAB_OUT/rdma-device-plugin.log
+
+# --- a runtime without CDI ---------------------------------------------------------------------
+
+start_containerd
+install_cni $networks
+start_kubelet
+
+step "what containerd 1.6 does with a CDI name: nothing, in silence"
+# Without this capability the daemon cannot read the program of a process that has all of them.
+setpriv --bounding-set=-sys_ptrace --inh-caps=-sys_ptrace \
+	rdma-device-plugin run --config-file /tmp/config.yaml >"$LAB_OUT/blind.log" 2>&1 &
+daemon=$!
+check "a daemon that cannot see the runtime's program offers the units" wait_for 90 is_amount rdma/hca "8 of 8"
+check "a pod runs with one" worker trap rdma-macvlan rdma/hca 1
+equal "and has no device node at all" "no such directory" \
+	"$(in_pod trap sh -c 'test -d /dev/infiniband && echo some || echo no such directory')"
+check "it ends" kubelet-standin delete-pod trap
+kill $daemon
+wait $daemon || true
+
+step "a daemon that sees it withholds both pools"
+start_daemon /tmp/config.yaml
+daemon=$!
+check "the kubelet learns of units that cannot be given" wait_for 90 is_amount rdma/nic "0 of 1"
+equal "the shared pool's neither" "0 of 8" "$(amount rdma/hca)"
+contains "the log has the reason" 'containerd reads no CDI files.*older than containerd 1.7' "$(grep -A 3 withheld "$log")"
+refuses "no pod gets one" "insufficient rdma/hca" worker none rdma-macvlan rdma/hca 1
+
+# --- a runtime with CDI ------------------------------------------------------------------------
+
+step "the node gets containerd 2"
+stop_containerd
+start_containerd /lab/containerd
+contains "it is that" ' v?2\.' "$(/lab/containerd/containerd --version)"
+restart_standin() {
+	kill "$kubelet"
+	wait "$kubelet" || true
+	start_kubelet
+}
+restart_standin
+check "both pools are offered, the daemon was not restarted" wait_for 90 is_amount rdma/hca "8 of 8"
+check "the exclusive one, too" wait_for 60 is_amount rdma/nic "1 of 1"
+check "a pod runs with a unit of the shared pool" worker shared rdma-macvlan rdma/hca 1
+check "and one with the exclusive one" worker own rdma-move rdma/nic 1
+equal "the first has the nodes of its HCA and no other" "rdma_cm uverbs0" "$(nodes_of shared)"
+equal "the second has those of its own" "rdma_cm uverbs1" "$(nodes_of own)"
+equal "and can open it" mlx5_1 "$(in_pod own ibv_devinfo -d mlx5_1 | awk '/^hca_id/ { print $2 }')"
+refuses "what is not its own it cannot" 'Failed to open|No IB device|not found|denied' in_pod own ibv_devinfo -d mlx5_0
+
+step "the CDI file is the only way"
+file=$(echo $cdi/*hca*.json)
+kill -9 $daemon
+# Within the directory: containerd sees no file that is moved into it from another one
+# (container-device-interface, pkg/cdi/cache.go: it waits for no IN_MOVED_TO).
+mv "$file" "$file.away"
+refuses "without the file no container is created" 'unresolvable CDI devices' \
+	kubelet-standin restart-container shared main
+mv "$file.away" "$file"
+check "with it the container starts" kubelet-standin restart-container shared main
+equal "with the same nodes" "rdma_cm uverbs0" "$(nodes_of shared)"
+start_daemon /tmp/config.yaml
+check "the daemon offers what is left" wait_for 90 is_amount rdma/hca "8 of 8"
+check "both pods end" kubelet-standin delete-pod shared own

@@ -1,0 +1,206 @@
+# Late binding on a container runtime: pods get the NICs beside their GPUs by CDI, whatever dies on the way
+# lab: topology=1x2x2 memory=1792 timeout=1500 image=yes cdi-containerd=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin,gpu-plugin-standin
+# shellcheck shell=bash disable=SC2016,SC2154
+
+networks=/lab/manifests/examples/networks
+cdi=/var/run/cdi
+socket=/run/rdma-netdev/node.sock
+# The first HCA is none of the pool's, and goes away: the numbers of device nodes change with the
+# first move, as they are given anew (ib_uverbs_add_one, the lowest that is free).
+load_rdma
+ip link add other type dummy
+ip link set other up
+rdma link add other type rxe netdev other
+for nic in 0 1 2 3; do
+	make_hca eth$nic mlx5_$nic
+done
+wait_for 30 rdma system set netns exclusive
+declare -A pci
+for nic in 0 1 2 3; do
+	pci[mlx5_$nic]=$(basename "$(readlink -f /sys/class/infiniband/mlx5_$nic/device)")
+done
+rdma link delete other
+ip link delete other
+
+cat >/tmp/config.yaml <<-'CONFIG'
+	version: 1
+	rescanInterval: 5s
+	pools:
+	- resource: rdma/nic
+	  mode: exclusive
+	  binding: late
+	  environment: true
+	  select: {rdmaDevices: ["mlx5_*"]}
+CONFIG
+start_containerd /lab/containerd
+install_cni $networks
+start_kubelet
+start_daemon /tmp/config.yaml
+daemon=$!
+gpu-plugin-standin >"$LAB_OUT/gpu-plugin.log" 2>&1 &
+check "the kubelet learns of four slots" kubelet-standin node --patience 90 --wait rdma/nic=4
+check "and of two GPUs" kubelet-standin node --patience 60 --wait amd.com/gpu=2
+before=$(host_state)
+
+# pod NAME NICS GPUS [OPTION…]: runs a pod with so many, each NIC by a network of its own.
+pod() {
+	cat >"/tmp/$1.yaml" <<-POD
+		apiVersion: v1
+		kind: Pod
+		metadata:
+		  name: $1
+		  annotations: {k8s.v1.cni.cncf.io/networks: "$(yes rdma-move 2>/dev/null | sed "$2q" | paste -sd,)"}
+		spec:
+		  restartPolicy: Never
+		  containers:
+		  - name: main
+		    image: localhost/rdma-tools:1
+		    imagePullPolicy: IfNotPresent
+		    command: [sleep, infinity]
+		    securityContext: {capabilities: {add: [IPC_LOCK]}}
+		    resources: {limits: {rdma/nic: $2$([ "$3" = 0 ] || echo ", amd.com/gpu: $3")}}
+	POD
+	kubelet-standin run-pod "${@:4}" "/tmp/$1.yaml"
+}
+units_of() {
+	kubelet-standin pods --json |
+		jq -r --arg pod "default/$1" --arg r "$2" '.[] | select(.name == $pod) | .devices.main[$r][]?'
+}
+hcas_of() { in_pod "$1" sh -c 'cd /sys/class/infiniband && echo *'; }
+nodes_of() { in_pod "$1" sh -c 'cd /dev/infiniband && echo *'; }
+# What a pod with these HCAs must have: the kernel shows the numbers to every namespace.
+nodes_wanted() {
+	local verbs node
+	node=$(for verbs in /sys/class/infiniband_verbs/uverbs*; do
+		case " $* " in *" $(<"$verbs/ibdev") "*) basename "$verbs" ;; esac
+	done | sort | paste -sd' ')
+	echo "rdma_cm $node"
+}
+# The device numbers of a pod's nodes are those of the kernel, not the name alone.
+numbers_of() { in_pod "$1" sh -c 'cd /dev/infiniband && stat -c "%n %t:%T" uverbs*'; }
+numbers_wanted() {
+	local node major minor
+	for node in ${1#rdma_cm }; do
+		IFS=: read -r major minor <"/sys/class/infiniband_verbs/$node/dev"
+		printf '%s %x:%x\n' "$node" "$major" "$minor"
+	done
+}
+switch_of() { readlink -f "/sys/bus/pci/devices/$1/../../"; }
+# is_beside_gpu POD: whether the pod's NIC is on the switch of its GPU.
+is_beside_gpu() {
+	local gpu hca
+	gpu=$(units_of "$1" amd.com/gpu)
+	hca=$(hcas_of "$1")
+	[ "$(switch_of "$gpu")" = "$(switch_of "${pci[$hca]}")" ]
+}
+cdi_files() { find $cdi -name 'rdma-device-plugin-slot_*' | wc -l; }
+has_given_all_back() { as_before "$1" "$before" && equal "$1: no CDI file is left" 0 "$(cdi_files)"; }
+pid_is_gone() { ! kill -0 "$1" 2>/dev/null; }
+kill_daemon() {
+	kill -9 $daemon
+	wait_for 20 pid_is_gone $daemon
+}
+restart_daemon() {
+	rdma-device-plugin run --config-file /tmp/config.yaml >>"$LAB_OUT/rdma-device-plugin.log" 2>&1 &
+	daemon=$!
+	wait_for 60 test -S $socket
+}
+
+step "NICs by GPU"
+check "a pod with a GPU and a slot runs" pod a 1 1
+check "its NIC is on the switch of its GPU" is_beside_gpu a
+contains "its unit is a slot, which names no HCA" '^slot_' "$(units_of a rdma/nic)"
+hca_a=$(hcas_of a)
+nodes_a=$(nodes_wanted "$hca_a")
+equal "it has the node of that HCA alone" "$nodes_a" "$(nodes_of a)"
+equal "and it is that device" "$(numbers_wanted "$nodes_a")" "$(numbers_of a)"
+equal "the move gave it a number that it did not have" "rdma_cm uverbs0" "$nodes_a"
+contains "its HCA works" PORT_ACTIVE "$(in_pod a ibv_devinfo -d "$hca_a")"
+equal "the environment names it for NCCL" "=$hca_a:1" "$(in_pod a sh -c 'echo "$NCCL_IB_HCA"')"
+check "a pod with the other GPU runs" pod b 1 1
+check "its NIC is on the switch of that" is_beside_gpu b
+equal "it has the node of its own alone" "$(nodes_wanted "$(hcas_of b)")" "$(nodes_of b)"
+check "a pod with the two other NICs runs" pod c 2 0
+equal "it has both" 2 "$(hcas_of c | wc -w)"
+# shellcheck disable=SC2046 # two names
+equal "and their nodes" "$(nodes_wanted $(hcas_of c))" "$(nodes_of c)"
+equal "no NIC is two pods'" 4 "$(for one in a b c; do hcas_of $one; done | tr ' ' '\n' | sort -u | wc -l)"
+refuses "a fourth pod waits" "insufficient rdma/nic" pod d 1 0
+equal "four CDI files, one for each slot" 4 "$(cdi_files)"
+show rdma-device-plugin status
+check "all three end" kubelet-standin delete-pod a b c
+has_given_all_back "after three pods"
+
+step "daemon killed and started between ADD and DEL"
+kubelet-standin node --patience 60 --wait rdma/nic=4
+check "a pod runs" pod a 1 1
+hca_a=$(hcas_of a)
+nodes_a=$(nodes_of a)
+kill_daemon
+check "without its daemon no container of it starts" eval \
+	'! kubelet-standin restart-container a main'
+restart_daemon
+kubelet-standin node --patience 60 --wait rdma/nic=4
+check "with the next daemon it does" kubelet-standin restart-container a main
+equal "it has the same HCA" "$hca_a" "$(hcas_of a)"
+equal "and the same nodes" "$nodes_a" "$(nodes_of a)"
+
+step "no CDI file, no container"
+kill_daemon
+file=$(echo $cdi/rdma-device-plugin-slot_*)
+# Within the directory: containerd sees no file that is moved into it from another one
+# (container-device-interface, pkg/cdi/cache.go: it waits for no IN_MOVED_TO).
+mv "$file" "$file.away"
+# A kubelet that has just started asks no plugin before one has registered.
+kubelet-standin restart-kubelet
+refuses "the runtime creates no container" 'unresolvable CDI devices' kubelet-standin restart-container a main
+tell "    $(grep -o 'rpc error.*\|CreateContainer.*' <<<"$(kubelet-standin restart-container a main 2>&1)" | tail -n 1)"
+mv "$file.away" "$file"
+check "with the file it does" kubelet-standin restart-container a main
+equal "with the nodes of its HCA" "$nodes_a" "$(nodes_of a)"
+
+step "DEL without a daemon"
+check "the pod ends" kubelet-standin delete-pod a
+has_given_all_back "after a DEL without a daemon"
+restart_daemon
+gpu-plugin-standin >>"$LAB_OUT/gpu-plugin.log" 2>&1 &
+check "the next daemon offers all slots" kubelet-standin node --patience 60 --wait rdma/nic=4
+check "and of GPUs" kubelet-standin node --patience 60 --wait amd.com/gpu=2
+check "a pod gets all four" pod e 4 0
+equal "it has them" 4 "$(hcas_of e | wc -w)"
+check "it ends" kubelet-standin delete-pod e
+has_given_all_back "after a pod with all NICs"
+
+step "ADD without a daemon, which comes back"
+kubelet-standin node --patience 60 --wait rdma/nic=4
+# The kubelet admits a pod only while the daemon lives, so the first attempts fail for want of the
+# network's definition.
+mv $networks/nads.yaml /tmp/
+pod f 1 1 --retry-seconds 240 >/tmp/f.log 2>&1 &
+running=$!
+is_admitted() { units_of f rdma/nic | grep -q slot_; }
+check "a pod is admitted" wait_for 60 is_admitted
+kill_daemon
+mv /tmp/nads.yaml $networks/
+failed() { grep -q 'node.sock' "$LAB_OUT/containerd.log"; }
+check "the runtime is told that the daemon does not answer" wait_for 90 failed
+netns=away
+ip netns add $netns
+slot=$(units_of f rdma/nic)
+refuses "the plugin's error has code 11: try again later" '"code": ?11' \
+	env CNI_COMMAND=ADD CNI_CONTAINERID=x CNI_NETNS=/run/netns/$netns CNI_IFNAME=net1 CNI_PATH=/opt/cni/bin \
+	CNI_ARGS="K8S_POD_NAMESPACE=default;K8S_POD_NAME=f" sh -c \
+	"echo '{\"cniVersion\": \"1.0.0\", \"name\": \"rdma-move\", \"type\": \"rdma-netdev\", \"attach\": \"move\", \"deviceID\": \"$slot\"}' | rdma-netdev"
+ip netns delete $netns
+equal "nothing of the failures is left" 0 "$(cdi_files)"
+restart_daemon
+if wait $running; then
+	pass "the runtime's next attempt succeeds"
+else
+	fail "the runtime's next attempt succeeds" "$(</tmp/f.log)"
+fi
+check "the pod has the NIC beside its GPU" is_beside_gpu f
+equal "and its node alone" "$(nodes_wanted "$(hcas_of f)")" "$(nodes_of f)"
+check "it ends" kubelet-standin delete-pod f
+has_given_all_back "at the end"
