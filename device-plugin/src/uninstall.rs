@@ -62,8 +62,8 @@ pub(crate) struct Places {
 pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
-        "{0}; delete the pods that use it. What pods left that ended without DEL the daemon takes \
-         back within a minute, or rdma-netdev reclaim"
+        "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
+         rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
     )]
     InUse(String),
     /// It is not known whether any are.
