@@ -13,21 +13,26 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use attachment::cdi_file;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use nix::errno::Errno;
 use node::cni_program;
 use node::policy::{Policy, StoreKind};
 
+use crate::binding::store as bindings;
 use crate::config::last_good;
+use crate::deliver::cdi;
 use crate::status::files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
-const STATE_ENTRIES: [&str; 8] = [
+const STATE_ENTRIES: [&str; 10] = [
     "attachments",
     "devices",
     "locks",
     "stores",
     "blocks",
+    ipam::reclaim::DIRECTORY,
+    bindings::DIRECTORY,
     EXCLUSIVE_HCAS,
     NODE_ADDRESSES,
     last_good::FILE,
@@ -57,8 +62,8 @@ pub(crate) struct Places {
 pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
-        "{0}; delete the pods that use it. What pods left that ended without DEL the daemon takes \
-         back within a minute, or rdma-netdev reclaim"
+        "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
+         rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
     )]
     InUse(String),
     /// It is not known whether any are.
@@ -155,8 +160,10 @@ pub(crate) fn remove(
     for name in cni_program::NAMES {
         one(places.cni_bin.join(name), None)?;
     }
-    for path in with_prefix(&places.cdi, "rdma-device-plugin-pool-") {
-        one(path, None)?;
+    for prefix in [cdi::FILE_PREFIX, cdi_file::PREFIX] {
+        for path in with_prefix(&places.cdi, prefix) {
+            one(path, None)?;
+        }
     }
     for store in policy.stores.values() {
         let shared = match &store.kind {
@@ -246,6 +253,8 @@ mod tests {
                 "bin",
                 "etc",
                 "state/attachments",
+                "state/bindings/boot",
+                "state/reclaim",
                 "leases/leases",
                 "run",
                 "cdi",
@@ -260,7 +269,10 @@ mod tests {
                 ("bin/rdma-netdev", "x".to_owned()),
                 ("bin/macvlan", "x".to_owned()),
                 ("state/exclusive-hcas", String::new()),
+                ("state/bindings/boot/0000:01:00.0", "{}".to_owned()),
+                ("state/reclaim/default", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),
+                ("cdi/rdma-device-plugin-slot_a-0.json", "{}".to_owned()),
                 ("cdi/nvidia.com-gpu.json", "{}".to_owned()),
                 ("run/rdma-netdev.calls", "x".to_owned()),
             ] {
@@ -306,6 +318,7 @@ mod tests {
             "state/attachments",
             "etc",
             "cdi/rdma-device-plugin-pool-a.json",
+            "cdi/rdma-device-plugin-slot_a-0.json",
             "run/rdma-netdev.calls",
         ] {
             assert!(!node.path(gone).exists(), "{gone}");
@@ -313,6 +326,13 @@ mod tests {
         for stays in ["bin/macvlan", "cdi/nvidia.com-gpu.json", "state/notes.txt"] {
             assert!(node.path(stays).exists(), "{stays}");
         }
+    }
+
+    #[test]
+    fn a_state_directory_with_nothing_else_in_it_goes() {
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        node.remove();
+        assert!(!node.path("state").exists());
     }
 
     #[test]

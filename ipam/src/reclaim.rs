@@ -27,6 +27,8 @@ use std::time::Duration;
 
 /// A lease younger than this is left alone: its ADD may still be running.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
+/// The directory below the policy's `stateDir` where it is noted what was seen once.
+pub const DIRECTORY: &str = "reclaim";
 /// The second reading comes at least this long after the first.
 pub const MIN_GAP: Duration = Duration::from_secs(5);
 
@@ -400,7 +402,7 @@ fn over(
 }
 
 fn sightings_path(options: &Options<'_>) -> PathBuf {
-    options.state_dir.join("reclaim").join(options.store)
+    options.state_dir.join(DIRECTORY).join(options.store)
 }
 
 impl Sightings {

@@ -15,7 +15,7 @@ use node_wire::Pod;
 use serde::{Deserialize, Serialize};
 
 /// The directory below the state directory.
-const DIRECTORY: &str = "bindings";
+pub(crate) const DIRECTORY: &str = "bindings";
 /// The version of the files.
 const VERSION: u32 = 1;
 /// A binding has some hundred bytes, and some more for each GPU.

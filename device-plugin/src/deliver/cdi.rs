@@ -23,7 +23,7 @@ const VENDOR: &str = "rdma-device-plugin";
 /// What the classes begin with: a class begins with a letter, a resource prefix need not.
 const CLASS_PREFIX: &str = "pool-";
 /// What the names of all our files begin with.
-const FILE_PREFIX: &str = "rdma-device-plugin-pool-";
+pub(crate) const FILE_PREFIX: &str = "rdma-device-plugin-pool-";
 /// The oldest specification that has all that is used: since then a device's name may begin with a
 /// digit, as PCI addresses do.
 const VERSION: &str = "0.5.0";

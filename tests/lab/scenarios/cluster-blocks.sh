@@ -1,5 +1,5 @@
-# A whole real cluster of two nodes: addresses of one range, unique by the cluster's API
-# lab: guests=2 nics=2 memory=5120 cpus=2 timeout=3000 image=yes node-image=yes kubernetes=yes
+# A whole real cluster of two nodes: unique addresses by its API, all nodes' state, upgrade, uninstall
+# lab: guests=2 nics=2 memory=5120 cpus=2 timeout=4200 image=yes node-image=yes kubernetes=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -50,6 +50,20 @@ if [ "$LAB_GUEST" = 1 ]; then
 	equal "each node has a block" "node1 node2" \
 		"$(own get addressblocks -o json | jq -r '[.items[].spec.node | select(.)] | unique | join(" ")')"
 	contains "kubectl shows block and node" '192\.168\.111\.[0-9]+/28 +node[12]' "$(own get addressblocks)"
+
+	step "kubectl rdma: one view of all nodes"
+	ln -s /lab/bin/rdma-device-plugin /usr/local/bin/kubectl-rdma
+	check "kubectl rdma status: both nodes answer and are in order" kubectl rdma status
+	show cat <<<"$checked"
+	for node in $nodes; do
+		contains "of $node: all slots healthy, one of them held" "^$node +rdma/hca_shared_devices_a +63 +0 +1 " "$checked"
+	done
+	check "kubectl rdma leases" kubectl rdma leases
+	show cat <<<"$checked"
+	for pod in rdma-test-pod-1 rdma-test-pod-2; do
+		node=$(kubectl get pod $pod -o json | jq -r .spec.nodeName)
+		contains "of $pod: its node and its address" "^$node +$(address_of $pod)(/24)? .* default/$pod +net1" "$checked"
+	done
 fi
 meet_late running
 check "rdma-ipam shows this node's block" rdma-ipam blocks
@@ -79,15 +93,61 @@ for number in $(seq 10); do
 done
 unset RDMA_NETDEV_POLICY
 [ "$LAB_GUEST" = 2 ] || start_api_server 172.20.0.1
+# A new version of the image on each node, and on node2 an interface that no pod of the cluster has.
+by_hand() { RDMA_NETDEV_POLICY=/tmp/away/policy cni rdma-netdev "$1" kept kept net1 "$network"; }
+ctr --namespace k8s.io image tag localhost/rdma-device-plugin:0.1.0 localhost/rdma-device-plugin:0.1.1
+if [ "$LAB_GUEST" = 2 ]; then
+	ip netns add kept
+	check "an interface by hand" by_hand ADD
+fi
 meet_late back
 
 if [ "$LAB_GUEST" = 1 ]; then
+	step "upgrade: the new version is applied"
+	cp -r $manifests /tmp/new
+	sed -i 's/newTag: .*/newTag: 0.1.1/' /tmp/new/base/kustomization.yaml
+	check "the API server takes it" kubectl apply -k /tmp/new/base
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	show own get pods -o wide
+	equal "each container runs the new image" localhost/rdma-device-plugin:0.1.1 \
+		"$(own get pods -l app.kubernetes.io/name=rdma-device-plugin -o json |
+			jq -r '.items[].spec | (.initContainers + .containers)[].image' | sort -u)"
+	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
+	check "and talk as before" in_pod rdma-test-pod-1 ping -c 3 -W 5 "$(tail -n 1 <<<"$addresses")"
+	check "both nodes are in order" wait_for 100 kubectl rdma status
+	check "a third pod" kubectl apply -f <(sed 's/rdma-test-pod-1/rdma-test-pod-3/' $manifests/examples/perftest/pod-1.yaml)
+	check "becomes ready" kubectl wait --for=condition=Ready --timeout=600s pod/rdma-test-pod-3
+	equal "and has another address" 3 "$(sort -u <<<"$addresses"$'\n'"$(address_of rdma-test-pod-3)" | wc -l)"
+
 	step "the pods end, what was installed goes"
+	check "the third pod ends" kubectl delete pod rdma-test-pod-3 --timeout=300s
 	check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=300s
-	check "what was installed goes" kubectl delete -k $manifests/base --timeout=300s
+	check "what was installed goes" kubectl delete -k /tmp/new/base --timeout=300s
 	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
+
+	step "kubectl apply -k manifests/uninstall"
+	check "the API server takes it" kubectl apply -k $manifests/uninstall
+	waits() { own logs -l app.kubernetes.io/name=rdma-uninstall -c uninstall --prefix | grep 'waiting: .*kept'; }
+	check "a node waits while there is an interface" wait_for 400 waits
+	show waits
 fi
-meet_late over
+meet_late waits
+if [ "$LAB_GUEST" = 2 ]; then
+	check "its programs are there for DEL" test -x /opt/cni/bin/rdma-netdev
+	check "the interface ends" by_hand DEL
+	ip netns del kept
+fi
+meet_late ended
+if [ "$LAB_GUEST" = 1 ]; then
+	check "both nodes become clean" own rollout status ds/rdma-uninstall --timeout=600s
+	show own logs -l app.kubernetes.io/name=rdma-uninstall -c uninstall --prefix
+	check "it is deleted" kubectl delete -k $manifests/uninstall --timeout=300s
+fi
+meet_late clean
+ours() {
+	find /opt/cni/bin -name 'rdma-*'
+	find /etc/rdma-netdev /var/lib/rdma-netdev /var/lib/rdma-ipam /run/rdma-netdev /var/run/cdi -mindepth 1 || true
+}
+equal "nothing of it is left on the node" "" "$(ours)"
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
-meet_late counted
+meet_late over
