@@ -137,7 +137,12 @@ fn changes(name: &str, line: &str) -> bool {
 }
 
 /// The points of a command, in order; it is carried out.
-pub(crate) fn trace(host: &CniHost, call: &Call, command: &str, config: &str) -> Result<Vec<Point>> {
+pub(crate) fn trace(
+    host: &CniHost,
+    call: &Call,
+    command: &str,
+    config: &str,
+) -> Result<Vec<Point>> {
     let file = host.directory().join("trace");
     let path = file.to_string_lossy().into_owned();
     answer(
