@@ -258,7 +258,7 @@ impl CniHost {
     }
 
     /// The kernel makes the local route of an IPv6 address a moment after the address, from a work
-    /// queue (net/ipv6/addrconf.c, `addrconf_dad_completed`). A route that does not come is seen in
+    /// queue (`net/ipv6/addrconf.c`, `addrconf_dad_completed`). A route that does not come is seen in
     /// the picture.
     fn wait_for_local_routes(&self) -> Result<()> {
         let started = Instant::now();

@@ -253,7 +253,7 @@ fn links() -> Result<(State, Links)> {
 }
 
 /// Whether the operational state says what the carrier does: the kernel lets it follow from its work
-/// queue, up to a second later (net/core/link_watch.c).
+/// queue, up to a second later (`net/core/link_watch.c`).
 fn has_settled(message: &[u8]) -> Result<bool> {
     let flags = u32::from_ne_bytes(four(message, 8)?);
     let all = attributes(message.get(16..).unwrap_or_default())?;

@@ -56,10 +56,10 @@ pub enum Cdi {
 
 /// The program of the runtime as it was read last: it has tens of megabytes.
 #[derive(Debug, Clone, Default)]
-pub struct KnownProgram(Arc<Mutex<Option<Read>>>);
+pub struct KnownProgram(Arc<Mutex<Option<KnownRelease>>>);
 
 /// Which file was read, and its release, if it states one.
-type Read = (Identity, Option<Release>);
+type KnownRelease = (Identity, Option<Release>);
 
 /// A file's device, inode, size and time of its last change, in seconds and nanoseconds.
 type Identity = (u64, u64, u64, i64, i64);
