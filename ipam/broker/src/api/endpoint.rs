@@ -30,7 +30,7 @@ pub enum EndpointError {
         what: String,
     },
     /// A file cannot be read, or is not what it should be.
-    #[error("{}: {why}", path.display())]
+    #[error("read from {} how to reach the Kubernetes API: {why}", path.display())]
     File {
         /// The file.
         path: PathBuf,
