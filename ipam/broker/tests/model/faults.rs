@@ -17,8 +17,12 @@ async fn started(api: &Api, number: usize) -> Machine {
     machine
 }
 
-async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + LATE;
+async fn eventually(what: &str, check: impl FnMut() -> bool) {
+    within(LATE, what, check).await;
+}
+
+async fn within(time: Duration, what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + time;
     while !check() {
         assert!(tokio::time::Instant::now() < deadline, "not so: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -508,11 +512,13 @@ fn a_range_without_a_free_block_is_said_while_it_is_so() {
             let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
             status["spaces"][0]["rangesWithoutFreeBlock"].as_u64()
         };
-        eventually("it is full", || full() == Some(1)).await;
+        // Ranges in use are read twice a minute, and the file is written six times.
+        let time = Duration::from_secs(120);
+        within(time, "it is full", || full() == Some(1)).await;
         while !one.pods.is_empty() {
             one.del(0);
         }
-        eventually("it is no longer", || full() == Some(0)).await;
+        within(time, "it is no longer", || full() == Some(0)).await;
         one.kill().await;
     });
 }
