@@ -48,6 +48,8 @@ wait $daemon || true
 step "a daemon that sees it withholds both pools"
 start_daemon /tmp/config.yaml
 daemon=$!
+# Until it has registered the kubelet counts no unit either.
+check "it says so" wait_for 90 grep -q withheld "$log"
 check "the kubelet learns of units that cannot be given" wait_for 90 is_amount rdma/nic "0 of 1"
 equal "the shared pool's neither" "0 of 8" "$(amount rdma/hca)"
 contains "the log has the reason" 'containerd reads no CDI files.*older than containerd 1.7' "$(grep -A 3 withheld "$log")"
@@ -72,7 +74,7 @@ check "and one with the exclusive one" worker own rdma-move rdma/nic 1
 equal "the first has the nodes of its HCA and no other" "rdma_cm uverbs0" "$(nodes_of shared)"
 equal "the second has those of its own" "rdma_cm uverbs1" "$(nodes_of own)"
 equal "and can open it" mlx5_1 "$(in_pod own ibv_devinfo -d mlx5_1 | awk '/^hca_id/ { print $2 }')"
-refuses "what is not its own it cannot" 'Failed to open|No IB device|not found|denied' in_pod own ibv_devinfo -d mlx5_0
+refuses "what is not its own it cannot" "Failed to open|No IB device|not found|wasn't found|denied" in_pod own ibv_devinfo -d mlx5_0
 
 step "the CDI file is the only way"
 file=$(echo $cdi/*hca*.json)
