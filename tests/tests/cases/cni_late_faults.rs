@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::case;
 use e2e::cni::Call;
 use e2e::harness::Case;
@@ -226,8 +226,24 @@ fn a_killed_del_of_a_slot_is_finished_by_the_next() -> Result<()> {
 struct Killer(Child);
 
 impl Killer {
-    /// Kills the daemon before the n-th such system call of one of its threads.
+    /// Kills the daemon before the n-th such system call of one of its threads. On a busy machine
+    /// strace has failed to attach to a daemon that lives: it is tried again.
     fn attach(node: &Node, syscall: &str, number: usize) -> Result<Self> {
+        let mut said = String::new();
+        for _ in 0..5 {
+            if let Some(killer) = Self::attempt(node, syscall, number, &mut said)? {
+                return Ok(killer);
+            }
+        }
+        bail!("strace did not attach: {said}")
+    }
+
+    fn attempt(
+        node: &Node,
+        syscall: &str,
+        number: usize,
+        said: &mut String,
+    ) -> Result<Option<Self>> {
         let mut command = Command::new("strace");
         command.args(["-f", "-o", "/dev/null"]);
         command.args(["-p", &node.daemon.id().to_string()]);
@@ -243,11 +259,14 @@ impl Killer {
         let mut line = String::new();
         while !line.contains("attached") {
             line.clear();
-            ensure!(lines.read_line(&mut line)? > 0, "strace did not attach");
+            if lines.read_line(&mut line)? == 0 {
+                return Ok(None);
+            }
+            said.push_str(&line);
         }
         // It goes on to say what it attaches to; nobody may make it wait.
         thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
-        Ok(killer)
+        Ok(Some(killer))
     }
 }
 
