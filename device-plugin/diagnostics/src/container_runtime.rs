@@ -29,6 +29,8 @@ const PACKAGES: [&str; 3] = [
     "github.com/containerd/containerd/v2/",
     "container-device-interface/",
 ];
+/// Most of a program that is read.
+const MOST_BYTES: u64 = 512 << 20;
 /// How much of a program is read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Where CRI-O's configuration is.
@@ -86,7 +88,8 @@ impl KnownProgram {
 /// Of the runtime whose process is seen below `proc`; files are below `root`.
 #[must_use]
 pub fn of_running_runtime(root: &Path, proc: &Path, known: &KnownProgram) -> Cdi {
-    let processes = files::processes(proc);
+    let mut processes = files::processes(proc);
+    processes.retain(|process| is_of_host(&proc.join(process.pid.to_string())));
     let containerds = processes
         .iter()
         .filter(|process| process.name == "containerd")
@@ -121,6 +124,16 @@ pub fn of_running_runtime(root: &Path, proc: &Path, known: &KnownProgram) -> Cdi
             Cdi::OutOfSight(format!("(there are several: {})", list.join(", ")))
         }
     }
+}
+
+/// Whether a process is in the PID namespace that `/proc` shows. Any pod can have a process with the
+/// name of the runtime: it must not decide what the node offers. `NSpid` has a number for each
+/// namespace from that one on (proc(5)); it is readable without rights over the process.
+fn is_of_host(process: &Path) -> bool {
+    let status = files::text(&process.join("status")).unwrap_or_default();
+    let mut lines = status.lines();
+    let numbers = lines.find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_none_or(|numbers| numbers.split_whitespace().count() == 1)
 }
 
 /// A release of containerd, as far as its use of CDI goes.
@@ -165,7 +178,8 @@ fn release(packages: [bool; 3]) -> Option<Release> {
 
 /// Which of these texts a file has; none where it cannot be read to its end.
 fn contained<const N: usize>(path: &Path, texts: [&str; N]) -> Option<[bool; N]> {
-    let mut file = File::open(path).ok()?;
+    // Longer than any release is; a sparse file would keep the daemon reading.
+    let mut file = File::open(path).ok()?.take(MOST_BYTES);
     let finders = texts.map(|text| Finder::new(text.as_bytes()));
     let longest = texts
         .iter()
@@ -467,5 +481,19 @@ mod tests {
             of_running_runtime(root.path(), &proc, &KnownProgram::default()),
             Cdi::CriO
         );
+    }
+
+    #[test]
+    fn a_process_of_a_pod_with_the_runtimes_name_is_not_the_runtime() {
+        let root = tempfile::tempdir().unwrap();
+        let process = root.path().join("proc/77");
+        fs::create_dir_all(&process).unwrap();
+        fs::write(process.join("comm"), "crio\n").unwrap();
+        let proc = root.path().join("proc");
+        let seen = || of_running_runtime(root.path(), &proc, &KnownProgram::default());
+        fs::write(process.join("status"), "Name:\tcrio\nNSpid:\t77\t1\n").unwrap();
+        assert_eq!(seen(), Cdi::NoRuntime);
+        fs::write(process.join("status"), "Name:\tcrio\nNSpid:\t77\n").unwrap();
+        assert_eq!(seen(), Cdi::CriO);
     }
 }
