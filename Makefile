@@ -21,7 +21,7 @@ TARGET_arm64 := aarch64-unknown-linux-musl
 PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker
 CARGO ?= cargo
 
-export RDMA_BIN_DIR := $(abspath $(BIN_DIR))
+export RDMA_BIN_DIR = $(abspath $(BIN_DIR))
 
 .PHONY: help
 help: ## this list
@@ -71,15 +71,22 @@ test: build ## everything that is tested, lab included; ends with N passed, N fa
 lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SCENARIO=name for one)
 	tests/lab/run $(SCENARIO)
 
-.PHONY: lab-more
-lab-more: ## what is too slow for every change: scenarios in virtual machines of arm64, emulated
+.PHONY: lab-more lab-debian13 lab-arm64
+lab-more: lab-debian13 lab-arm64 ## what is too slow for every change: lab-debian13 and lab-arm64
+# Linux 6.12 and containerd 1.7.
+lab-debian13: build
+	RDMA_LAB_DEBIAN=13 tests/lab/run $(or $(SCENARIO),footing pods move exclusive hostile)
+# Emulated.
+lab-arm64:
 	$(MAKE) --no-print-directory build PROFILE=quick TARGET=$(TARGET_arm64) BIN_DIR=target/bin-quick/arm64
 	RDMA_LAB_ARCH=arm64 RDMA_BIN_DIR=$(abspath target/bin-quick/arm64) \
 	  RDMA_LAB_PATIENCE=$${RDMA_LAB_PATIENCE:-4} tests/lab/run $(or $(SCENARIO),footing pods move hostile)
 
+# Compiled quickly, not well: what it shows is the same.
 .PHONY: demo
-demo: build ## two pods talk RDMA, shown step by step, in a virtual machine (HOST=1: on this machine)
-	HOST=$(HOST) tests/lab/demo
+demo: PROFILE := quick
+demo: ## two pods talk RDMA, shown step by step, in a virtual machine (HOST=1: on this machine)
+	HOST=$(HOST) PROFILE=$(PROFILE) tests/lab/demo
 
 .PHONY: bench-cni
 bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run

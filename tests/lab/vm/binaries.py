@@ -24,7 +24,7 @@ class Binaries:
         self.place = pathlib.Path(os.environ.get("RDMA_BIN_DIR", ROOT / "dist")).resolve()
         self.target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
         self.lock = threading.Lock()
-        self.built: pathlib.Path | None = None
+        self.built: set[str] = set()
 
     def product(self, name: str) -> pathlib.Path:
         """A binary under test."""
@@ -41,11 +41,11 @@ class Binaries:
     def standin(self, name: str) -> pathlib.Path:
         """A program of the test crate, static so that a guest can run it."""
         with self.lock:
-            if not self.built:
+            if name not in self.built:
                 command = ["cargo", "build", "--locked", "--quiet", "--profile", PROFILE]
-                command += ["--target", self.architecture.target]
-                built = subprocess.run([*command, "--package", "e2e", "--bins"], cwd=ROOT, capture_output=True, text=True)
+                command += ["--target", self.architecture.target, "--package", "e2e", "--bin", name]
+                built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
                 if built.returncode:
-                    raise CannotStart(f"the stand-ins cannot be built: {built.stderr.strip()[-1000:]}")
-                self.built = self.target / self.architecture.target / PROFILE
-        return self.built / name
+                    raise CannotStart(f"{name} cannot be built: {built.stderr.strip()[-1000:]}")
+                self.built.add(name)
+        return self.target / self.architecture.target / PROFILE / name
