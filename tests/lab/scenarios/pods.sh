@@ -24,6 +24,9 @@ show rdma-device-plugin discover --config-file /lab/manifests/base/config.json
 step "what the node offers to pods"
 show kubelet-standin node
 
+# Newer kernels have the node of the subnet manager for InfiniBand ports alone.
+wanted=$(cd /dev/infiniband && echo issm*0 rdma_cm umad0 uverbs0)
+wanted=${wanted#'issm*0 '}
 address=()
 check "both pods run" kubelet-standin run-pod $manifests/pod-1.yaml $manifests/pod-2.yaml
 step "two pods, each asking for $resource: 1"
@@ -40,7 +43,7 @@ for pod in 1 2; do
 	contains "pod $pod: net1 has an address of the network's range" '^192\.168\.111\.[0-9]+$' "${address[pod]}"
 	contains "pod $pod: net1 has the master's MTU" 'mtu 4200 ' "$link"
 	equal "pod $pod sees its HCA and no other" $hca "$(awk '/^hca_id/ { print $2 }' <<<"$hcas")"
-	equal "pod $pod has the nodes of its HCA and no other" "issm0 rdma_cm umad0 uverbs0" "$nodes"
+	equal "pod $pod has the nodes of its HCA and no other" "$wanted" "$nodes"
 	check "pod $pod: its address is a GID of the HCA" wait_for 30 gid_index $hca "${address[pod]}"
 done
 equal "the pods' addresses differ" 2 "$(printf '%s\n' "${address[@]}" | sort -u | wc -l)"
