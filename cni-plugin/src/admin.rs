@@ -5,11 +5,7 @@ mod list;
 mod reclaim;
 mod validate;
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, anyhow};
 use attachment::{
@@ -19,6 +15,7 @@ use attachment::{
 };
 use clap::{Args, Parser, Subcommand};
 use node::document::versioned;
+use node::policy::Policy;
 
 /// RDMA netdevs of this node's pods: which pod has which, and since when.
 ///
@@ -79,19 +76,8 @@ pub fn run(places: &Places) -> ExitCode {
     }
 }
 
-/// Without a policy the defaults count; one that was named is meant to be there.
-fn policy_is_there(places: &Places) -> Result<()> {
-    if places.policy != Path::new(node::policy::DEFAULT_PATH) && !places.policy.exists() {
-        return Err(anyhow!(
-            "the policy {} is not there",
-            places.policy.display()
-        ));
-    }
-    Ok(())
-}
-
 fn open(places: &Places) -> Result<Node> {
-    policy_is_there(places)?;
+    Policy::check_named(&places.policy)?;
     let node = Node::open_for_release(places, "administrator".into())
         .map_err(|error| anyhow!(error.with_remedy()))
         .context("read the state of this node")?;

@@ -149,10 +149,7 @@ fn causes(error: &anyhow::Error) -> String {
 
 impl Global {
     fn plugin(&self) -> Result<Plugin> {
-        // Without a policy the defaults count; one that was named is meant to be there.
-        if self.policy != Path::new(DEFAULT_PATH) && !self.policy.exists() {
-            return Err(anyhow!("the policy {} is not there", self.policy.display()));
-        }
+        Policy::check_named(&self.policy)?;
         let policy = Policy::load(&self.policy).map_err(|e| anyhow!(e.with_remedy()))?;
         // An unused store has no leases; one that is not configured is a mistake.
         if !policy.stores.contains_key(&self.store) {

@@ -273,7 +273,28 @@ impl Allow {
     }
 }
 
+/// A policy that an administrator named is missing.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the policy {} is not there: name the node's with --policy, which is {DEFAULT_PATH} unless \
+     rdma-device-plugin install was given another",
+    .0.display()
+)]
+pub struct NamedPolicyMissing(PathBuf);
+
 impl Policy {
+    /// Whether the policy that an administrator's command goes by is there: without one the defaults
+    /// count, but one that was named is meant to be there.
+    ///
+    /// # Errors
+    /// [`NamedPolicyMissing`].
+    pub fn check_named(path: &Path) -> Result<(), NamedPolicyMissing> {
+        if path != Path::new(DEFAULT_PATH) && !path.exists() {
+            return Err(NamedPolicyMissing(path.to_owned()));
+        }
+        Ok(())
+    }
+
     /// Reads the policy at `path`; a missing file means the defaults.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use ipam::{admin::documents, plugin::Plugin};
 use node::policy::Policy;
 use serde_json::{Value, json};
 
-use super::{policy_is_there, say, say_json};
+use super::{say, say_json};
 use crate::{
     command::status,
     config::{Config, Devices},
@@ -71,7 +71,7 @@ struct Findings {
 
 impl Validate {
     pub(super) fn run(self, places: &Places, as_json: bool) -> Result<()> {
-        policy_is_there(places)?;
+        Policy::check_named(&places.policy)?;
         let policy = Policy::load(&places.policy).map_err(|e| anyhow!(e.with_remedy()))?;
         let (place, text) = self.read()?;
         let networks = networks(&documents::objects(&place, &text)?, &place)?;
