@@ -2,7 +2,7 @@
 //! names, both moved by `rdma-netdev`, with one daemon and the kubelet's stand-in, in turns.
 //!
 //! Both ask the daemon whether the pod holds the HCA. The slot's side also has it choose an HCA, and
-//! scan the host and write the CDI file after the move. So the difference of the two is what late
+//! read the device nodes and write the CDI file after the move. So the difference of the two is what late
 //! binding costs; a ratio alone would hide it behind the kernel's change of namespace.
 
 use std::fs::{self, DirBuilder};
