@@ -66,6 +66,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Result<Self> {
         let scene = Scene::with_nics(NICS)?;
+        scene.hide_processes()?;
         for number in 1..NICS {
             // Files have no GID of an address, and ADD would wait for it.
             scene.on_host(&[&format!("addr del 10.19.{number}.1/24 dev nic{number}")])?;
