@@ -205,7 +205,7 @@ impl Binder {
                 gpus::of_pod(&units, &gpus, &more, &nodes)
             })
         };
-        if !known.all.is_empty() {
+        if known.is_read {
             let found = resolve(known.clone()).await?;
             if found.unknown.is_empty() {
                 return Ok(found);

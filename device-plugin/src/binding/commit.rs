@@ -16,6 +16,7 @@ use super::places::Places;
 use super::pod_slots::late_pool;
 use super::slot_specification;
 use super::store::{Binding, Stage};
+use crate::config::NodeRule;
 use crate::device_nodes::HcaDevices;
 use crate::events::Trigger;
 use crate::report::Report;
@@ -76,7 +77,8 @@ impl Binder {
         let files = match self.files(units, &of_sandbox, stage).await {
             Ok(files) => files,
             Err(refused) => {
-                tracing::debug!(pod = %pod, why = refused.message, "the host is scanned before slots are refused");
+                let why = refused.message;
+                tracing::debug!(%pod, why, "the host is scanned before slots are refused");
                 self.requests.scan().await.map_err(|status| {
                     failure(
                         FailureKind::CannotBind,
@@ -131,20 +133,16 @@ fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
 }
 
 /// A member of the last scan with the device nodes of now.
-fn with_devices(
-    known: &Member,
-    devices: &HcaDevices,
-    rule: &crate::config::NodeRule,
-) -> Result<Member, String> {
+fn with_devices(known: &Member, devices: &HcaDevices, rule: &NodeRule) -> Result<Member, String> {
+    let (nodes, lacking) = devices.nodes(rule);
     let names: Vec<&str> = devices.rdma_devices().collect();
-    if names != known.rdma_devices {
+    if lacking.is_none() && names != known.rdma_devices {
         return Err(format!(
             "its RDMA devices are [{}] by now, and the last scan found [{}]",
             names.join(", "),
             known.rdma_devices.join(", ")
         ));
     }
-    let (nodes, lacking) = devices.nodes(rule);
     let health = match (lacking, &known.health) {
         (Some(lacking), _) => Health::Unhealthy(UnhealthyReason::Node(lacking)),
         // The node that the last scan missed is there.

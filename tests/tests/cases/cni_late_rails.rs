@@ -212,7 +212,7 @@ fn one_nic_that_the_policy_denies_frees_all_slots() -> Result<()> {
     returned(&node, &pod, &before, "after DEL")
 }
 
-/// The node of one verbs device is another device's, as udev leaves it for a moment.
+/// One verbs device has no node yet: udev is late.
 fn one_nic_without_its_node_undoes_all() -> Result<()> {
     let node = Node::new()?;
     let before = node.scene.host_state()?;
