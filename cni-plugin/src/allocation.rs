@@ -72,45 +72,7 @@ impl Held {
     /// Code 101: the unit is none of the pod's, or one of two resources; code 50: what its units
     /// stand for is not known.
     pub fn devices_beside(&self, unit: &UnitId, text: &str) -> Result<Devices, Error> {
-        // People write PCI addresses in capitals, too.
-        let is_it = |other: &String| other == text || other.parse().as_ref() == Ok(unit);
-        let mut found = self
-            .allocations
-            .iter()
-            .filter(|one| one.units.iter().any(is_it));
-        let Some(Allocation { resource, pool, .. }) = found.next() else {
-            let all = self.allocations.iter().flat_map(|one| &one.units);
-            let all: Vec<&str> = all.map(String::as_str).collect();
-            let has = match all.as_slice() {
-                [] => "it has no unit".to_owned(),
-                some => format!("it has {}", bounded(&some.join(", "), 500)),
-            };
-            return Err(Error::new(
-                Code::Policy,
-                format!(
-                    "pod {}: the kubelet did not allocate unit {} to it; {has}",
-                    self.pod,
-                    bounded(text, 100)
-                ),
-            )
-            .with_details(
-                "request the resource that the network names \
-                 (k8s.v1.cni.cncf.io/resourceName) in a container of the pod",
-            ));
-        };
-        if let Some(other) = found.find(|other| other.resource != *resource) {
-            return Err(Error::new(
-                Code::Policy,
-                format!(
-                    "pod {}: unit {} is one of {resource} and one of {}: which of them the network \
-                     is about is not clear",
-                    self.pod,
-                    bounded(text, 100),
-                    other.resource
-                ),
-            )
-            .with_details("let one device plugin offer an HCA, under one resource"));
-        }
+        let Allocation { resource, pool, .. } = self.allocation_of(unit, text)?;
         let mut hcas = BTreeSet::new();
         for one in self
             .allocations
@@ -137,6 +99,69 @@ impl Held {
             hcas,
             pool: pool.as_deref().map(parsed).transpose()?,
         })
+    }
+
+    /// The same where the daemon has said what the units of the resource became. Pure.
+    ///
+    /// # Errors
+    /// Code 101: the unit is none of the pod's, or one of two resources.
+    pub fn devices_bound(
+        &self,
+        unit: &UnitId,
+        text: &str,
+        hcas: BTreeSet<HcaId>,
+    ) -> Result<Devices, Error> {
+        let Allocation { resource, pool, .. } = self.allocation_of(unit, text)?;
+        Ok(Devices {
+            resource: resource.clone(),
+            hcas,
+            pool: pool.as_deref().map(parsed).transpose()?,
+        })
+    }
+
+    /// The allocation that a unit is of, which is written as `text`.
+    fn allocation_of(&self, unit: &UnitId, text: &str) -> Result<&Allocation, Error> {
+        // People write PCI addresses in capitals, too.
+        let is_it = |other: &String| other == text || other.parse().as_ref() == Ok(unit);
+        let mut found = self
+            .allocations
+            .iter()
+            .filter(|one| one.units.iter().any(is_it));
+        let Some(first) = found.next() else {
+            let all = self.allocations.iter().flat_map(|one| &one.units);
+            let all: Vec<&str> = all.map(String::as_str).collect();
+            let has = match all.as_slice() {
+                [] => "it has no unit".to_owned(),
+                some => format!("it has {}", bounded(&some.join(", "), 500)),
+            };
+            return Err(Error::new(
+                Code::Policy,
+                format!(
+                    "pod {}: the kubelet did not allocate unit {} to it; {has}",
+                    self.pod,
+                    bounded(text, 100)
+                ),
+            )
+            .with_details(
+                "request the resource that the network names \
+                 (k8s.v1.cni.cncf.io/resourceName) in a container of the pod",
+            ));
+        };
+        let resource = &first.resource;
+        if let Some(other) = found.find(|other| other.resource != *resource) {
+            return Err(Error::new(
+                Code::Policy,
+                format!(
+                    "pod {}: unit {} is one of {resource} and one of {}: which of them the network \
+                     is about is not clear",
+                    self.pod,
+                    bounded(text, 100),
+                    other.resource
+                ),
+            )
+            .with_details("let one device plugin offer an HCA, under one resource"));
+        }
+        Ok(first)
     }
 }
 

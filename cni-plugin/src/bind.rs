@@ -2,7 +2,8 @@
 //! and when they are back.
 //!
 //! The runtime passes a slot, which names no HCA. The daemon binds all slots of the pod to the HCAs
-//! nearest to the pod's GPUs. The answer is authorized as any other request, by the node's policy.
+//! nearest to the pod's GPUs. The attachment has the one that was passed, or with `devices: all`
+//! every slot that the pod has of the same resource. The answer is authorized as any other request, by the node's policy.
 //! After the devices are in the pod, the daemon reads their device nodes and writes the CDI file
 //! without which no container with the slot is created.
 //!
@@ -11,7 +12,10 @@
 //! CDI file is in the record. The binding is then freed by the daemon, which sees that the record
 //! is gone.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use attachment::{
     cdi_file::{self, CdiDirectory},
@@ -26,27 +30,27 @@ use node_wire::{
 
 use crate::{
     allocation::{Allocated, pod_of},
-    config::{Allocation, Attach, Config},
+    config::{Allocation, Attach, Config, Devices},
     error::Error,
 };
 
 /// How long the daemon may take to bind: it asks the kubelet and the GPUs' drivers.
 const BIND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take to write CDI files: it scans the host.
+/// How long it may take to write CDI files: it scans the host where a node is not there yet.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to free a binding; nobody waits for it longer, it frees by itself.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A slot that is bound to this sandbox.
+/// The slots of an attachment, which are bound to its sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bound {
     pod: Pod,
     sandbox: String,
-    slot: Slot,
-    hca: HcaId,
+    slots: BTreeMap<HcaId, Slot>,
 }
 
-/// Binds the slot of a request, if it has one, and makes its HCA the allocation.
+/// Binds the slot of a request, if it has one, and makes its HCA the allocation; with `devices: all`
+/// the allocation stays the unit that the runtime passed.
 ///
 /// # Errors
 /// Code 7: the configuration names a link beside the slot; code 4: the runtime does not say which
@@ -77,31 +81,56 @@ pub(crate) fn bind(
     for warning in &answer.warnings {
         node.log.warn(warning);
     }
-    let bound = answer.slots.into_iter().find(|slot| slot.unit == unit);
-    let bound = bound.and_then(|slot| Some((slot.hca.parse::<HcaId>().ok()?, slot)));
-    let Some((hca, slot)) = bound.filter(|(_, slot)| cdi_file::is_name(&slot.cdi_file)) else {
-        return Err(Error::new(
-            Code::TryAgain,
-            format!("bind {unit} of pod {pod}: the daemon's answer has no HCA and file for it"),
-        )
-        .with_details("install both programs of one release"));
-    };
-    let slot = Slot {
-        unit,
-        hca: slot.hca,
-        cdi_file: slot.cdi_file,
-    };
-    config.allocation = Some(Allocation {
-        unit: UnitId::Exclusive(hca.clone()),
-        text: slot.unit.clone(),
-        slot: Some(slot.clone()),
-    });
-    Ok(Some(Bound {
+    let mut of_attachment = BTreeMap::new();
+    let named = answer.slots.iter().find(|slot| slot.unit == unit);
+    let resource = named.map(|named| named.resource.clone());
+    for slot in answer.slots {
+        let is_wanted = match config.devices {
+            Devices::One => slot.unit == unit,
+            Devices::All => resource.as_ref() == Some(&slot.resource),
+        };
+        if !is_wanted {
+            continue;
+        }
+        let Some(hca) = slot
+            .hca
+            .parse::<HcaId>()
+            .ok()
+            .filter(|_| cdi_file::is_name(&slot.cdi_file))
+        else {
+            return Err(incomplete(&unit, &pod));
+        };
+        let slot = Slot {
+            unit: slot.unit,
+            hca: slot.hca,
+            cdi_file: slot.cdi_file,
+        };
+        if of_attachment.insert(hca, slot).is_some() {
+            return Err(incomplete(&unit, &pod));
+        }
+    }
+    let bound = Bound {
         pod,
         sandbox,
-        slot,
-        hca,
-    }))
+        slots: of_attachment,
+    };
+    let mut slots = bound.slots.iter();
+    let Some((hca, slot)) = slots.find(|(_, slot)| slot.unit == unit) else {
+        return Err(incomplete(&unit, &bound.pod));
+    };
+    if config.devices == Devices::One {
+        config.allocation = Some(Allocation {
+            unit: UnitId::Exclusive(hca.clone()),
+            text: slot.unit.clone(),
+            slot: Some(slot.clone()),
+        });
+    }
+    Ok(Some(bound))
+}
+
+fn incomplete(unit: &str, pod: &Pod) -> Error {
+    let what = format!("bind {unit} of pod {pod}: the daemon's answer has no HCA and file for it");
+    Error::new(Code::TryAgain, what).with_details("install both programs of one release")
 }
 
 /// Refuses a configuration that names what the slot decides.
@@ -135,32 +164,50 @@ fn names_no_link(config: &Config, unit: &str) -> Result<(), Error> {
 }
 
 impl Bound {
-    /// The daemon's word in the place of the kubelet's: it has asked the kubelet whether the pod holds
-    /// the slot.
+    /// The daemon's answer in the place of the kubelet's: it has asked the kubelet whether the pod holds
+    /// the slots.
     pub(crate) fn allocated(&self) -> Allocated {
         Allocated {
             pod: format!("{}/{}", self.pod.namespace, self.pod.name),
-            hcas: BTreeSet::from([self.hca.clone()]),
+            hcas: self.hcas(),
         }
     }
 
-    /// Has the CDI file written: the devices are in place.
+    /// What the slots became.
+    pub(crate) fn hcas(&self) -> BTreeSet<HcaId> {
+        self.slots.keys().cloned().collect()
+    }
+
+    /// The slot that became an HCA.
+    pub(crate) fn slot(&self, hca: &HcaId) -> Option<&Slot> {
+        self.slots.get(hca)
+    }
+
+    fn units(&self) -> Vec<String> {
+        self.slots.values().map(|slot| slot.unit.clone()).collect()
+    }
+
+    /// Has the CDI files written, all or none: the devices are in place.
     ///
     /// # Errors
-    /// Code 11: the daemon does not answer, the binding was freed, or the HCA has no device nodes.
+    /// Code 11: the daemon does not answer, a binding was freed, or an HCA has no device nodes.
     pub(crate) fn commit(&self, node: &Node) -> Result<(), Error> {
         let question = CommitQuestion {
             pod: self.pod.clone(),
             sandbox: self.sandbox.clone(),
-            units: vec![self.slot.unit.clone()],
+            units: self.units(),
         };
+        let hcas: Vec<String> = self.slots.keys().map(ToString::to_string).collect();
         let what = format!(
             "write the device nodes of {} for {} of pod {}",
-            self.hca, self.slot.unit, self.pod
+            hcas.join(", "),
+            self.units().join(", "),
+            self.pod
         );
         let written = client::commit(&node.daemon_socket(), question, COMMIT_TIMEOUT)
             .map_err(|e| refused(&what, &e))?;
-        if written.cdi_files != [self.slot.cdi_file.clone()] {
+        let files = self.slots.values().map(|slot| &slot.cdi_file);
+        if !files.eq(&written.cdi_files) {
             return Err(Error::new(
                 Code::TryAgain,
                 format!("{what}: the daemon wrote {:?}", written.cdi_files),
@@ -170,18 +217,32 @@ impl Bound {
         Ok(())
     }
 
-    /// Frees the slot of an ADD that failed.
+    /// Frees the slots of an ADD that failed.
     pub(crate) fn unbind(&self, node: &Node) {
-        unbind(node, &self.sandbox, vec![self.slot.unit.clone()]);
+        unbind(node, &self.sandbox, self.units());
     }
 }
 
 /// Tells the daemon that a sandbox does not have these slots any more. It finds out by itself where it
 /// cannot be told.
 pub(crate) fn unbind(node: &Node, sandbox: &str, units: Vec<String>) {
-    if units.is_empty() {
-        return;
+    if !units.is_empty() {
+        free(node, sandbox, units);
     }
+}
+
+/// The same for an ADD that left no record, so far as the request shows its slots: with `devices: all`
+/// it shows one of them, and the daemon frees what of the sandbox is in no record.
+pub(crate) fn unbind_unrecorded(node: &Node, sandbox: &str, request: &Request) {
+    let Some(slot) = slot_of(request) else { return };
+    let devices = request.config.root().text("devices");
+    match devices.ok().flatten() == Some(Devices::All.as_str()) {
+        true => free(node, sandbox, Vec::new()),
+        false => free(node, sandbox, vec![slot]),
+    }
+}
+
+fn free(node: &Node, sandbox: &str, units: Vec<String>) {
     let question = UnbindQuestion {
         sandbox: sandbox.to_owned(),
         units,
@@ -194,7 +255,7 @@ pub(crate) fn unbind(node: &Node, sandbox: &str, units: Vec<String>) {
 }
 
 /// The slot that a DEL is about whose ADD left no record, so far as its configuration says.
-pub(crate) fn slot_of(request: &Request) -> Option<String> {
+fn slot_of(request: &Request) -> Option<String> {
     let runtime = request.config.runtime_config().ok();
     let of_runtime = runtime.and_then(|section| section.text("deviceID").ok().flatten());
     let own = request.config.root();

@@ -10,6 +10,7 @@ use hca::topology::{Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, pci};
 
 use crate::config::Gate;
+use crate::device_nodes;
 
 /// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,15 +114,7 @@ impl HostSnapshot {
 
     /// What stands in the way of handing a node to a container, if anything does.
     pub(crate) fn obstacle(&self, device: &CharDevice) -> Option<String> {
-        let name = device.dev_name();
-        match self.nodes.get(&name) {
-            Some(Node::Ready) => None,
-            Some(Node::Stale { found }) => Some(format!(
-                "node /dev/{name} is device {found}, the kernel says {}; udev has not followed yet",
-                device.number
-            )),
-            Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
-        }
+        device_nodes::obstacle(&self.nodes, device)
     }
 }
 

@@ -29,6 +29,7 @@ mod candidate;
 pub mod cli;
 pub mod config;
 mod deliver;
+mod device_nodes;
 mod events;
 mod health;
 mod host_snapshot;

@@ -7,18 +7,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use hca::chardev::CharDevice;
 use hca::network::Uplinks;
 use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
-use crate::config::{
-    Config, Delivery, NodeClass, NodeRule, PoolConfig, PortHealth, ResourceName, Sharing,
-};
+use crate::config::{Config, Delivery, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::device_nodes::HcaDevices;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{HcaAllocation, Holder};
-use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
+use crate::snapshot::{Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).
 const SLOTS_WITHOUT_GIDS: u32 = 128;
@@ -285,7 +283,9 @@ fn obstacle(
 }
 
 fn member(pool: &PoolConfig, candidate: &Candidate, seen: &HostSnapshot) -> Member {
-    let (nodes, lacking) = nodes(&pool.nodes, candidate, seen);
+    let names = candidate.rdma_devices.iter();
+    let devices = HcaDevices::scanned(names.map(|device| device.name.as_str()), seen);
+    let (nodes, lacking) = devices.nodes(&pool.nodes);
     Member {
         id: candidate.id.clone(),
         rdma_devices: candidate
@@ -309,76 +309,6 @@ fn member(pool: &PoolConfig, candidate: &Candidate, seen: &HostSnapshot) -> Memb
         slots: 0,
         health: health(pool, candidate, seen, lacking),
     }
-}
-
-/// The nodes that a container gets with an HCA, and what is missing of those it must have.
-fn nodes(
-    rule: &NodeRule,
-    candidate: &Candidate,
-    seen: &HostSnapshot,
-) -> (Vec<DeviceNode>, Option<String>) {
-    let mut present = Vec::new();
-    let mut lacking = None;
-    for (_, class) in NodeClass::ALL {
-        if !rule.includes(class) {
-            continue;
-        }
-        let required = rule.required.contains(&class);
-        let devices = devices_of(class, candidate, seen);
-        if devices.is_empty() && required {
-            let hint = match class {
-                NodeClass::Uverbs => "; load ib_uverbs",
-                NodeClass::RdmaCm => "; load rdma_ucm",
-                NodeClass::Umad | NodeClass::Issm => "; load ib_umad",
-                NodeClass::Ucm => "; kernels since 5.16 have none",
-            };
-            lacking.get_or_insert(format!("no {} device{hint}", class.word()));
-        }
-        for device in devices {
-            match seen.obstacle(device) {
-                None => present.push(DeviceNode {
-                    class,
-                    path: format!("/dev/{}", device.dev_name()),
-                }),
-                Some(obstacle) if required => {
-                    lacking.get_or_insert(obstacle);
-                }
-                Some(_) => {}
-            }
-        }
-    }
-    (present, lacking)
-}
-
-fn devices_of<'o>(
-    class: NodeClass,
-    candidate: &Candidate,
-    seen: &'o HostSnapshot,
-) -> Vec<&'o CharDevice> {
-    if class == NodeClass::RdmaCm {
-        return seen.inventory.rdma_cm.iter().collect();
-    }
-    let mut devices = Vec::new();
-    for rdma in &candidate.rdma_devices {
-        let here = seen
-            .inventory
-            .rdma_device(&rdma.name)
-            .map(|device| &device.char_devices);
-        let away = seen
-            .inventory
-            .elsewhere
-            .iter()
-            .find(|away| away.rdma_device == rdma.name);
-        match (class, here) {
-            (NodeClass::Uverbs, Some(all)) => devices.extend(&all.uverbs),
-            (NodeClass::Uverbs, None) => devices.extend(away.map(|away| &away.uverbs)),
-            (NodeClass::Umad, Some(all)) => devices.extend(all.umad.iter().map(|(_, umad)| umad)),
-            (NodeClass::Issm, Some(all)) => devices.extend(all.issm.iter().map(|(_, issm)| issm)),
-            (NodeClass::Ucm, Some(all)) => devices.extend(&all.ucm),
-            _ => {}
-        }
-    }
-    devices
 }
 
 /// What this one scan says about an HCA.

@@ -24,7 +24,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::binding::binder::{Binder, Places};
+use crate::binding::binder::Binder;
+use crate::binding::places::Places;
 use crate::binding::release;
 use crate::config;
 use crate::config::last_good::Kept;

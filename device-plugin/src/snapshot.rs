@@ -12,7 +12,7 @@ use kubelet_api::deviceplugin::{
 };
 
 use crate::config::{
-    Delivery, Late, NodeClass, Policy, PoolConfig, ResourceName, Sharing, Variables,
+    Delivery, Late, NodeClass, NodeRule, Policy, PoolConfig, ResourceName, Sharing, Variables,
 };
 use crate::slots::Slot;
 
@@ -39,6 +39,8 @@ pub(crate) struct Terms {
     pub optional: bool,
     /// How containers get their devices.
     pub delivery: Delivery,
+    /// Nodes that a container gets with each HCA.
+    pub nodes: NodeRule,
     /// Nodes that every container gets.
     pub extra_nodes: Vec<String>,
     /// What the administrator says about HCAs, by identity or `*`.
@@ -57,6 +59,7 @@ impl Terms {
             topology: !pool.exclude_topology,
             optional: pool.optional,
             delivery: pool.delivery.unwrap_or(automatic),
+            nodes: pool.nodes.clone(),
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
             variables: pool.variables,
@@ -551,6 +554,7 @@ mod tests {
             topology: true,
             optional: false,
             delivery: Delivery::DeviceSpecs,
+            nodes: NodeRule::verbs(),
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),
             late: None,

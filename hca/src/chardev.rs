@@ -4,6 +4,7 @@
 //! Numbers are read each time: `rdma_cm` has a dynamic minor, and the others are handed out
 //! lowest-free whenever a device is registered, which a move between network namespaces does.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -11,8 +12,11 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::address::Guid;
 use crate::host::{self, Host, Result};
 use crate::json;
+use crate::parent::Parent;
+use crate::unit::HcaId;
 
 /// A device number, displayed as `major:minor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -151,6 +155,45 @@ impl CharDevices {
     }
 }
 
+/// The character devices of an HCA as they are at this moment, by the names of its RDMA devices, in
+/// whichever network namespace these are: the classes of character devices are not divided by
+/// namespaces. `rdma_devices` are the names by which an HCA is known that is on no bus.
+///
+/// It reads the directories of this HCA alone, and asks neither firmware nor driver.
+///
+/// # Errors
+/// [`host::Error::Missing`] if the HCA is not on this host; [`host::Error::Read`] if sysfs cannot be
+/// read.
+pub fn of_hca(
+    host: &Host,
+    hca: &HcaId,
+    rdma_devices: &[String],
+) -> Result<BTreeMap<String, CharDevices>> {
+    let directory = match hca {
+        HcaId::Pci(address) => host.bus_entry("PCI device", "pci", &address.to_string())?,
+        HcaId::Auxiliary(name) => host.bus_entry("auxiliary device", "auxiliary", name.as_str())?,
+        HcaId::NodeGuid(guid) => {
+            let mut found = at(host, &[host.sys.join("class")])?;
+            found.retain(|name, _| rdma_devices.contains(name));
+            for name in found.keys() {
+                // One that cannot be seen from here has no GUID to compare.
+                let known = host::parsed(&host.class("infiniband").join(name), "node_guid")?;
+                if known.is_some_and(|known: Guid| known != *guid) {
+                    return Err(host::Error::Missing {
+                        kind: "RDMA device with node GUID",
+                        name: guid.to_string(),
+                        path: host.class("infiniband"),
+                    });
+                }
+            }
+            return Ok(found);
+        }
+    };
+    let places = Parent::at(host, directory)?.class_places("infiniband_verbs")?;
+    let places: Vec<PathBuf> = places.into_iter().map(|(place, _)| place).collect();
+    at(host, &places)
+}
+
 /// The character devices of `rdma_device`. They are children of its parent like itself; those
 /// of a soft device are found in the class directory.
 pub(crate) fn of_device(
@@ -158,33 +201,35 @@ pub(crate) fn of_device(
     rdma_device: &str,
     parent: Option<&Path>,
 ) -> Result<CharDevices> {
-    let place = |class: &str| match parent {
-        Some(directory) => directory.join(class),
-        None => host.class(class),
+    let place = match parent {
+        Some(directory) => directory.to_owned(),
+        None => host.sys.join("class"),
     };
-    let mut devices = CharDevices::default();
-    for (owner, device, _) in entries(host, &place("infiniband_verbs"))? {
-        if owner == rdma_device {
-            devices.uverbs = Some(device);
+    Ok(at(host, &[place])?.remove(rdma_device).unwrap_or_default())
+}
+
+/// The character devices in the class directories of each place, by the RDMA devices that they are
+/// of.
+fn at(host: &Host, places: &[PathBuf]) -> Result<BTreeMap<String, CharDevices>> {
+    let mut found: BTreeMap<String, CharDevices> = BTreeMap::new();
+    for place in places {
+        for (owner, device, _) in entries(host, &place.join("infiniband_verbs"))? {
+            found.entry(owner).or_default().uverbs = Some(device);
+        }
+        for (owner, device, port) in entries(host, &place.join("infiniband_mad"))? {
+            let devices = found.entry(owner).or_default();
+            let nodes = if device.name.starts_with("issm") {
+                &mut devices.issm
+            } else {
+                &mut devices.umad
+            };
+            nodes.push((port.unwrap_or(1), device));
+        }
+        for (owner, device, _) in entries(host, &place.join("infiniband_cm"))? {
+            found.entry(owner).or_default().ucm = Some(device);
         }
     }
-    for (owner, device, port) in entries(host, &place("infiniband_mad"))? {
-        if owner != rdma_device {
-            continue;
-        }
-        let nodes = if device.name.starts_with("issm") {
-            &mut devices.issm
-        } else {
-            &mut devices.umad
-        };
-        nodes.push((port.unwrap_or(1), device));
-    }
-    for (owner, device, _) in entries(host, &place("infiniband_cm"))? {
-        if owner == rdma_device {
-            devices.ucm = Some(device);
-        }
-    }
-    Ok(devices)
+    Ok(found)
 }
 
 /// All devices of a class directory: owner (`ibdev`), device, port.

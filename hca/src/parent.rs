@@ -96,20 +96,33 @@ impl Parent {
         self.class_devices("infiniband")
     }
 
-    /// Devices of a class directly below the hardware, else below its facets.
-    fn class_devices(&self, class: &str) -> Result<Vec<String>> {
+    /// Directories that have devices of a class, with the names of these: the hardware's own
+    /// directory, else those of its facets.
+    pub(crate) fn class_places(&self, class: &str) -> Result<Vec<(PathBuf, Vec<String>)>> {
         for directory in self.hardware() {
-            let mut found = host::names(&directory.join(class))?;
-            if found.is_empty() {
-                for child in host::names(directory)?.iter().filter(|name| is_facet(name)) {
-                    found.extend(host::names(&directory.join(child).join(class))?);
+            let own = host::names(&directory.join(class))?;
+            if !own.is_empty() {
+                return Ok(vec![(directory.to_owned(), own)]);
+            }
+            let mut places = Vec::new();
+            for child in host::names(directory)?.iter().filter(|name| is_facet(name)) {
+                let facet = directory.join(child);
+                let names = host::names(&facet.join(class))?;
+                if !names.is_empty() {
+                    places.push((facet, names));
                 }
             }
-            if !found.is_empty() {
-                return Ok(found);
+            if !places.is_empty() {
+                return Ok(places);
             }
         }
         Ok(Vec::new())
+    }
+
+    /// Devices of a class directly below the hardware, else below its facets.
+    fn class_devices(&self, class: &str) -> Result<Vec<String>> {
+        let places = self.class_places(class)?;
+        Ok(places.into_iter().flat_map(|(_, names)| names).collect())
     }
 }
 

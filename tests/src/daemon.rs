@@ -100,19 +100,7 @@ impl Machine {
     /// # Errors
     /// There is no such node.
     pub fn renumber(&self, from: &str, to: &str) -> Result<()> {
-        let tree = &self.tree;
-        let class = Path::new("/sys/class/infiniband_verbs");
-        let real = fs::canonicalize(tree.path(class.join(from)))?;
-        let renamed = real.with_file_name(to);
-        fs::rename(&real, &renamed)?;
-        tree.remove(class.join(from));
-        let root = fs::canonicalize(tree.path("/"))?;
-        tree.link(
-            class.join(to),
-            Path::new("/").join(renamed.strip_prefix(root)?),
-        );
-        let nodes = tree.path("/dev/infiniband");
-        Ok(fs::rename(nodes.join(from), nodes.join(to))?)
+        renumber(&self.tree, from, to)
     }
 
     /// Where its kubelet keeps things.
@@ -202,6 +190,25 @@ impl Machine {
             .args(flags);
         Daemon::start(command, self.root.path())
     }
+}
+
+/// Gives a verbs node another number, as a reboot or a move to another network namespace does.
+///
+/// # Errors
+/// There is no such node.
+pub fn renumber(tree: &Tree, from: &str, to: &str) -> Result<()> {
+    let class = Path::new("/sys/class/infiniband_verbs");
+    let real = fs::canonicalize(tree.path(class.join(from)))?;
+    let renamed = real.with_file_name(to);
+    fs::rename(&real, &renamed)?;
+    tree.remove(class.join(from));
+    let root = fs::canonicalize(tree.path("/"))?;
+    tree.link(
+        class.join(to),
+        Path::new("/").join(renamed.strip_prefix(root)?),
+    );
+    let nodes = tree.path("/dev/infiniband");
+    Ok(fs::rename(nodes.join(from), nodes.join(to))?)
 }
 
 /// Puts character devices where the tree has plain files: a node counts only if

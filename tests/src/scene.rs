@@ -126,6 +126,52 @@ impl Scene {
         Ok(scene)
     }
 
+    /// A host on whose sysfs is what `lay` makes, as the machines of the field in `hca::tree::machine`
+    /// are, with these netdevs. Its `/proc` shows no process.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn laid(lay: impl FnOnce(&Tree), netdevs: &[&str]) -> Result<Self> {
+        let mut scene = Self::new()?;
+        let root = scene.host_root();
+        fs::create_dir(&root)?;
+        let tree = Tree::new(&root);
+        lay(&tree);
+        for name in netdevs {
+            scene.host.add_nic(name, &format!("p-{name}"))?;
+        }
+        scene.hardware = Some(tree);
+        scene.link_proc()?;
+        Ok(scene)
+    }
+
+    /// Has `/proc` of the host's tree show no process: a container runtime that this machine runs is
+    /// not the host's.
+    ///
+    /// # Errors
+    /// The host has no tree.
+    pub fn hide_processes(&self) -> Result<()> {
+        let proc = self.host_root().join("proc");
+        fs::remove_file(&proc)?;
+        fs::create_dir(&proc)?;
+        self.link_proc()
+    }
+
+    /// Links what `/proc` has beside processes into the tree, where the tree has nothing of the name.
+    fn link_proc(&self) -> Result<()> {
+        let proc = self.host_root().join("proc");
+        fs::create_dir_all(&proc)?;
+        for entry in fs::read_dir("/proc")? {
+            let (name, path) = (entry?.file_name(), proc.clone());
+            let is_process = name.to_string_lossy().bytes().all(|b| b.is_ascii_digit());
+            if is_process || path.join(&name).symlink_metadata().is_ok() {
+                continue;
+            }
+            std::os::unix::fs::symlink(PathBuf::from("/proc").join(&name), path.join(&name))?;
+        }
+        Ok(())
+    }
+
     /// Lays `nic0` into the tree of files, at first or after [`Tree::hide_netdev`].
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! ADD: request → bind → recover → resolve → authorize → plan → journal → apply → result.
 //!
-//! - *bind* asks the daemon which HCA a slot becomes;
+//! - *bind* asks the daemon which HCA a slot becomes, with `devices: all` each of the pod's;
 //! - *recover* returns the NIC that a dead pod left, if the request means it;
 //! - *resolve* reads which links and RDMA devices the request comes to;
 //! - *authorize* asks policy and kubelet about what it comes to, never about how it is written;
@@ -105,10 +105,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         name_is_free(&mut inside, &id.ifname, &pod)?;
     }
 
-    let bound = match named {
-        None => bind::bind(&node, request, &mut config)?,
-        Some(_) => None,
-    };
+    let bound = bind::bind(&node, request, &mut config)?;
     let prepared = Prepared {
         request,
         id,
@@ -164,11 +161,11 @@ impl Prepared<'_> {
         } = *self;
         let devices = match named {
             None => None,
-            Some(named) => Some(several::ask(node, request, named)?),
+            Some(named) => Some(several::ask(node, request, named, bound)?),
         };
         let configs = match &devices {
             None => vec![config.clone()],
-            Some(all) => several::configs(config, requested, &all.devices),
+            Some(all) => several::configs(config, requested, &all.devices, bound),
         };
         let call = Call {
             request,

@@ -48,8 +48,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         return Ok(node.journal.forget(&key)?);
     }
     // An ADD that died before its record may have bound a slot.
-    let slot = bind::slot_of(request);
-    bind::unbind(&node, id.container_id.as_str(), slot.into_iter().collect());
+    bind::unbind_unrecorded(&node, id.container_id.as_str(), request);
     let imported = rdma_cni::import(&node, request, id);
     // A network of attach rdma-only has no interface of its own in the pod.
     let swept = match is_rdma_only(request) {

@@ -11,8 +11,9 @@ use std::time::Duration;
 use attachment::cdi_file::CdiDirectory;
 use tokio_util::sync::CancellationToken;
 
-use super::binder::{Binder, Places};
+use super::binder::Binder;
 use super::evidence::{Facts, over};
+use super::places::Places;
 use super::slot_specification;
 use super::store::{Binding, Bindings};
 use crate::report::Report;

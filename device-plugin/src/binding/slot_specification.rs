@@ -154,6 +154,7 @@ mod tests {
             resource: ResourceName::parse("rdma/nic").unwrap(),
             topology: true,
             delivery: Delivery::Cdi,
+            nodes: crate::config::NodeRule::verbs(),
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),
             variables: Variables::Shell,

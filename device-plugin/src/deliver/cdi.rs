@@ -178,6 +178,7 @@ mod tests {
             topology: true,
             optional: false,
             delivery: Delivery::Cdi,
+            nodes: crate::config::NodeRule::verbs(),
             extra_nodes: Vec::new(),
             variables: crate::config::Variables::default(),
             additional_info: Default::default(),

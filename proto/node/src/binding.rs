@@ -37,7 +37,8 @@ pub struct CommitQuestion {
 pub struct UnbindQuestion {
     /// The sandbox.
     pub sandbox: String,
-    /// The slots; all of the sandbox if there are none.
+    /// The slots; if there are none, all of the sandbox but those that containers started with without
+    /// an attachment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
 }

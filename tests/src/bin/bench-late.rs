@@ -2,7 +2,7 @@
 //! names, both moved by `rdma-netdev`, with one daemon and the kubelet's stand-in, in turns.
 //!
 //! Both ask the daemon whether the pod holds the HCA. The slot's side also has it choose an HCA, and
-//! scan the host and write the CDI file after the move. So the difference of the two is what late
+//! read the device nodes and write the CDI file after the move. So the difference of the two is what late
 //! binding costs; a ratio alone would hide it behind the kernel's change of namespace.
 
 use std::fs::{self, DirBuilder};
@@ -66,6 +66,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Result<Self> {
         let scene = Scene::with_nics(NICS)?;
+        scene.hide_processes()?;
         for number in 1..NICS {
             // Files have no GID of an address, and ADD would wait for it.
             scene.on_host(&[&format!("addr del 10.19.{number}.1/24 dev nic{number}")])?;

@@ -46,6 +46,7 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new() -> Result<Self> {
         let scene = Scene::with_hardware()?;
+        scene.hide_processes()?;
         let tree = scene.tree()?;
         tree.rdma_core(true);
         make_nodes(tree)?;

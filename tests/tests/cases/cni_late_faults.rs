@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::case;
 use e2e::cni::Call;
+use e2e::daemon::Daemon;
 use e2e::harness::Case;
 use e2e::host_state::{State, unchanged};
 use e2e::kubelet::Pod;
@@ -223,15 +224,15 @@ fn a_killed_del_of_a_slot_is_finished_by_the_next() -> Result<()> {
 }
 
 /// strace on a running daemon that it kills; it ends with the daemon, or when dropped.
-struct Killer(Child);
+pub(crate) struct Killer(Child);
 
 impl Killer {
     /// Kills the daemon before the n-th such system call of one of its threads. On a busy machine
     /// strace has failed to attach to a daemon that lives: it is tried again.
-    fn attach(node: &Node, syscall: &str, number: usize) -> Result<Self> {
+    pub(crate) fn attach(daemon: &Daemon, syscall: &str, number: usize) -> Result<Self> {
         let mut said = String::new();
         for _ in 0..5 {
-            if let Some(killer) = Self::attempt(node, syscall, number, &mut said)? {
+            if let Some(killer) = Self::attempt(daemon, syscall, number, &mut said)? {
                 return Ok(killer);
             }
         }
@@ -239,14 +240,14 @@ impl Killer {
     }
 
     fn attempt(
-        node: &Node,
+        daemon: &Daemon,
         syscall: &str,
         number: usize,
         said: &mut String,
     ) -> Result<Option<Self>> {
         let mut command = Command::new("strace");
         command.args(["-f", "-o", "/dev/null"]);
-        command.args(["-p", &node.daemon.id().to_string()]);
+        command.args(["-p", &daemon.id().to_string()]);
         command.args(["-e", &format!("trace={syscall}")]);
         command.args(["-e", &format!("inject={syscall}:signal=KILL:when={number}")]);
         let mut child = command
@@ -292,7 +293,7 @@ fn a_daemon_killed_while_it_binds_or_commits_leaves_nothing() -> Result<()> {
         let mut number = 1;
         while number < MOST {
             let when = format!("after a kill of the daemon at {syscall} {number}");
-            let killer = Killer::attach(&fixture.node, syscall, number)?;
+            let killer = Killer::attach(&fixture.node.daemon, syscall, number)?;
             let added = answer_of(&fixture.call, "ADD", &fixture.network)?;
             let is_over = fixture
                 .node

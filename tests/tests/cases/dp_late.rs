@@ -613,8 +613,12 @@ fn a_cdi_directory_that_is_a_link_is_refused() -> Result<()> {
         .unwrap_err()
         .clone();
     ensure!(text.contains("it is a link"), "{text}");
-    // By the scan that the commit waits for: the pool has nothing to offer meanwhile.
-    assert_eq!(kind(refused)?, FailureKind::CannotBind);
+    // A scan may have seen it already: the pool has nothing to offer meanwhile.
+    let kind = kind(refused)?;
+    ensure!(
+        [FailureKind::BindingsUnavailable, FailureKind::CannotBind].contains(&kind),
+        "{kind:?}"
+    );
     assert_eq!(fs::read_dir(&victim)?.count(), 0);
     assert!(node.start_container(&pod).is_err());
     fs::remove_file(&real)?;

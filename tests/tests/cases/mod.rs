@@ -35,6 +35,8 @@ modules! {
     cni_journal,
     cni_late,
     cni_late_faults,
+    cni_late_machine,
+    cni_late_rails,
     cni_log,
     cni_move,
     cni_policy,

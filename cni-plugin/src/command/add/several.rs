@@ -13,6 +13,7 @@ use hca::{HcaId, UnitId, unit::PoolTag};
 use super::{Nic, interface::Wanted};
 use crate::{
     allocation::{self, Allocated, Devices},
+    bind::Bound,
     config::{Allocation, Attach, Config},
     error::Error,
     parts::{self, Numbering},
@@ -45,19 +46,6 @@ pub(super) fn check<'a>(
              that Multus passes one of the pod's units",
         )
     })?;
-    if let UnitId::Slot { .. } = named.unit {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            format!(
-                "devices: all does not go with {}, a slot of a pool that binds late",
-                named.text
-            ),
-        )
-        .with_details(
-            "name the network once for each NIC of the pod, without devices; or use a pool without \
-             binding: late",
-        ));
-    }
     ipam.serves_several()?;
     match chain {
         None => Ok(named),
@@ -69,21 +57,38 @@ pub(super) fn check<'a>(
     }
 }
 
-/// Asks which units the pod has beside the one that the runtime names.
+/// Asks which units the pod has beside the one that the runtime names. Of slots the daemon has said
+/// already what they became.
 ///
 /// # Errors
 /// As [`allocation::ask`] and [`allocation::Held::devices_beside`].
-pub(super) fn ask(node: &Node, request: &Request, named: &Allocation) -> Result<All, Error> {
+pub(super) fn ask(
+    node: &Node,
+    request: &Request,
+    named: &Allocation,
+    bound: Option<&Bound>,
+) -> Result<All, Error> {
     let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)?;
-    Ok(All {
-        devices: held.devices_beside(&named.unit, &named.text)?,
-        allocated: held.allocated(),
+    Ok(match bound {
+        Some(bound) => All {
+            devices: held.devices_bound(&named.unit, &named.text, bound.hcas())?,
+            allocated: bound.allocated(),
+        },
+        None => All {
+            devices: held.devices_beside(&named.unit, &named.text)?,
+            allocated: held.allocated(),
+        },
     })
 }
 
 /// A configuration for each NIC, in the order of the HCAs: every process that locks several NICs
 /// does so in this order.
-pub(super) fn configs(config: &Config, requested: Requested, devices: &Devices) -> Vec<Config> {
+pub(super) fn configs(
+    config: &Config,
+    requested: Requested,
+    devices: &Devices,
+    bound: Option<&Bound>,
+) -> Vec<Config> {
     let attach = match requested {
         Requested::Move => Some(Attach::Move),
         Requested::Child(kind) => kind.map(Attach::Child),
@@ -100,7 +105,7 @@ pub(super) fn configs(config: &Config, requested: Requested, devices: &Devices) 
                 slot: 0,
             },
             text: hca.to_string(),
-            slot: None,
+            slot: bound.and_then(|bound| bound.slot(hca).cloned()),
         }),
         ..config.clone()
     };

@@ -199,6 +199,7 @@ fn snapshot(health: Health) -> Snapshot {
         topology: true,
         optional: false,
         delivery: Delivery::DeviceSpecs,
+        nodes: crate::config::NodeRule::verbs(),
         extra_nodes: Vec::new(),
         variables: crate::config::Variables::default(),
         additional_info: BTreeMap::new(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use diagnostics::container_runtime;
 
 use super::Daemon;
-use crate::binding::binder::directory_obstacle;
+use crate::binding::places::directory_obstacle;
 use crate::config::{Delivery, PoolConfig, Sharing};
 use crate::deliver::{cdi, choice, device_info};
 use crate::snapshot::{Shape, Snapshot};

@@ -1,0 +1,226 @@
+//! Writes what containers get for slots whose devices are in place.
+//!
+//! The device nodes are read at that moment, for the HCAs of the containers alone: a scan of the
+//! host reads every GID and every partition key, and the pod's network waits for the answer. Only
+//! what this reading cannot explain is left to a whole scan: an HCA that the last scan did not find
+//! as it must be, a node that udev has not made yet, an RDMA device with another name.
+
+use std::collections::BTreeMap;
+
+use attachment::cdi_file::CdiDirectory;
+use hca::{HcaId, Host};
+use node_wire::{CommitQuestion, Committed, Failure, FailureKind, Pod};
+
+use super::binder::{Binder, blocking, failure, unavailable};
+use super::places::Places;
+use super::pod_slots::late_pool;
+use super::slot_specification;
+use super::store::{Binding, Stage};
+use crate::config::NodeRule;
+use crate::device_nodes::HcaDevices;
+use crate::events::Trigger;
+use crate::report::Report;
+use crate::snapshot::{Health, Member, UnhealthyReason};
+
+/// A slot's file to be written.
+struct SlotFile {
+    binding: Binding,
+    text: String,
+}
+
+/// The HCAs of a sandbox with their device nodes of now, or why they cannot be given.
+type Current = BTreeMap<HcaId, Result<Member, String>>;
+
+impl Binder {
+    /// Writes what containers get for slots whose devices are in place.
+    ///
+    /// # Errors
+    /// A slot is not bound to this sandbox, or its HCA cannot be given.
+    pub(crate) async fn commit(&self, question: CommitQuestion) -> Result<Committed, Failure> {
+        let _one_at_a_time = self.gate.lock().await;
+        let CommitQuestion {
+            pod,
+            sandbox,
+            units,
+        } = question;
+        self.write(&pod, Some(sandbox), &units, Stage::Attached)
+            .await
+    }
+
+    pub(super) async fn write(
+        &self,
+        pod: &Pod,
+        sandbox: Option<String>,
+        units: &[String],
+        stage: Stage,
+    ) -> Result<Committed, Failure> {
+        let places = self.places.clone();
+        let bindings = blocking(move || places.store().read()).await?;
+        let bindings = bindings.map_err(unavailable)?;
+        let of_sandbox: Vec<Binding> = bindings
+            .all
+            .into_values()
+            .filter(|one| one.sandbox == sandbox && one.is_of(pod))
+            .collect();
+        for unit in units {
+            if !of_sandbox.iter().any(|one| one.unit == *unit) {
+                return Err(failure(
+                    FailureKind::NotBound,
+                    format!(
+                        "{unit} is not bound for pod {pod} and sandbox {}: its binding was freed, or \
+                         is another sandbox's",
+                        sandbox.as_deref().unwrap_or("(none)")
+                    ),
+                ));
+            }
+        }
+        let files = match self.files(units, &of_sandbox, stage).await {
+            Ok(files) => files,
+            Err(refused) => {
+                let why = refused.message;
+                tracing::debug!(%pod, why, "the host is scanned before slots are refused");
+                self.requests.scan().await.map_err(|status| {
+                    failure(
+                        FailureKind::CannotBind,
+                        format!("scan the host after the move: {}", status.message()),
+                    )
+                })?;
+                self.files(units, &of_sandbox, stage).await?
+            }
+        };
+        let has_news = files.iter().any(|file| !of_sandbox.contains(&file.binding));
+        let places = self.places.clone();
+        let written = blocking(move || write_all(&places, files)).await?;
+        if has_news {
+            self.triggers.send(Trigger::Binding);
+        }
+        written.map(|cdi_files| Committed { cdi_files })
+    }
+
+    /// The files of slots, with the device nodes of now.
+    async fn files(
+        &self,
+        units: &[String],
+        of_sandbox: &[Binding],
+        stage: Stage,
+    ) -> Result<Vec<SlotFile>, Failure> {
+        let report = self.report();
+        let (host, bindings) = (self.places.host.clone(), of_sandbox.to_vec());
+        let known = report.clone();
+        let current = blocking(move || current(&host, &bindings, &known)).await?;
+        let mut files = Vec::new();
+        for unit in units {
+            files.extend(file_of(unit, of_sandbox, &report, &current, stage)?);
+        }
+        Ok(files)
+    }
+}
+
+/// Reads the device nodes of the HCAs of a sandbox.
+fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
+    let members = of_sandbox.iter().filter_map(|binding| {
+        let (snapshot, _) = late_pool(&binding.resource, report)?;
+        let mut members = snapshot.members().iter();
+        let known = members.find(|member| member.id.to_string() == binding.hca)?;
+        let read = HcaDevices::read(host, &known.id, &known.rdma_devices);
+        let member = match read {
+            Ok(devices) => with_devices(known, &devices, &snapshot.terms().nodes),
+            Err(error) => Err(error.to_string()),
+        };
+        Some((known.id.clone(), member))
+    });
+    members.collect()
+}
+
+/// A member of the last scan with the device nodes of now.
+fn with_devices(known: &Member, devices: &HcaDevices, rule: &NodeRule) -> Result<Member, String> {
+    let (nodes, lacking) = devices.nodes(rule);
+    let names: Vec<&str> = devices.rdma_devices().collect();
+    if lacking.is_none() && names != known.rdma_devices {
+        return Err(format!(
+            "its RDMA devices are [{}] by now, and the last scan found [{}]",
+            names.join(", "),
+            known.rdma_devices.join(", ")
+        ));
+    }
+    let health = match (lacking, &known.health) {
+        (Some(lacking), _) => Health::Unhealthy(UnhealthyReason::Node(lacking)),
+        // The node that the last scan missed is there.
+        (None, Health::Unhealthy(UnhealthyReason::Node(_))) => Health::Healthy,
+        (None, health) => health.clone(),
+    };
+    let member = Member {
+        nodes,
+        health,
+        ..known.clone()
+    };
+    match slot_specification::obstacle(&member) {
+        Some(why) => Err(why),
+        None => Ok(member),
+    }
+}
+
+/// The file of a slot.
+fn file_of(
+    unit: &str,
+    of_sandbox: &[Binding],
+    report: &Report,
+    current: &Current,
+    stage: Stage,
+) -> Result<Option<SlotFile>, Failure> {
+    let Some(binding) = of_sandbox.iter().find(|one| one.unit == unit) else {
+        return Ok(None);
+    };
+    let cannot = |why: String| {
+        failure(
+            FailureKind::CannotBind,
+            format!("give {} to a container as {unit}: {why}", binding.hca),
+        )
+    };
+    let Some((snapshot, _)) = late_pool(&binding.resource, report) else {
+        return Err(cannot(format!(
+            "{} is no pool with binding late of this node any more",
+            binding.resource
+        )));
+    };
+    let member = |hca: &str| {
+        let hca: HcaId = hca.parse().ok()?;
+        current.get(&hca)
+    };
+    let own = match member(&binding.hca) {
+        Some(Ok(own)) => own,
+        Some(Err(why)) => return Err(cannot(why.clone())),
+        None => return Err(cannot("it is not in the pool any more".to_owned())),
+    };
+    let mut of_container: Vec<&Binding> = of_sandbox
+        .iter()
+        .filter(|one| one.container == binding.container && one.resource == binding.resource)
+        .collect();
+    of_container.sort_by(|a, b| (a.rail, &a.hca).cmp(&(b.rail, &b.hca)));
+    let of_container: Vec<&Member> = of_container
+        .into_iter()
+        .filter_map(|one| member(&one.hca)?.as_ref().ok())
+        .collect();
+    Ok(Some(SlotFile {
+        text: slot_specification::text(unit, snapshot.terms(), own, &of_container),
+        binding: Binding {
+            stage,
+            ..binding.clone()
+        },
+    }))
+}
+
+/// Writes files and notes that they are there. The note comes first: a file without its note would
+/// outlive evidence that is looked for by it.
+fn write_all(places: &Places, files: Vec<SlotFile>) -> Result<Vec<String>, Failure> {
+    let store = places.store();
+    let directory = CdiDirectory::create(&places.cdi_dir).map_err(unavailable)?;
+    let mut names = Vec::new();
+    for SlotFile { binding, text } in files {
+        store.replace(&binding).map_err(unavailable)?;
+        let sandbox = binding.sandbox.as_deref();
+        let name = slot_specification::write(&directory, &binding.unit, sandbox, &text);
+        names.push(name.map_err(unavailable)?);
+    }
+    Ok(names)
+}

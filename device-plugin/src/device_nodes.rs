@@ -1,0 +1,224 @@
+//! The character devices of one HCA and the state of each one's node: which nodes a container gets,
+//! and what stands in the way.
+//!
+//! They come from a scan of the host, or are read for this HCA alone at the moment at which a
+//! container gets them. Both ways end in the same decision.
+
+use std::collections::BTreeMap;
+
+use hca::chardev::{self, CharDevice, CharDevices, Node};
+use hca::{HcaId, Host};
+
+use crate::config::{NodeClass, NodeRule};
+use crate::host_snapshot::HostSnapshot;
+use crate::snapshot::DeviceNode;
+
+/// The character devices of one HCA at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HcaDevices {
+    /// By RDMA device, in the order of the HCA.
+    of_devices: Vec<(String, CharDevices)>,
+    rdma_cm: Option<CharDevice>,
+    /// The state of each node, by its name below the device directory.
+    states: BTreeMap<String, Node>,
+}
+
+impl HcaDevices {
+    /// Those of an HCA with these RDMA devices, as a scan found them.
+    pub(crate) fn scanned<'n>(
+        rdma_devices: impl Iterator<Item = &'n str>,
+        seen: &HostSnapshot,
+    ) -> Self {
+        let of_devices = rdma_devices.filter_map(|name| {
+            let here = seen.inventory.rdma_device(name);
+            let elsewhere = || {
+                let mut all = seen.inventory.elsewhere.iter();
+                let away = all.find(|away| away.rdma_device == name)?;
+                Some(CharDevices {
+                    uverbs: Some(away.uverbs.clone()),
+                    ..CharDevices::default()
+                })
+            };
+            let devices = here.map(|device| device.char_devices.clone());
+            Some((name.to_owned(), devices.or_else(elsewhere)?))
+        });
+        Self {
+            of_devices: of_devices.collect(),
+            rdma_cm: seen.inventory.rdma_cm.clone(),
+            states: seen.nodes.clone(),
+        }
+    }
+
+    /// Reads those of an HCA as they are now. `rdma_devices` are the names that a scan found.
+    ///
+    /// # Errors
+    /// [`hca::Error`]: the HCA is not on this host, or sysfs cannot be read.
+    pub(crate) fn read(host: &Host, hca: &HcaId, rdma_devices: &[String]) -> hca::Result<Self> {
+        let mut found = chardev::of_hca(host, hca, rdma_devices)?;
+        let mut of_devices = Vec::new();
+        for name in rdma_devices {
+            of_devices.extend(found.remove_entry(name));
+        }
+        of_devices.extend(found);
+        let rdma_cm = chardev::rdma_cm(host)?;
+        let all = of_devices.iter().flat_map(|(_, devices)| devices.iter());
+        let states = all
+            .chain(&rdma_cm)
+            .map(|device| (device.dev_name(), device.node()))
+            .collect();
+        Ok(Self {
+            of_devices,
+            rdma_cm,
+            states,
+        })
+    }
+
+    /// Names of the RDMA devices.
+    pub(crate) fn rdma_devices(&self) -> impl Iterator<Item = &str> {
+        self.of_devices.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The nodes that a container gets, and what is missing of those it must have.
+    pub(crate) fn nodes(&self, rule: &NodeRule) -> (Vec<DeviceNode>, Option<String>) {
+        let mut present = Vec::new();
+        let mut lacking = None;
+        for (_, class) in NodeClass::ALL {
+            if !rule.includes(class) {
+                continue;
+            }
+            let required = rule.required.contains(&class);
+            let devices = self.of_class(class);
+            if devices.is_empty() && required {
+                let hint = match class {
+                    NodeClass::Uverbs => "; load ib_uverbs",
+                    NodeClass::RdmaCm => "; load rdma_ucm",
+                    NodeClass::Umad | NodeClass::Issm => "; load ib_umad",
+                    NodeClass::Ucm => "; kernels since 5.16 have none",
+                };
+                lacking.get_or_insert(format!("no {} device{hint}", class.word()));
+            }
+            for device in devices {
+                match obstacle(&self.states, device) {
+                    None => present.push(DeviceNode {
+                        class,
+                        path: format!("/dev/{}", device.dev_name()),
+                    }),
+                    Some(obstacle) if required => {
+                        lacking.get_or_insert(obstacle);
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        (present, lacking)
+    }
+
+    fn of_class(&self, class: NodeClass) -> Vec<&CharDevice> {
+        if class == NodeClass::RdmaCm {
+            return self.rdma_cm.iter().collect();
+        }
+        let mut devices = Vec::new();
+        for (_, all) in &self.of_devices {
+            match class {
+                NodeClass::Uverbs => devices.extend(&all.uverbs),
+                NodeClass::Umad => devices.extend(all.umad.iter().map(|(_, umad)| umad)),
+                NodeClass::Issm => devices.extend(all.issm.iter().map(|(_, issm)| issm)),
+                NodeClass::Ucm => devices.extend(&all.ucm),
+                NodeClass::RdmaCm => {}
+            }
+        }
+        devices
+    }
+}
+
+/// What stands in the way of handing a node to a container, if anything does.
+pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> Option<String> {
+    let name = device.dev_name();
+    match states.get(&name) {
+        Some(Node::Ready) => None,
+        Some(Node::Stale { found }) => Some(format!(
+            "node /dev/{name} is device {found}, the kernel says {}; udev has not followed yet",
+            device.number
+        )),
+        Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca::tree::{On, RdmaSpec, Tree, machine};
+
+    use super::*;
+
+    /// A machine with eight HCAs whose nodes are in order, and its scan.
+    fn scan(tree: &Tree) -> HostSnapshot {
+        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        seen.nodes.values_mut().for_each(|node| *node = Node::Ready);
+        seen
+    }
+
+    #[test]
+    fn what_is_read_for_one_hca_is_what_a_scan_finds() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(true);
+        machine::a4(&tree);
+        // On no bus: soft RoCE.
+        tree.rdma(&RdmaSpec {
+            name: "rxe0",
+            on: On::Nothing,
+            ..RdmaSpec::default()
+        });
+        let seen = scan(&tree);
+        assert_eq!(seen.inventory.rdma_devices.len(), 9);
+        for device in &seen.inventory.rdma_devices {
+            let names = [device.name.clone()];
+            let hca = HcaId::of(device).unwrap();
+            let mut read = HcaDevices::read(&tree.host(), &hca, &names).unwrap();
+            read.states
+                .values_mut()
+                .for_each(|node| *node = Node::Ready);
+            let scanned = HcaDevices::scanned(names.iter().map(String::as_str), &seen);
+            for rule in [NodeRule::verbs(), NodeRule::everything()] {
+                let nodes = read.nodes(&rule);
+                assert!(!nodes.0.is_empty() && nodes.1.is_none(), "{nodes:?}");
+                assert_eq!(nodes, scanned.nodes(&rule), "{}", device.name);
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_of_an_hca_that_was_moved_are_those_of_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(false);
+        machine::a4(&tree);
+        let seen = scan(&tree);
+        let device = seen.inventory.rdma_device("mlx5_3").unwrap();
+        let (hca, names) = (HcaId::of(device).unwrap(), [device.name.clone()]);
+        let function = tree.path(format!("/sys/bus/pci/devices/{hca}"));
+        let verbs = function.join("infiniband_verbs");
+        // The kernel makes them anew in the pod's namespace, with the lowest free number.
+        std::fs::rename(verbs.join("uverbs3"), verbs.join("uverbs11")).unwrap();
+        std::fs::write(verbs.join("uverbs11/dev"), "231:203").unwrap();
+        tree.hide_rdma("mlx5_3");
+        let read = HcaDevices::read(&tree.host(), &hca, &names).unwrap();
+        assert_eq!(read.rdma_devices().collect::<Vec<_>>(), ["mlx5_3"]);
+        // udev has not made it yet.
+        let (nodes, lacking) = read.nodes(&NodeRule::verbs());
+        assert!(nodes.is_empty());
+        assert!(lacking.unwrap().contains("uverbs11 does not exist"));
+        let scanned = HcaDevices::scanned(names.iter().map(String::as_str), &seen);
+        let (nodes, _) = scanned.nodes(&NodeRule::verbs());
+        assert!(
+            nodes
+                .iter()
+                .any(|node| node.path == "/dev/infiniband/uverbs3")
+        );
+        // Unplugged.
+        std::fs::remove_dir_all(&verbs).unwrap();
+        let gone = HcaDevices::read(&tree.host(), &hca, &names).unwrap();
+        let lacking = gone.nodes(&NodeRule::verbs()).1.unwrap();
+        assert!(lacking.contains("no uverbs device"), "{lacking}");
+    }
+}
