@@ -6,8 +6,9 @@
 //!
 //! Nothing is removed by its place alone: of the state directory the entries that this project
 //! makes, of a store's directory all of it only where its `FORMAT` says that it is one of ours, and
-//! no store that nodes share. The policy goes last, for it names the other places: killed anywhere,
-//! the command is given again and does the rest.
+//! no store that nodes share. What the node knows of its stores goes before them, a store's `FORMAT`
+//! after its leases, and the policy last, for it names the other places: killed anywhere, the command
+//! is given again and does the rest.
 
 use std::fs;
 use std::io;
@@ -25,11 +26,10 @@ use crate::deliver::cdi;
 use crate::status::files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
-const STATE_ENTRIES: [&str; 10] = [
+const STATE_ENTRIES: [&str; 9] = [
     "attachments",
     "devices",
     "locks",
-    "stores",
     "blocks",
     ipam::reclaim::DIRECTORY,
     bindings::DIRECTORY,
@@ -37,6 +37,11 @@ const STATE_ENTRIES: [&str; 10] = [
     NODE_ADDRESSES,
     last_good::FILE,
 ];
+/// In the state directory, what the node knows of its stores. One that it knows and does not find
+/// could be on a share that is not mounted, so [`check`] refuses.
+const KNOWN_STORES: &str = "stores";
+/// In a store, the file by which it is known.
+const FORMAT: &str = "FORMAT";
 /// Begins the files that a write was killed over.
 const LEFTOVER: &str = ".new-";
 
@@ -165,6 +170,7 @@ pub(crate) fn remove(
             one(path, None)?;
         }
     }
+    one(policy.state_dir.join(KNOWN_STORES), None)?;
     for store in policy.stores.values() {
         let shared = match &store.kind {
             StoreKind::File { shared, .. } => *shared,
@@ -201,22 +207,32 @@ pub(crate) fn remove(
 }
 
 fn remove_path(path: &Path) -> io::Result<Removed> {
-    let is_directory = path.symlink_metadata()?.is_dir();
-    if !is_directory {
+    if !path.symlink_metadata()?.is_dir() {
         fs::remove_file(path)?;
         return Ok(Removed::Gone);
     }
-    match fs::remove_dir_all(path) {
+    let mut contents = fs::read_dir(path)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<Vec<PathBuf>>>()?;
+    contents.sort_by_key(|path| path.ends_with(FORMAT));
+    for path in contents {
+        match path.symlink_metadata()?.is_dir() {
+            true => fs::remove_dir_all(&path)?,
+            false => fs::remove_file(&path)?,
+        }
+    }
+    let mount_point = [Errno::EBUSY, Errno::EROFS].map(|errno| Some(errno as i32));
+    match fs::remove_dir(path) {
         Ok(()) => Ok(Removed::Gone),
-        // In a container the directory is a mount point; its contents are gone.
-        Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => Ok(Removed::Emptied),
+        // In a container it is a mount point, below a root that may be read-only.
+        Err(error) if mount_point.contains(&error.raw_os_error()) => Ok(Removed::Emptied),
         Err(error) => Err(error),
     }
 }
 
 /// Its FORMAT says that it is a store of ours.
 fn is_store(directory: &Path) -> bool {
-    let format = fs::read_to_string(directory.join("FORMAT"));
+    let format = fs::read_to_string(directory.join(FORMAT));
     format.is_ok_and(|text| text.contains("rdma-ipam store"))
 }
 

@@ -98,15 +98,21 @@ lab_all_met() {
 }
 
 lab_asked=0
+# lab_ask WHOM COMMAND…: asks the runner for what a guest cannot do; $lab_answer names the file that has
+# the answer.
+lab_ask() {
+	lab_answer=/lab/sync/answer.$LAB_GUEST.$BASHPID.$((++lab_asked))
+	lab_send "$1 ${lab_answer##*/} ${*:2}"
+	wait_for 320 test -e "$lab_answer"
+	cat "$lab_answer"
+}
+
 # machine COMMAND…: a command of QEMU's monitor for this guest's machine (set_link, device_del,
 # device_add, …); prints the answer, fails if QEMU complains.
 machine() {
-	local answer=/lab/sync/answer.$LAB_GUEST.$BASHPID.$((++lab_asked))
-	lab_send "machine ${answer##*/} $*"
-	wait_for 60 test -e "$answer"
-	cat "$answer"
+	lab_ask machine "$@"
 	# HMP commands that succeed are silent.
-	[ ! -s "$answer" ] || [ "$1" = info ]
+	[ ! -s "$lab_answer" ] || [ "$1" = info ]
 }
 
 # --- RDMA ----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # A whole real cluster of two nodes: unique addresses by its API, all nodes' state, upgrade, uninstall
-# lab: guests=2 nics=2 memory=5120 cpus=2 timeout=4200 image=yes node-image=yes kubernetes=yes
+# lab: guests=2 nics=2 memory=3072 cpus=2 timeout=4200 image=yes node-image=yes kubernetes=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -23,12 +23,7 @@ mount --make-rshared /
 start_containerd
 ctr --namespace k8s.io image import /lab/node-image.tar
 meet booted
-if [ "$LAB_GUEST" = 1 ]; then
-	start_cluster 172.20.0.1 node2
-else
-	wait_for 1200 test -e /lab/out/1/apiserver.crt
-	join_cluster 172.20.0.1 172.20.0.2
-fi
+join_cluster "172.20.0.$LAB_GUEST"
 meet_late joined
 before=$(host_state)
 
@@ -38,6 +33,10 @@ if [ "$LAB_GUEST" = 1 ]; then
 	equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
 	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
 	show own get pods -o wide
+	# The scheduler places both pods on one node as long as the other node offers nothing.
+	offers_of() { kubectl get nodes -o json | jq -r '[.items[].status.allocatable["rdma/hca_shared_devices_a"]] | join(" ")'; }
+	both_offer() { [ "$(offers_of)" = "63 63" ]; }
+	check "both nodes offer the HCA's slots" wait_for 200 both_offer
 	step "kubectl apply -k manifests/examples/perftest"
 	check "the API server takes the example" kubectl apply -k $manifests/examples/perftest
 	check "both pods become ready" kubectl wait --for=condition=Ready --timeout=600s pod/rdma-test-pod-1 pod/rdma-test-pod-2
@@ -70,7 +69,7 @@ check "rdma-ipam shows this node's block" rdma-ipam blocks
 contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
 check "fsck finds nothing" rdma-ipam fsck
 
-[ "$LAB_GUEST" = 2 ] || { step "the API server is away" && stop_api_server; }
+[ "$LAB_GUEST" = 2 ] || { step "the API server is away" && api_server stop; }
 meet_late away
 # As the runtime calls it: Multus itself would ask the API for the pod.
 install -d /tmp/away
@@ -92,7 +91,7 @@ for number in $(seq 10); do
 	ip netns del "away$number"
 done
 unset RDMA_NETDEV_POLICY
-[ "$LAB_GUEST" = 2 ] || start_api_server 172.20.0.1
+[ "$LAB_GUEST" = 2 ] || api_server start
 # A new version of the image on each node, and on node2 an interface that no pod of the cluster has.
 by_hand() { RDMA_NETDEV_POLICY=/tmp/away/policy cni rdma-netdev "$1" kept kept net1 "$network"; }
 ctr --namespace k8s.io image tag localhost/rdma-device-plugin:0.1.0 localhost/rdma-device-plugin:0.1.1

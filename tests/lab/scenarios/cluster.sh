@@ -1,5 +1,5 @@
 # A whole real cluster of one node: installed and used by the README's own commands
-# lab: nics=4 memory=5120 cpus=2 timeout=2400 image=yes node-image=yes kubernetes=yes
+# lab: nics=4 memory=3072 cpus=2 timeout=2400 image=yes node-image=yes kubernetes=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -27,7 +27,7 @@ done
 mount --make-rshared /
 start_containerd
 ctr --namespace k8s.io image import /lab/node-image.tar
-start_cluster $address
+join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
 
 own() { kubectl --namespace kube-system "$@"; }

@@ -16,7 +16,8 @@ class GuestDied(Exception):
     """QEMU ended, or never came up; the message says what it left behind."""
 
 
-def _die_with_runner() -> None:
+def die_with_runner() -> None:
+    """For preexec_fn: the process ends when the runner does."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -36,7 +37,7 @@ class Guest:
                 stdin=None if interactive else subprocess.DEVNULL,
                 stdout=None if interactive else log,
                 stderr=log,
-                preexec_fn=_die_with_runner,
+                preexec_fn=die_with_runner,
             )
         try:
             self.control, self.qmp = [self._accept(listener) for listener in listening]

@@ -6,6 +6,7 @@ Pure: from a scenario to a list of arguments.
 import os
 import pathlib
 
+from . import control_plane
 from .architecture import Architecture
 from .scenario import Scenario
 
@@ -103,6 +104,14 @@ def wire(guests: int, guest: int, directory: pathlib.Path) -> list[str]:
     ]
 
 
+def control_plane_port() -> list[str]:
+    """Joins the wire and the control plane's NIC, which QEMU makes in its network namespace."""
+    return [
+        "-netdev", f"tap,id=control,ifname={control_plane.NIC},script=no,downscript=no",
+        "-netdev", "hubport,id=controlport,hubid=0,netdev=control",
+    ]  # fmt: skip
+
+
 def share(tag: str, path: pathlib.Path, writable: bool = False) -> list[str]:
     """A directory of this machine as a 9p file system of the guest."""
     mode = "" if writable else ",readonly=on,multidevs=remap"
@@ -131,7 +140,9 @@ def command(
         console = ["-serial", "mon:stdio"]
     else:
         console = ["-serial", f"file:{directory}/console-{guest}.log"]
+    with_control_plane = scenario.kubernetes and guest == 1
     arguments = [
+        *(control_plane.namespace() if with_control_plane else []),
         *emulator(cache), *architecture.machine, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         *(["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", architecture.cpu]),
         "-m", str(scenario.memory), "-smp", str(max(scenario.cpus, scenario.topology[0] if scenario.topology else 1)),
@@ -146,6 +157,7 @@ def command(
         *share("lab", directory / "share", writable=True),
         *(topology(scenario, guest) if scenario.topology else plain_slots(scenario, guest)),
         *wire(scenario.guests, guest, directory),
+        *(control_plane_port() if with_control_plane else []),
     ]  # fmt: skip
     for netdev in scenario.netdev:
         arguments += ["-netdev", netdev]

@@ -13,6 +13,7 @@ import time
 from . import machine
 from .architecture import Architecture
 from .binaries import Binaries, CannotStart
+from .control_plane import OF_NODES, ControlPlane
 from .guest import Guest, GuestDied
 from .report import Report, Result
 from .scenario import Scenario
@@ -66,6 +67,7 @@ class Play:
         self.tell = tell
         self.results: list[Result] = []
         self.guests: list[Guest] = []
+        self.control_plane: ControlPlane | None = None
         self.done: dict[int, int] = {}
         self.booted: dict[int, float] = {}
 
@@ -106,10 +108,9 @@ class Play:
                 self.scenario, memory=self.scenario.memory + 1024, timeout=2 * self.scenario.timeout
             )
         if self.scenario.kubernetes:
-            shutil.copytree(KUBERNETES, share / "kubernetes")
-            # A cluster's key for its service accounts is made where the cluster is.
-            key = ["openssl", "genrsa", "-out", share / "kubernetes/service-accounts.key", "2048"]
-            subprocess.run(key, check=True, capture_output=True)
+            (share / "kubernetes").mkdir()
+            for program in OF_NODES:
+                shutil.copy(pathlib.Path(KUBERNETES) / program, share / "kubernetes")
         if self.scenario.cdi_containerd:
             shutil.copytree(self.cache["containerd"], share / "containerd")
         if self.scenario.image:
@@ -136,6 +137,8 @@ class Play:
         for number in range(1, self.scenario.guests + 1):
             command = machine.command(self.scenario, number, architecture, self.cache, self.directory, kvm, shell)
             self.guests.append(Guest(number, command, self.directory, shell))
+        if self.scenario.kubernetes:
+            self.control_plane = ControlPlane(self.guests[0], KUBERNETES, self.directory, self.scenario.guests)
         self.follow(BOOT_SECONDS * self.patience, lambda: len(self.booted) == len(self.guests))
 
     def follow(self, seconds: float | None, finished) -> None:
@@ -152,6 +155,8 @@ class Play:
             for guest in dead:
                 if guest.number not in self.done:
                     raise GuestDied(f"guest {guest.number} ended by itself")
+            if self.control_plane and not self.control_plane.alive():
+                raise GuestDied(f"the control plane ended by itself: {self.control_plane.log.read_text().strip()[-500:]}")
 
     def take(self, guest: Guest, line: str) -> None:
         """One line of a guest."""
@@ -178,6 +183,8 @@ class Play:
                 path = self.directory / "share" / "sync" / answer
                 path.with_suffix(".new").write_text(guest.monitor_command(command))
                 path.with_suffix(".new").rename(path)
+            case "api-server" if self.control_plane:
+                self.control_plane.ask(rest)
             case _:
                 self.result(guest, "speaks to the runner as agreed", "failed")
                 self.detail(line)
@@ -218,7 +225,10 @@ class Play:
         self.results.append(Result(self.scenario.name, what, "failed", details=[why, *self.console()]))
 
     def end(self) -> None:
-        """Ends the guests."""
+        """Ends the guests, and their control plane."""
+        if self.control_plane:
+            self.control_plane.end()
+            self.control_plane = None
         for guest in self.guests:
             guest.end()
         self.guests = []

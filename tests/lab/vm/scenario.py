@@ -40,7 +40,7 @@ class Scenario:
     image: bool = False
     # The image of our own programs, as `make image` leaves it, is put there, too.
     node_image: bool = False
-    # The programs of a real cluster are put there.
+    # A real cluster: its control plane beside the guests, the programs of its nodes put there.
     kubernetes: bool = False
     # The programs of a containerd that reads CDI files are put there, beside the guest's own.
     cdi_containerd: bool = False

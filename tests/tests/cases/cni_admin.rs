@@ -30,6 +30,12 @@ pub(crate) const CASES: &[Case] = &[
         Netns,
         Macvlan
     ),
+    case!(
+        a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(networks_are_checked_before_a_pod_asks_for_them),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
     case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
@@ -405,5 +411,63 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
         ensure!(!gone.exists(), "{} is there: {printed}", gone.display());
     }
     ensure!(programs.join("macvlan").exists(), "it is another's");
+    Ok(())
+}
+
+/// As in the container of the DaemonSet: each directory is a mount point below a root that is read-only.
+fn a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host.config(&json!({
+        "attach": "macvlan", "master": "nic0",
+        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+    }));
+    let pod = host.pod()?;
+    for verb in ["ADD", "DEL"] {
+        let call = host.call(&pod, "c1", "net1");
+        call.run(verb, config.to_string().as_bytes())?.success()?;
+    }
+    for directory in ["etc", "programs", "run", "cdi", "state/devices/kept"] {
+        fs::create_dir_all(host.directory().join(directory))?;
+    }
+    let policy = host.directory().join("etc/policy.json");
+    fs::rename(host.directory().join("policy.json"), &policy)?;
+    let uninstall = |mount: &str| -> Result<Output> {
+        let script = format!(
+            "set -e; cd \"$1\"; shift; {mount}
+            for directory in etc programs run cdi state leases; do
+                mount --rbind $directory $directory
+            done
+            mount --rbind . .
+            mount -o remount,bind,ro \"$PWD\"
+            exec \"$@\""
+        );
+        let mut command = host.netns.command("unshare");
+        command.args(["--mount", "bash", "-c", &script, "bash"]);
+        command.arg(host.directory());
+        command.arg(product("rdma-device-plugin")?);
+        command
+            .args(["uninstall", "--yes", "--policy"])
+            .arg(&policy);
+        for (flag, place) in [("--cni-bin-dir", "programs"), ("--run-dir", "run")] {
+            command.arg(flag).arg(host.directory().join(place));
+        }
+        command.arg("--cdi-dir").arg(host.directory().join("cdi"));
+        Ok(command.output()?)
+    };
+
+    let output = uninstall("mount --bind state/devices/kept state/devices/kept;")?;
+    let said = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    ensure!(said.contains("state/devices"), "{said}");
+    ensure!(policy.exists(), "the policy goes last");
+
+    let output = uninstall("")?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(output.status.success(), "{said}");
+    for directory in ["etc", "state", "leases"] {
+        let rest = fs::read_dir(host.directory().join(directory))?;
+        let rest: Vec<_> = rest.collect::<Result<_, _>>()?;
+        ensure!(rest.is_empty(), "{directory}: {rest:?}");
+    }
     Ok(())
 }
