@@ -20,6 +20,8 @@ TARGET_amd64 := x86_64-unknown-linux-musl
 TARGET_arm64 := aarch64-unknown-linux-musl
 PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker
 CARGO ?= cargo
+# More flags of cargo build.
+FLAGS ?=
 
 export RDMA_BIN_DIR = $(abspath $(BIN_DIR))
 
@@ -41,7 +43,7 @@ build: ## the node programs, static, into dist/ (PROFILE=quick: into target/bin-
 	  echo "the Rust target $(TARGET) is not here and could not be added; building for $$target instead:" \
 	    "the programs start more slowly and are no good for an image" >&2; \
 	fi; \
-	$(CARGO) build --locked --profile $(PROFILE) --target "$$target" $(foreach p,$(PROGRAMS),--bin $(p)); \
+	$(CARGO) build --locked $(FLAGS) --profile $(PROFILE) --target "$$target" $(foreach p,$(PROGRAMS),--bin $(p)); \
 	install -D -p -m 0755 -t $(BIN_DIR) \
 	  $(foreach p,$(PROGRAMS),"$${CARGO_TARGET_DIR:-target}/$$target/$(PROFILE)/$(p)"); \
 	echo "programs for $$target in $(BIN_DIR)/"
@@ -85,8 +87,9 @@ lab-arm64:
 # Compiled quickly, not well: what it shows is the same.
 .PHONY: demo
 demo: PROFILE := quick
+demo: BIN_DIR := target/bin-demo
 demo: ## two pods talk RDMA, shown step by step, in a virtual machine (HOST=1: on this machine)
-	HOST=$(HOST) PROFILE=$(PROFILE) tests/lab/demo
+	HOST=$(HOST) BUILD=$(PROFILE) tests/lab/demo
 
 .PHONY: bench-cni
 bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time, as ratios of one run

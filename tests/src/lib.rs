@@ -26,6 +26,7 @@
 pub mod api_server;
 pub mod bin_under_test;
 pub mod bpf_object;
+#[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod cni;
 pub mod cni_host;

@@ -17,7 +17,8 @@ class CannotStart(Exception):
 
 class Binaries:
     """Where binaries come from. The product's are found, never built: what is tested is what
-    somebody chose. The stand-ins are the test crate's own, and built when first asked for."""
+    somebody chose. The stand-ins are the test crate's own: those that lie beside the product's, others
+    are built when first asked for."""
 
     def __init__(self, architecture: Architecture) -> None:
         self.architecture = architecture
@@ -40,10 +41,13 @@ class Binaries:
 
     def standin(self, name: str) -> pathlib.Path:
         """A program of the test crate, static so that a guest can run it."""
+        if (self.place / name).is_file():
+            return self.place / name
         with self.lock:
             if name not in self.built:
                 command = ["cargo", "build", "--locked", "--quiet", "--profile", PROFILE]
-                command += ["--target", self.architecture.target, "--package", "e2e", "--bin", name]
+                command += ["--target", self.architecture.target]
+                command += ["--package", "e2e", "--no-default-features", "--bin", name]
                 built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
                 if built.returncode:
                     raise CannotStart(f"{name} cannot be built: {built.stderr.strip()[-1000:]}")
