@@ -6,7 +6,7 @@
 //!
 //! Nothing is removed by its place alone: of the state directory the entries that this project
 //! makes, of a store's directory all of it only where its `FORMAT` says that it is one of ours, and
-//! no store that nodes share. What the node knows of its stores goes before them, a store's `FORMAT`
+//! no store that other nodes use, by the policy, its file system or its leases. What the node knows of its stores goes before them, a store's `FORMAT`
 //! after its leases, and the policy last, for it names the other places: killed anywhere, the command
 //! is given again and does the rest.
 
@@ -16,8 +16,11 @@ use std::path::{Path, PathBuf};
 
 use attachment::cdi_file;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
+use ipam::plugin::Plugin;
+use ipam::store::{Store, StoreError};
 use nix::errno::Errno;
 use node::cni_program;
+use node::identity::boot_id;
 use node::policy::{Policy, StoreKind};
 
 use crate::binding::store as bindings;
@@ -170,28 +173,21 @@ pub(crate) fn remove(
             one(path, None)?;
         }
     }
+    let of_others = stores_to_keep(&policy, places);
     one(policy.state_dir.join(KNOWN_STORES), None)?;
-    for store in policy.stores.values() {
-        let shared = match &store.kind {
-            StoreKind::File { shared, .. } => *shared,
-            StoreKind::Kubernetes { .. } => false,
-            StoreKind::Whereabouts { .. } => continue,
-        };
-        let kept = match (shared, is_store(&store.directory)) {
-            (true, _) => Some("other nodes use it, too"),
-            (false, true) => None,
-            (false, false) => Some("it is no store of this project"),
-        };
-        one(store.directory.clone(), kept)?;
+    for (directory, kept) in of_others {
+        one(directory, kept)?;
     }
+    let bindings = bindings_to_keep(&policy, places);
     for name in STATE_ENTRIES {
-        one(policy.state_dir.join(name), None)?;
+        let kept = bindings.filter(|_| name == bindings::DIRECTORY);
+        one(policy.state_dir.join(name), kept)?;
     }
     for path in with_prefix(&policy.state_dir, LEFTOVER) {
         one(path, None)?;
     }
     let rest = fs::read_dir(&policy.state_dir).is_ok_and(|mut rest| rest.next().is_some());
-    let kept = rest.then_some("it has files that are not this project's");
+    let kept = rest.then_some("it is not empty");
     one(policy.state_dir.clone(), kept)?;
     for suffix in [".sock", ".calls"] {
         for path in with_suffix(&places.run, suffix) {
@@ -230,6 +226,68 @@ fn remove_path(path: &Path) -> io::Result<Removed> {
     }
 }
 
+/// The directories of leases, and why one stays.
+fn stores_to_keep(policy: &Policy, places: &Places) -> Vec<(PathBuf, Option<&'static str>)> {
+    let ipam = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
+    let stores = policy.stores.iter();
+    stores
+        .filter(|(_, store)| !matches!(store.kind, StoreKind::Whereabouts { .. }))
+        .map(|(name, store)| {
+            let kept = match &store.kind {
+                StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),
+                _ if !is_store(&store.directory) => Some("it is no store of this project"),
+                _ => used_by_others(&ipam, name),
+            };
+            (store.directory.clone(), kept)
+        })
+        .collect()
+}
+
+/// Why other nodes may use a store, whatever the policy says of it: a policy may leave out that it is
+/// shared, and may be gone already.
+fn used_by_others(ipam: &Plugin, name: &str) -> Option<&'static str> {
+    let others = |store: &Store| -> Result<bool, StoreError> {
+        let own = store.node();
+        let mut others = false;
+        for node in store.nodes()? {
+            store.records_of(&node, |owned| {
+                others |= owned.leases().iter().any(|lease| {
+                    let holder = &lease.holder;
+                    holder.node != own.name
+                        && holder.boot != own.boot
+                        && (own.machine.is_empty() || holder.machine != own.machine)
+                });
+                Ok(())
+            })?;
+        }
+        Ok(others)
+    };
+    match ipam.open_existing(name) {
+        Ok(None) => None,
+        Ok(Some(store)) if store.is_shared() => Some("other machines see its file system"),
+        Ok(Some(store)) => match others(&store) {
+            Ok(false) => None,
+            Ok(true) => Some("other nodes have leases in it"),
+            Err(_) => Some("it cannot be read, and other nodes may use it"),
+        },
+        Err(_) => Some("it cannot be opened, and other nodes may use it"),
+    }
+}
+
+/// Why the bindings of slots stay. A pod without a network attachment has its HCAs by nothing else, and
+/// the next daemon frees them when the pod is gone.
+fn bindings_to_keep(policy: &Policy, places: &Places) -> Option<&'static str> {
+    let boot = boot_id(&places.root.join("proc"));
+    let held = match bindings::Store::at(&policy.state_dir, &boot).read() {
+        Ok(found) => {
+            let started = |one: &bindings::Binding| one.stage == bindings::Stage::Started;
+            !found.unreadable.is_empty() || found.all.values().any(started)
+        }
+        Err(_) => true,
+    };
+    held.then_some("pods without an interface may still have these HCAs")
+}
+
 /// Its FORMAT says that it is a store of ours.
 fn is_store(directory: &Path) -> bool {
     let format = fs::read_to_string(directory.join(FORMAT));
@@ -259,6 +317,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    const FORMAT_TEXT: &str = r#"{"format": "rdma-ipam store", "version": 2,
+        "id": "c0169a6ba8f18a394662a499a7152ec8", "created": "2026-11-23T20:00:00Z"}"#;
 
     struct NodeFiles(tempfile::TempDir);
 
@@ -325,7 +386,7 @@ mod tests {
     #[test]
     fn what_is_ours_goes_and_what_is_not_stays() {
         let node = NodeFiles::new(&json!({"type": "file"}));
-        fs::write(node.path("leases/FORMAT"), r#"{"kind": "rdma-ipam store"}"#).unwrap();
+        fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
         fs::write(node.path("state/notes.txt"), "an administrator's").unwrap();
         node.remove();
         for gone in [
@@ -354,7 +415,7 @@ mod tests {
     #[test]
     fn a_shared_store_and_a_directory_that_is_none_stay() {
         let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
-        fs::write(node.path("leases/FORMAT"), r#"{"kind": "rdma-ipam store"}"#).unwrap();
+        fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
         let kept = Removed::Kept("other nodes use it, too");
         assert!(node.remove().contains(&(node.path("leases"), kept)));
         assert!(node.path("leases/leases").exists());
@@ -362,6 +423,23 @@ mod tests {
         let node = NodeFiles::new(&json!({"type": "file"}));
         let kept = Removed::Kept("it is no store of this project");
         assert!(node.remove().contains(&(node.path("leases"), kept)));
+    }
+
+    #[test]
+    fn the_hca_of_a_pod_without_an_interface_stays_bound() {
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        let pod = node_wire::Pod {
+            namespace: "team".into(),
+            name: "worker-0".into(),
+            uid: None,
+        };
+        let hca = "0000:01:00.0".parse().unwrap();
+        let mut binding = bindings::Binding::new(&hca, "slot_0", &pod, Some("c1"));
+        binding.stage = bindings::Stage::Started;
+        let store = bindings::Store::at(&node.path("state"), &boot_id(Path::new("/proc")));
+        store.create(&binding).unwrap();
+        node.remove();
+        assert!(store.read().unwrap().has(&hca));
     }
 
     #[test]

@@ -254,11 +254,10 @@ impl Binder {
             let UnbindQuestion { sandbox, units } = question;
             let over = bindings.all.into_values().filter(|one| {
                 one.sandbox.as_deref() == Some(sandbox.as_str())
-                    && match units.is_empty() {
-                        // Containers that started without an attachment have these.
-                        true => one.stage != Stage::Started,
-                        false => units.contains(&one.unit),
-                    }
+                    // Containers that started without an attachment have these; a later call for the
+                    // sandbox that fails does not take them away.
+                    && one.stage != Stage::Started
+                    && (units.is_empty() || units.contains(&one.unit))
                     && !attached.has(one)
             });
             let over: Vec<Binding> = over.collect();

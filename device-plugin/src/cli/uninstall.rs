@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use node::policy::Policy;
 
 use crate::uninstall::{self, Places, Removed};
 
@@ -60,6 +61,7 @@ impl Uninstall {
     /// # Errors
     /// It is refused, or something cannot be removed.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        Policy::check_named(&self.node.policy)?;
         let places = Places {
             root: self.host_root.clone(),
             cni_bin: (self.cni_bin_dir.clone())

@@ -37,8 +37,8 @@ pub struct CommitQuestion {
 pub struct UnbindQuestion {
     /// The sandbox.
     pub sandbox: String,
-    /// The slots; if there are none, all of the sandbox but those that containers started with without
-    /// an attachment.
+    /// The slots; if there are none, all of the sandbox. Those that containers started with without an
+    /// attachment stay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
 }

@@ -36,6 +36,12 @@ pub(crate) const CASES: &[Case] = &[
         Netns,
         Macvlan
     ),
+    case!(
+        a_store_with_leases_of_another_node_stays,
+        Root,
+        Netns,
+        Macvlan
+    ),
     case!(networks_are_checked_before_a_pod_asks_for_them),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
     case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
@@ -411,6 +417,68 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
         ensure!(!gone.exists(), "{} is there: {printed}", gone.display());
     }
     ensure!(programs.join("macvlan").exists(), "it is another's");
+    Ok(())
+}
+
+/// The policy does not say that the store is shared, as if there were none any more.
+fn a_store_with_leases_of_another_node_stays() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host.config(&json!({
+        "attach": "macvlan", "master": "nic0",
+        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
+    }));
+    let elsewhere = host.directory().join("elsewhere");
+    host.policy(&json!({"node": "node2", "stateDir": elsewhere}))?;
+    let pod = host.pod()?;
+    host.call(&pod, "c1", "net1")
+        .run("ADD", config.to_string().as_bytes())?
+        .success()?;
+    let records = Command::new("grep")
+        .args(["--recursive", "--files-with-matches", "\"boot\""])
+        .arg(host.directory().join("leases/owners"))
+        .output()?;
+    for record in String::from_utf8(records.stdout)?.lines() {
+        let mut lease: Value = serde_json::from_slice(&fs::read(record)?)?;
+        lease["boot"] = json!("11111111-2222-3333-4444-555555555555");
+        lease["machine"] = json!("another");
+        fs::write(record, lease.to_string())?;
+    }
+    host.policy(&json!({"node": "node1"}))?;
+    let uninstall = |policy: &str| -> Result<Output> {
+        let mut command = host.netns.command(product("rdma-device-plugin")?);
+        command.args(["uninstall", "--yes", "--policy"]);
+        command.arg(host.directory().join(policy));
+        for (flag, place) in [
+            ("--cni-bin-dir", "bin"),
+            ("--run-dir", "run"),
+            ("--cdi-dir", "cdi"),
+        ] {
+            command.arg(flag).arg(host.directory().join(place));
+        }
+        Ok(command.output()?)
+    };
+
+    let output = uninstall("polcy.json")?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        !output.status.success() && said.contains("polcy.json is not there"),
+        "a name that is misspelt is no node without a policy: {said}"
+    );
+    let output = uninstall("policy.json")?;
+    let (printed, said) = (
+        String::from_utf8(output.stdout)?,
+        String::from_utf8(output.stderr)?,
+    );
+    ensure!(output.status.success(), "{said}");
+    ensure!(
+        printed.contains("leases: stays: other nodes have leases in it"),
+        "{printed}"
+    );
+    let leases = Command::new("find")
+        .arg(host.directory().join("leases/leases"))
+        .output()?;
+    let left = String::from_utf8(leases.stdout)?;
+    ensure!(left.contains("/10.9.0.10@"), "{left}");
     Ok(())
 }
 
