@@ -3,7 +3,8 @@
 //!
 //! The runtime passes a slot, which names no HCA. The daemon binds all slots of the pod to the HCAs
 //! nearest to the pod's GPUs. The attachment has the one that was passed, or with `devices: all`
-//! every slot that the pod has of the same resource. The answer is authorized as any other request, by the node's policy.
+//! every slot that the pod has of the same resource. The answer is authorized as any other request,
+//! by the node's policy.
 //! After the devices are in the pod, the daemon reads their device nodes and writes the CDI file
 //! without which no container with the slot is created.
 //!
