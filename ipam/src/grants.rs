@@ -32,6 +32,8 @@ use std::path::{Path, PathBuf};
 /// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest, with all of 64
 /// addresses excepted.
 const MAX_BYTES: u64 = 1 << 24;
+/// Most files are shorter, in bytes.
+const USUAL_BYTES: usize = 4096;
 /// The most blocks that a node may have in one address space.
 pub const MAX_BLOCKS: usize = 4096;
 const VERSION: u64 = 1;
@@ -224,7 +226,8 @@ fn read(path: &Path, space: &AddressSpace) -> Result<(Option<File>, Grants), Str
         }
         other => other.map_err(|error| error.to_string())?,
     };
-    let mut text = Vec::new();
+    // Room for a file of some blocks, so that it is read at once.
+    let mut text = Vec::with_capacity(USUAL_BYTES);
     let length = Read::by_ref(&mut file)
         .take(MAX_BYTES + 1)
         .read_to_end(&mut text);

@@ -380,7 +380,8 @@ fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
         let meta = directory.metadata().map_err(failed(&directory))?;
         check_owner(&meta).map_err(|why| untrusted(&directory, why))?;
     }
-    let mut text = Vec::new();
+    // Room for a usual file, so that it is read at once.
+    let mut text = Vec::with_capacity(4096);
     let size = file
         .take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut text)

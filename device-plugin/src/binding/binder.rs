@@ -412,6 +412,9 @@ fn kept_and_taken(
     let store = places.store();
     let mut bindings = store.read().map_err(unavailable)?;
     let attached = places.attached().map_err(unavailable)?;
+    if let Some(sandbox) = sandbox {
+        adopt(places, pod, sandbox, slots, &mut bindings)?;
+    }
     // A pod has one sandbox at a time. What the journal has is still in the old one's namespace. What
     // it has no more, of whichever pod, was returned while no daemon was told.
     let is_earlier = |one: &Binding| {
@@ -443,6 +446,32 @@ fn kept_and_taken(
     Ok((bindings, taken))
 }
 
+/// Gives the sandbox of a pod what its containers started with before it was known: a network that is
+/// attached to a running pod takes the HCA that the pod has.
+fn adopt(
+    places: &Places,
+    pod: &Pod,
+    sandbox: &str,
+    slots: &BTreeSet<String>,
+    bindings: &mut Bindings,
+) -> Result<(), Failure> {
+    let started = bindings.all.values_mut().filter(|one| {
+        one.sandbox.is_none()
+            && one.stage == Stage::Started
+            && one.is_of(pod)
+            && slots.contains(&one.unit)
+    });
+    for binding in started {
+        // The file's name has the sandbox in it, and no two files name one device: the commit, or the
+        // next start of a container, writes the new one.
+        remove_file(places, binding).map_err(unavailable)?;
+        binding.sandbox = Some(sandbox.to_owned());
+        let replaced = places.store().replace(binding);
+        replaced.map_err(|error| unavailable(format_args!("bind {}: {error}", binding.hca)))?;
+    }
+    Ok(())
+}
+
 /// Creates all bindings, or none: an HCA that another process bound meanwhile stops it.
 fn create_all(store: &Store, bindings: &[Binding]) -> Result<(), Failure> {
     for (done, one) in bindings.iter().enumerate() {
@@ -466,21 +495,26 @@ fn create_all(store: &Store, bindings: &[Binding]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Frees an HCA: its CDI files first, so that none names an HCA that is free.
+/// Frees an HCA: its CDI file first, so that none names an HCA that is free.
 fn free(places: &Places, binding: &Binding) -> Result<(), String> {
-    match CdiDirectory::open(&places.cdi_dir) {
-        Ok(directory) => {
-            let name = slot_specification::file_name(&binding.unit, binding.sandbox.as_deref());
-            directory.remove(&name).map_err(|error| error.to_string())?;
-        }
-        // Emptied by a reboot, or never made: nothing is in it.
-        Err(error) if error.is_missing() => {}
-        Err(error) => return Err(error.to_string()),
-    }
+    remove_file(places, binding)?;
     places
         .store()
         .remove(binding)
         .map_err(|error| format!("free {}: {error}", binding.hca))
+}
+
+/// Removes the CDI file of a binding.
+fn remove_file(places: &Places, binding: &Binding) -> Result<(), String> {
+    match CdiDirectory::open(&places.cdi_dir) {
+        Ok(directory) => {
+            let name = slot_specification::file_name(&binding.unit, binding.sandbox.as_deref());
+            directory.remove(&name).map_err(|error| error.to_string())
+        }
+        // Emptied by a reboot, or never made: nothing is in it.
+        Err(error) if error.is_missing() => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn answer_of(binding: &Binding) -> BoundSlot {

@@ -204,7 +204,12 @@ fn file_of(
     Ok(Some(SlotFile {
         text: slot_specification::text(unit, snapshot.terms(), own, &of_container),
         binding: Binding {
-            stage,
+            stage: match binding.stage {
+                // A container runs with it. An attachment that is made later and undone does not
+                // take it away.
+                Stage::Started => Stage::Started,
+                Stage::Bound | Stage::Attached => stage,
+            },
             ..binding.clone()
         },
     }))

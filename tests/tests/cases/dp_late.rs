@@ -44,6 +44,10 @@ pub(crate) const CASES: &[Case] = &[
         a_pod_without_attachment_is_bound_at_start_where_allowed,
         Root
     ),
+    case!(
+        what_a_container_started_with_stays_whatever_comes_later,
+        Root
+    ),
     case!(a_stale_cdi_file_never_reaches_a_container, Root),
     case!(a_cdi_directory_that_is_a_link_is_refused, Root),
     case!(device_nodes_are_those_of_the_moment_of_the_commit, Root),
@@ -554,6 +558,53 @@ fn a_pod_without_attachment_is_bound_at_start_where_allowed() -> Result<()> {
     let before = node.cdi_devices()?;
     node.start_container(&pod)?;
     assert_eq!(node.cdi_devices()?, before);
+    Ok(())
+}
+
+fn what_a_container_started_with_stays_whatever_comes_later() -> Result<()> {
+    let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
+    let node = Node::new(&config)?;
+    // One pod without a network attachment; of another a slot has one and a slot has none.
+    let bare = node.admit("bare", &[3, 4], 2)?;
+    let mixed = node.admit("mixed", &[0, 7], 2)?;
+    node.start_container(&bare)?;
+    let only = |pod: &Admitted, slot: usize| Admitted {
+        pod: pod.pod.clone(),
+        slots: vec![pod.slots[slot].clone()],
+    };
+    node.bind(&mixed, "s2")?;
+    node.commit(&only(&mixed, 0), "s2")?;
+    node.start_container(&mixed)?;
+    let started = node.bindings()?;
+    assert_eq!(started.len(), 4);
+    // Networks are attached to the running pods, and that fails or is undone.
+    for (pod, sandbox) in [(&bare, "s1"), (&mixed, "s2")] {
+        let bound = node.bind(pod, sandbox)?;
+        let slots = bound.slots.iter();
+        let known = slots.map(|slot| (slot.hca.clone(), slot.unit.clone()));
+        let of_pod = |(_, unit): &(String, String)| pod.slots.contains(unit);
+        let expected: BTreeMap<_, _> = started.clone().into_iter().filter(of_pod).collect();
+        assert_eq!(known.collect::<BTreeMap<_, _>>(), expected);
+        let unattached = only(pod, 1);
+        node.unbind(sandbox)?;
+        node.commit(&unattached, sandbox)?;
+        node.unbind(sandbox)?;
+        assert!(
+            node.bindings()?
+                .values()
+                .any(|unit| *unit == unattached.slots[0])
+        );
+    }
+    // Of the slot that was attached alone, the HCA went back.
+    assert_eq!(node.bindings()?.len(), 3);
+    // The containers start again, with the same.
+    node.start_container(&bare)?;
+    assert_eq!(node.bindings()?.len(), 3);
+    assert!(
+        node.bindings()?
+            .iter()
+            .all(|(hca, unit)| started[hca] == *unit)
+    );
     Ok(())
 }
 
