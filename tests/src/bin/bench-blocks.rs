@@ -55,7 +55,7 @@ struct Arguments {
     #[arg(long, default_value_t = 500)]
     nodes: usize,
     /// ADDs of all nodes together
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 200_000)]
     adds: u64,
     /// Pods that a node has when it is full
     #[arg(long, default_value_t = 40)]
