@@ -6,9 +6,9 @@
 //!
 //! Nothing is removed by its place alone: of the state directory the entries that this project
 //! makes, of a store's directory all of it only where its `FORMAT` says that it is one of ours, and
-//! no store that other nodes use, by the policy, its file system or its leases. What the node knows of its stores goes before them, a store's `FORMAT`
-//! after its leases, and the policy last, for it names the other places: killed anywhere, the command
-//! is given again and does the rest.
+//! no store that other nodes use, by the policy, its file system or its leases. What the node knows
+//! of its stores goes before them, a store's `FORMAT` after its leases, and the policy last, for it
+//! names the other places: killed anywhere, the command is given again and does the rest.
 
 use std::fs;
 use std::io;

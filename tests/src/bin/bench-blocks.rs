@@ -55,7 +55,7 @@ struct Arguments {
     #[arg(long, default_value_t = 500)]
     nodes: usize,
     /// ADDs of all nodes together
-    #[arg(long, default_value_t = 200_000)]
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(2..))]
     adds: u64,
     /// Pods that a node has when it is full
     #[arg(long, default_value_t = 40)]
@@ -460,11 +460,8 @@ fn main() -> Result<ExitCode> {
     }
     let adds = crowd.adds.load(Ordering::Relaxed);
     let doubles = crowd.holders.doubles.load(Ordering::Relaxed);
-    let half_at = crowd
-        .half_at
-        .get()
-        .context("not half of the ADDs were made")?;
-    let half_at = *half_at;
+    let half_at = crowd.half_at.get();
+    let half_at = *half_at.context("not half of the ADDs were made")?;
     #[expect(
         clippy::cast_precision_loss,
         reason = "counts that are shown as ratios"

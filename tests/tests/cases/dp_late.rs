@@ -597,8 +597,9 @@ fn what_a_container_started_with_stays_whatever_comes_later() -> Result<()> {
     }
     // Of the slot that was attached alone, the HCA went back.
     assert_eq!(node.bindings()?.len(), 3);
-    // The containers start again, with the same.
+    // The containers start again, with the same, and no two files name one device.
     node.start_container(&bare)?;
+    assert_eq!(node.cdi_devices()?.len(), 3);
     assert_eq!(node.bindings()?.len(), 3);
     assert!(
         node.bindings()?
