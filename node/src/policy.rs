@@ -387,7 +387,10 @@ fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
         .read_to_end(&mut text)
         .map_err(failed(path))?;
     if u64::try_from(size).is_ok_and(|size| size > MAX_FILE_BYTES) {
-        return Err(untrusted(path, "it is larger than 1 MiB"));
+        return Err(PolicyError::Syntax {
+            path: path.to_owned(),
+            why: "it is larger than 1 MiB".to_owned(),
+        });
     }
     Ok(Some(text))
 }
@@ -490,6 +493,14 @@ mod tests {
     }
 
     #[test]
+    fn an_oversized_file_is_refused() {
+        let (_dir, path) = place(&" ".repeat(1_048_577));
+        let error = Policy::load(&path).unwrap_err();
+        assert!(error.to_string().contains("larger than 1 MiB"), "{error}");
+        assert!(error.remedy().starts_with("correct the file"), "{error}");
+    }
+
+    #[test]
     fn a_fifo_or_directory_is_refused_without_waiting() {
         let here = tempfile::tempdir().unwrap();
         let fifo = here.path().join("fifo");
@@ -500,15 +511,6 @@ mod tests {
         ));
         assert!(matches!(
             Policy::load(here.path()),
-            Err(PolicyError::Untrusted { .. })
-        ));
-    }
-
-    #[test]
-    fn an_oversized_file_is_refused() {
-        let (_dir, path) = place(&" ".repeat((1 << 20) + 1));
-        assert!(matches!(
-            Policy::load(&path),
             Err(PolicyError::Untrusted { .. })
         ));
     }
