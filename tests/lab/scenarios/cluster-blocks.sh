@@ -118,10 +118,19 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "becomes ready" kubectl wait --for=condition=Ready --timeout=600s pod/rdma-test-pod-3
 	equal "and has another address" 3 "$(sort -u <<<"$addresses"$'\n'"$(address_of rdma-test-pod-3)" | wc -l)"
 
+	step "back: the version before is applied"
+	check "the API server takes it" kubectl apply -k $manifests/base
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	equal "each container runs the image before" localhost/rdma-device-plugin:0.1.0 \
+		"$(own get pods -l app.kubernetes.io/name=rdma-device-plugin -o json |
+			jq -r '.items[].spec | (.initContainers + .containers)[].image' | sort -u)"
+	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
+	check "and talk as before" in_pod rdma-test-pod-1 ping -c 3 -W 5 "$(tail -n 1 <<<"$addresses")"
+
 	step "the pods end, what was installed goes"
 	check "the third pod ends" kubectl delete pod rdma-test-pod-3 --timeout=300s
 	check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=300s
-	check "what was installed goes" kubectl delete -k /tmp/new/base --timeout=300s
+	check "what was installed goes" kubectl delete -k $manifests/base --timeout=300s
 	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
 
 	step "kubectl apply -k manifests/uninstall"

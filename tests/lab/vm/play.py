@@ -81,6 +81,9 @@ class Play:
             raise Skipped("its PCIe expanders need ACPI, without which guests of arm64 are booted")
         if self.scenario.kubernetes and not KUBERNETES:
             raise Skipped("needs RDMA_LAB_KUBERNETES, a folder with a cluster's programs (tests/lab/README.md)")
+        for peer in self.scenario.peers:
+            if not (pathlib.Path(KUBERNETES) / peer).is_file():
+                raise Skipped(f"needs {peer} in the folder RDMA_LAB_KUBERNETES (tests/lab/README.md)")
         if self.scenario.cdi_containerd and "containerd" not in self.cache:
             raise Skipped("needs a containerd that reads CDI files, and no Debian mirror has one for these guests")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
@@ -111,6 +114,10 @@ class Play:
             (share / "kubernetes").mkdir()
             for program in OF_NODES:
                 shutil.copy(pathlib.Path(KUBERNETES) / program, share / "kubernetes")
+        if self.scenario.peers:
+            (share / "peers").mkdir()
+            for peer in self.scenario.peers:
+                shutil.copy(pathlib.Path(KUBERNETES) / peer, share / "peers")
         if self.scenario.cdi_containerd:
             shutil.copytree(self.cache["containerd"], share / "containerd")
         if self.scenario.image:
@@ -253,7 +260,7 @@ class Play:
         self.shown()
         remark = f"{self.scenario.name}: {time.monotonic() - started:.1f} s"
         if self.directory.is_dir():
-            for leftover in ("bin", "kubernetes", "containerd", "image.tar", "node-image.tar"):
+            for leftover in ("bin", "kubernetes", "peers", "containerd", "image.tar", "node-image.tar"):
                 path = self.directory / "share" / leftover
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             remark += f", logs in {self.directory}"

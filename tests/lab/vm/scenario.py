@@ -42,6 +42,8 @@ class Scenario:
     node_image: bool = False
     # A real cluster: its control plane beside the guests, the programs of its nodes put there.
     kubernetes: bool = False
+    # Programs and files of the components that are replaced, from the folder of the cluster's programs.
+    peers: tuple[str, ...] = ()
     # The programs of a containerd that reads CDI files are put there, beside the guest's own.
     cdi_containerd: bool = False
     # Binaries under test that it calls.
@@ -65,7 +67,7 @@ def _value(key: str, text: str):
             return (int(nodes), int(switches), int(nics))
         case "image" | "node-image" | "kubernetes" | "cdi-containerd":
             return {"yes": True, "no": False}[text]
-        case "binaries" | "standins":
+        case "binaries" | "standins" | "peers":
             return tuple(text.split(","))
         case "qemu":
             return tuple(int(part) for part in text.split("."))
