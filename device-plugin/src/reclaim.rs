@@ -25,6 +25,7 @@ use attachment::{
     reclaim::{in_host_namespace, over},
 };
 use hca::{HcaId, Host};
+use ipam::{plugin::Plugin, reclaim::Report, store::StoreError};
 use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
@@ -315,8 +316,7 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
 
 /// Frees leases of a store that are over and that no attachment named.
 fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
-    let plugin =
-        ipam::plugin::Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
+    let plugin = Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
     let store = match plugin.open_existing(name) {
         Ok(Some(store)) => store,
         Ok(None) => return,
@@ -325,16 +325,7 @@ fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
             return;
         }
     };
-    let options = ipam::reclaim::Options {
-        netns_root: Path::new("/"),
-        proc: &node.roots.proc,
-        state_dir: &node.policy.values.state_dir,
-        store: name,
-        cluster_node: plugin.is_cluster_node(),
-        dry_run: false,
-        now: jiff::Timestamp::now(),
-    };
-    match ipam::reclaim::run(&store, &options) {
+    match free_leases(&plugin, &store, name, &node.roots.proc) {
         Ok(report) => {
             counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
             for (lease, why) in &report.freed {
@@ -349,4 +340,27 @@ fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
         }
         Err(error) => tracing::warn!(store = name, %error, "store is not cleaned up"),
     }
+}
+
+/// Frees what is over of the node's leases in the store of that name: [`ipam::reclaim::run`].
+/// `proc` is the host's.
+///
+/// # Errors
+/// The store cannot be gone through.
+pub(crate) fn free_leases(
+    plugin: &Plugin,
+    store: &ipam::store::Store,
+    name: &str,
+    proc: &Path,
+) -> Result<Report, StoreError> {
+    let options = ipam::reclaim::Options {
+        netns_root: Path::new("/"),
+        proc,
+        state_dir: &plugin.policy().state_dir,
+        store: name,
+        cluster_node: plugin.is_cluster_node(),
+        dry_run: false,
+        now: jiff::Timestamp::now(),
+    };
+    ipam::reclaim::run(store, &options)
 }

@@ -314,7 +314,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
                 .collect()
         })
         .map_err(|error| error.to_string());
-    // By the node's name, or by an attachment: the name may not be known here.
+    // By the node's name, by an attachment, or by machine and boot (below): the name may not be known here.
     let name = node.policy.values.node_name(node_name.as_deref());
     let attached: Vec<String> = attachments
         .iter()
@@ -400,7 +400,9 @@ fn leases_of(
     let findings = open.entries(true, |entry| {
         match entry.record {
             _ if entry.freed.is_some() => {}
-            Ok(lease) if own(&lease) => leases.push(lease),
+            Ok(lease) if own(&lease) || lease.holder.is_of_this_boot(open.node()) => {
+                leases.push(lease);
+            }
             Ok(_) => {}
             Err(why) => complaints.push(format!("{}: {why}", entry.path.display())),
         }

@@ -26,6 +26,7 @@ use node::policy::{Policy, StoreKind};
 use crate::binding::store as bindings;
 use crate::config::last_good;
 use crate::deliver::cdi;
+use crate::reclaim;
 use crate::status::files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
@@ -68,7 +69,7 @@ pub(crate) struct Places {
 /// Why nothing may be removed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Attachments or leases are there.
+    /// Attachments are there, or leases.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
          rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
@@ -121,6 +122,45 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
         )));
     }
     Ok(())
+}
+
+/// Frees the leases of pods that ended without DEL, by the daemon's rules: evidence has to last from
+/// one call to the next. For the wait that follows a [`Refusal::InUse`]; attachments of such pods are
+/// not undone here, which needs the rights of the daemon.
+///
+/// Returns a line for each lease that was freed or could not be.
+pub(crate) fn free_leases(places: &Places) -> Vec<String> {
+    let plugin = Plugin::load(&places.policy, &places.root, places.node.as_deref());
+    let proc = places.root.join("proc");
+    let mut said = Vec::new();
+    for name in own_stores(plugin.policy()).map(|(name, _)| name) {
+        let store = match plugin.open_existing(name) {
+            Ok(Some(store)) => store,
+            Ok(None) => continue,
+            Err(error) => {
+                said.push(format!("store {name}: {error}"));
+                continue;
+            }
+        };
+        match reclaim::free_leases(&plugin, &store, name, &proc) {
+            Ok(report) => {
+                let freed = report.freed.iter().map(|(lease, why)| {
+                    let why = why.as_str();
+                    format!("freed: {} of {}: {why}", lease.address, lease.holder)
+                });
+                said.extend(freed);
+                said.extend(report.failed);
+            }
+            Err(error) => said.push(format!("store {name}: {error}")),
+        }
+    }
+    said
+}
+
+/// The stores whose leases are files of ours.
+fn own_stores(policy: &Policy) -> impl Iterator<Item = (&String, &node::policy::Store)> {
+    let stores = policy.stores.iter();
+    stores.filter(|(_, store)| !matches!(store.kind, StoreKind::Whereabouts { .. }))
 }
 
 /// The first few of a list.
@@ -229,9 +269,7 @@ fn remove_path(path: &Path) -> io::Result<Removed> {
 /// The directories of leases, and why one stays.
 fn stores_to_keep(policy: &Policy, places: &Places) -> Vec<(PathBuf, Option<&'static str>)> {
     let ipam = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
-    let stores = policy.stores.iter();
-    stores
-        .filter(|(_, store)| !matches!(store.kind, StoreKind::Whereabouts { .. }))
+    own_stores(policy)
         .map(|(name, store)| {
             let kept = match &store.kind {
                 StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
 
-use node::identity::is_name;
+use node::identity::{NodeIdentity, is_name};
 
 /// The largest record that is read, in bytes: 64 leases of a network with the longest name
 /// fit.
@@ -186,6 +186,17 @@ impl fmt::Display for Pod {
 }
 
 /// As in messages: `pod a/b (net1, container 0123456789ab) on node n`.
+impl Holder {
+    /// Whether the lease was made on this machine in its present boot, whatever the node was called
+    /// then. The machine ID distinguishes nodes that are containers of one kernel.
+    #[must_use]
+    pub fn is_of_this_boot(&self, node: &NodeIdentity) -> bool {
+        let machines = [&self.machine, &node.machine];
+        let same_machine = self.machine == node.machine || machines.iter().any(|m| m.is_empty());
+        !self.boot.is_empty() && self.boot == node.boot && same_machine
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(pod) = &self.pod {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::policy::Policy;
 
-use crate::uninstall::{self, Places, Removed};
+use crate::uninstall::{self, Places, Refusal, Removed};
 
 /// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses
 /// while a pod has an interface or an address of it.
@@ -44,7 +44,8 @@ pub(super) struct Uninstall {
     /// Only say whether it would be refused
     #[arg(long)]
     dry_run: bool,
-    /// Try again every ten seconds until nothing is in use any more
+    /// Try again every ten seconds until nothing is in use any more; addresses that dead pods left are
+    /// freed meanwhile
     #[arg(long)]
     wait: bool,
     /// Do not end when it is done, so that a DaemonSet of it becomes ready and stays so
@@ -75,7 +76,14 @@ impl Uninstall {
             if !self.wait {
                 return Err(refusal.into());
             }
-            let _ = writeln!(std::io::stderr().lock(), "waiting: {refusal}");
+            let mut said = std::io::stderr().lock();
+            let _ = writeln!(said, "waiting: {refusal}");
+            // The daemon, which did this, is gone.
+            if let Refusal::InUse(_) = refusal {
+                for line in uninstall::free_leases(&places) {
+                    let _ = writeln!(said, "{line}");
+                }
+            }
             thread::sleep(RETRY_INTERVAL);
         }
         if !self.yes {

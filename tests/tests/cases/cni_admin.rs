@@ -1,12 +1,14 @@
 //! `rdma-netdev list` and `reclaim`, as an administrator calls them on the node.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
+use e2e::cni::Call;
 use e2e::cni_host::{CniHost, same};
 use e2e::harness::Case;
 use e2e::netns::{Netns, run};
@@ -41,6 +43,11 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns,
         Macvlan
+    ),
+    case!(
+        what_a_dead_pod_leased_is_freed_by_the_wait_for_it,
+        Root,
+        Netns
     ),
     case!(networks_are_checked_before_a_pod_asks_for_them),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
@@ -479,6 +486,84 @@ fn a_store_with_leases_of_another_node_stays() -> Result<()> {
         .output()?;
     let left = String::from_utf8(leases.stdout)?;
     ensure!(left.contains("/10.9.0.10@"), "{left}");
+    Ok(())
+}
+
+/// The daemon, which frees what pods left on a node that crashed, is gone by the time of an uninstall.
+fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = json!({"cniVersion": "1.0.0", "name": "rail0",
+        "type": "rdma-ipam", "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({}))});
+    let pods = [host.pod()?, host.pod()?];
+    let program = product("rdma-ipam")?;
+    let call = |pod: &Netns, container: &str| {
+        Call::new(&program, container, pod.path(), "net1")
+            .on_host(&host.netns)
+            .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"))
+            .env("RDMA_NODE_NAME", "node-1")
+    };
+    for (pod, container) in pods.iter().zip(["crashed", "alive"]) {
+        call(pod, container)
+            .run("ADD", config.to_string().as_bytes())?
+            .success()?;
+    }
+    let records = Command::new("grep")
+        .args(["--recursive", "--files-with-matches", "\"crashed\""])
+        .arg(host.directory().join("leases/owners"))
+        .output()?;
+    let records = String::from_utf8(records.stdout)?;
+    ensure!(records.lines().count() == 1, "{records}");
+    for record in records.lines() {
+        let mut lease: Value = serde_json::from_slice(&fs::read(record)?)?;
+        lease["boot"] = json!("11111111-2222-3333-4444-555555555555");
+        lease["created"] = json!("2001-01-01T00:00:00Z");
+        fs::write(record, lease.to_string())?;
+    }
+    let uninstall = || -> Result<Command> {
+        let mut command = host.netns.command(product("rdma-device-plugin")?);
+        command.args(["uninstall", "--yes", "--policy"]);
+        command.arg(host.directory().join("policy.json"));
+        for (flag, place) in [
+            ("--cni-bin-dir", "bin"),
+            ("--run-dir", "run"),
+            ("--cdi-dir", "cdi"),
+        ] {
+            command.arg(flag).arg(host.directory().join(place));
+        }
+        Ok(command)
+    };
+    let output = uninstall()?.output()?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        !output.status.success() && said.contains("addresses are leased: 10.9.0.11"),
+        "by hand, where the node's name is not known: {said}"
+    );
+    let mut command = uninstall()?;
+    command.arg("--wait").env("RDMA_NODE_NAME", "node-1");
+    let mut waiting = command.stderr(Stdio::piped()).spawn()?;
+    let said = waiting.stderr.take().context("its errors")?;
+    let mut lines = BufReader::new(said).lines().map_while(Result::ok);
+    let mut wait_for = |words: &str| -> Result<String> {
+        let mut seen = String::new();
+        for line in lines.by_ref() {
+            seen += &line;
+            seen.push('\n');
+            if line.contains(words) {
+                return Ok(seen);
+            }
+        }
+        anyhow::bail!("it ended without {words:?}: {seen}")
+    };
+    let seen = wait_for("freed: 10.9.0.10")?;
+    ensure!(seen.contains("its boot is over"), "{seen}");
+    // The other pod runs.
+    let seen = wait_for("addresses are leased: 10.9.0.11")?;
+    ensure!(!seen.contains("freed: 10.9.0.11"), "{seen}");
+    call(&pods[1], "alive")
+        .run("DEL", config.to_string().as_bytes())?
+        .success()?;
+    ensure!(waiting.wait()?.success(), "not cleaned in the end");
+    ensure!(!host.directory().join("policy.json").exists());
     Ok(())
 }
 
