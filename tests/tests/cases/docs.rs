@@ -496,7 +496,10 @@ fn the_dashboard_has_the_brokers_metrics_and_few_lines() -> Result<()> {
             of_broker += usize::from(query.contains("rdma_ipam_broker_"));
             let drawn = panel["type"] == "timeseries" && query.contains("by (node");
             ensure!(
-                !drawn || query.ends_with("> 0") || query.contains("topk") || query.contains("bottomk"),
+                !drawn
+                    || query.ends_with("> 0")
+                    || query.contains("topk")
+                    || query.contains("bottomk"),
                 "{}: a line for each node: {query}",
                 panel["title"]
             );
