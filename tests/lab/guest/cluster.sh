@@ -10,6 +10,28 @@ control_plane=172.20.0.254
 # The address of the service `kubernetes`, which the control plane has itself.
 service=10.96.0.1
 
+# kubectl, for what is installed.
+own() { kubectl --namespace kube-system "$@"; }
+
+# in_pod POD COMMAND…
+in_pod() { kubectl exec "$1" -- "${@:2}"; }
+
+# address_of POD [INTERFACE]: its IPv4 address, without the prefix length.
+address_of() { in_pod "$1" ip -4 -o addr show dev "${2:-net1}" | awk '{ sub("/.*", "", $4); print $4 }'; }
+
+# meet_late POINT: meet, for as long as a cluster takes to be set up.
+meet_late() {
+	for _ in 1 2 3 4 5 6; do meet "$1" 2>/dev/null && return; done
+	meet "$1"
+}
+
+# node_address ADDRESS: sets up eth0, the NIC by which the nodes reach each other.
+node_address() {
+	ip addr add "$1/24" dev eth0
+	ip link set eth0 up
+	ip route add default dev eth0
+}
+
 # component NAME ARGUMENT…: one of the node's programs in the background, its log among the results.
 component() { "$@" >>"$LAB_OUT/$1.log" 2>&1 & }
 

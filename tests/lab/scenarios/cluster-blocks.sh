@@ -6,16 +6,9 @@
 # shellcheck source=tests/lab/guest/cluster.sh
 . /lab/guest/cluster.sh
 manifests=/lab/manifests
-own() { kubectl --namespace kube-system "$@"; }
-in_pod() { kubectl exec "$1" -- "${@:2}"; }
-address_of() { in_pod "$1" ip -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }'; }
-# meet, for as long as a cluster takes to be set up.
-meet_late() { for _ in 1 2 3 4; do meet "$1" 2>/dev/null && return; done; meet "$1"; }
 
 # eth0 is the node's own, ens2f0 the HCA to share.
-ip addr add "172.20.0.$LAB_GUEST/24" dev eth0
-ip link set eth0 up
-ip route add default dev eth0
+node_address "172.20.0.$LAB_GUEST"
 ip link set eth1 name ens2f0
 ip link set ens2f0 mtu 4200
 make_hca ens2f0 mlx5_0

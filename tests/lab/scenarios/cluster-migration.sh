@@ -11,11 +11,6 @@
 . /lab/guest/cluster.sh
 manifests=/lab/manifests
 shared=rdma/hca_shared_devices_a
-own() { kubectl --namespace kube-system "$@"; }
-in_pod() { kubectl exec "$1" -- "${@:2}"; }
-address_of() { in_pod "$1" ip -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }'; }
-# meet, for as long as a cluster takes to be set up.
-meet_late() { for _ in 1 2 3 4 5 6; do meet "$1" 2>/dev/null && return; done; meet "$1"; }
 
 # eth0 is the node's own, ens2f0 the HCA to share: a NIC of PCI, which that plugin needs, so no virtio one.
 # Which of the two is found first is not sure.
@@ -24,9 +19,7 @@ ip link set "$(ls /sys/bus/pci/drivers/e1000e/*/net)" name ens2f0
 # QEMU gives it the same address in each guest.
 ip link set ens2f0 address "52:54:00:00:0$LAB_GUEST:fe"
 [ -e /sys/class/net/eth0 ] || ip link set eth1 name eth0
-ip addr add "172.20.0.$LAB_GUEST/24" dev eth0
-ip link set eth0 up
-ip route add default dev eth0
+node_address "172.20.0.$LAB_GUEST"
 make_hca ens2f0 mlx5_0
 mount --make-rshared /
 start_containerd

@@ -10,9 +10,7 @@ manifests=/lab/manifests
 address=172.20.0.1
 
 # eth0 is the node's own, ens2f0 the HCA to share, the others are NICs for one pod.
-ip addr add $address/24 dev eth0
-ip link set eth0 up
-ip route add default dev eth0
+node_address $address
 ip link set eth1 name ens2f0
 ip link set ens2f0 mtu 4200
 make_hca ens2f0 mlx5_0
@@ -30,10 +28,7 @@ ctr --namespace k8s.io image import /lab/node-image.tar
 join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
 
-own() { kubectl --namespace kube-system "$@"; }
 in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdma-device-plugin "$@"; }
-in_pod() { kubectl exec "$1" -- "${@:2}"; }
-address_of() { in_pod "$1" ip -4 -o addr show dev "$2" | awk '{ print $4 }'; }
 rolled() { own rollout status ds/rdma-device-plugin --timeout=300s; }
 
 step "kubectl apply -k manifests/base"
@@ -50,7 +45,7 @@ step "kubectl apply -k manifests/examples/perftest"
 check "the API server takes the example" kubectl apply -k $manifests/examples/perftest
 check "both pods become ready" kubectl wait --for=condition=Ready --timeout=400s pod/rdma-test-pod-1 pod/rdma-test-pod-2
 for pod in 1 2; do
-	contains "pod $pod: net1 has an address of the range" '^192\.168\.111\.[0-9]+/24$' "$(address_of rdma-test-pod-$pod net1)"
+	contains "pod $pod: net1 has an address of the range" '^192\.168\.111\.[0-9]+$' "$(address_of rdma-test-pod-$pod net1)"
 	contains "pod $pod: Multus reports it" 'net1.*192\.168\.111\.' \
 		"$(kubectl get pod rdma-test-pod-$pod -o json | jq -c '.metadata.annotations["k8s.v1.cni.cncf.io/network-status"] | fromjson')"
 	equal "pod $pod has its HCA and no other" mlx5_0 "$(in_pod rdma-test-pod-$pod ibv_devinfo | awk '/^hca_id/ { print $2 }')"
@@ -100,7 +95,7 @@ check "the node offers the slots" wait_for 200 offers $shared 63
 own rollout restart ds/rdma-device-plugin
 check "the DaemonSet is rolled" rolled
 check "the node offers the slots again" wait_for 200 offers $shared 63
-check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2 net1 | sed 's|/.*||')"
+check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2)"
 check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=200s
 
 step "kubectl apply -k manifests/overlays/exclusive, and rails"
