@@ -69,7 +69,7 @@ pub(crate) struct Places {
 /// Why nothing may be removed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Attachments are there, or leases.
+    /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
          rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
@@ -291,9 +291,8 @@ fn used_by_others(ipam: &Plugin, name: &str) -> Option<&'static str> {
             store.records_of(&node, |owned| {
                 others |= owned.leases().iter().any(|lease| {
                     let holder = &lease.holder;
-                    holder.node != own.name
-                        && holder.boot != own.boot
-                        && (own.machine.is_empty() || holder.machine != own.machine)
+                    // Machines made from one template may have one machine ID.
+                    holder.node != own.name && !holder.is_of_this_boot(own)
                 });
                 Ok(())
             })?;

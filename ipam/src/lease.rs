@@ -185,18 +185,18 @@ impl fmt::Display for Pod {
     }
 }
 
-/// As in messages: `pod a/b (net1, container 0123456789ab) on node n`.
 impl Holder {
     /// Whether the lease was made on this machine in its present boot, whatever the node was called
     /// then. The machine ID distinguishes nodes that are containers of one kernel.
     #[must_use]
     pub fn is_of_this_boot(&self, node: &NodeIdentity) -> bool {
-        let machines = [&self.machine, &node.machine];
-        let same_machine = self.machine == node.machine || machines.iter().any(|m| m.is_empty());
-        !self.boot.is_empty() && self.boot == node.boot && same_machine
+        let unknown = self.machine.is_empty() || node.machine.is_empty();
+        let same_boot = !self.boot.is_empty() && self.boot == node.boot;
+        same_boot && (unknown || self.machine == node.machine)
     }
 }
 
+/// As in messages: `pod a/b (net1, container 0123456789ab) on node n`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(pod) = &self.pod {
