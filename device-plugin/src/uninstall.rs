@@ -94,6 +94,12 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
     if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
         return Err(Refusal::Daemon);
     }
+    if !places.root.join("proc/self").exists() {
+        return Err(Refusal::Unknown(format!(
+            "{} has no proc: name the directory that has the host's with --host-root",
+            places.root.display()
+        )));
+    }
     let found = files(&places.root, &places.policy, places.node.clone());
     let attachments = found.attachments.map_err(Refusal::Unknown)?;
     let leases = found.leases.map_err(Refusal::Unknown)?;

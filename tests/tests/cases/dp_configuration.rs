@@ -15,6 +15,7 @@ use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT};
 pub(crate) const CASES: &[Case] = &[
     case!(at_the_start_the_last_good_file_replaces_a_wrong_one, Root),
     case!(a_replaced_configuration_directory_is_noticed, Root),
+    case!(a_second_configuration_beside_it_is_named, Root),
     case!(
         what_is_no_configuration_file_changes_nothing_and_freezes_nothing,
         Root
@@ -45,6 +46,23 @@ fn at_the_start_the_last_good_file_replaces_a_wrong_one() -> Result<()> {
     scene.until("/readyz", &daemon, |status, body| {
         status == 200 && !body.contains("refused")
     })?;
+    Ok(())
+}
+
+/// As of a ConfigMap that was merged by the peer's key, `config.json`, with one of ours.
+fn a_second_configuration_beside_it_is_named() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    ensure!(scene.file.ends_with("config.yaml"), "{:?}", scene.file);
+    let beside = scene.file.with_file_name("config.json");
+    fs::write(&beside, "{}")?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let log = daemon.log();
+    ensure!(
+        log.contains(&format!("{} is there and is not read", beside.display())),
+        "{log}"
+    );
     Ok(())
 }
 
