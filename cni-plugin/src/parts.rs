@@ -71,7 +71,13 @@ pub(crate) fn rails(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, 
         false => {
             let by_policy = nics.iter().map(|nic| {
                 let hcas = [nic.hca.to_string()];
-                by_policy(&nic.netdev, &hcas, &nic.addresses, numbering.rails, numbering.path)
+                by_policy(
+                    &nic.netdev,
+                    &hcas,
+                    &nic.addresses,
+                    numbering.rails,
+                    numbering.path,
+                )
             });
             by_policy.collect::<Result<_, _>>()?
         }
@@ -155,7 +161,12 @@ impl OneRail<'_> {
             }
         };
         let name = host.map(|host| host.link.name.to_string());
-        has_range(self.ranges, rail, name.as_deref().unwrap_or("the NIC"), self.path)?;
+        has_range(
+            self.ranges,
+            rail,
+            name.as_deref().unwrap_or("the NIC"),
+            self.path,
+        )?;
         Ok(Some(rail))
     }
 }
@@ -191,7 +202,11 @@ fn by_policy(
     let (policy, all) = (path.display(), hcas.join(", "));
     let mut found = None;
     // A netdev without an HCA is meant by its name or its addresses.
-    for hca in hcas.iter().map(String::as_str).chain(hcas.is_empty().then_some("")) {
+    for hca in hcas
+        .iter()
+        .map(String::as_str)
+        .chain(hcas.is_empty().then_some(""))
+    {
         let candidate = RailCandidate {
             hca,
             netdev,

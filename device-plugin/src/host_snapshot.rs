@@ -125,7 +125,11 @@ impl HostSnapshot {
 /// host's network namespace; else as `/proc` shows routes.
 fn uplinks(host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
     // A network namespace's files have inodes of their own, the same in each mount of proc.
-    let inode = |net: &Path| std::fs::metadata(net.join("dev")).map(|file| file.ino()).ok();
+    let inode = |net: &Path| {
+        std::fs::metadata(net.join("dev"))
+            .map(|file| file.ino())
+            .ok()
+    };
     let here = inode(Path::new("/proc/self/net"));
     if here.is_none() || inode(&network::of_host(&host.proc)) != here {
         return Uplinks::of_host(host, node_addresses);

@@ -122,7 +122,12 @@ pub fn uplinks<E>(
 ) -> Result<BTreeMap<String, Why>, E> {
     let chosen = network.chosen();
     let sources = chosen.iter().filter_map(|route| route.source);
-    let of_node: Vec<IpAddr> = network.node_addresses.iter().copied().chain(sources).collect();
+    let of_node: Vec<IpAddr> = network
+        .node_addresses
+        .iter()
+        .copied()
+        .chain(sources)
+        .collect();
     let by_route = chosen.iter().flat_map(|route| &route.netdevs);
     let by_route = by_route.map(|name| (name.clone(), Why::DefaultRoute));
     let by_address = network.carriers(&of_node).into_iter();
@@ -250,7 +255,12 @@ mod tests {
             addresses: vec![("eth0".into(), address("fd00::7"))],
             ..Network::default()
         };
-        for known in [&[][..], &["10.0.0.7"], &["fd00::7"], &["10.0.0.7", "fd00::7"]] {
+        for known in [
+            &[][..],
+            &["10.0.0.7"],
+            &["fd00::7"],
+            &["10.0.0.7", "fd00::7"],
+        ] {
             network.node_addresses = known.iter().map(|text| address(text)).collect();
             assert_eq!(names(&network), ["eth0"], "{known:?}");
         }

@@ -48,7 +48,9 @@ pub fn uplinks(
     addresses: &[(u32, IpAddr)],
 ) -> Result<BTreeMap<String, Why>> {
     let mut links = Links::default();
-    links.known.extend(asked.map(|link| (link.index, link.clone())));
+    links
+        .known
+        .extend(asked.map(|link| (link.index, link.clone())));
     let mut facts = Network {
         node_addresses: node_addresses.to_vec(),
         ..Network::default()

@@ -208,10 +208,10 @@ fn remedy() -> Result<()> {
         &["nic0", "default route", "allow.uplinks", "allow.netdevs"],
     )?;
     // Both keys together open this netdev alone.
-    let selectors = json!([{"ifName": "nic1"}]);
+    let selectors = json!([{"ifNames": ["nic1"]}]);
     scene.allow(&json!({"uplinks": true, "netdevs": selectors}))?;
     scene.refuses(&scene.moving(), &[DENIED], &["nic0", "allow.netdevs"])?;
-    scene.allow(&json!({"uplinks": true, "netdevs": [{"ifName": "nic0"}]}))?;
+    scene.allow(&json!({"uplinks": true, "netdevs": [{"ifNames": ["nic0"]}]}))?;
     scene.returns(&scene.moving(), &[])
 }
 
