@@ -165,12 +165,13 @@ impl Config {
                 section.wrong("gateway", format_args!("{text:?} is not an address"))
             })?),
         };
-        let (fixed, routes) = (fixed(&keys)?, routes(&keys)?);
+        let (fixed, routes) = (fixed(&keys, strict)?, routes(&keys)?);
+        let reserved = reserved(gateway, &fixed, &routes);
         let read = Self {
             profile,
             store: store_name(config),
-            ranges: ranges(&keys, gateway, profile)?,
-            by_rail: rails::read(&ipam, profile)?,
+            ranges: ranges(&keys, &reserved, profile)?,
+            by_rail: rails::read(&ipam, &reserved, profile)?,
             gateways: Vec::new(),
             places: Vec::new(),
             network_name: network_name(&keys)?,
@@ -196,6 +197,13 @@ impl Config {
 
     /// The gateway that goes with an address: the one value there is, but in
     /// the strict profile not for an address of the other family.
+    /// Whether an address of a range, by the range's number, is a router's or one that each pod has.
+    #[must_use]
+    pub fn is_reserved(&self, number: usize, address: IpAddr) -> bool {
+        self.gateway_of(number, address) == Some(address)
+            || reserved(self.gateway, &self.fixed, &self.routes).contains(&address)
+    }
+
     fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
         self.gateway.filter(|gateway| {
             self.profile == Profile::Compatible || gateway.is_ipv4() == address.is_ipv4()
@@ -299,13 +307,13 @@ impl<'a> Merged<'_, 'a> {
 
 fn ranges(
     keys: &Merged<'_, '_>,
-    gateway: Option<IpAddr>,
+    reserved: &[IpAddr],
     profile: Profile,
 ) -> Result<Vec<Range>, Error> {
     let strict = profile == Profile::Strict;
     let mut ranges = Vec::new();
     if let Some((section, text)) = keys.text("range")? {
-        ranges.push(one_range(section, text, gateway, profile)?);
+        ranges.push(one_range(section, text, reserved, profile)?);
     } else if strict
         && let Some(key) = RANGE_KEYS
             .into_iter()
@@ -329,7 +337,7 @@ fn ranges(
             refuse_unknown(&section, &RANGE_KEYS)?;
         }
         match section.text("range")? {
-            Some(text) => ranges.push(one_range(&section, text, gateway, profile)?),
+            Some(text) => ranges.push(one_range(&section, text, reserved, profile)?),
             None if strict => {
                 return Err(Error::new(
                     Code::InvalidConfig,
@@ -345,7 +353,7 @@ fn ranges(
 fn one_range(
     section: &Section<'_>,
     range: &str,
-    gateway: Option<IpAddr>,
+    reserved: &[IpAddr],
     profile: Profile,
 ) -> Result<Range, Error> {
     let exclude = section.texts("exclude")?;
@@ -356,7 +364,7 @@ fn one_range(
         start,
         end,
         exclude: &exclude,
-        gateway,
+        reserved,
     };
     Range::new(&spec, profile)
         .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()).context(section.path()))
@@ -412,7 +420,7 @@ fn slice(keys: &Merged<'_, '_>, strict: bool) -> Result<Option<u8>, Error> {
     }
 }
 
-fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
+fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
     keys.sections("addresses")?
         .iter()
         .map(|section| {
@@ -426,6 +434,10 @@ fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
                     section.wrong("gateway", format_args!("{text:?} is not an address"))
                 })?),
             };
+            if strict && gateway == Some(address.addr) {
+                let rule = format!("{} is the address itself", address.addr);
+                return Err(section.wrong("gateway", rule));
+            }
             Ok(IpConfig {
                 address,
                 gateway,
@@ -433,6 +445,16 @@ fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
             })
         })
         .collect()
+}
+
+/// Addresses that are not leased: those of routers, and those that each pod of the network has.
+fn reserved(gateway: Option<IpAddr>, fixed: &[IpConfig], routes: &[Route]) -> Vec<IpAddr> {
+    let fixed = fixed
+        .iter()
+        .flat_map(|ip| [Some(ip.address.addr), ip.gateway]);
+    let next_hops = routes.iter().map(|route| route.gw);
+    let all = fixed.chain(next_hops).chain([gateway]);
+    all.flatten().collect()
 }
 
 fn routes(keys: &Merged<'_, '_>) -> Result<Vec<Route>, Error> {
@@ -596,6 +618,32 @@ mod tests {
             assert_eq!(error.code, Code::InvalidConfig, "{ipam}");
             assert!(error.msg.contains(part), "{ipam}: {}", error.msg);
         }
+    }
+
+    #[test]
+    fn addresses_of_routers_and_of_each_pod_are_not_leased() {
+        let ipam = json!({"range": "10.0.0.0/28", "ipRanges": [{"range": "fd00::/125"}],
+            "gateway": "10.0.0.1", "addresses": [
+                {"address": "10.0.0.2/28", "gateway": "10.0.0.3"}, {"address": "fd00::1/125"}],
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.4"}, {"dst": "::/0", "gw": "fd00::2"}]});
+        let lowest = |config: &Config| -> Vec<String> {
+            let ranges = config.all_ranges();
+            ranges
+                .map(|range| range.lowest().unwrap().to_string())
+                .collect()
+        };
+        let read = strict(ipam.clone()).unwrap();
+        assert_eq!(lowest(&read), ["10.0.0.5", "fd00::3"]);
+        assert!(read.is_reserved(0, "10.0.0.4".parse().unwrap()));
+        // As whereabouts.
+        assert_eq!(lowest(&lenient(ipam).unwrap()), ["10.0.0.1", "fd00::1"]);
+        let rails = json!({"ranges": {"0": {"range": "10.0.0.0/28"}},
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]});
+        assert_eq!(lowest(&strict(rails).unwrap()), ["10.0.0.2"]);
+        let own = json!({"range": "10.0.0.0/28", "addresses": [
+            {"address": "10.0.0.2/28", "gateway": "10.0.0.2"}]});
+        let error = strict(own).unwrap_err();
+        assert!(error.msg.contains("the address itself"), "{}", error.msg);
     }
 
     #[test]

@@ -31,8 +31,9 @@ pub struct Spec<'a> {
     pub end: Option<&'a str>,
     /// `exclude`: addresses, CIDRs and, in the strict profile, `start-end`.
     pub exclude: &'a [&'a str],
-    /// The gateway, which the strict profile never gives out.
-    pub gateway: Option<IpAddr>,
+    /// Addresses that other machines have, as the gateway, or that the network itself gives: the
+    /// strict profile never leases them.
+    pub reserved: &'a [IpAddr],
 }
 
 /// A range that was checked.
@@ -109,8 +110,20 @@ pub enum RangeError {
         /// What they are for.
         purpose: &'static str,
     },
-    /// Exclusions and gateway leave nothing.
-    #[error("exclude: exclusions and gateway leave no address of {0}")]
+    /// Bounds around nothing but the network's first or last address.
+    #[error(
+        "range: {subnet} has no address for a pod from {start} to {end}: its first and last address are not given"
+    )]
+    NoneBetween {
+        /// The first address of the bounds.
+        start: IpAddr,
+        /// The last address of the bounds.
+        end: IpAddr,
+        /// The range's network.
+        subnet: IpNetwork,
+    },
+    /// Exclusions, gateway, next hops and fixed addresses leave nothing.
+    #[error("exclude: exclusions, gateway, next hops and fixed addresses leave no address of {0}")]
     Empty(IpNetwork),
 }
 
@@ -141,17 +154,17 @@ impl Range {
                 bound("range_end", spec.end, subnet, strict)?,
             ),
         };
-        let window = clip(window, bounds, strict)?;
+        let window = clip(subnet, window, bounds, strict)?;
         let mut taken = Vec::new();
         for (index, text) in spec.exclude.iter().enumerate() {
             taken.extend(exclusion(index, text, subnet, strict)?);
         }
-        if let Some(gateway) = spec
-            .gateway
-            .filter(|gateway| strict && subnet.contains(*gateway))
-        {
-            taken.push(Span::single(bits(gateway)));
-        }
+        let reserved = spec.reserved.iter();
+        taken.extend(
+            reserved
+                .filter(|address| strict && subnet.contains(**address))
+                .map(|address| Span::single(bits(*address))),
+        );
         let spans = span::without(window, taken);
         if strict && spans.is_empty() {
             return Err(RangeError::Empty(subnet));
@@ -379,10 +392,10 @@ fn bound(
     }
 }
 
-/// Applies the bounds. Strictly, the first and last address of the network
-/// stand for the ones beside them and an end before the start is refused;
+/// Applies the bounds. Strictly, bounds without a host address between them are refused;
 /// leniently, a bound that does not fit is no bound.
 fn clip(
+    subnet: IpNetwork,
     window: Span,
     (start, end): (Option<IpAddr>, Option<IpAddr>),
     strict: bool,
@@ -393,12 +406,17 @@ fn clip(
         {
             return Err(RangeError::Inverted { start, end });
         }
-        let clamp = |address: IpAddr| bits(address).clamp(window.first, window.last);
-        let (first, last) = (start.map(clamp), end.map(clamp));
-        return Ok(Span {
-            first: first.unwrap_or(window.first),
-            last: last.unwrap_or(window.last),
-        });
+        let (start, end) = (
+            start.unwrap_or(subnet.network()),
+            end.unwrap_or(subnet.broadcast()),
+        );
+        let stated = Span {
+            first: bits(start),
+            last: bits(end),
+        };
+        return stated
+            .intersection(window)
+            .ok_or(RangeError::NoneBetween { start, end, subnet });
     }
     let inside = |address: IpAddr| Some(bits(address)).filter(|bits| window.contains(*bits));
     let first = start.and_then(inside).unwrap_or(window.first);
@@ -628,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_on_the_edge_stand_for_their_neighbours() {
+    fn bounds_on_the_edge_give_nothing_outside_of_them() {
         let edge = Spec {
             range: "10.0.0.0/24",
             start: Some("10.0.0.0"),
@@ -639,12 +657,30 @@ mod tests {
             window(&strict(&edge).unwrap()),
             ("10.0.0.1".into(), "10.0.0.254".into())
         );
-        let top = Spec {
-            start: Some("10.0.0.255"),
-            end: None,
-            ..edge
+        for (range, start, end) in [
+            ("10.0.0.0/24", Some("10.0.0.255"), None),
+            ("10.0.0.0/24", None, Some("10.0.0.0")),
+            ("10.0.0.255-10.0.0.255/24", None, None),
+            ("10.0.0.0-10.0.0.0/24", None, None),
+            ("fd00::-fd00::/64", None, None),
+        ] {
+            let spec = Spec {
+                range,
+                start,
+                end,
+                ..edge
+            };
+            let refused = strict(&spec).unwrap_err();
+            assert!(
+                matches!(refused, RangeError::NoneBetween { .. }),
+                "{range}: {refused}"
+            );
+        }
+        let whole = Spec {
+            range: "10.0.0.0-10.0.0.1/31",
+            ..Spec::default()
         };
-        assert_eq!(strict(&top).unwrap().size(), 1);
+        assert_eq!(strict(&whole).unwrap().size(), 2);
     }
 
     #[test]
@@ -678,7 +714,7 @@ mod tests {
         let spec = Spec {
             range: "10.0.0.0/28",
             exclude: &exclude,
-            gateway: Some(ip("10.0.0.4")),
+            reserved: &[ip("10.0.0.4")],
             ..Spec::default()
         };
         let range = strict(&spec).unwrap();

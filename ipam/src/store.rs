@@ -446,6 +446,21 @@ impl Store {
         probe::try_out(&self.root)
     }
 
+    /// Whether what was probed in this boot is still mounted for writing. Writes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Unfit`], or what kept it from being read.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        let flags = self.root.file_system()?.flags();
+        match flags.contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
+            true => Err(StoreError::Unfit {
+                path: self.root.path().to_owned(),
+                why: probe::READ_ONLY.to_owned(),
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// The directory.
     #[must_use]
     pub fn directory(&self) -> &Path {

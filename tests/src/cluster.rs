@@ -197,6 +197,7 @@ impl BrokerNode {
             .arg(NAMESPACE)
             .arg("--socket")
             .arg(self.socket())
+            .arg("--rest=1")
             .arg("--log-level=debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -201,6 +201,7 @@ async fn serve(
         name: settings.node.clone(),
         me: RefCell::default(),
         nodes: RefCell::default(),
+        marks: RefCell::default(),
         timing: settings.timing,
         metrics: RefCell::new(Metrics::new()),
     });
@@ -223,6 +224,8 @@ async fn serve(
     }
     let file_stores = tokio::task::spawn_local(file_stores::run(shared.clone()));
     let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
+    let identity =
+        (!stores.is_empty()).then(|| tokio::task::spawn_local(shared.clone().reread_me()));
     let events_of_node = settings
         .daemon
         .map(|daemon| tokio::task::spawn_local(node_events::run(shared.clone(), daemon)));
@@ -275,8 +278,8 @@ async fn serve(
         status.write(&metrics);
     }
     file_stores.abort();
-    if let Some(sweep) = sweep {
-        sweep.abort();
+    for task in [sweep, identity].into_iter().flatten() {
+        task.abort();
     }
     if let Some(events) = events_of_node {
         events.abort();

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, ValueEnum};
@@ -104,6 +105,9 @@ struct Service {
     /// Create no events of the Node object
     #[arg(long, env = "RDMA_NO_NODE_EVENTS")]
     no_node_events: bool,
+    /// How long a block of a node that is gone rests by this broker's own clock; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
+    rest: u64,
     /// How much to log
     #[arg(
         long,
@@ -239,7 +243,10 @@ fn serve(global: Global, service: Service) -> anyhow::Result<()> {
             socket: Some(service.socket),
             listen: service.metrics_addr,
             daemon: (!service.no_node_events).then_some(service.daemon_addr),
-            timing: Timing::default(),
+            timing: Timing {
+                rest: Duration::from_secs(service.rest),
+                ..Timing::default()
+            },
         };
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),

@@ -706,7 +706,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn hints(&self, make: bool) -> Hints {
+    fn hints(&self, make: bool) -> Hints<'a> {
         let space = name::space(self.want.network_name);
         let path = ["hints", space.as_str()];
         let dir = if make {
@@ -725,7 +725,7 @@ impl<'a> Search<'a> {
     /// free and has rested.
     fn sweep(
         &self,
-        hints: &mut Hints,
+        hints: &mut Hints<'_>,
         shards: impl Iterator<Item = Numbered>,
         proposed: &Proposed,
     ) -> Result<Swept, StoreError> {
@@ -751,7 +751,7 @@ impl<'a> Search<'a> {
                 // Full but for what this order is about to take, it need not become full.
                 None if own => rest.note(order, number, &read),
                 None => {
-                    hints.mark_full(order, stamp, read.choice.rested_at);
+                    hints.mark_full(number, stamp, read.choice.rested_at);
                     rest.note(order, number, &read);
                 }
             }

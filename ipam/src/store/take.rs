@@ -101,12 +101,14 @@ impl Part {
         match self.requested {
             Some(address) => lease.address == address,
             // whereabouts keeps an address that its range has shrunk away from.
-            None => {
-                profile == Profile::Compatible
-                    || lease.requested
-                    || range.window_contains(lease.address)
-            }
+            None => profile == Profile::Compatible || self.gives(range, lease.address),
         }
+    }
+
+    /// Whether the configuration gives an address unasked. `range` is the part's, perhaps cut to what
+    /// this node has of it, which says nothing of an address that the attachment has already.
+    fn gives(&self, range: &Range, address: IpAddr) -> bool {
+        self.range.gives(address) && range.window_contains(address)
     }
 
     pub(super) fn want<'a>(&'a self, range: &'a Range, holder: &'a Holder) -> Want<'a> {
@@ -338,7 +340,7 @@ impl Store {
             if let Some(previous) = self.previous_lease(&want, other).map_err(refused)?
                 && may_take_over(profile, previous.lease(), holder, previous.netns())
                 && (profile == Profile::Compatible
-                    || missing.range.window_contains(previous.lease().address))
+                    || missing.part.gives(&missing.range, previous.lease().address))
                 && granted
                     .has(space, previous.lease().address)
                     .map_err(refused)?

@@ -57,6 +57,12 @@ const OTHERWISE: [(&str, Profile, Ours, &str); 19] = [
         "a number with a leading zero may be meant as octal: it is refused",
     ),
     (
+        "v073",
+        Strict,
+        Ours::Address("10.5.0.16/24"),
+        "an address that the network excludes by now is released",
+    ),
+    (
         "v231",
         Compatible,
         Ours::Kept,
