@@ -53,17 +53,15 @@ impl Pools {
                 "directory": store.directory(),
                 "id": store.id(),
                 "filesystem": store.file_system(),
-                "format": store.format().version(),
             });
             say_json(json!({"store": place, "pools": pools, "slices": slices}));
             return Ok(Outcome::Done);
         }
         say(&format!(
-            "store {} in {} ({}, format {})\n",
+            "store {} in {} ({})\n",
             store.id(),
             store.directory().display(),
-            store.file_system(),
-            store.format().version()
+            store.file_system()
         ));
         let now = jiff::Timestamp::now().as_second();
         let rows: Vec<Vec<String>> = pools

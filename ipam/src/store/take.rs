@@ -436,8 +436,7 @@ impl Store {
                 there.extend(record.leases().iter().map(|lease| There {
                     lease: lease.clone(),
                     meta: *meta,
-                    // Format 1 has a record for each part.
-                    part: lease.part.unwrap_or(index),
+                    part: lease.part,
                     record: index,
                 }));
             }
@@ -514,7 +513,7 @@ fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
 /// answered once more.
 fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<Kept, StoreError> {
     let (mut left, mut released): (Vec<Owned>, Vec<_>) = (Vec::new(), Vec::new());
-    for (index, owned) in there.into_iter().enumerate().rev() {
+    for owned in there.into_iter().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
         let first = owned.leases().first();
         let is_over = first.is_some_and(|lease| {
@@ -526,7 +525,7 @@ fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<
             continue;
         }
         let leases = store.release(&owned, CoolDown::FromNow)?.into_iter();
-        released.extend(leases.map(|lease| (lease.part.unwrap_or(index), lease)));
+        released.extend(leases.map(|lease| (lease.part, lease)));
         if store.still_there(&owned)? {
             return Err(StoreError::Foreign {
                 path: owned.path(),
