@@ -65,7 +65,7 @@ enum Command {
     List(list::List),
     /// Everything known about an address, a pod or a container
     Show(show::Show),
-    /// Pools: size, used, cooling down, free; and which node has which slice
+    /// Pools: size, used, cooling down, free
     Pools(pools::Pools),
     /// Blocks of addresses that the cluster gave to this node, and how much of each is used
     Blocks(blocks::Blocks),

@@ -3,7 +3,7 @@
 //!
 //! Pure. `compatible` reads as whereabouts does, `strict` refuses what cannot
 //! be meant, an unknown key by name with the nearest known one. Keys that steer
-//! whereabouts' own datastore, election and log are accepted and ignored: leases
+//! whereabouts' own datastore, election, slices and log are accepted and ignored: leases
 //! are where the node's policy says. DEL needs none of this but the store's name.
 
 mod rails;
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Keys that mean something here.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 14] = [
     "type",
     "store",
     "range",
@@ -35,10 +35,9 @@ const KEYS: [&str; 15] = [
     "addresses",
     "network_name",
     "enable_overlapping_ranges",
-    "node_slice_size",
 ];
 /// Keys of whereabouts that mean nothing here.
-const IGNORED: [&str; 17] = [
+const IGNORED: [&str; 18] = [
     "log_file",
     "log_level",
     "leader_lease_duration",
@@ -56,7 +55,10 @@ const IGNORED: [&str; 17] = [
     "etcd_cert_file",
     "etcd_ca_cert_file",
     "fast_ipam",
+    SLICE,
 ];
+/// Where it is to matter, the store has blocks.
+const SLICE: &str = "node_slice_size";
 const RANGE_KEYS: [&str; 4] = ["range", "range_start", "range_end", "exclude"];
 
 /// The store a configuration uses unless it names another.
@@ -87,8 +89,8 @@ pub struct Config {
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of
     /// the network name, not once in each.
     pub overlapping: bool,
-    /// `node_slice_size`: prefix length of the part of the range each node has.
-    pub slice: Option<u8>,
+    /// Whether whereabouts would cut the ranges into slices of nodes (`node_slice_size`).
+    pub sliced: bool,
     /// `gateway`.
     pub gateway: Option<IpAddr>,
     /// `addresses`: the same for every pod, and not leased.
@@ -176,7 +178,7 @@ impl Config {
             places: Vec::new(),
             network_name: network_name(&keys)?,
             overlapping: overlapping(&keys, strict)?,
-            slice: slice(&keys, strict)?,
+            sliced: keys.text(SLICE)?.is_some(),
             gateway,
             fixed,
             routes,
@@ -221,13 +223,6 @@ impl Config {
             )
             .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
         }
-        if let Some(length) = self.slice {
-            self.refuse_host_bits(ipam)?;
-            for range in self.all_ranges() {
-                crate::slice::check(range.subnet(), length)
-                    .map_err(|reason| ipam.wrong("node_slice_size", reason))?;
-            }
-        }
         let v4 = self.families().filter(|v4| *v4).count();
         let v6 = self.families().filter(|v4| !*v4).count();
         if version < Version::V0_3_0 && (v4 > 1 || v6 > 1) {
@@ -240,26 +235,6 @@ impl Config {
                 ),
             )
             .with_details("set cniVersion to 0.3.0 or newer"));
-        }
-        Ok(())
-    }
-
-    /// A range that is sliced has to be written as the network that it is: with
-    /// host bits it is a mistake which of the slices were meant.
-    fn refuse_host_bits(&self, ipam: &Section<'_>) -> Result<(), Error> {
-        let mut sections = vec![ipam.clone()];
-        sections.extend(ipam.sections("ipRanges")?);
-        sections.extend(rails::sections(ipam)?);
-        for section in sections {
-            if let Some(text) = section.text("range")?
-                && let Some((address, Some(_))) = range::with_length(text)
-                && !self
-                    .all_ranges()
-                    .any(|range| range.subnet().network() == address)
-            {
-                let rule = "has host bits set; node_slice_size needs a network address";
-                return Err(section.wrong("range", format_args!("{text:?} {rule}")));
-            }
         }
         Ok(())
     }
@@ -401,23 +376,6 @@ fn overlapping(keys: &Merged<'_, '_>, strict: bool) -> Result<bool, Error> {
         None if strict => keys.flat.get(KEY)?.unwrap_or(true),
         None => true,
     })
-}
-
-fn slice(keys: &Merged<'_, '_>, strict: bool) -> Result<Option<u8>, Error> {
-    let Some((section, text)) = keys.text("node_slice_size")? else {
-        return Ok(None);
-    };
-    match text.strip_prefix('/').unwrap_or(text).parse() {
-        Ok(length) if length <= 128 => Ok(Some(length)),
-        _ => {
-            let rule = if strict {
-                "is no prefix length, as in \"/26\""
-            } else {
-                "cuts no slices"
-            };
-            Err(section.wrong("node_slice_size", format_args!("{text:?} {rule}")))
-        }
-    }
 }
 
 fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
@@ -594,11 +552,7 @@ mod tests {
                 "is no network name",
             ),
             (
-                json!({"range": "10.0.0.0/24", "node_slice_size": "x"}),
-                "ipam.node_slice_size",
-            ),
-            (
-                json!({"range": "10.0.0.0/24", "node_slice_size": "/20"}),
+                json!({"range": "10.0.0.0/24", "node_slice_size": 26}),
                 "ipam.node_slice_size",
             ),
             (

@@ -70,7 +70,7 @@ pub enum RangeError {
     /// A network without room between its first and last address.
     #[error("range: {0} has no address between its first and its last")]
     TooSmall(IpNetwork),
-    /// A bound, exclusion or slice of the other family, or elsewhere.
+    /// A bound or exclusion of the other family, or elsewhere.
     #[error("{key}: {value:?} does not lie in {subnet}")]
     Outside {
         /// Key within the range's object.
@@ -174,20 +174,6 @@ impl Range {
             window,
             spans,
         })
-    }
-
-    /// The same range cut down to `slice`, a part of its network: its first and
-    /// last address are not given out either, as whereabouts does it.
-    #[must_use]
-    pub fn slice(&self, slice: IpNetwork) -> Self {
-        let part = usable(slice).unwrap_or_else(|| Span::of(slice));
-        let cut = |span: &Span| span.intersection(part);
-        let window = cut(&self.window).unwrap_or(part);
-        Self {
-            subnet: self.subnet,
-            window,
-            spans: self.spans.iter().filter_map(cut).collect(),
-        }
     }
 
     /// The same range, of which no address of some networks is given.
@@ -792,21 +778,5 @@ mod tests {
         ] {
             assert_eq!(range.may_be_requested(ip(address)), may, "{address}");
         }
-    }
-
-    #[test]
-    fn a_slice_keeps_exclusions_and_the_subnet() {
-        let exclude = ["10.0.0.65"];
-        let spec = Spec {
-            range: "10.0.0.0/24",
-            exclude: &exclude,
-            ..Spec::default()
-        };
-        let slice = strict(&spec)
-            .unwrap()
-            .slice("10.0.0.64/26".parse().unwrap());
-        assert_eq!(window(&slice), ("10.0.0.65".into(), "10.0.0.126".into()));
-        assert_eq!(slice.size(), 61);
-        assert_eq!(slice.subnet().prefix(), 24);
     }
 }

@@ -80,8 +80,6 @@ pub struct Report {
     pub failed: Vec<String>,
     /// What is no record; see fsck.
     pub findings: Vec<Finding>,
-    /// Slices of ranges that a node gave up with its last lease.
-    pub slices: Vec<String>,
 }
 
 impl Over {
@@ -186,7 +184,7 @@ pub fn keep_only(
 
 /// Frees the leases of another node, by the cluster's word: the Node object that the node's broker
 /// announced in this store is gone or out of service, and was so `since` then, for longer than the
-/// cool-down. They cool down once more. With the last of them go its slices, and the announcement.
+/// cool-down. They cool down once more. With the last of them goes the announcement.
 ///
 /// A lease of this name and another machine is kept: the name may have been set by hand. If the
 /// machine made a lease after `since`, it still works, and all of its leases are kept.
@@ -219,9 +217,6 @@ pub fn of_gone_node(
     })?;
     let whole = report.failed.is_empty() && !findings.iter().any(|finding| finding.unread);
     report.findings = findings;
-    if whole && report.kept.is_empty() {
-        report.slices = store.release_slices(&node.name, None, None)?;
-    }
     if whole && !works {
         store.forget_node(node)?;
     }
@@ -555,7 +550,6 @@ mod tests {
                 parts: vec![Part {
                     interface: None,
                     range: Range::new(&spec, node::policy::Profile::Strict).unwrap(),
-                    slice: None,
                     space: Space {
                         network_name: None,
                         overlapping: true,
@@ -634,29 +628,6 @@ mod tests {
         assert_eq!((report.freed.len(), report.kept.len()), (0, 2));
         assert!(report.kept.iter().all(|(_, why)| *why == STILL_WORKS));
         assert_eq!(three.announced_nodes().unwrap(), [gone("n2", "m2")]);
-    }
-
-    #[test]
-    fn slices_go_with_the_last_lease_of_a_node_that_is_gone() {
-        use crate::range::{Range, Spec};
-        let shared = Shared::new();
-        let (two, three) = (shared.store("n2", "m2"), shared.store("n3", "m3"));
-        let spec = Spec {
-            range: "10.0.0.0/24",
-            ..Spec::default()
-        };
-        let range = Range::new(&spec, node::policy::Profile::Strict).unwrap();
-        two.slice(None, &range, 26).unwrap();
-        three.slice(None, &range, 26).unwrap();
-        let report = of_gone_node(&three, &gone("n2", "m2"), later()).unwrap();
-        assert_eq!(report.slices.len(), 1);
-        let left: Vec<String> = three
-            .slices()
-            .unwrap()
-            .into_iter()
-            .map(|s| s.node)
-            .collect();
-        assert_eq!(left, ["n3"]);
     }
 
     #[test]

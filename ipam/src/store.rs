@@ -140,7 +140,6 @@ pub(crate) mod probe;
 mod release;
 mod scan;
 mod shard;
-mod slices;
 mod take;
 
 pub use allocate::{Survey, Want};
@@ -155,7 +154,6 @@ pub use pools::Pool;
 pub use previous::PreviousLease;
 pub use release::CoolDown;
 pub use scan::{Entry, Finding};
-pub use slices::Slice;
 pub use take::{Order, Part, Refused, Space};
 
 use crate::grants;

@@ -244,9 +244,6 @@ fn say(store: &str, node: &AnnouncedNode, why: &str, report: &Report) {
             "freed the lease of a node that is gone"
         );
     }
-    for slice in &report.slices {
-        tracing::info!(store, why, slice, "freed the slice of a node that is gone");
-    }
     for (lease, because) in &report.kept {
         tracing::warn!(
             store, why, because, address = %lease.address, holder = %lease.holder,

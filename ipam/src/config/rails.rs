@@ -73,16 +73,6 @@ pub(super) fn read(
     Ok(rails)
 }
 
-/// The objects of the ranges of all rails.
-pub(super) fn sections<'a>(ipam: &Section<'a>) -> Result<Vec<Section<'a>>, Error> {
-    let section = ipam.section("ranges")?;
-    let mut all = Vec::new();
-    for key in section.keys() {
-        all.extend(of_rail(&section, key)?);
-    }
-    Ok(all)
-}
-
 /// A rail has one range or a list of them.
 fn of_rail<'a>(section: &Section<'a>, key: &str) -> Result<Vec<Section<'a>>, Error> {
     match section.value(key).is_some_and(serde_json::Value::is_array) {

@@ -118,7 +118,6 @@ fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
     Part {
         interface: None,
         range: range.clone(),
-        slice: config.slice,
         space: Space {
             network_name: config.network_name.clone(),
             overlapping: config.overlapping,

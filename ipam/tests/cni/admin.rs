@@ -588,28 +588,6 @@ fn releasing_one_of_two_addresses_keeps_the_other_in_reach_of_del() {
 }
 
 #[test]
-fn release_of_a_node_gives_its_slice_to_another() {
-    let place = Place::new();
-    let config = network(
-        "rdma-ipam",
-        json!({"range": "10.0.0.0/24", "node_slice_size": "/25"}),
-    );
-    place.add(&c("a").node("n2"), &config).address();
-    place.add(&c("b").node("n1"), &config).address();
-    assert_eq!(place.add(&c("d").node("n3"), &config).error().0, 102);
-    assert!(place.admin(&["release", "--node", "n2", "--yes"]).ok());
-    assert_eq!(
-        place.add(&c("d").node("n3"), &config).address(),
-        "10.0.0.2/24",
-        ".1 rests"
-    );
-    assert_eq!(
-        place.add(&c("e").node("n1"), &config).address(),
-        "10.0.0.130/24"
-    );
-}
-
-#[test]
 fn fsck_puts_right_what_can_be() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
@@ -1007,20 +985,6 @@ fn an_unused_pool_can_be_dropped() {
         place.admin(&["pools", "--json"]).document["pools"][0]["used"],
         1
     );
-    let sliced = network(
-        "rdma-ipam",
-        json!({"range": "10.2.0.0/24", "node_slice_size": "/26"}),
-    );
-    place.add(&c("d"), &sliced).address();
-    assert!(place.del(&c("d"), &sliced).ok());
-    let refused = drop("10.2.0.0/24");
-    assert!(
-        refused.stderr.contains("node n1 has slice 10.2.0.0/26"),
-        "{refused:?}"
-    );
-    let pool = ["release", "--node", "n1", "--pool", "10.2.0.0/24", "--yes"];
-    assert!(place.admin(&pool).ok());
-    assert!(drop("10.2.0.0/24").ok());
 }
 
 #[test]
@@ -1060,60 +1024,6 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
             );
         }
     }
-}
-
-#[test]
-fn explain_names_the_slice_of_the_node() {
-    let place = Place::new();
-    let config = network(
-        "rdma-ipam",
-        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
-    );
-    let file = place.path().join("net.conf");
-    std::fs::write(&file, config.to_string()).unwrap();
-    let explain = || {
-        place
-            .admin(&["explain", file.to_str().unwrap(), "--json"])
-            .document["ranges"][0]
-            .clone()
-    };
-    let before = explain();
-    assert_eq!(
-        before["slice"],
-        json!({"slice": "10.0.0.0/26", "node": "n1", "taken": false})
-    );
-    place.add(&c("other").node("n2"), &config).address();
-    assert_eq!(explain()["slice"]["slice"], "10.0.0.64/26");
-    place.add(&c("mine"), &config).address();
-    let after = explain();
-    assert_eq!(
-        after["slice"],
-        json!({"slice": "10.0.0.64/26", "node": "n1", "taken": true})
-    );
-    assert_eq!(
-        (&after["next"], &after["size"]),
-        (&json!("10.0.0.66"), &json!("62"))
-    );
-    let said = place.admin(&["explain", file.to_str().unwrap()]).document;
-    assert!(
-        text(&said).contains("node n1 has slice 10.0.0.64/26\n"),
-        "{said}"
-    );
-}
-
-#[test]
-fn pools_show_which_node_has_which_slice() {
-    let place = Place::new();
-    let config = network(
-        "rdma-ipam",
-        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
-    );
-    place.add(&c("a").node("n1"), &config).address();
-    place.add(&c("b").node("n2"), &config).address();
-    let pools = place.admin(&["pools", "--json"]).document;
-    assert_eq!(pools["slices"][1]["slice"], "10.0.0.64/26");
-    assert_eq!(pools["slices"][1]["node"], "n2");
-    assert!(text(&place.admin(&["pools"]).document).contains("10.0.0.64/26"));
 }
 
 #[test]

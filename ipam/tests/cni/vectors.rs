@@ -129,28 +129,10 @@ const OTHERWISE: [(&str, Profile, Ours, &str); 19] = [
         "an ADD is refused by both; only a load without ADD, which CNI has not, passes",
     ),
     (
-        "v145",
-        Compatible,
-        Ours::Slices(16),
-        "IPv6 is sliced instead of crashing",
-    ),
-    (
-        "v147",
-        Compatible,
-        Ours::Refused,
-        "without slices a node has no address to give; the error says so",
-    ),
-    (
         "v226",
         Compatible,
         Ours::Leaked,
         "a DEL that leaks is a defect and not a leniency: nothing leaks",
-    ),
-    (
-        "v236",
-        Compatible,
-        Ours::Unassigned,
-        "the node without a slice is refused with that reason in both profiles",
     ),
 ];
 
@@ -159,9 +141,7 @@ enum Ours {
     Refused,
     Address(&'static str),
     Window(&'static str, &'static str),
-    Slices(usize),
     Leaked,
-    Unassigned,
     Kept,
     WholeOffset,
 }
@@ -266,8 +246,6 @@ fn error_of(code: &str) -> (u64, &'static str) {
         "RANGE_START_OUTSIDE" => (7, "does not lie in"),
         "GATEWAY_INVALID" => (7, "gateway"),
         "CNI_VERSION_SINGLE_IP" => (7, "one address of each family"),
-        "NOT_NETWORK_ADDRESS" => (7, "host bits"),
-        "SLICE_CONFIG_MISMATCH" => (7, "is cut into slices"),
         other => panic!("no reading for {other}"),
     }
 }
@@ -323,10 +301,7 @@ fn expectation(vector: &Value, profile: Profile) -> (Value, Option<Ours>) {
             );
         }
         "v101" => Ours::Address("192.168.1.1/24"),
-        "v145" => Ours::Slices(16),
-        "v147" => Ours::Refused,
         "v220" => Ours::Address("192.168.1.2/24"),
-        "v236" => Ours::Unassigned,
         "v137" | "v138" => Ours::WholeOffset,
         _ => panic!("{id}: no reading for {policy:?}"),
     };
@@ -516,101 +491,6 @@ fn sequence(vector: &Value, run: Run) -> Result<(), String> {
     }
 }
 
-/// Which slice each of as many nodes gets, by the address it gives.
-fn slices(vector: &Value, run: Run) -> Result<(), String> {
-    let place = place(run, None);
-    let (expect, ours) = expectation(vector, run.profile);
-    let range = vector["config"]["range"].as_str().unwrap();
-    let ipam = json!({"range": range, "node_slice_size": vector["config"]["slice_size"]});
-    let config = network("whereabouts", ipam);
-    let ask = |node: usize| {
-        place.add(
-            &Attachment::new(&format!("c{node}")).node(&format!("n{node}")),
-            &config,
-        )
-    };
-    if let Some(code) = expect["error"].as_str().filter(|_| ours.is_none()) {
-        return check_error(run, &ask(0), code, vector);
-    }
-    let wanted: Vec<ipnetwork::IpNetwork> = match ours {
-        Some(Ours::Refused) => {
-            return if ask(0).error().0 == 7 {
-                Ok(())
-            } else {
-                Err("not refused".into())
-            };
-        }
-        Some(Ours::Slices(count)) => (0..count)
-            .map(|n| format!("fd00:0:0:{:x}::/52", n << 12).parse().unwrap())
-            .collect(),
-        _ => expect["slices"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|s| s.as_str().unwrap().parse().unwrap())
-            .collect(),
-    };
-    for (node, slice) in wanted.iter().enumerate() {
-        let given: ipnetwork::IpNetwork = ask(node).address().parse().unwrap();
-        let length = range.split_once('/').unwrap().1;
-        let first = next(slice.network());
-        if given.ip() != first || given.prefix().to_string() != length {
-            return Err(format!("node {node} got {given}, not {first}/{length}"));
-        }
-    }
-    let surplus = ask(wanted.len());
-    let (code, text) = surplus.error();
-    let named =
-        code == 102 && text.contains(&format!("n{}", wanted.len())) && text.contains("slice");
-    if named {
-        Ok(())
-    } else {
-        Err(format!("{surplus:?}"))
-    }
-}
-
-fn slice_assign(vector: &Value, run: Run) -> Result<(), String> {
-    let place = place(run, None);
-    let ask = |config: &Value, node: &str| {
-        let ipam = json!({"range": config["range"], "node_slice_size": config["slice_size"]});
-        place.add(
-            &Attachment::new(&format!("c-{node}")).node(node),
-            &network("whereabouts", ipam),
-        )
-    };
-    let config = &vector["config"];
-    if let Some([one, other]) = config["nads"].as_array().map(Vec::as_slice) {
-        assert!(ask(one, "n1").ok());
-        return check_error(
-            run,
-            &ask(other, "n2"),
-            vector["expect"]["error"].as_str().unwrap(),
-            vector,
-        );
-    }
-    let assign = vector["expect"]["assign"].as_object().unwrap();
-    for node in config["nodes"].as_array().unwrap() {
-        let node = node.as_str().unwrap();
-        let answer = ask(config, node);
-        match assign.iter().find(|(_, of)| *of == node) {
-            None => {
-                let (code, text) = answer.error();
-                if code != 102 || !text.contains(node) {
-                    return Err(format!("{node} is not refused: {text}"));
-                }
-            }
-            Some((slice, _)) => {
-                let slice: ipnetwork::IpNetwork = slice.parse().unwrap();
-                let given: ipnetwork::IpNetwork = answer.address().parse().unwrap();
-                if !slice.contains(given.ip()) {
-                    return Err(format!("{node} got {given}, outside {slice}"));
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Vectors that are about an inner function of whereabouts, and why no input of
 /// ours reaches the like.
 const OMITTED: [(&str, &str); 7] = [
@@ -779,9 +659,9 @@ fn reconcile(vector: &Value, run: Run) -> Result<(), String> {
 
 /// Runs every vector of the kinds; answers how many.
 fn run(kinds: &[&str], one: impl Fn(&Value, Run) -> Result<(), String> + Sync) -> usize {
-    // Where nodes have blocks they have no slices, and nothing is imported.
+    // Nothing is imported where nodes have blocks.
     let stores: &[StoreKind] = match kinds {
-        ["slices" | "slice-assign" | "offset" | "pool-name"] => &[StoreKind::File],
+        ["offset" | "pool-name"] => &[StoreKind::File],
         _ => &[StoreKind::File, StoreKind::Kubernetes],
     };
     let all = vectors();
@@ -834,14 +714,18 @@ fn sequences_of_calls_end_as_the_vectors_say() {
     assert_eq!(run(&["sequence"], sequence), 7);
 }
 
+/// In a store that splits ranges between nodes, blocks do it.
 #[test]
-fn ranges_are_sliced_as_the_vectors_say() {
-    assert_eq!(run(&["slices"], slices), 7);
-}
-
-#[test]
-fn slices_are_assigned_as_the_vectors_say() {
-    assert_eq!(run(&["slice-assign"], slice_assign), 3);
+fn the_size_of_a_slice_has_no_effect() {
+    let sliced = json!({"range": "10.0.0.0/24", "node_slice_size": "/26"});
+    for kind in ["rdma-ipam", "whereabouts"] {
+        let (place, config) = (Place::new(), network(kind, sliced.clone()));
+        for (node, address) in [("n1", "10.0.0.1/24"), ("n2", "10.0.0.2/24")] {
+            let added = place.add(&Attachment::new(node).node(node), &config);
+            assert_eq!(added.address(), address);
+            assert!(added.stderr.contains("node_slice_size"), "{}", added.stderr);
+        }
+    }
 }
 
 #[test]

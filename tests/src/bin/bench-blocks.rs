@@ -170,7 +170,6 @@ impl Crowd {
             parts: vec![Part {
                 interface: None,
                 range: self.range.clone(),
-                slice: None,
                 space: Space {
                     network_name: None,
                     overlapping: true,

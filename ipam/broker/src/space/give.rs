@@ -541,7 +541,6 @@ mod tests {
         let part = Part {
             interface: None,
             range: Range::new(&spec, Profile::Strict).unwrap(),
-            slice: None,
             space: Space {
                 network_name: None,
                 overlapping: true,

@@ -176,7 +176,6 @@ impl Machine {
             parts: vec![Part {
                 interface: None,
                 range: range.clone(),
-                slice: None,
                 space: Space {
                     network_name: None,
                     overlapping: true,

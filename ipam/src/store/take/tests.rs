@@ -152,7 +152,6 @@ fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
     Part {
         interface: interface.map(str::to_owned),
         range: Range::new(&spec, Profile::Strict).unwrap(),
-        slice: None,
         space: Space {
             network_name: None,
             overlapping: true,

@@ -135,7 +135,6 @@ fn what_an_order_loses_is_in_a_further_record() {
     let part = |interface: Option<&str>| crate::store::Part {
         interface: interface.map(str::to_owned),
         range: begun.range.clone(),
-        slice: None,
         space: crate::store::Space {
             network_name: None,
             overlapping: true,
@@ -295,7 +294,6 @@ fn orders_that_meet_part_and_keep_their_answers() {
             crate::store::Part {
                 interface: None,
                 range: range.clone(),
-                slice: None,
                 space: crate::store::Space {
                     network_name: None,
                     overlapping: true,
@@ -421,7 +419,6 @@ fn an_add_that_wakes_up_changes_no_answer() {
     let part = || crate::store::Part {
         interface: None,
         range: begun.range.clone(),
-        slice: None,
         space: crate::store::Space {
             network_name: None,
             overlapping: true,
@@ -549,7 +546,6 @@ fn an_add_and_a_del_of_one_owner_that_meet_leave_nothing() {
             crate::store::Part {
                 interface: None,
                 range: range.clone(),
-                slice: None,
                 space: crate::store::Space {
                     network_name: None,
                     overlapping: true,
