@@ -29,7 +29,6 @@ use tokio_util::sync::CancellationToken;
 use crate::api::watch::{self, Event};
 use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
-use crate::file_stores;
 use crate::metrics::{self, Metrics};
 use crate::node_events;
 use crate::space::{Asked, BlockStore, Message, Shared, StoreBefore, Timing, Worker};
@@ -218,11 +217,8 @@ async fn serve(
         shared.metrics.borrow_mut().interrupted = None;
     }
     if stores.is_empty() && broker.objects.is_empty() {
-        tracing::info!(
-            "the node's policy has no store of type kubernetes: only the leases of nodes that are gone are freed"
-        );
+        tracing::info!("the node's policy has no store of type kubernetes: there is nothing to do");
     }
-    let file_stores = tokio::task::spawn_local(file_stores::run(shared.clone()));
     let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
     let identity =
         (!stores.is_empty()).then(|| tokio::task::spawn_local(shared.clone().reread_me()));
@@ -277,7 +273,6 @@ async fn serve(
         pages.set(&metrics, shared.client.transport().requests());
         status.write(&metrics);
     }
-    file_stores.abort();
     for task in [sweep, identity].into_iter().flatten() {
         task.abort();
     }

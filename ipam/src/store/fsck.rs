@@ -28,8 +28,8 @@ use std::time::Duration;
 /// Whatever changed later than this may be a call that still runs.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// What lies in a store.
-const ROOMS: [&str; 8] = [
-    "FORMAT", "leases", "owners", "pods", "hints", "pools", "lost", "nodes",
+const ROOMS: [&str; 7] = [
+    "FORMAT", "leases", "owners", "pods", "hints", "pools", "lost",
 ];
 
 /// What fsck found and did.

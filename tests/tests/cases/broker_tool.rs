@@ -122,7 +122,7 @@ fn blocks_of_all_nodes_are_listed() -> Result<()> {
 fn a_block_of_a_ready_node_is_released_only_by_force_and_its_broker_obeys() -> Result<()> {
     let server = api_server()?;
     let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
-    server.report_node("n1", true, "")?;
+    server.report_node("n1", true)?;
     let address = one.add("pod-0", RANGE)?;
     let block = one.granted()?.into_iter().next().context("a block")?;
     let refused = other.tool(&["release", "--block", &block, "--yes"])?;
@@ -175,7 +175,7 @@ fn a_block_of_a_ready_node_is_released_only_by_force_and_its_broker_obeys() -> R
 fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
     let server = api_server()?;
     let (mut one, other) = (started(&server, "n1")?, started(&server, "n2")?);
-    server.report_node("n1", false, "")?;
+    server.report_node("n1", false)?;
     one.ask(RANGE, 254)?;
     one.kill()?;
     let block = one.granted()?.into_iter().next().context("a block")?;
@@ -228,7 +228,7 @@ fn blocks_of_a_node_registered_anew_stay_with_its_pods() -> Result<()> {
     one.kill()?;
     server.delete_node("n1")?;
     server.add_node("n1")?;
-    server.report_node("n1", true, "")?;
+    server.report_node("n1", true)?;
     let found = findings(&other.tool(&["fsck", "--json"])?)?;
     ensure!(
         found.len() == granted.len() && found.iter().all(|what| what.contains("its broker renews")),
