@@ -30,7 +30,6 @@ use crate::api::watch::{self, Event};
 use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
 use crate::metrics::{self, Metrics};
-use crate::node_events;
 use crate::space::{Asked, BlockStore, Message, Shared, StoreBefore, Timing, Worker};
 use crate::sweep;
 use crate::whereabouts;
@@ -58,8 +57,6 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// Where probes and metrics are served.
     pub listen: Vec<SocketAddr>,
-    /// Where the daemon says how the node is, for events of the Node object; `None`: no events.
-    pub daemon: Option<SocketAddr>,
     /// How long things take.
     pub timing: Timing,
 }
@@ -222,9 +219,6 @@ async fn serve(
     let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
     let identity =
         (!stores.is_empty()).then(|| tokio::task::spawn_local(shared.clone().reread_me()));
-    let events_of_node = settings
-        .daemon
-        .map(|daemon| tokio::task::spawn_local(node_events::run(shared.clone(), daemon)));
     for store in &stores {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
         let granted = all.into_iter();
@@ -275,9 +269,6 @@ async fn serve(
     }
     for task in [sweep, identity].into_iter().flatten() {
         task.abort();
-    }
-    if let Some(events) = events_of_node {
-        events.abort();
     }
     if let Some(watching) = watching {
         watching.abort();

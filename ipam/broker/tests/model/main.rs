@@ -114,7 +114,6 @@ impl Machine {
             token: None,
         };
         let settings = Settings {
-            daemon: None,
             policy: self.policy.clone(),
             node: self.name.clone(),
             root: "/".into(),
