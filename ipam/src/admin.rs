@@ -77,7 +77,7 @@ enum Command {
     Release(release::Release),
     /// Check the store, and repair what can be
     Fsck(fsck::Fsck),
-    /// Take over the leases of another IPAM plugin
+    /// Take over the leases of host-local
     Import(import::Import),
 }
 

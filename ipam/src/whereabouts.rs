@@ -131,7 +131,7 @@ fn with_network_name(name: &str, network_name: Option<&str>) -> String {
 
 /// A range or an address as part of an object's name.
 #[must_use]
-pub fn normalized(text: &str) -> String {
+fn normalized(text: &str) -> String {
     let name = text.replace([':', '/'], "-");
     match text.ends_with(':') {
         true => name + "0",
