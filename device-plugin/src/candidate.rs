@@ -8,9 +8,10 @@ pub(crate) mod memory;
 
 use hca::topology::Place;
 use hca::unit::HcaId;
+use serde::{Deserialize, Serialize};
 
 /// One HCA as pools see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// Identity that its units carry.
     pub id: HcaId,
@@ -34,11 +35,12 @@ pub struct Candidate {
     /// NUMA node, where the firmware says one.
     pub numa_node: Option<u32>,
     /// Its place among PCI functions.
+    #[serde(skip)]
     pub place: Option<Place>,
 }
 
 /// One RDMA device of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RdmaDevice {
     /// Name, as `mlx5_0`.
     pub name: String,
@@ -53,7 +55,7 @@ pub struct RdmaDevice {
 }
 
 /// One port of an [`RdmaDevice`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// Number, from 1.
     pub number: u32,
@@ -71,7 +73,7 @@ pub struct Port {
 }
 
 /// A netdev of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netdev {
     /// Name on the host.
     pub name: String,
@@ -80,7 +82,7 @@ pub struct Netdev {
 }
 
 /// PCI facts of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pci {
     /// `0000:3b:00.0`.
     pub address: String,
@@ -93,7 +95,7 @@ pub struct Pci {
 }
 
 /// The physical function above a VF or SF.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pf {
     /// PCI address.
     pub address: String,
@@ -104,7 +106,7 @@ pub struct Pf {
 }
 
 /// What kind of function a [`Candidate`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Function {
     /// A PCI function that is not virtual.
     Physical,
@@ -114,6 +116,23 @@ pub enum Function {
     Scalable(u32),
     /// No bus below it: soft RoCE on a virtual netdev.
     Software,
+}
+
+impl Candidate {
+    /// Whether all its RDMA devices could be read. One of another network namespace, or one that
+    /// does not answer, is known by its name alone, and has no port here.
+    pub fn is_read(&self) -> bool {
+        self.rdma_devices
+            .iter()
+            .all(|device| !device.ports.is_empty())
+    }
+
+    /// Whether all its netdevs are in sight, as far as is known: an Ethernet port has one.
+    pub fn shows_netdevs(&self) -> bool {
+        let mut ports = self.rdma_devices.iter().flat_map(|device| &device.ports);
+        !self.netdevs.is_empty()
+            || self.is_read() && !ports.any(|port| port.link_type == LinkType::Ether)
+    }
 }
 
 impl Function {
@@ -137,7 +156,7 @@ impl Function {
 }
 
 /// Link encapsulation, in the words both peers use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkType {
     /// RoCE, iWARP.
     Ether,

@@ -15,7 +15,6 @@ mod apart;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use apart::{Apart, Ended, Part};
@@ -30,8 +29,6 @@ use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-use crate::candidate::LinkType;
 
 /// Time between two reads of the journal where nothing is reclaimed.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
@@ -74,18 +71,6 @@ pub(crate) struct Counts {
     pub idle: Option<String>,
 }
 
-/// A netdev that a pod has, as the journal names it.
-pub(crate) type Taken = (HcaId, String, LinkType);
-
-/// What a round found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Findings {
-    /// What was cleaned up since the start.
-    pub counts: Counts,
-    /// Netdevs that pods have now.
-    pub taken: Arc<Vec<Taken>>,
-}
-
 /// What lasts from one round to the next.
 #[derive(Default)]
 struct Memory {
@@ -98,7 +83,7 @@ struct Memory {
 /// Cleans up every now and then until `stop`.
 pub(crate) async fn keep_reclaiming(
     settings: Settings,
-    findings: watch::Sender<Findings>,
+    published: watch::Sender<Counts>,
     stop: CancellationToken,
 ) {
     let mut memory = Memory::default();
@@ -106,12 +91,10 @@ pub(crate) async fn keep_reclaiming(
     loop {
         let task = settings.clone();
         let round = tokio::task::spawn_blocking(move || {
-            let taken = taken(&task);
             let outcome = round(&task, &mut memory, counts);
-            (memory, outcome, taken)
+            (memory, outcome)
         });
-        let taken;
-        (memory, counts, taken) = match round.await {
+        (memory, counts) = match round.await {
             Ok(done) => done,
             // Only a panic ends up here.
             Err(error) => {
@@ -119,13 +102,9 @@ pub(crate) async fn keep_reclaiming(
                 return stop.cancelled().await;
             }
         };
-        findings.send_if_modified(|before| {
-            let after = Findings {
-                counts: counts.clone(),
-                taken: Arc::new(taken),
-            };
-            let news = *before != after;
-            *before = after;
+        published.send_if_modified(|before| {
+            let news = *before != counts;
+            before.clone_from(&counts);
             news
         });
         tokio::select! {
@@ -135,24 +114,15 @@ pub(crate) async fn keep_reclaiming(
     }
 }
 
-/// The netdevs that pods have, by the journal. What cannot be read is none.
-pub(crate) fn taken(settings: &Settings) -> Vec<Taken> {
-    let (policy, _) = node::policy::Policy::load_for_release(&settings.policy);
+/// The HCAs of which pods have a netdev, by the journal. What cannot be read is none.
+pub(crate) fn taken(settings: &Settings) -> BTreeSet<HcaId> {
+    let (policy, _) = Policy::load_for_release(&settings.policy);
     let store = Store::at(&policy.state_dir);
     let (records, _) = store.records().unwrap_or_default();
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     moved
-        .filter_map(|netdev| {
-            let id = netdev.identity.bus_device.as_deref()?.parse().ok()?;
-            let infiniband = netdev.identity.mac.len() > "00:00:00:00:00:00".len();
-            let link_type = if infiniband {
-                LinkType::Infiniband
-            } else {
-                LinkType::Ether
-            };
-            Some((id, netdev.name.to_string(), link_type))
-        })
+        .filter_map(|netdev| netdev.identity.bus_device.as_deref()?.parse().ok())
         .collect()
 }
 

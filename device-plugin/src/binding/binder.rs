@@ -387,11 +387,6 @@ impl Binder {
     pub(crate) fn places(&self) -> &Places {
         &self.places
     }
-
-    /// What is known of the node now.
-    pub(crate) fn now(&self) -> Arc<Report> {
-        self.report()
-    }
 }
 
 /// Runs what waits for a disk.
