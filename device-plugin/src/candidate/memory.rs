@@ -7,12 +7,11 @@
 //! before a pod can take it.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use hca::inventory::Inventory;
 use hca::unit::HcaId;
+use node::trust;
 use serde::{Deserialize, Serialize};
 
 use super::gather::Unusable;
@@ -23,7 +22,7 @@ pub(crate) const FILE: &str = "known-hcas";
 /// The version of the file.
 const VERSION: u32 = 1;
 /// An HCA has about 600 bytes.
-const MAX_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
 /// HCAs as they were last known, all of them whole.
 #[derive(Debug, Clone, Default)]
@@ -45,12 +44,11 @@ impl Memory {
     pub(crate) fn load(state_dir: &Path, boot: String) -> Self {
         let path = state_dir.join(FILE);
         let hcas = match read(&path) {
-            Ok(document) if document.boot == boot => document.hcas,
+            Ok(Some(document)) if document.boot == boot => document.hcas,
             Ok(_) => Vec::new(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => {
                 tracing::warn!(
-                    file = %path.display(), %error,
+                    file = %path.display(), error,
                     "cannot read what was known of HCAs; one that a pod holds stays in its pool only \
                      by the kubelet's allocation"
                 );
@@ -157,17 +155,15 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
     }
 }
 
-fn read(path: &Path) -> io::Result<Document> {
-    let (file, meta) = node::file::open_regular(path)?;
-    let is_own = meta.uid() == nix::unistd::geteuid().as_raw() && meta.mode() & 0o022 == 0;
-    if !is_own || path.is_symlink() {
-        return Err(io::Error::other(
-            "it is a link, does not belong to root, or others can write to it",
-        ));
-    }
-    let document: Document = serde_json::from_reader(file.take(MAX_BYTES))?;
+fn read(path: &Path) -> Result<Option<Document>, String> {
+    let text =
+        trust::check_directory(trust::parent(path)).and_then(|()| trust::read(path, MAX_BYTES));
+    let Some(text) = text.map_err(|error| error.to_string())? else {
+        return Ok(None);
+    };
+    let document: Document = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     match document.version {
-        VERSION => Ok(document),
-        other => Err(io::Error::other(format!("its version is {other}"))),
+        VERSION => Ok(Some(document)),
+        other => Err(format!("its version is {other}")),
     }
 }
