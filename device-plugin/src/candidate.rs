@@ -61,7 +61,10 @@ pub struct Port {
     pub number: u32,
     /// `ether` or `infiniband`.
     pub link_type: LinkType,
-    /// Rate in Mb/s, where known.
+    /// Whether it can carry traffic.
+    #[serde(skip)]
+    pub active: bool,
+    /// Rate in Mb/s, where known. That of a port that is down says nothing about its link.
     pub rate_mbps: Option<u32>,
     /// Partition keys with the membership bit masked out; InfiniBand only.
     pub pkeys: Vec<u16>,
@@ -207,6 +210,7 @@ pub(crate) mod example {
                 ports: vec![Port {
                     number: 1,
                     link_type: LinkType::Ether,
+                    active: true,
                     rate_mbps: Some(100_000),
                     pkeys: vec![0x7fff],
                     guid: Some("505400fffe0000a5".into()),
@@ -242,6 +246,7 @@ pub(crate) mod example {
         let port = |number, rate_mbps, pkey| Port {
             number,
             link_type: LinkType::Infiniband,
+            active: true,
             rate_mbps: Some(rate_mbps),
             pkeys: vec![pkey],
             guid: None,

@@ -124,17 +124,30 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
     if !seen.is_read() {
         seen.function = known.function;
         seen.drivers.clone_from(&known.drivers);
-        let alone = seen.rdma_devices.len() == 1 && known.rdma_devices.len() == 1;
-        for device in &mut seen.rdma_devices {
-            let mut all = known.rdma_devices.iter();
-            // It can be renamed where it is.
-            let same = all.find(|one| one.name == device.name || alone);
-            if let (true, Some(same)) = (device.ports.is_empty(), same) {
-                *device = RdmaDevice {
-                    name: device.name.clone(),
-                    ..same.clone()
-                };
+    }
+    let alone = seen.rdma_devices.len() == 1 && known.rdma_devices.len() == 1;
+    for device in &mut seen.rdma_devices {
+        let mut all = known.rdma_devices.iter();
+        // It can be renamed where it is.
+        let Some(same) = all.find(|one| one.name == device.name || alone) else {
+            continue;
+        };
+        if device.ports.is_empty() {
+            *device = RdmaDevice {
+                name: device.name.clone(),
+                ..same.clone()
+            };
+        }
+        for port in &mut device.ports {
+            let mut all = same.ports.iter();
+            let Some(same) = all.find(|one| one.number == port.number) else {
+                continue;
+            };
+            if !port.active {
+                port.rate_mbps = same.rate_mbps.or(port.rate_mbps);
             }
+            // Its first GID goes with the netdev and comes back a moment later.
+            port.guid = port.guid.take().or_else(|| same.guid.clone());
         }
     }
     let is_away = |name: &str| !in_sight(name);

@@ -248,6 +248,36 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
     }
 }
 
+/// A move takes the port down, and a scan may come between.
+#[test]
+fn a_port_that_is_down_keeps_the_rate_it_had() {
+    let node = Node::new();
+    let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
+    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    pool_states.update(&config, &node.scan(), now);
+    node.tree
+        .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
+    let rate = "/sys/class/infiniband/mlx5_0/ports/1/rate";
+    node.tree.file(rate, "40 Gb/sec (4X QDR)");
+    node.tree.hide_netdev("ens1");
+    pool_states.update(&config, &node.scan(), now);
+    let member = &pool_states.snapshots()[0].members()[0];
+    let is_port = matches!(member.health, Health::Unhealthy(UnhealthyReason::Port(_)));
+    assert!(is_port, "{:?}", member.health);
+    let kept = node.keep(&pool_states);
+    node.tree.rdma_core(false);
+    node.tree.hide_rdma("mlx5_0");
+    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+    pool_states.update(&config, &node.scan(), now);
+    assert_eq!(counts(&pool_states).healthy, 1);
+    // A port that is up has another rate now.
+    let node = Node::new();
+    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+    node.tree.file(rate, "40 Gb/sec (4X QDR)");
+    pool_states.update(&config, &node.scan(), now);
+    assert_eq!(counts(&pool_states), Counts::default());
+}
+
 /// Nothing is known of the HCA but where it is: the first daemon of this boot.
 #[test]
 fn what_is_not_visible_is_neither_match_nor_mismatch() {

@@ -812,7 +812,7 @@ fn a_bound_slot_is_listed_and_starts_after_a_restart() -> Result<()> {
     node.start_container(&pod)?;
     let index = NICS.iter().position(|nic| *nic == hcas(&bound)[0]);
     let tree = &node.machine.tree;
-    tree.rdma_core(false);
+    tree.file("/sys/module/ib_core/parameters/netns_mode", "N");
     tree.hide_rdma(&format!("mlx5_{}", index.context("a NIC")?));
     node.daemon.signal(Signal::SIGKILL)?;
     node.daemon.ended(WAIT_TIMEOUT)?;
@@ -820,7 +820,7 @@ fn a_bound_slot_is_listed_and_starts_after_a_restart() -> Result<()> {
     node.ready()?;
     node.start_container(&pod)?;
     // The other NIC of that switch is free, and this one is not.
-    let other = node.admit("b", &[2], 1)?;
+    let other = node.admit("b", &[3], 1)?;
     let second = node.bind(&other, "s2")?;
     assert_ne!(hcas(&second), hcas(&bound));
     Ok(())
