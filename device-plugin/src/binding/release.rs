@@ -18,6 +18,7 @@ use super::places::Places;
 use super::slot_specification;
 use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::AllocatedUnits;
+use crate::reader::Reader;
 
 /// Time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -26,15 +27,15 @@ const INTERVAL: Duration = Duration::from_secs(15);
 pub(crate) async fn keep_releasing(
     binder: Arc<Binder>,
     held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    reader: Reader,
     stop: CancellationToken,
 ) {
     let places = binder.places().clone();
-    let earlier = tokio::task::spawn_blocking(move || places.store().remove_earlier_boots());
-    match earlier.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "cannot remove bindings of earlier boots"),
-        Err(error) => tracing::error!(%error, "removing bindings of earlier boots failed"),
-    }
+    reader.start(move || {
+        if let Err(error) = places.store().remove_earlier_boots() {
+            tracing::debug!(%error, "cannot remove bindings of earlier boots");
+        }
+    });
     let mut before: Vec<(Binding, Over)> = Vec::new();
     loop {
         tokio::select! {
@@ -42,17 +43,14 @@ pub(crate) async fn keep_releasing(
             () = tokio::time::sleep(INTERVAL) => {}
         }
         let (places, held) = (binder.places().clone(), held.borrow().clone());
-        let round = tokio::task::spawn_blocking(move || round(&places, held.as_deref()));
+        let round = reader.run(move || round(&places, held.as_deref()));
         let seen = match round.await {
             Ok(Ok(seen)) => seen,
             Ok(Err(error)) => {
                 tracing::warn!(error, "which bindings are over is not known");
                 continue;
             }
-            Err(error) => {
-                tracing::error!(%error, "looking for bindings that are over failed");
-                return stop.cancelled().await;
-            }
+            Err(_) => continue,
         };
         let is_confirmed = |(one, over): &&(Binding, Over)| {
             let mut earlier = before.iter();

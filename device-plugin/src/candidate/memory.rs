@@ -24,10 +24,12 @@ const VERSION: u32 = 1;
 /// An HCA has about 600 bytes.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
-/// HCAs as they were last known, all of them whole.
+/// HCAs as they were last known, all of them whole. The default one is for a file that could not be
+/// read in time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Memory {
-    boot: String,
+    /// The boot whose file it replaces; none if the file was not read, and must stay.
+    boot: Option<String>,
     known: BTreeMap<HcaId, Candidate>,
 }
 
@@ -56,18 +58,18 @@ impl Memory {
             }
         };
         let known = hcas.into_iter().map(|hca| (hca.id.clone(), hca)).collect();
+        let boot = Some(boot);
         Self { boot, known }
     }
 
-    /// The file's content.
-    pub(crate) fn text(&self) -> String {
+    /// The file's content, unless the file has to stay as it is.
+    pub(crate) fn text(&self) -> Option<String> {
         let document = Document {
             version: VERSION,
-            boot: self.boot.clone(),
+            boot: self.boot.clone()?,
             hcas: self.known.values().cloned().collect(),
         };
-        // Strings, numbers and lists: this does not fail.
-        serde_json::to_string(&document).unwrap_or_default()
+        serde_json::to_string(&document).ok()
     }
 
     /// Fills what candidates lack from what was known of them, and remembers what is known now.

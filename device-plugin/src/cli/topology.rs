@@ -19,6 +19,7 @@ use node_wire::Pod;
 
 use super::HostRoot;
 use crate::binding::store as bindings;
+use crate::scan::SCAN;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
 #[derive(Debug, clap::Args)]
@@ -129,7 +130,6 @@ impl Topology {
     }
 
     fn view(&self, host: &Host) -> anyhow::Result<View> {
-        let inventory = hca::inventory(host).context("scan this host")?;
         let wanted = Wanted {
             without_rdma: self.all,
             rails: self
@@ -138,8 +138,12 @@ impl Topology {
                 .map(|Numbered(nic, rail)| (*nic, *rail))
                 .collect(),
         };
-        let mut machine =
-            Machine::read(host, &inventory, &wanted).context("read this host's PCI tree")?;
+        let read_host = host.clone();
+        let read = move || {
+            let inventory = hca::inventory(&read_host).context("scan this host")?;
+            Machine::read(&read_host, &inventory, &wanted).context("read this host's PCI tree")
+        };
+        let mut machine = super::within_limit(SCAN, read)??;
         self.refuse_unknown_rails(&machine)?;
         if !self.all {
             leave_out_slices(&mut machine);
@@ -186,14 +190,16 @@ impl Topology {
 
     /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
     fn bound(&self, host: &Host, remarks: &mut Vec<String>) -> Vec<(String, String)> {
-        let state_dir = Policy::load_for_release(&self.policy).0.state_dir;
-        let read = bindings::Store::at(&state_dir, &boot_id(&host.proc)).read();
-        let bindings = read.unwrap_or_else(|error| {
-            let directory = state_dir.join(bindings::DIRECTORY);
-            remarks.push(format!(
-                "cannot read the bindings of slots in {}: {error}",
-                directory.display()
-            ));
+        let (policy, boot) = (self.policy.clone(), boot_id(&host.proc));
+        let read = move || {
+            hca::host::show(&policy);
+            let state_dir = Policy::load_for_release(&policy).0.state_dir;
+            hca::host::show(&state_dir);
+            bindings::Store::at(&state_dir, &boot).read()
+        };
+        let read = super::within_limit("the list of bindings", read);
+        let bindings = read.and_then(|read| Ok(read?)).unwrap_or_else(|error| {
+            remarks.push(format!("which slot is which NIC is not known: {error:#}"));
             bindings::Bindings::default()
         });
         remarks.extend(bindings.unreadable.values().cloned());

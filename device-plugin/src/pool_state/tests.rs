@@ -41,6 +41,16 @@ impl Node {
     }
 }
 
+impl PoolStates {
+    /// Those of a daemon that found no file of known HCAs.
+    fn known() -> Self {
+        Self::new(Memory::load(
+            std::path::Path::new("/nonexistent"),
+            String::new(),
+        ))
+    }
+}
+
 impl Node {
     /// In exclusive mode, with an RDMA device and its netdev in a pod's namespace. The device's verbs
     /// node stays in sight.
@@ -54,7 +64,7 @@ impl Node {
     fn keep(&self, pool_states: &PoolStates) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(memory::FILE);
-        node::file::replace(&file, pool_states.memory().text()).unwrap();
+        node::file::replace(&file, pool_states.memory().text().unwrap()).unwrap();
         directory
     }
 }
@@ -147,7 +157,7 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
 #[test]
 fn an_unchanged_pool_is_no_news() {
     let (node, config) = (Node::new(), config(BY_NAME));
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     let before = pool_states.snapshots()[0].clone();
     pool_states.update(&config, &node.scan(), now);
@@ -158,7 +168,7 @@ fn an_unchanged_pool_is_no_news() {
 fn an_hca_in_a_pods_namespace_stays_in_its_pool() {
     let (node, config) = (Node::new(), config(BY_NAME));
     node.tree.rdma_core(false);
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     assert_eq!(
         counts(&pool_states),
@@ -197,7 +207,7 @@ fn a_pf_in_a_pod_stays_healthy_whatever_selects_it() {
     ] {
         let node = Node::new();
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+        let (mut pool_states, now) = (PoolStates::known(), Instant::now());
         pool_states.update(&config, &node.scan(), now);
         node.tree.hide_netdev("ens1");
         pool_states.update(&config, &node.scan(), now);
@@ -228,7 +238,7 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
     for selector in HIDDEN {
         let node = Node::new();
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+        let (mut pool_states, now) = (PoolStates::known(), Instant::now());
         pool_states.update(&config, &node.scan(), now);
         assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
         let kept = node.keep(&pool_states);
@@ -253,7 +263,7 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
 fn a_port_that_is_down_keeps_the_rate_it_had() {
     let node = Node::new();
     let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     node.tree
         .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
@@ -334,7 +344,7 @@ fn a_held_hca_that_its_pool_does_not_choose_keeps_its_nodes() {
 fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     let node = Node::new();
     let config = config("mode: exclusive, exclude: [uplinks], select: { vendors: [15b3] }");
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     node.tree.hide_netdev("ens1");
     node.tree.pci(&PciSpec {
@@ -365,7 +375,7 @@ fn a_software_device_in_a_pod_is_known_by_its_name() {
         ..RdmaSpec::default()
     });
     let config = config("mode: exclusive, select: { functions: [software], linkSpeed: [100G] }");
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     let kept = node.keep(&pool_states);
     node.tree.hide_rdma("rxe0");
@@ -381,7 +391,7 @@ fn a_file_of_known_hcas_is_believed_only_if_root_alone_writes_it() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
     let node = Node::new();
     let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     let kept = node.keep(&pool_states);
     let file = kept.path().join(memory::FILE);
@@ -416,7 +426,7 @@ fn a_file_of_known_hcas_is_believed_only_if_root_alone_writes_it() {
 #[test]
 fn a_pool_that_is_configured_anew_forgets_what_it_had() {
     let node = Node::new();
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config(BY_NAME), &node.scan(), now);
     let other = config("mode: exclusive, select: { ifNames: [ens2] }");
     pool_states.keep_only(|_| false);
@@ -471,7 +481,7 @@ fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
             .collect()
     };
     // It was there before.
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     assert_eq!(health(&pool_states), ["", "", ""]);
     spoil(state);

@@ -18,23 +18,21 @@ use crate::state_files::{File, Place};
 pub(super) fn wanted(
     settings: &Settings,
     exclusive: &BTreeSet<HcaId>,
-    known: String,
+    known: Option<String>,
     inventory: &Inventory,
     good: Option<(&Path, &str)>,
 ) -> Vec<File> {
-    let mut files = vec![
-        File {
-            place: Place::Node(EXCLUSIVE_HCAS),
-            content: lines(exclusive),
-            consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may give \
-                          a pod a child of one that another pod will have",
-        },
-        File {
-            place: Place::Node(memory::FILE),
-            content: known,
-            consequence: "after a restart of the daemon an HCA in a pod may leave its pool",
-        },
-    ];
+    let mut files = vec![File {
+        place: Place::Node(EXCLUSIVE_HCAS),
+        content: lines(exclusive),
+        consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may give a \
+                      pod a child of one that another pod will have",
+    }];
+    files.extend(known.map(|content| File {
+        place: Place::Node(memory::FILE),
+        content,
+        consequence: "after a restart of the daemon an HCA in a pod may leave its pool",
+    }));
     // Without them the CNI plugin goes by the routes.
     if !settings.node_addresses.is_empty() {
         files.push(File {
