@@ -73,8 +73,6 @@ pub(crate) struct Settings {
     pub device_info_dir: PathBuf,
     /// The socket on which programs of the node ask; none if there is to be none.
     pub node_socket: Option<PathBuf>,
-    /// Where facts for Node Feature Discovery go, if anywhere.
-    pub features_dir: Option<PathBuf>,
     /// Where the last good configuration is kept, if it is.
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
@@ -233,7 +231,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
-            client: asked.client,
             held: known,
             found,
             node_socket,
@@ -321,7 +318,6 @@ fn remove_leftovers(settings: &Settings, reader: &Reader) {
     let own = [
         Some(settings.cdi_dir.clone()),
         Some(settings.device_info_dir.clone()),
-        settings.features_dir.clone(),
         settings.state_dir.clone(),
     ];
     reader.start(move || {
