@@ -92,6 +92,19 @@ pub fn make(
                 Refused::Explained(error) => error,
             })?;
             stands_on(inside, &made, parent.link())?;
+            // The driver of IPoIB gives a new child an MTU by its mode, whatever was asked for.
+            if let Some(mtu) = mtu.filter(|mtu| *mtu != made.mtu) {
+                let change = Change {
+                    mtu: Some(mtu),
+                    ..Change::default()
+                };
+                link::change(
+                    inside,
+                    format_args!("set MTU of {name}"),
+                    made.index,
+                    &change,
+                )?;
+            }
             Ok(made)
         }
     }
@@ -236,11 +249,8 @@ fn explain(error: &netlink::Error, new: &NewChild<'_>, on: &Link) -> Error {
              all others, and a port of a bridge or bond carries none",
             on.name
         )),
-        Some(libc::ENODEV) => Error::new(
-            Code::TryAgain,
-            format!("{} went away: {error}", on.name),
-        )
-        .with_details("another pod was quicker to take it, or it was removed; try again"),
+        Some(libc::ENODEV) => Error::new(Code::TryAgain, format!("{} went away: {error}", on.name))
+            .with_details("another pod was quicker to take it, or it was removed; try again"),
         Some(libc::EOPNOTSUPP) => explained.with_details(format!(
             "this kernel has no {} links, or its module is not loaded",
             new.child.word()

@@ -212,6 +212,9 @@ impl Dir {
                 "a file of another owner than the store's",
             )));
         }
+        if own_only && stat.st_mode & 0o022 != 0 {
+            return Ok(Some(Found::Foreign("a file that others can write to")));
+        }
         let meta = Meta::from(&stat);
         let length = usize::try_from(stat.st_size).unwrap_or(0);
         if length as u64 > limit {
@@ -286,24 +289,6 @@ impl Dir {
             let _ = self.unlink(name);
         }
         written.map(|()| Some(file))
-    }
-
-    /// Replaces the content of a file that this process created.
-    pub(crate) fn refill(
-        &self,
-        name: &str,
-        file: &File,
-        content: &[u8],
-        durable: bool,
-    ) -> Result<(), DirError> {
-        let failed = |e: std::io::Error| self.failed("write", name)(errno(&e));
-        file.write_all_at(content, 0).map_err(failed)?;
-        file.set_len(content.len() as u64).map_err(failed)?;
-        if durable {
-            self.sync_file(name, file)
-        } else {
-            Ok(())
-        }
     }
 
     fn sync_file(&self, name: &str, file: &File) -> Result<(), DirError> {
