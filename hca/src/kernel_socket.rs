@@ -1,4 +1,4 @@
-//! A netlink socket that hears the kernel alone.
+//! A netlink socket that receives from the kernel only.
 //!
 //! Whoever has `CAP_NET_ADMIN` over a network namespace can send to every netlink socket in it, and
 //! `/proc/net/netlink` names them all. Of a socket that is connected to the kernel the kernel refuses

@@ -1,6 +1,6 @@
 //! A pod with a user namespace whose process answers in the kernel's place: it sends forged netlink
-//! messages to every socket of the pod's network namespace, all the time. ADD and DEL do what they
-//! do without it.
+//! messages to every socket of the pod's network namespace, all the time. ADD and DEL must not differ
+//! from those in a pod without it.
 
 use std::fs;
 use std::process::Command;
