@@ -176,7 +176,10 @@ fn call_of(scene: &Scene, name: &str, uid: &str) -> Call {
 /// On a host with two HCAs and a netdev that is of neither.
 fn another_hca(keys: &Value, words: &[&str]) -> Result<()> {
     let scene = Scene::with_nics(2)?;
-    scene.on_host(&["link add plain type veth peer name plainpeer", "link set plain up"])?;
+    scene.on_host(&[
+        "link add plain type veth peer name plainpeer",
+        "link set plain up",
+    ])?;
     scene.refuses(&scene.network(keys), &[INVALID_NETWORK], words)
 }
 
@@ -292,7 +295,11 @@ fn apart() -> Result<()> {
         });
     };
     let scene = Scene::laid(lay, &["ens192"])?;
-    made_on(&scene, &json!({"deviceID": "0000:0b:00.1_3e71787e_1"}), "ens192")?;
+    made_on(
+        &scene,
+        &json!({"deviceID": "0000:0b:00.1_3e71787e_1"}),
+        "ens192",
+    )?;
     scene.returns(&scene.network(&json!({"deviceID": "0000:0b:00.1"})), &[])
 }
 
@@ -315,7 +322,10 @@ fn of_rails(rails: &Value, keys: &Value, expected: Result<&str, (u64, &[&str])>)
     checked["prevResult"] = result;
     answer_of(&scene.call(), "CHECK", &checked)?.success()?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
-    ensure!(scene.listed("rdma-ipam")?.is_empty(), "an address is still leased");
+    ensure!(
+        scene.listed("rdma-ipam")?.is_empty(),
+        "an address is still leased"
+    );
     Ok(())
 }
 
