@@ -226,7 +226,7 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
 fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
     let policy = rules.path.display();
     // Hardware identifies a netdev, also after the pod changed everything about it.
-    if !rules.allow.virtual_links && (nic.link.bus_device.is_none() || nic.link.kind.is_some()) {
+    if !rules.allow.virtual_links && !nic.link.is_hardware() {
         let kind = nic.link.kind.as_ref().map(ToString::to_string);
         let what = match kind {
             Some(kind) => format!("it is a {kind}, without hardware of its own"),

@@ -322,7 +322,9 @@ impl Plugin {
         }
         let store = self.open(&config.store).map_err(unavailable)?;
         let at = format!("use store {:?}", config.store);
-        store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
+        store
+            .check_writable()
+            .map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
         let order = add::order(&config, &holder, &[]);
         self.broker()

@@ -24,6 +24,8 @@ pub struct HostLink {
     pub link: Link,
     /// Its RDMA ports; empty when it has none.
     pub rdma: Vec<PortId>,
+    /// The partition keys of its port, of an IPoIB netdev with one; none where that is not known.
+    pub pkeys: Option<Vec<u16>>,
     /// How the RDMA subsystem treats namespaces; none without RDMA devices.
     pub mode: Option<NetnsMode>,
     /// The HCA it is the netdev of, by the names that units have for it; several where netdev and
@@ -152,8 +154,15 @@ impl HostLink {
             Err(e) if e.is_missing() => BTreeSet::new(),
             Err(e) => return Err(unreadable(&e)),
         };
+        let pkeys = match rdma.as_slice() {
+            [port] if link.is_infiniband() => {
+                Some(hca::port::partition_keys(roots, port).map_err(|e| unreadable(&e))?)
+            }
+            _ => None,
+        };
         let mut found = HostLink {
             hcas,
+            pkeys,
             rdma,
             mode,
             ..HostLink::default()

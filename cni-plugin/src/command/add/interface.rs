@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 
 use attachment::{
     addresses::{self, Ipam},
+    child::IPOIB,
     journal::{Key, Part, RdmaDevice, Record, record::Slot},
     netdev::{
         obstacle::{self, Addresses},
@@ -372,6 +373,9 @@ impl Attachment<'_> {
                 .is_some_and(|moved| moved.moved_as(link));
             if let Some(child) = &mut part.child {
                 child.pod_index = Some(link.index);
+                if child.kind == IPOIB {
+                    child.mac = Some(MacAddress::new(link.mac.as_slice()).to_string());
+                }
                 noted = true;
             }
         }
