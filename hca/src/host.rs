@@ -546,7 +546,7 @@ mod tests {
     fn a_scan_shows_what_it_reads() {
         let progress = Arc::new(Progress::default());
         let read = || attribute(Path::new("/nonexistent"), "state");
-        with_progress(&progress, read).unwrap();
+        with_progress(&progress, Vec::new(), read).unwrap();
         assert_eq!(progress.path(), Path::new("/nonexistent/state"));
         attribute(Path::new("/nonexistent"), "other").unwrap();
         assert_eq!(progress.path(), Path::new("/nonexistent/state"));
