@@ -234,9 +234,17 @@ fn stacked(commands: &[&str], kind: &str) -> Result<()> {
         ..NetdevSpec::default()
     });
     let of = |nic: u8| json!({"deviceID": format!("{}_3e71787e_1", pci_of(nic)), "master": "top0"});
-    let other = [&*pci_of(1), "top0", PCI];
-    scene.refuses(&scene.network(&of(1)), &[INVALID_NETWORK], &other)?;
-    made_on(&scene, &of(0), "top0")
+    let answer = answer_of(&scene.call(), "ADD", &scene.network(&of(1)))?;
+    refusal(&answer, &[INVALID_NETWORK], &[&*pci_of(1), "top0", PCI])?;
+    // A bridge counts time in its ports, so the host is not compared.
+    answer_of(&scene.call(), "ADD", &scene.network(&of(0)))?.success()?;
+    let (host, link) = (
+        scene.host.netns.ip_json("link show top0")?,
+        scene.pod.ip_json("link show net1")?,
+    );
+    ensure!(link[0]["link_index"] == host[0]["ifindex"], "net1 is not on top0: {link}");
+    answer_of(&scene.call(), "DEL", &scene.network(&of(0)))?.success()?;
+    Ok(())
 }
 
 /// One RDMA device stands for both members, on the first one's function.
