@@ -1,6 +1,6 @@
 //! GC: of this network, everything goes that the runtime does not know any more.
 
-use std::time::Duration;
+use std::{iter, time::Duration};
 
 use attachment::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
 use cni_wire::{Command, Request};
@@ -21,19 +21,28 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         return Ok(());
     };
     let mut failures = Vec::new();
-    for (key, network, id) in node.journal.list()? {
-        if network != request.config.name || valid.contains(&id) {
-            continue;
+    let earlier = node.earlier_journals()?;
+    for journal in iter::once(node.journal.clone()).chain(earlier) {
+        node.journal = journal;
+        for (key, network, id) in node.journal.list()? {
+            if network != request.config.name || valid.contains(&id) {
+                continue;
+            }
+            let collected = collect(&mut node, &key);
+            failures.extend(
+                collected
+                    .err()
+                    .map(|e| e.context(format_args!("collect {id}"))),
+            );
         }
-        let collected = collect(&mut node, &key);
-        failures.extend(
-            collected
-                .err()
-                .map(|e| e.context(format_args!("collect {id}"))),
-        );
     }
-    let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
-    failures.extend(asked.err().map(Error::from));
+    let network = &request.config.name;
+    failures.extend(del::is_known(&node, format_args!("GC of network {network}")).err());
+    // An interface that is still there may still use its address.
+    if failures.is_empty() {
+        let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
+        failures.extend(asked.err().map(Error::from));
+    }
     let mut failures = failures.into_iter();
     match failures.next() {
         None => Ok(()),
