@@ -34,8 +34,8 @@ pub const UNNAMED: &str = "rdma-tmp";
 
 /// Undoes an attachment, all of its interfaces.
 ///
-/// `timeout` limits the wait for RDMA devices, and then for netdevs, that return from a dying
-/// namespace: they return together.
+/// `timeout` limits the wait for RDMA devices, then for netdevs, then for IPoIB children, that return
+/// from a dying namespace: they return together.
 ///
 /// # Errors
 /// All failures, the first one first.
@@ -68,10 +68,20 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                 }
                 match &pod {
                     Some(pod) => failures.extend(clear_pod(node, record, pod)),
-                    None => failures.extend(record.parts.iter().filter_map(|part| {
-                        let strayed = part.child.as_ref().filter(|child| child.strayed);
-                        strayed.map(|child| child::nowhere(record, part, child))
-                    })),
+                    None => {
+                        let limit = Limit::of(timeout);
+                        for part in &record.parts {
+                            let Some(child) = &part.child else {
+                                continue;
+                            };
+                            match child::remove_returned(node, record, child, limit.left()) {
+                                Ok(false) if child.strayed => {
+                                    failures.push(child::nowhere(record, part, child));
+                                }
+                                done => failures.extend(done.err()),
+                            }
+                        }
+                    }
                 }
                 let noted = note_strayed(node, key, record, &failures);
                 failures.extend(noted.err());
