@@ -39,14 +39,14 @@ cases! {
 }
 
 /// A thread of this process in a network namespace of its own, made from within another one.
-struct Holder {
-    tid: i32,
+pub(super) struct Holder {
+    pub(super) tid: i32,
     end: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Holder {
-    fn start(netns: &Netns) -> Result<Self> {
+    pub(super) fn start(netns: &Netns) -> Result<Self> {
         let outer = File::open(netns.path())?;
         let (end, ended) = mpsc::channel();
         let (started, tid) = mpsc::channel();
@@ -75,7 +75,7 @@ impl Holder {
     }
 
     /// Ends the thread and keeps the namespace by an open file, which no search finds.
-    fn hide(mut self) -> Result<File> {
+    pub(super) fn hide(mut self) -> Result<File> {
         let file = File::open(self.path())?;
         self.stop();
         Ok(file)
@@ -93,6 +93,16 @@ impl Drop for Holder {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Runs `ip` in a namespace that is open.
+pub(super) fn ip_in(namespace: File, arguments: &str) -> Result<String> {
+    let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+    let inside = thread::spawn(move || {
+        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET)?;
+        run(std::process::Command::new("ip").args(arguments))
+    });
+    inside.join().unwrap_or_else(|_| anyhow::bail!("panicked"))
 }
 
 /// The leases there are.
