@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hca::Host;
+use node::identity::boot_id;
 use node::policy::Policy;
 use node_server::http;
 use node_wire::FailureKind;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::binding::binder::Binder;
 use crate::binding::places::Places;
 use crate::binding::release;
+use crate::candidate::memory::Memory;
 use crate::config;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info;
@@ -196,18 +198,20 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ));
 
     // What pods have is known before the first scan, so that none of it seems to be gone.
-    let reclaim = settings.reclaim.clone();
-    let taken = node_files.run(move || reclaim::taken(&reclaim)).await;
-    let findings = reclaim::Findings {
-        taken: Arc::new(taken.unwrap_or_default()),
-        ..Default::default()
-    };
-    let findings = watch::Sender::new(findings);
-    let found = findings.subscribe();
+    let (policy, proc) = (settings.reclaim.policy.clone(), settings.host.proc.clone());
+    let memory = node_files.run(move || {
+        hca::host::show(&policy);
+        let state_dir = Policy::load_for_release(&policy).0.state_dir;
+        hca::host::show(&state_dir);
+        Memory::load(&state_dir, boot_id(&proc))
+    });
+    let memory = memory.await.unwrap_or_default();
+    let reclaimed = watch::Sender::new(reclaim::Counts::default());
+    let found = reclaimed.subscribe();
     services.spawn(reclaim::keep_reclaiming(
         settings.reclaim.clone(),
         readers.clone(),
-        findings,
+        reclaimed,
         stop.clone(),
     ));
 
@@ -231,12 +235,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
-            held: known,
+            held: known.clone(),
             found,
             node_socket,
             sources,
         },
         files,
+        memory,
         readers.clone(),
     );
     let binder = Arc::new(Binder::new(
@@ -255,6 +260,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     );
     services.spawn(release::keep_releasing(
         binder.clone(),
+        known,
         releases,
         stop.clone(),
     ));

@@ -1,17 +1,51 @@
 //! Removing the child of an attachment, which its pod may have renamed, changed or moved.
 
+use std::{
+    hash::Hasher,
+    thread,
+    time::{Duration, Instant},
+};
+
+use fnv::FnvHasher;
 use netlink::{
     Namespace, Socket,
-    link::{self, Link},
+    link::{self, By, Link},
 };
 
 use crate::{
-    detach::UNNAMED,
     error::Error,
     journal::{Part, Record, record::Child},
     namespaces,
     node::Node,
 };
+
+/// [`Child::kind`] of a partition of an InfiniBand port.
+pub const IPOIB: &str = "ipoib";
+
+/// The name of a child of this pod until it gets its own, where it cannot be made with that: 15 bytes.
+pub fn temporary_name(netns_inode: u64, ifname: &str) -> String {
+    let mut hasher = FnvHasher::default();
+    hasher.write(&netns_inode.to_le_bytes());
+    hasher.write(ifname.as_bytes());
+    format!("rdma-tmp{:07x}", hasher.finish() & 0xfff_ffff)
+}
+
+/// Removes the child of a killed ADD that was made beside its master on the host and not moved to its pod.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> Result<(), Error> {
+    let unfinished = |child: &&Child| !child.in_pod && child.pod_index.is_none();
+    let Some(child) = part.child.as_ref().filter(unfinished) else {
+        return Ok(());
+    };
+    let name = temporary_name(record.netns.inode, &part.ifname);
+    let socket = &mut node.netns.socket;
+    match link::get(socket, By::Name(name.as_bytes()))? {
+        Some(link) if is_like(&link, child, Below::Beside) => Ok(link::delete(socket, &link)?),
+        _ => Ok(()),
+    }
+}
 
 /// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved to from
 /// there. What is not found is logged, because it may still use its address.
@@ -34,7 +68,8 @@ pub(crate) fn remove(
         false => &node.netns.namespace,
     };
     let below = Below::of(inside, pod, parent_netns)?;
-    if let Some(link) = find(&links, child, below, &part.ifname) {
+    let temporary = temporary_name(record.netns.inode, &part.ifname);
+    if let Some(link) = find(&links, child, below, [&part.ifname, &temporary]) {
         return Ok(link::delete(inside, link)?);
     }
     // Cut off before it was made, or written by a version that did not know where to search.
@@ -50,6 +85,55 @@ pub(crate) fn remove(
         record.owner()
     ));
     Ok(())
+}
+
+/// Removes the child of a pod whose namespace is gone. The kernel deletes children with their
+/// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
+/// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove_returned(
+    node: &mut Node,
+    record: &Record,
+    child: &Child,
+    timeout: Duration,
+) -> Result<(), Error> {
+    if child.kind != IPOIB || child.in_pod || child.pod_index.is_none() {
+        return Ok(());
+    }
+    let started = Instant::now();
+    loop {
+        let links = link::list(&mut node.netns.socket)?;
+        if let Some(link) = find_returned(&links, child) {
+            return Ok(link::delete(&mut node.netns.socket, link)?);
+        }
+        if started.elapsed() >= timeout {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    node.log.warn(format_args!(
+        "the IPoIB child of {} on {} is not on the host {timeout:?} after its pod's network namespace \
+         ended: its pod deleted it, or something still holds the namespace. If the child appears \
+         later, delete it: ip link delete NAME (it had index {})",
+        record.owner(),
+        child.master,
+        child.pod_index.unwrap_or_default()
+    ));
+    Ok(())
+}
+
+/// The child among the links of the host, by its index and by the queue pair that its address begins
+/// with: an administrator's child of the same port and partition has others. Pure.
+fn find_returned<'a>(links: &'a [Link], child: &Child) -> Option<&'a Link> {
+    let queue_pair = |mac: &str| mac.get(..11).map(str::to_owned);
+    links.iter().find(|link| {
+        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        is_like(link, child, Below::Beside)
+            && child.pod_index == Some(link.index)
+            && (child.mac.as_deref()).is_none_or(|known| queue_pair(known) == queue_pair(&mac))
+    })
 }
 
 /// Where the link below a child is, as the namespace of the child knows it.
@@ -118,8 +202,13 @@ fn reached_from(socket: &mut Socket, rest: &mut Vec<Namespace>) -> Vec<Namespace
     .collect()
 }
 
-/// The child among the links of its pod. Pure.
-fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Option<&'a Link> {
+/// The child among the links of its pod; `names` are its own and its temporary one. Pure.
+fn find<'a>(
+    links: &'a [Link],
+    child: &Child,
+    below: Below,
+    [name, temporary]: [&str; 2],
+) -> Option<&'a Link> {
     let found = by_identity(links, child, below);
     if found.is_some() || child.pod_index.is_some() {
         return found;
@@ -128,11 +217,8 @@ fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Opt
     // it was not named yet by the name that it has until then. One with a MAC address of its own is
     // known by that.
     let mut candidates = links.iter().filter(|link| is_like(link, child, below));
-    let named = candidates.clone().find(|link| link.name == *ifname);
-    named.or_else(|| {
-        candidates
-            .find(|l| child.mac.is_none() && l.name.as_bytes().starts_with(UNNAMED.as_bytes()))
-    })
+    let named = candidates.clone().find(|link| link.name == *name);
+    named.or_else(|| candidates.find(|l| child.mac.is_none() && l.name == *temporary))
 }
 
 /// By the index that it had in its pod, which a change of namespaces keeps where it is free, else by
@@ -163,7 +249,7 @@ fn is_like(link: &Link, child: &Child, below: Below) -> bool {
     // IPoIB does not report the namespace of the link below (`ipoib_get_link_ops()`).
     kind.as_deref() == Some(&child.kind)
         && on == child.index
-        && (in_place || child.kind == "ipoib" && link.parent_netns.is_none())
+        && (in_place || child.kind == IPOIB && link.parent_netns.is_none())
 }
 
 #[cfg(test)]
@@ -173,6 +259,7 @@ mod tests {
     use super::*;
 
     const BELOW: Below = Below::Elsewhere(Some(0));
+    const NAMES: [&str; 2] = ["net1", "rdma-tmp77"];
 
     fn child(pod_index: Option<u32>, mac: Option<&str>) -> Child {
         Child {
@@ -198,7 +285,7 @@ mod tests {
     }
 
     fn found(links: &[Link], child: &Child) -> Option<u32> {
-        find(links, child, BELOW, "net1").map(|link| link.index)
+        find(links, child, BELOW, NAMES).map(|link| link.index)
     }
 
     #[test]
@@ -230,6 +317,14 @@ mod tests {
     }
 
     #[test]
+    fn a_temporary_name_fits_and_is_of_one_interface() {
+        let name = temporary_name(4_026_532_567, "net1");
+        assert_eq!(name, "rdma-tmpb46d232");
+        assert_ne!(name, temporary_name(4_026_532_568, "net1"));
+        assert_ne!(name, temporary_name(4_026_532_567, "net2"));
+    }
+
+    #[test]
     fn another_kind_or_another_parent_is_not_the_child() {
         let ours = child(Some(5), None);
         let of = |change: &dyn Fn(&mut Link)| {
@@ -244,7 +339,7 @@ mod tests {
         assert_eq!(of(&|link| link.parent_netns = Some(1)), None);
         assert_eq!(of(&|link| link.parent_netns = None), None);
         let unnumbered =
-            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), "net1").is_some();
+            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), NAMES).is_some();
         assert!(!unnumbered, "no number, no link on one of the host");
     }
 
@@ -261,5 +356,51 @@ mod tests {
         assert_eq!(found(&[one.clone()], &ours), Some(3));
         one.index = 4;
         assert_eq!(found(&[one], &ours), None);
+    }
+
+    #[test]
+    fn a_returned_ipoib_child_is_not_taken_for_another_one() {
+        let address = |queue_pair: u8, guid: u8| {
+            let mut mac = [0; 20];
+            (mac[3], mac[19]) = (queue_pair, guid);
+            mac.to_vec()
+        };
+        let returned = Link {
+            kind: Some(InfoKind::Ipoib),
+            mac: address(0x13, 1),
+            parent_netns: None,
+            ..link(7, "dev7", 0)
+        };
+        let ours = Child {
+            kind: IPOIB.into(),
+            ..child(
+                Some(7),
+                Some(&hca::MacAddress::new(address(0x13, 2)).to_string()),
+            )
+        };
+        // The GUID of a virtual function can be changed while a pod has the child.
+        assert_eq!(
+            find_returned(&[returned.clone()], &ours),
+            Some(&returned),
+            "whatever its name"
+        );
+        let other_index = Link {
+            index: 8,
+            ..returned.clone()
+        };
+        let other_queue_pair = Link {
+            mac: address(0x14, 1),
+            ..returned.clone()
+        };
+        let other_parent = Link {
+            parent: Some(4),
+            ..returned.clone()
+        };
+        let a_vlan = Link {
+            kind: Some(InfoKind::Vlan),
+            ..returned
+        };
+        let others = [other_index, other_queue_pair, other_parent, a_vlan];
+        assert_eq!(find_returned(&others, &ours), None);
     }
 }

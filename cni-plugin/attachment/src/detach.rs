@@ -27,13 +27,10 @@ use crate::{
     rdma,
 };
 
-/// How the name begins of a child that is made and has not got its name yet.
-pub const UNNAMED: &str = "rdma-tmp";
-
 /// Undoes an attachment, all of its interfaces.
 ///
-/// `timeout` limits the wait for RDMA devices, and then for netdevs, that return from a dying
-/// namespace: they return together.
+/// `timeout` limits the wait for RDMA devices, then for netdevs, then for IPoIB children, that return
+/// from a dying namespace: they return together.
 ///
 /// # Errors
 /// All failures, the first one first.
@@ -64,8 +61,19 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Err(e) => failures.push(e),
                     }
                 }
-                if let Some(pod) = &pod {
-                    failures.extend(clear_pod(node, record, pod));
+                for part in &record.parts {
+                    failures.extend(child::remove_unmoved(node, record, part).err());
+                }
+                match &pod {
+                    Some(pod) => failures.extend(clear_pod(node, record, pod)),
+                    None => {
+                        let limit = Limit::of(timeout);
+                        for child in record.parts.iter().filter_map(|part| part.child.as_ref()) {
+                            let left = limit.left();
+                            failures
+                                .extend(child::remove_returned(node, record, child, left).err());
+                        }
+                    }
                 }
             }
             Err(e) => failures.push(e),

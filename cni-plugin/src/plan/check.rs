@@ -2,12 +2,13 @@
 
 use cni_wire::Code;
 use netlink::link::Link;
-use netlink_packet_route::link::MacVlanMode;
+use netlink_packet_route::link::{IpoibMode, MacVlanMode};
 
+use super::ipoib_of;
 use crate::{
     config::{Attach, ChildKind, Config},
     error::Error,
-    resolve::Resolved,
+    resolve::{HostLink, Parent, Resolved},
 };
 
 /// Refuses keys that have no meaning for what the request resolved to, and what the kernel would
@@ -22,7 +23,14 @@ pub fn check(resolved: &Resolved, config: &Config, ipam: Option<&str>) -> Result
         Resolved::RdmaOnly(_) => return keys_of_rdma_only(config),
     };
     keys_are_placed(attach, config)?;
-    fits(attach, config, link, ipam)
+    fits(attach, config, link, ipam)?;
+    match resolved {
+        Resolved::Child {
+            kind: ChildKind::Ipoib,
+            parent: Parent::OfHost(host),
+        } => is_member(host, config),
+        _ => Ok(()),
+    }
 }
 
 /// What [`check`] can say of the keys before it is known which link is meant.
@@ -104,6 +112,8 @@ fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
 fn mtu_fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
     let most = match attach {
         Attach::Move => link.max_mtu,
+        // Connected mode has an MTU of its own, beyond that of the port.
+        Attach::Child(ChildKind::Ipoib) if is_connected(config, link)? => link.max_mtu,
         Attach::Child(_) | Attach::RdmaOnly => link.mtu,
     };
     match config.mtu {
@@ -122,7 +132,7 @@ fn macvlan_fits(config: &Config, link: &Link) -> Result<(), Error> {
                 "{} is IP over InfiniBand, which has no MAC addresses for a macvlan",
                 link.name
             ),
-            "set attach to ipoib for a child with a partition key of its own, or to ipvlan",
+            "set attach to ipoib: each child has a queue pair, and with it an address, of its own",
         ));
     }
     is_ethernet(ChildKind::Macvlan, link)?;
@@ -136,9 +146,16 @@ fn macvlan_fits(config: &Config, link: &Link) -> Result<(), Error> {
 }
 
 fn ipvlan_fits(config: &Config, link: &Link, ipam: Option<&str>) -> Result<(), Error> {
-    if !link.is_infiniband() {
-        is_ethernet(ChildKind::Ipvlan, link)?;
+    if link.is_infiniband() {
+        return Err(invalid(
+            format!(
+                "{} is IP over InfiniBand, and the kernel makes an ipvlan on Ethernet only",
+                link.name
+            ),
+            "set attach to ipoib: each child has a queue pair, and with it an address, of its own",
+        ));
     }
+    is_ethernet(ChildKind::Ipvlan, link)?;
     has_its_masters_address(ChildKind::Ipvlan, config, link, ipam)?;
     config.ipvlan_mode()?;
     Ok(())
@@ -154,6 +171,43 @@ fn ipoib_fits(config: &Config, link: &Link, ipam: Option<&str>) -> Result<(), Er
     has_its_masters_address(ChildKind::Ipoib, config, link, ipam)?;
     config.ipoib_mode()?;
     Ok(())
+}
+
+fn is_connected(config: &Config, link: &Link) -> Result<bool, Error> {
+    let (_, of_parent) = ipoib_of(link);
+    Ok(config.ipoib_mode()?.unwrap_or(of_parent) == IpoibMode::Connected)
+}
+
+/// A child in a partition that the port is not a member of would have no carrier. The subnet manager
+/// makes the port a member, so the request can succeed later.
+fn is_member(host: &HostLink, config: &Config) -> Result<(), Error> {
+    let Some(keys) = &host.pkeys else {
+        return Ok(());
+    };
+    let pkey = config.pkey.unwrap_or(ipoib_of(&host.link).0);
+    // The highest bit is the membership: set for a full member (InfiniBand Architecture 10.9.1.1).
+    if keys.iter().any(|key| (key ^ pkey) & 0x7fff == 0) {
+        return Ok(());
+    }
+    let port = host.rdma.first().map(ToString::to_string);
+    let membership = |key: &u16| match key & 0x8000 {
+        0 => format!("{key:#06x} (limited)"),
+        _ => format!("{key:#06x} (full)"),
+    };
+    Err(Error::new(
+        Code::TryAgain,
+        format!(
+            "pkey {pkey:#06x}: the port below {} ({}) is not a member of that partition; its keys are \
+             {}",
+            host.link.name,
+            port.unwrap_or_default(),
+            keys.iter().map(membership).collect::<Vec<_>>().join(", ")
+        ),
+    )
+    .with_details(
+        "name one of these, or add the port's GUID to the partition in the subnet manager's \
+         configuration (OpenSM: partitions.conf)",
+    ))
 }
 
 fn is_ethernet(kind: ChildKind, link: &Link) -> Result<(), Error> {
@@ -221,7 +275,6 @@ fn keys_of_one_kind(attach: Attach, config: &Config) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resolve::{HostLink, Parent};
 
     fn config() -> Config {
         Config::default()
@@ -267,7 +320,13 @@ mod tests {
         // ARPHRD_LOOPBACK
         refuses(MACVLAN, &config(), 772, None, "no Ethernet");
         refuses(IPVLAN, &config(), 772, None, "no Ethernet");
-        fits(IPVLAN, &config(), &link(INFINIBAND), None).unwrap();
+        refuses(
+            IPVLAN,
+            &config(),
+            INFINIBAND,
+            None,
+            "ipvlan on Ethernet only",
+        );
         fits(IPOIB, &config(), &link(INFINIBAND), None).unwrap();
     }
 
@@ -302,6 +361,44 @@ mod tests {
         refuses(Attach::Move, &mtu(9001), ETHERNET, None, "mtu");
         fits(MACVLAN, &mtu(1500), &link(ETHERNET), None).unwrap();
         fits(Attach::Move, &mtu(9000), &link(ETHERNET), None).unwrap();
+        refuses(IPOIB, &mtu(4092), INFINIBAND, None, "mtu");
+        let connected = Config {
+            mode: Some("connected".into()),
+            ..mtu(4092)
+        };
+        fits(IPOIB, &connected, &link(INFINIBAND), None).unwrap();
+    }
+
+    #[test]
+    fn a_partition_that_the_port_is_not_in_is_refused_with_those_it_is_in() {
+        let on = |pkeys: Option<Vec<u16>>| Resolved::Child {
+            kind: ChildKind::Ipoib,
+            parent: Parent::OfHost(HostLink {
+                link: link(INFINIBAND),
+                rdma: vec![hca::PortId {
+                    device: "mlx5_0".into(),
+                    port: 1,
+                }],
+                pkeys,
+                ..HostLink::default()
+            }),
+        };
+        let pkey = |pkey| Config {
+            pkey: Some(pkey),
+            ..config()
+        };
+        let table = || Some(vec![0xffff, 0x8001, 0x0002]);
+        let error = check(&on(table()), &pkey(0x8009), None).unwrap_err();
+        assert_eq!(error.code, Code::TryAgain);
+        for word in ["0x8009", "mlx5_0", "0x8001 (full), 0x0002 (limited)"] {
+            assert!(error.msg.contains(word), "{word}: {error}");
+        }
+        // The bit of the membership is not part of the partition's number.
+        check(&on(table()), &pkey(0x8002), None).unwrap();
+        check(&on(table()), &pkey(0x0001), None).unwrap();
+        check(&on(None), &pkey(0x8009), None).unwrap();
+        // A parent that says nothing of itself is in the default partition.
+        check(&on(table()), &config(), None).unwrap();
     }
 
     #[test]

@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::Interval;
 
 use super::{Settings, Signals};
+use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, Start};
 use crate::deliver::device_info;
@@ -31,10 +32,10 @@ use crate::links::Links;
 use crate::node_socket::NodeSocket;
 use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
-use crate::reclaim::Findings;
+use crate::reclaim::Counts;
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
-use crate::sessions::Sessions;
+use crate::sessions::{Sessions, Withhold};
 use crate::state_files::StateFiles;
 use configuration::{FileId, log_configuration};
 
@@ -53,8 +54,8 @@ const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 pub(super) struct Known {
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
-    /// What was cleaned up, and what pods have.
-    pub(super) found: watch::Receiver<Findings>,
+    /// What was cleaned up.
+    pub(super) found: watch::Receiver<Counts>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
     /// Who holds what, where the kubelet says it.
@@ -155,6 +156,7 @@ impl Daemon {
         watched: Watched,
         known: Known,
         files: StateFiles,
+        memory: Memory,
         readers: Readers,
     ) -> Self {
         let started = Instant::now();
@@ -193,7 +195,7 @@ impl Daemon {
             turned: watch::Sender::new(started),
             settings,
             config,
-            pool_states: PoolStates::default(),
+            pool_states: PoolStates::new(memory),
             sessions,
             watched,
             known,
@@ -287,6 +289,9 @@ impl Daemon {
                 }
                 () = until(withhold_ends) => {
                     withhold_ends = None;
+                    // Whatever becomes of the next scan.
+                    let ready = self.write_specifications().await;
+                    self.sessions.show(&ready, Withhold::Over);
                     Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
@@ -385,7 +390,7 @@ impl Daemon {
             .concat(),
             transitions: self.pool_states.transitions().clone(),
             allocated: self.allocated.clone(),
-            reclaim: self.known.found.borrow().counts.clone(),
+            reclaim: self.known.found.borrow().clone(),
             node_socket: self.known.node_socket.clone(),
             readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),

@@ -19,7 +19,6 @@ macro_rules! modules {
 
 modules! {
     broker_blocks,
-    broker_file_stores,
     broker_tool,
     broker_whereabouts,
     chain_pods,
@@ -77,6 +76,7 @@ modules! {
     hostile_links,
     hostile_logs,
     hostile_names,
+    hostile_netlink,
     hostile_pods,
     hostile_races,
     hostile_random,

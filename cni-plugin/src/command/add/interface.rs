@@ -8,7 +8,8 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 
 use attachment::{
     addresses::{self, Ipam},
-    journal::{Key, Part, RdmaDevice, Record, record::Slot},
+    child::IPOIB,
+    journal::{Key, Part, RdmaDevice, Record, record::Slot, store::Lock},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -31,7 +32,7 @@ use super::{blank_record, undo};
 use crate::{
     apply,
     bind::Bound,
-    config::{ChildKind, Config},
+    config::{ChildKind, Config, Devices},
     error::Error,
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
@@ -46,7 +47,7 @@ use crate::{
 pub(super) struct Wanted {
     /// Its name in the pod.
     pub(super) ifname: IfName,
-    /// The rail, of an attachment by `devices: all`.
+    /// The rail, with `devices: all` or where the network asks for one.
     pub(super) rail: Option<u32>,
     /// The configuration; of several interfaces each has the allocation of its own NIC.
     pub(super) config: Config,
@@ -105,10 +106,11 @@ impl Attachment<'_> {
                 for plan in &plans {
                     self.node.log.debug(format_args!("plan: {plan}"));
                 }
+                let kept = self.keep_parents()?;
                 self.node.journal.create(key, &record)?;
-                Ok((record, plans))
+                Ok((record, plans, kept))
             });
-        let (mut record, plans) = match planned {
+        let (mut record, plans, kept) = match planned {
             Ok(planned) => planned,
             Err(error) => {
                 return Err(self
@@ -118,7 +120,7 @@ impl Attachment<'_> {
             }
         };
         let applied = self
-            .apply(key, &plans, &mut record, leased)
+            .apply(key, &plans, &mut record, leased, kept)
             .and_then(|made| {
                 if let Some(bound) = self.bound {
                     bound.commit(self.node)?;
@@ -134,15 +136,32 @@ impl Attachment<'_> {
         })
     }
 
+    /// Keeps netdevs of the host from being moved until the children on them are made. A move that was
+    /// quicker has taken the netdev, and the kernel refuses the child.
+    fn keep_parents(&self) -> Result<Vec<Lock>, Error> {
+        let mut kept = Vec::new();
+        for wanted in self.wanted {
+            if let Resolved::Child { parent, .. } = &wanted.resolved
+                && let Some(host) = parent.of_host()
+            {
+                let identity = Identity::on(&self.node.roots, &host.link);
+                kept.push(self.node.journal.lock_in_place(&identity)?);
+            }
+        }
+        Ok(kept)
+    }
+
     /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
     /// IPAM wants to see the interface first.
     fn lease(&mut self, chain: Option<CniResult>) -> Result<Vec<Option<CniResult>>, Error> {
         let rails: Option<Vec<u32>> = self.wanted.iter().map(|wanted| wanted.rail).collect();
-        Ok(match (rails, chain) {
-            (Some(rails), _) => self.ipam.add_rails(self.node, self.request, &rails)?,
-            (None, Some(of_chain)) => vec![Some(of_chain)],
-            (None, None) if self.ipam.needs_the_link() => vec![None],
-            (None, None) => vec![self.ipam.add(self.node, self.request)?],
+        Ok(match (chain, rails) {
+            (Some(of_chain), _) => vec![Some(of_chain)],
+            (None, Some(rails)) if self.wanted.len() > 1 || matches!(self.ipam, Ipam::Own) => {
+                self.ipam.add_rails(self.node, self.request, &rails)?
+            }
+            (None, _) if self.ipam.needs_the_link() => vec![None],
+            (None, _) => vec![self.ipam.add(self.node, self.request)?],
         })
     }
 
@@ -348,6 +367,7 @@ impl Attachment<'_> {
         plans: &[Plan],
         record: &mut Record,
         leased: Vec<Option<CniResult>>,
+        kept: Vec<Lock>,
     ) -> Result<CniResult, Error> {
         for moved in record.parts.iter().filter_map(|part| part.moved.as_ref()) {
             let journal = &self.node.journal;
@@ -361,6 +381,7 @@ impl Attachment<'_> {
                 .map_err(|refused| self.explain(wanted, refused))?;
             links.push(link);
         }
+        drop(kept);
         // Written before the pod runs, which could make links like them.
         let mut noted = false;
         for (part, link) in record.parts.iter_mut().zip(&links) {
@@ -370,6 +391,9 @@ impl Attachment<'_> {
                 .is_some_and(|moved| moved.moved_as(link));
             if let Some(child) = &mut part.child {
                 child.pod_index = Some(link.index);
+                if child.kind == IPOIB {
+                    child.mac = Some(MacAddress::new(link.mac.as_slice()).to_string());
+                }
                 noted = true;
             }
         }
@@ -484,7 +508,7 @@ impl Attachment<'_> {
             ip.interface = Some(0);
         }
         interface_config.report_defaults(&mut result, self.request.config.version);
-        if wanted.rail.is_some() {
+        if wanted.config.devices == Devices::All {
             name_gateways(&mut result);
         }
         result.interfaces = vec![self.interface(&link, plan)];
