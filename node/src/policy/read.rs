@@ -1,8 +1,8 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
 use super::{
-    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, Ipam, Log, LogLevel, MAX_RAIL, Policy,
-    PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind,
+    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, FabricAddresses, Ipam, Log, LogLevel, MAX_RAIL,
+    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind,
     rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
@@ -12,8 +12,17 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 9] = [
-    "version", "node", "stateDir", "cdiDir", "stores", "ipam", "allow", "rails", "log",
+const KEYS: [&str; 10] = [
+    "version",
+    "node",
+    "stateDir",
+    "cdiDir",
+    "stores",
+    "ipam",
+    "allow",
+    "rails",
+    "fabricAddresses",
+    "log",
 ];
 const ALLOW_KEYS: [&str; 8] = [
     "nonRdma",
@@ -100,6 +109,11 @@ impl Reader<'_> {
             "ipam" => self.ipam(value).map(|ipam| policy.ipam = ipam),
             "allow" => self.allow(value).map(|allow| policy.allow = allow),
             "rails" => self.rails(value).map(|rails| policy.rails = rails),
+            "fabricAddresses" if value == "static" => {
+                policy.fabric_addresses = FabricAddresses::Static;
+                Ok(())
+            }
+            "fabricAddresses" => Err(self.wrong(key, value, "must be \"static\", or left out")),
             "log" => self.log(value).map(|log| policy.log = log),
             // Refused by `known`; salvaging passes over it.
             _ => Ok(()),

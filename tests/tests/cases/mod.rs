@@ -74,6 +74,7 @@ modules! {
     hostile_identity,
     hostile_ipam,
     hostile_journal,
+    hostile_keys,
     hostile_links,
     hostile_logs,
     hostile_names,
