@@ -122,7 +122,10 @@ impl HostSnapshot {
 /// (`Documentation/ABI/stable/sysfs-module`, initstate); one that is built in has no such file.
 fn is_open(host: &Host, gate: &Gate) -> bool {
     match gate {
-        Gate::File(path) => path.exists(),
+        Gate::File(path) => {
+            hca::host::show(path);
+            path.exists()
+        }
         Gate::Module(name) => {
             let module = host.sys.join("module").join(name);
             match std::fs::read_to_string(module.join("initstate")) {

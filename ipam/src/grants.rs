@@ -20,20 +20,17 @@
 use crate::block::AddressSpace;
 use crate::store::network_name_of;
 use ipnetwork::IpNetwork;
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use node::trust;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest, with all of 64
 /// addresses excepted.
 const MAX_BYTES: u64 = 1 << 24;
-/// Most files are shorter, in bytes.
-const USUAL_BYTES: usize = 4096;
 /// The most blocks that a node may have in one address space.
 pub const MAX_BLOCKS: usize = 4096;
 const VERSION: u64 = 1;
@@ -216,24 +213,11 @@ impl Reading {
 }
 
 fn read(path: &Path, space: &AddressSpace) -> Result<(Option<File>, Grants), String> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let mut file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok((None, Grants::none(space)));
-        }
-        Err(error) if error.raw_os_error() == Some(Errno::ELOOP as i32) => {
-            return Err("it is a symbolic link".to_owned());
-        }
-        other => other.map_err(|error| error.to_string())?,
+    let said = |error: trust::Error| error.to_string();
+    let Some(mut file) = trust::open(path, File::options().read(true)).map_err(said)? else {
+        return Ok((None, Grants::none(space)));
     };
-    // Room for a file of some blocks, so that it is read at once.
-    let mut text = Vec::with_capacity(USUAL_BYTES);
-    let length = Read::by_ref(&mut file)
-        .take(MAX_BYTES + 1)
-        .read_to_end(&mut text);
-    if length.map_err(|error| error.to_string())? as u64 > MAX_BYTES {
-        return Err(format!("it is longer than {MAX_BYTES} bytes"));
-    }
+    let text = trust::content(path, &mut file, MAX_BYTES).map_err(said)?;
     let grants: Grants = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     if grants.version != VERSION {
         return Err(format!(

@@ -401,15 +401,17 @@ fn over(
     }
 }
 
+/// A hundred thousand leases fit.
+const MAX_SIGHTINGS_BYTES: u64 = 64 << 20;
+
 fn sightings_path(options: &Options<'_>) -> PathBuf {
     options.state_dir.join(DIRECTORY).join(options.store)
 }
 
 impl Sightings {
     fn read(path: &Path, boot: &str) -> Self {
-        let read: Option<Self> = std::fs::read(path)
-            .ok()
-            .and_then(|text| serde_json::from_slice(&text).ok());
+        let text = node::trust::read(path, MAX_SIGHTINGS_BYTES).ok().flatten();
+        let read: Option<Self> = text.and_then(|text| serde_json::from_slice(&text).ok());
         read.filter(|sightings| sightings.boot == boot)
             .unwrap_or_default()
     }

@@ -12,6 +12,7 @@
 //! - [`duration`], [`spelling`], [`table`], [`terminal`]: values, misspelt keys, columns and questions
 //!   for people
 //! - [`random`]: numbers that part writers that meet
+//! - [`trust`]: which files and directories are believed
 
 #![forbid(unsafe_code)]
 
@@ -30,3 +31,4 @@ pub mod random;
 pub mod spelling;
 pub mod table;
 pub mod terminal;
+pub mod trust;

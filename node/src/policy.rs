@@ -3,11 +3,7 @@
 //!
 //! The CNI plugins run as root on input that a namespace's user may write, so
 //! which netdevs may be taken, which directories hold leases and where logs go
-//! stand in a file that only root can write. [`Policy::load`] insists on that:
-//! the file and the directory it lies in must belong to root (or to the user
-//! the program runs as, which cannot gain anything by it) and must not be
-//! writable for group or others. A link is followed only from such a directory
-//! and only into such a directory.
+//! stand in a file that is trusted ([`crate::trust`]).
 //!
 //! A missing file means the defaults. A wrong one stops ADD and STATUS; DEL
 //! uses [`Policy::load_for_release`], which takes from a wrong file whatever
@@ -25,12 +21,11 @@ pub use rails::{MAX_RAIL, RailCandidate, RailConflict, Rails};
 pub use selector::{Candidate, Selector};
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use crate::trust;
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
@@ -361,68 +356,11 @@ impl Policy {
 }
 
 fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| PolicyError::Read { path, source }
-    };
-    // Without O_NONBLOCK a FIFO in the file's place would stop every attachment.
-    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
-    let file = match File::options().read(true).custom_flags(flags).open(path) {
-        Ok(file) => file,
-        // A dangling link is a mistake, not a missing file.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.is_symlink() => {
-            return Ok(None);
-        }
-        Err(error) => return Err(failed(path)(error)),
-    };
-    let meta = file.metadata().map_err(failed(path))?;
-    let untrusted = |path: &Path, why| PolicyError::Untrusted {
-        path: path.to_owned(),
-        why,
-    };
-    if !meta.is_file() {
-        return Err(untrusted(path, "it is not a regular file"));
+    let text = trust::read(path, MAX_FILE_BYTES)?;
+    if text.is_some() {
+        trust::check_directory(trust::parent(path))?;
     }
-    check_owner(&meta).map_err(|why| untrusted(path, why))?;
-    let mut directories = vec![parent(path)];
-    if path.is_symlink() {
-        let target = path.canonicalize().map_err(failed(path))?;
-        directories.push(parent(&target));
-    }
-    for directory in directories {
-        let meta = directory.metadata().map_err(failed(&directory))?;
-        check_owner(&meta).map_err(|why| untrusted(&directory, why))?;
-    }
-    // Room for a usual file, so that it is read at once.
-    let mut text = Vec::with_capacity(4096);
-    let size = file
-        .take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut text)
-        .map_err(failed(path))?;
-    if u64::try_from(size).is_ok_and(|size| size > MAX_FILE_BYTES) {
-        return Err(PolicyError::Syntax {
-            path: path.to_owned(),
-            why: "it is larger than 1 MiB".to_owned(),
-        });
-    }
-    Ok(Some(text))
-}
-
-fn parent(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-fn check_owner(meta: &std::fs::Metadata) -> Result<(), &'static str> {
-    if meta.uid() != 0 && meta.uid() != nix::unistd::geteuid().as_raw() {
-        Err("it does not belong to root")
-    } else if meta.mode() & 0o022 != 0 {
-        Err("it is writable for group or others")
-    } else {
-        Ok(())
-    }
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -461,10 +399,7 @@ mod tests {
         }
         let (dir, path) = place("{}");
         chmod(dir.path(), 0o777);
-        assert!(matches!(
-            Policy::load(&path),
-            Err(PolicyError::Untrusted { .. })
-        ));
+        assert!(Policy::load(&path).is_err());
     }
 
     #[test]
@@ -484,48 +419,27 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_followed_between_trusted_directories_only() {
+    fn a_link_is_not_followed() {
         let (_dir, target) = place(r#"{"node": "n1"}"#);
         let here = tempfile::tempdir().unwrap();
         let link = here.path().join("policy.json");
-        symlink(&target, &link).unwrap();
-        assert_eq!(Policy::load(&link).unwrap().node.as_deref(), Some("n1"));
-        chmod(target.parent().unwrap(), 0o777);
-        assert!(matches!(
-            Policy::load(&link),
-            Err(PolicyError::Untrusted { .. })
-        ));
-    }
-
-    #[test]
-    fn a_dangling_link_is_not_a_missing_file() {
-        let here = tempfile::tempdir().unwrap();
-        let link = here.path().join("policy.json");
-        symlink("/nonexistent/policy.json", &link).unwrap();
-        assert!(matches!(Policy::load(&link), Err(PolicyError::Read { .. })));
+        for to in [target.as_path(), Path::new("/nonexistent/policy.json")] {
+            symlink(to, &link).unwrap();
+            let error = Policy::load(&link).unwrap_err();
+            assert!(error.to_string().contains("is a link"), "{error}");
+            std::fs::remove_file(&link).unwrap();
+        }
     }
 
     #[test]
     fn an_oversized_file_is_refused() {
         let (_dir, path) = place(&" ".repeat(1_048_577));
         let error = Policy::load(&path).unwrap_err();
-        assert!(error.to_string().contains("larger than 1 MiB"), "{error}");
-        assert!(error.remedy().starts_with("correct the file"), "{error}");
-    }
-
-    #[test]
-    fn a_fifo_or_directory_is_refused_without_waiting() {
-        let here = tempfile::tempdir().unwrap();
-        let fifo = here.path().join("fifo");
-        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
-        assert!(matches!(
-            Policy::load(&fifo),
-            Err(PolicyError::Untrusted { .. })
-        ));
-        assert!(matches!(
-            Policy::load(here.path()),
-            Err(PolicyError::Untrusted { .. })
-        ));
+        assert!(
+            error.to_string().contains("larger than 1048576 bytes"),
+            "{error}"
+        );
+        assert!(error.remedy().starts_with("let root own"), "{error}");
     }
 
     #[test]

@@ -311,12 +311,12 @@ pub fn note(request: &Request) -> Result<Option<record::Ipam>, Error> {
     }))
 }
 
-/// Releases the addresses of a journalled attachment, as its own DEL would. Its IPAM was allowed
-/// when it gave them, so the policy is not asked again. One that is gone from `CNI_PATH` cannot
-/// release anything, now or later, and must not keep the rest of the attachment: that is logged.
+/// Releases the addresses of a journalled attachment, as its own DEL would. An IPAM that is gone
+/// from `CNI_PATH` cannot release anything, now or later, and must not keep the rest of the
+/// attachment: that is logged.
 ///
 /// # Errors
-/// The IPAM's.
+/// The IPAM's; code 101 for one that the policy does not list any more.
 pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
     let Some(noted) = &record.ipam else {
         return Ok(());
@@ -336,7 +336,11 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
         },
         config: NetworkConfig::parse(noted.config.as_bytes())?,
     };
+    let (allowed, policy) = (&node.policy.values.allow.ipam, &node.policy.path);
     match find(&noted.kind, &noted.path) {
+        Ok(Ipam::Other(_)) if !allowed.contains(&noted.kind) => {
+            Err(unlisted(allowed, policy, &noted.kind))
+        }
         Ok(ipam) => match ipam.start_del(node, &request) {
             Err(Failure::NoProgram(e)) => {
                 gone(node, record, &noted.kind, &e);

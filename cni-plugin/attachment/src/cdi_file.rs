@@ -7,14 +7,11 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::{
-        fd::AsRawFd,
-        unix::fs::{MetadataExt, OpenOptionsExt},
-    },
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use nix::{fcntl::OFlag, unistd::geteuid};
+use nix::fcntl::OFlag;
 
 /// What the names of all files of slots begin with.
 pub const PREFIX: &str = "rdma-device-plugin-slot_";
@@ -74,17 +71,7 @@ impl CdiDirectory {
                 _ => failed(cause),
             })?;
         let meta = open.metadata().map_err(failed)?;
-        let owner = meta.uid();
-        if owner != 0 && owner != geteuid().as_raw() {
-            return Err(failed(io::Error::other(format!(
-                "it belongs to user {owner}"
-            ))));
-        }
-        if meta.mode() & 0o022 != 0 {
-            return Err(failed(io::Error::other(
-                "others than its owner can write to it; chmod go-w",
-            )));
-        }
+        ::node::trust::judge(&meta).map_err(|why| failed(io::Error::other(format!("it {why}"))))?;
         Ok(CdiDirectory {
             path: path.to_owned(),
             open,
@@ -216,7 +203,7 @@ mod tests {
         assert!(refused.to_string().contains("it is a link"), "{refused}");
         fs::set_permissions(&real, Permissions::from_mode(0o777)).unwrap();
         let refused = CdiDirectory::open(&real).unwrap_err();
-        assert!(refused.to_string().contains("others"), "{refused}");
+        assert!(refused.to_string().contains("writable"), "{refused}");
         assert!(
             CdiDirectory::open(&dir.path().join("none"))
                 .unwrap_err()

@@ -2,7 +2,6 @@
 
 use std::{
     cell::Cell,
-    fs, io,
     net::IpAddr,
     path::PathBuf,
     str::FromStr,
@@ -12,6 +11,7 @@ use std::{
 use ::node::{
     identity::{boot_id, is_other_boot},
     policy::{Policy, PolicyError},
+    trust,
 };
 use hca::{HcaId, Host};
 use ipam::plugin::Plugin as Ipam;
@@ -186,11 +186,9 @@ impl Node {
             path: path.clone(),
             cause,
         };
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(failed(e.to_string())),
-        };
+        let text = trust::read(&path, MAX_STATE_BYTES).map_err(|e| failed(e.to_string()))?;
+        let text = String::from_utf8(text.unwrap_or_default());
+        let text = text.map_err(|e| failed(e.to_string()))?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         lines
             .map(|line| {
@@ -207,6 +205,9 @@ pub const DAEMON_SOCKET: &str = "run/rdma-netdev/node.sock";
 /// The file in the state directory with the HCAs of exclusive pools: one identity a line, as units
 /// name it.
 pub const EXCLUSIVE_HCAS: &str = "exclusive-hcas";
+
+/// A thousand addresses or HCAs fit.
+const MAX_STATE_BYTES: u64 = 1 << 20;
 
 /// The file in the state directory with the node's addresses.
 pub const NODE_ADDRESSES: &str = "node-addresses";

@@ -61,9 +61,6 @@ fn for_release(places: &Places, subject: String) -> Result<Node, Error> {
     if let Some(fault) = &node.policy.fault {
         node.log.warn(fault.with_remedy());
     }
-    if let Err(unsafe_directory) = node.journal.check_owner() {
-        node.log.warn(Error::from(unsafe_directory));
-    }
     Ok(node)
 }
 

@@ -9,6 +9,7 @@ use std::{
 use attachment::{node::Node, rdma};
 use cni_wire::{AttachmentId, Code, Request};
 use netlink::Namespace;
+use node::trust;
 use serde::Deserialize;
 
 use crate::error::Error;
@@ -20,6 +21,9 @@ struct State {
     sandbox_rdma_dev_name: String,
     container_rdma_dev_name: String,
 }
+
+/// Its state has three short texts.
+const MAX_BYTES: u64 = 64 << 10;
 
 /// The file in which the RDMA CNI plugin kept an attachment.
 fn state_file(root: &Path, network: &str, id: &AttachmentId) -> PathBuf {
@@ -34,15 +38,9 @@ fn state_file(root: &Path, network: &str, id: &AttachmentId) -> PathBuf {
 /// Code 5: the file cannot be read; the kernel's refusal.
 pub(super) fn import(node: &Node, request: &Request, id: &AttachmentId) -> Result<(), Error> {
     let file = state_file(&node.root, &request.config.name, id);
-    let text = match fs::read(&file) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => {
-            return Err(Error::new(
-                Code::Io,
-                format!("read {}: {e}", file.display()),
-            ));
-        }
+    let text = trust::read(&file, MAX_BYTES).map_err(|e| Error::new(Code::Io, e.to_string()))?;
+    let Some(text) = text else {
+        return Ok(());
     };
     match serde_json::from_slice::<State>(&text) {
         Ok(state) => {

@@ -67,64 +67,37 @@ impl Style {
     }
 }
 
-/// Text: a line for each check; below those that complain each object, what was read, and what
-/// to do; checks that do not apply together by their reason. With `all`, everything of each.
+/// Text: failed checks, then warnings, each with its objects, what was read and what to do; then
+/// one line of counts. With `all`, every check in its order, with all findings.
 #[must_use]
 pub fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
-    for outcome in outcomes {
-        if outcome.verdict == Verdict::NotApplicable && !all {
-            continue;
-        }
-        let _ = writeln!(
-            text,
-            "{:width$} {} {}",
-            outcome.id,
-            style.verdict(outcome.verdict),
-            outcome.title
-        );
-        if outcome.verdict >= Verdict::Unknown || all {
-            for group in alike(&outcome.findings, all) {
-                finding(&mut text, &group);
-            }
-        }
-    }
+    let mut shown: Vec<&Outcome> = (outcomes.iter())
+        .filter(|outcome| all || outcome.verdict >= Verdict::Warn)
+        .collect();
     if !all {
-        excluded(&mut text, outcomes);
+        shown.sort_by_key(|outcome| std::cmp::Reverse(outcome.verdict));
     }
-    let _ = writeln!(text, "\n{}", summary(outcomes));
+    for outcome in &shown {
+        let verdict = style.verdict(outcome.verdict);
+        let _ = writeln!(text, "{:width$} {verdict} {}", outcome.id, outcome.title);
+        for group in alike(&outcome.findings, all) {
+            finding(&mut text, &group);
+        }
+    }
+    let blank = if shown.is_empty() { "" } else { "\n" };
+    let rest = if all { "" } else { " (--all shows each)" };
+    let _ = writeln!(text, "{blank}{}{rest}", summary(outcomes));
     text
 }
 
-/// The checks that do not apply, by reason, in the order of their first.
-fn excluded(text: &mut String, outcomes: &[Outcome]) {
-    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-    for outcome in outcomes
-        .iter()
-        .filter(|o| o.verdict == Verdict::NotApplicable)
-    {
-        let why = outcome
-            .findings
-            .first()
-            .map_or("", |finding| finding.why.as_str());
-        match reasons.iter_mut().find(|(known, _)| *known == why) {
-            Some((_, ids)) => ids.push(outcome.id),
-            None => reasons.push((why, vec![outcome.id])),
-        }
-    }
-    for (why, ids) in reasons {
-        let _ = writeln!(text, "n/a: {why}: {}", ids.join(" "));
-    }
-}
-
-/// Findings that say the same about several objects, together; those that complain only, unless
-/// all are wanted.
+/// Findings that say the same about several objects, together; faults only, unless all are wanted.
 fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
     let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();
     for finding in findings
         .iter()
-        .filter(|f| all || f.verdict >= Verdict::Unknown)
+        .filter(|f| all || f.verdict >= Verdict::Warn)
     {
         let object = finding.object.clone();
         let same = groups.iter_mut().find(|(known, _)| {
@@ -213,20 +186,33 @@ mod tests {
             text(&outcomes(), false, Style::Plain),
             "L07 WARN    RoCE messages have their full size\n            \
              mlx5_0/1, mlx5_1/1: only 1024 bytes\n              read  mtu: 1500\n              \
-             do    raise the MTU\nM01 pass    the RDMA core is in the kernel\n\n\
-             2 checks: 1 with a warning, 1 passed\n"
+             do    raise the MTU\n\n2 checks: 1 with a warning, 1 passed (--all shows each)\n"
         );
         assert!(text(&outcomes(), true, Style::Plain).contains("mlx5_2/1: fine"));
     }
 
     #[test]
     fn only_faults_have_a_colour() {
-        let coloured = text(&outcomes(), false, Style::Colour);
+        let coloured = text(&outcomes(), true, Style::Colour);
         assert!(
             coloured.starts_with("L07 \u{1b}[33mWARN   \u{1b}[0m RoCE"),
             "{coloured:?}"
         );
         assert_eq!(coloured.matches('\u{1b}').count(), 2, "{coloured:?}");
+    }
+
+    #[test]
+    fn failures_come_before_warnings() {
+        let mut outcomes = outcomes();
+        outcomes.push(Outcome {
+            id: "R01",
+            title: "containers may lock memory",
+            verdict: Verdict::Fail,
+            findings: vec![Finding::fail("64 KiB", "raise the limit")],
+        });
+        let text = text(&outcomes, false, Style::Plain);
+        assert!(text.starts_with("R01 FAIL"), "{text}");
+        assert!(!text.contains("M01"), "{text}");
     }
 
     #[test]

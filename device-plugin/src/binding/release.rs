@@ -16,20 +16,20 @@ use super::evidence::{Facts, over};
 use super::places::Places;
 use super::slot_specification;
 use super::store::{Binding, Bindings};
+use crate::reader::Reader;
 use crate::report::Report;
 
 /// Time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 /// Frees bindings until `stop`.
-pub(crate) async fn keep_releasing(binder: Arc<Binder>, stop: CancellationToken) {
+pub(crate) async fn keep_releasing(binder: Arc<Binder>, reader: Reader, stop: CancellationToken) {
     let places = binder.places().clone();
-    let earlier = tokio::task::spawn_blocking(move || places.store().remove_earlier_boots());
-    match earlier.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "cannot remove bindings of earlier boots"),
-        Err(error) => tracing::error!(%error, "removing bindings of earlier boots failed"),
-    }
+    reader.start(move || {
+        if let Err(error) = places.store().remove_earlier_boots() {
+            tracing::debug!(%error, "cannot remove bindings of earlier boots");
+        }
+    });
     let mut before: Vec<Binding> = Vec::new();
     loop {
         tokio::select! {
@@ -37,17 +37,13 @@ pub(crate) async fn keep_releasing(binder: Arc<Binder>, stop: CancellationToken)
             () = tokio::time::sleep(INTERVAL) => {}
         }
         let (places, report) = (binder.places().clone(), binder.now());
-        let round = tokio::task::spawn_blocking(move || round(&places, &report));
-        let seen = match round.await {
+        let seen = match reader.run(move || round(&places, &report)).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(error)) => {
                 tracing::warn!(error, "which bindings are over is not known");
                 continue;
             }
-            Err(error) => {
-                tracing::error!(%error, "looking for bindings that are over failed");
-                return stop.cancelled().await;
-            }
+            Err(_) => continue,
         };
         let twice: Vec<Binding> = seen
             .iter()

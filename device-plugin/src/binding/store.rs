@@ -175,14 +175,11 @@ impl Store {
     fn read_one(&self, hca: &HcaId) -> Result<Option<Binding>, String> {
         let path = self.path(hca);
         let failed = |error: &dyn std::fmt::Display| format!("binding {}: {error}", path.display());
-        let (file, meta) = match node::file::open_regular(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| failed(&error))?,
+        let text = node::trust::read(&path, MAX_BYTES).map_err(|error| failed(&error))?;
+        let Some(text) = text else {
+            return Ok(None);
         };
-        if meta.len() > MAX_BYTES {
-            return Err(failed(&format_args!("{} bytes", meta.len())));
-        }
-        let binding: Binding = serde_json::from_reader(file).map_err(|error| failed(&error))?;
+        let binding: Binding = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
         if binding.version != VERSION || binding.hca != hca.to_string() {
             return Err(failed(&format_args!(
                 "it is version {} of a binding of {}",

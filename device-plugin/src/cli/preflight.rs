@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use diagnostics::preflight::{
@@ -74,12 +74,6 @@ pub(super) struct Preflight {
     /// Partition key that InfiniBand ports should have, such as 0x8001
     #[arg(long, value_name = "PKEY", value_parser = pkey)]
     pkey: Option<u16>,
-    /// The node's object ("kubectl get node NAME -o json"), "-" for standard input
-    #[arg(long, value_name = "FILE")]
-    node_object: Option<PathBuf>,
-    /// Networks ("kubectl get network-attachment-definitions -A -o json"), "-" for standard input
-    #[arg(long, value_name = "FILE")]
-    networks: Option<PathBuf>,
     #[command(flatten)]
     host: super::HostRoot,
     /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
@@ -136,7 +130,7 @@ impl Preflight {
             return Ok(());
         }
         let selection = Selection::new(&self.only, &self.skip)?;
-        let settings = self.settings()?;
+        let settings = self.settings();
         let config = self.config()?;
         let started = Instant::now();
         let outcomes = loop {
@@ -207,12 +201,7 @@ impl Preflight {
             .is_some_and(|most| most == 0 || waited < Duration::from_secs(most))
     }
 
-    fn settings(&self) -> anyhow::Result<Settings> {
-        if self.node_object.as_deref() == Some(Path::new("-"))
-            && self.networks.as_deref() == Some(Path::new("-"))
-        {
-            bail!("--node-object and --networks cannot both be standard input");
-        }
+    fn settings(&self) -> Settings {
         let root = self.host.host_root.clone();
         let or = |given: &Option<PathBuf>, place: &str| {
             given.clone().unwrap_or_else(|| root.join(place))
@@ -222,7 +211,7 @@ impl Preflight {
                 .clone()
                 .unwrap_or_else(|| mounted(&root, Path::new(place)))
         };
-        Ok(Settings {
+        Settings {
             kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
             device_plugin_dir: or_mounted(
                 &self.device_plugin_dir,
@@ -242,11 +231,9 @@ impl Preflight {
                 pkey: self.pkey,
                 window: Duration::from_secs(self.window),
             },
-            node_object: self.node_object.as_deref().map(json).transpose()?,
-            networks: self.networks.as_deref().map(json).transpose()?,
             node_addresses: self.host.node_addresses.clone(),
             root,
-        })
+        }
     }
 }
 
@@ -261,7 +248,6 @@ fn pools(config: &Config, host: &HostSnapshot) -> Pools {
             _ => 0,
         };
         let resource = pool.resource.as_str().to_owned();
-        pools.resources.push(resource.clone());
         pools
             .optional
             .extend(pool.optional.then(|| resource.clone()));
@@ -305,12 +291,6 @@ fn failing(outcomes: &[Outcome], least: Verdict) -> String {
     ids.collect::<Vec<_>>().join(" ")
 }
 
-fn json(file: &Path) -> anyhow::Result<serde_json::Value> {
-    let text = super::text_of(file)?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("read {}, which should be JSON", file.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use hca::tree::{Tree, machine};
@@ -330,7 +310,6 @@ mod tests {
         );
         let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
         let pools = pools(&config.unwrap(), &host);
-        assert_eq!(pools.resources, ["rdma/rails", "rdma/none"]);
         let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
         assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
         let expected = Membership {

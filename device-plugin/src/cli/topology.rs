@@ -15,6 +15,7 @@ use hca::{Host, PciAddress};
 use node::document::versioned;
 
 use super::HostRoot;
+use crate::scan::SCAN;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
 #[derive(Debug, clap::Args)]
@@ -117,7 +118,6 @@ impl Topology {
     }
 
     fn view(&self, host: &Host) -> anyhow::Result<View> {
-        let inventory = hca::inventory(host).context("scan this host")?;
         let wanted = Wanted {
             without_rdma: self.all,
             rails: self
@@ -126,8 +126,12 @@ impl Topology {
                 .map(|Numbered(nic, rail)| (*nic, *rail))
                 .collect(),
         };
-        let mut machine =
-            Machine::read(host, &inventory, &wanted).context("read this host's PCI tree")?;
+        let host = host.clone();
+        let read = move || {
+            let inventory = hca::inventory(&host).context("scan this host")?;
+            Machine::read(&host, &inventory, &wanted).context("read this host's PCI tree")
+        };
+        let mut machine = super::within_limit(SCAN, read)??;
         self.refuse_unknown_rails(&machine)?;
         if !self.all {
             leave_out_slices(&mut machine);

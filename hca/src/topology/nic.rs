@@ -118,8 +118,8 @@ pub fn read(
     for away in &inventory.elsewhere {
         let function = match away.pci.map(|address| pci::read(host, address)) {
             Some(Ok(function)) => function,
-            Some(Err(error)) if !error.is_missing() => return Err(error),
-            // Without a function, or unplugged between two reads.
+            Some(Err(error)) if !error.is_of_one_object() => return Err(error),
+            // Without a function, unplugged between two reads, or not to be read.
             None | Some(Err(_)) => {
                 unplaced.push(away.rdma_device.clone());
                 continue;

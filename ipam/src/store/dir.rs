@@ -212,6 +212,9 @@ impl Dir {
                 "a file of another owner than the store's",
             )));
         }
+        if own_only && stat.st_mode & 0o022 != 0 {
+            return Ok(Some(Found::Foreign("a file that others can write to")));
+        }
         let meta = Meta::from(&stat);
         let length = usize::try_from(stat.st_size).unwrap_or(0);
         if length as u64 > limit {

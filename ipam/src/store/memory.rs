@@ -46,6 +46,9 @@ pub(crate) struct Known {
     pub(crate) directory: PathBuf,
 }
 
+/// A file has some names of stores and of this machine.
+const MAX_BYTES: u64 = 1 << 20;
+
 /// Previous stores that are remembered.
 const MAX_PREVIOUS: usize = 8;
 
@@ -61,15 +64,9 @@ impl Memory {
     /// Why the file cannot be read. It is written whole and synced, so one that is
     /// empty or torn was spoilt by something else, and says nothing about the store.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>, String> {
-        let text = match std::fs::read(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error.to_string()),
-        };
-        match serde_json::from_slice(&text) {
-            Ok(memory) => Ok(Some(memory)),
-            Err(error) => Err(error.to_string()),
-        }
+        let text = node::trust::read(path, MAX_BYTES).map_err(|error| error.to_string())?;
+        let memory = text.map(|text| serde_json::from_slice(&text)).transpose();
+        memory.map_err(|error| error.to_string())
     }
 
     /// Whether this boot of this machine has probed the store under this name.

@@ -1,28 +1,16 @@
 //! What can be wrong with the node's policy file.
 
-use std::io;
 use std::path::PathBuf;
+
+use crate::trust;
 
 /// Why a policy file was refused. The message says what and where; the remedy
 /// is apart, so that a CNI error can carry it in `details`.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// The file or its directory cannot be read.
-    #[error("read node policy {}: {source}", path.display())]
-    Read {
-        /// The object of the failed call.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Somebody other than root could change the file.
-    #[error("node policy {} is not trusted: {why}", path.display())]
-    Untrusted {
-        /// The file, or the directory that holds it.
-        path: PathBuf,
-        /// Which rule it breaks.
-        why: &'static str,
-    },
+    /// The file cannot be read or is not trusted.
+    #[error("node policy: {0}")]
+    File(#[from] trust::Error),
     /// The file is not a JSON object.
     #[error("node policy {}: {why}", path.display())]
     Syntax {
@@ -66,11 +54,12 @@ impl PolicyError {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::Read { .. } => {
+            Self::File(trust::Error::Io { .. }) => {
                 "make the file readable for root, or remove it to run with the defaults"
             }
-            Self::Untrusted { .. } => {
-                "let root own the file and its directory, mode 0644 and 0755 or stricter"
+            Self::File(_) => {
+                "let root own the file, a regular one of at most 1 MiB, and each directory above \
+                 it, mode 0644 and 0755 or stricter"
             }
             Self::Syntax { .. } | Self::UnknownKey { .. } | Self::Value { .. } => {
                 "correct the file; pods can be torn down meanwhile, none can be attached"

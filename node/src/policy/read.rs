@@ -121,23 +121,11 @@ impl Reader<'_> {
     }
 
     fn node(&self, value: &Value) -> Result<String, PolicyError> {
-        let fits = |name: &&str| {
-            (1..=253).contains(&name.len())
-                && name
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
-        };
-        value
-            .as_str()
-            .filter(fits)
-            .map(str::to_owned)
-            .ok_or_else(|| {
-                self.wrong(
-                    "node",
-                    value,
-                    "must be a name of letters, digits, '-', '.' and '_'",
-                )
-            })
+        let name = value.as_str().filter(|name| crate::identity::is_name(name));
+        let rule = "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, \
+                    a digit or '_'";
+        name.map(str::to_owned)
+            .ok_or_else(|| self.wrong("node", value, rule))
     }
 
     fn stores(&self, value: &Value) -> Result<BTreeMap<String, Store>, PolicyError> {
@@ -406,7 +394,7 @@ impl Reader<'_> {
                             (10.1.0.0/24) as its key";
                 self.wrong(&at, value, rule)
             })?;
-            Ok(Entry {
+            Ok::<_, PolicyError>(Entry {
                 key: key.clone(),
                 nic,
                 rail,
@@ -664,6 +652,9 @@ mod tests {
         for (text, part) in [
             (r#"{"version": 2}"#, "version 1 only"),
             (r#"{"node": "a b"}"#, "node: must be a name"),
+            (r#"{"node": "-x"}"#, "node: must be a name"),
+            (r#"{"node": ".x"}"#, "node: must be a name"),
+            (r#"{"node": ""}"#, "node: must be a name"),
             (r#"{"stateDir": "relative"}"#, "absolute path"),
             (r#"{"stateDir": "/a/../b"}"#, "absolute path"),
             (

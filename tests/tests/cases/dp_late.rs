@@ -13,8 +13,11 @@ use e2e::case;
 use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
+use e2e::unanswered::Unanswered;
 use hca::tree::machine;
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use node_wire::{
     BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, bind, commit,
     unbind,
@@ -53,6 +56,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(device_nodes_are_those_of_the_moment_of_the_commit, Root),
     case!(a_pool_that_overlaps_or_has_no_cdi_is_withheld, Root),
     case!(pods_that_come_and_go_never_share_a_nic, Root),
+    case!(a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu, Root),
+    case!(a_state_directory_that_hangs_stops_no_daemon, Root, Fuse),
 ];
 
 const NIC: &str = "rdma/nic";
@@ -795,4 +800,74 @@ fn pods_that_come_and_go_never_share_a_nic() -> Result<()> {
     assert_eq!(node.cdi_devices()?.len(), 0);
     assert_eq!(node.bindings()?.len(), 0, "nothing is left over");
     Ok(())
+}
+
+/// The daemon scans each second.
+fn rescanned() -> String {
+    LATE.replace("pools:", "rescanInterval: 1s\npools:")
+}
+
+impl Node {
+    /// Twelve binds, more than there are threads for what blocks, fail in bounded time.
+    fn refuses(&self, admitted: &Admitted, path: &str) -> Result<()> {
+        for _ in 0..12 {
+            let asked = Instant::now();
+            let refused = self.bind(admitted, "s1").err().context("bound")?;
+            let took = asked.elapsed();
+            ensure!(took < Duration::from_secs(3), "{took:?}: {refused}");
+            if refused.to_string().contains(path) {
+                return Ok(());
+            }
+        }
+        bail!("no bind names {path}: {}", self.daemon.log())
+    }
+
+    /// Health still reaches the kubelet, and SIGTERM ends the daemon.
+    fn goes_on(&mut self) -> Result<()> {
+        let state = "/sys/class/infiniband/mlx5_7/ports/1/state";
+        self.machine.tree.file(state, "1: DOWN");
+        let waited = self.kubelet.wait_allocatable(NIC, 7, WAIT_TIMEOUT);
+        waited.with_context(|| self.daemon.log())?;
+        let asked = Instant::now();
+        self.daemon.signal(Signal::SIGTERM)?;
+        self.daemon.ended(Duration::from_secs(5))?;
+        let took = asked.elapsed();
+        ensure!(took < Duration::from_secs(3), "{took:?}");
+        Ok(())
+    }
+}
+
+/// A FIFO blocks its reader as a driver that does not answer does.
+fn a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu() -> Result<()> {
+    let mut node = Node::new(&rescanned())?;
+    let information = format!("/proc/driver/nvidia/gpus/{}/information", GPUS[0]);
+    node.machine.tree.remove(&information);
+    mkfifo(&node.machine.tree.path(&information), Mode::S_IRUSR)?;
+    let hangs = node.admit("a", &[0], 1)?;
+    node.refuses(&hangs, &information)?;
+    for _ in 0..12 {
+        ensure!(node.bind(&hangs, "s1").is_err(), "bound");
+    }
+    let answers = node.admit("b", &[6], 1)?;
+    node.until("binding of a pod with another GPU", || {
+        thread::sleep(Duration::from_millis(200));
+        Ok(node.bind(&answers, "s2").is_ok())
+    })?;
+    node.goes_on()
+}
+
+fn a_state_directory_that_hangs_stops_no_daemon() -> Result<()> {
+    let mut node = Node::new(&rescanned())?;
+    let pod = node.admit("a", &[6], 1)?;
+    let directory = node.machine.state();
+    let _mount = Unanswered::on(&directory)?;
+    node.refuses(&pod, directory.to_str().context("path")?)?;
+    for _ in 0..12 {
+        ensure!(node.bind(&pod, "s1").is_err(), "bound");
+    }
+    node.goes_on()?;
+    // Another daemon starts without it.
+    node.machine.tree.file("/sys/class/infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
+    node.daemon = start(&node.machine, &rescanned())?;
+    node.ready()
 }

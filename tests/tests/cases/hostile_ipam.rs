@@ -51,7 +51,7 @@ cases! {
     static_is_listed_by_default: Macvlan, ReferencePlugins => reference_static();
     whereabouts_is_ours_where_it_is_installed_so_and_writes_no_log: Macvlan => our_whereabouts();
     del_check_status_and_gc_execute_no_more_than_add => other_commands();
-    del_goes_on_when_the_list_became_shorter: Macvlan => list_shrank();
+    del_executes_no_program_that_left_the_list: Macvlan => list_shrank();
     del_succeeds_when_the_ipam_program_is_gone: Macvlan => gone(Del::Missing, "macvlan");
     del_returns_the_nic_when_the_ipam_program_is_gone => gone(Del::Missing, "move");
     del_succeeds_when_the_ipam_program_is_no_program_any_more: Macvlan => gone(Del::NoProgram, "macvlan");
@@ -339,7 +339,8 @@ fn other_commands() -> Result<()> {
     Ok(())
 }
 
-/// A pod from before the list became shorter ends; its lease is the listed program's no more.
+/// A pod from before the list became shorter: its interface ends, its record and its lease stay until
+/// the program is listed again.
 fn list_shrank() -> Result<()> {
     let (scene, call) = with_program("helper", ANSWER)?;
     scene.allow(&json!({"ipam": ["helper"]}))?;
@@ -347,13 +348,17 @@ fn list_shrank() -> Result<()> {
     let network = upon_nic0(&scene, &json!({"type": "helper"}));
     answer_of(&call, "ADD", &network)?.success()?;
     scene.allow(&json!({}))?;
-    answer_of(&call, "DEL", &network)?.success()?;
-    unchanged(&before, || scene.host_state(), "after DEL")?;
+    let answer = answer_of(&call, "DEL", &network)?;
+    refusal(&answer, &[DENIED], &["helper", "allow.ipam"])?;
     ensure!(
         scene.pod.ip("link show net1").is_err(),
         "net1 is left in the pod"
     );
-    Ok(())
+    ensure!(executed(&scene) == "ADD", "{}", executed(&scene));
+    scene.allow(&json!({"ipam": ["helper"]}))?;
+    answer_of(&call, "DEL", &network)?.success()?;
+    ensure!(executed(&scene) == "ADD DEL", "{}", executed(&scene));
+    unchanged(&before, || scene.host_state(), "after DEL")
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -2,27 +2,16 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
+use node::trust;
+
 use super::record::VERSION;
 
 /// A failed use of the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file system refused.
-    #[error("{attempt} {}: {cause}", path.display())]
-    File {
-        /// What was attempted: `read`, `write`, …
-        attempt: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the file system said.
-        cause: io::Error,
-    },
-    /// A directory, a link, a FIFO or a device has the place of a file.
-    #[error("{} is not a regular file", path.display())]
-    NotRegular {
-        /// Its place.
-        path: PathBuf,
-    },
+    /// The file system refused, or a file or directory is not trusted.
+    #[error(transparent)]
+    File(#[from] trust::Error),
     /// A newer version of this program wrote it.
     #[error("{} has version {version} of the journal, this program knows {VERSION}", path.display())]
     Newer {
@@ -53,7 +42,7 @@ pub enum Error {
         /// Bytes that it would have.
         bytes: usize,
         /// Bytes that it may have.
-        limit: usize,
+        limit: u64,
     },
     /// The attachment has a record already.
     #[error("{owner} is attached to network {network} already")]
@@ -71,30 +60,22 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// Others than root can change the state directory.
-    #[error("the state directory is not safe: {} {why}", path.display())]
-    Unsafe {
-        /// The state directory, or one above or below it.
-        path: PathBuf,
-        /// Which rule it breaks.
-        why: &'static str,
-    },
 }
 
 impl Error {
     /// The file system refused `attempt` on `path`.
     pub(super) fn file(attempt: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
-        Error::File {
+        Error::File(trust::Error::Io {
             attempt,
             path: path.into(),
-            cause,
-        }
+            source: cause,
+        })
     }
 
     /// What the person on call does about it; none where the message says it all.
     pub fn remedy(&self) -> Option<&'static str> {
         match self {
-            Error::File { cause, .. } => match cause.kind() {
+            Error::File(trust::Error::Io { source, .. }) => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(
                     "no attachment can be recorded: make room, and free inodes, on the file system \
                      of stateDir of the node's policy",
@@ -106,9 +87,11 @@ impl Error {
                 _ => None,
             },
             Error::Incomplete { .. } => None,
-            Error::NotRegular { .. } => {
-                Some("find out what put it there, then remove it; nothing can be restored from it")
-            }
+            Error::File(_) => Some(
+                "let root own stateDir of the node's policy, every directory above it and each \
+                 file in it, mode 0755 or stricter; find out what put another file there, and \
+                 remove it",
+            ),
             Error::Newer { .. } => {
                 Some("upgrade rdma-netdev on this node again; it was newer before")
             }
@@ -122,10 +105,6 @@ impl Error {
             Error::Locked { .. } => {
                 Some("an ADD or DEL of the same container and interface is running; try again")
             }
-            Error::Unsafe { .. } => Some(
-                "let root own stateDir of the node's policy and every directory above it, mode \
-                 0755 or stricter",
-            ),
         }
     }
 }

@@ -1,14 +1,16 @@
-//! Opening and locking the journal's files: never through a link, never waiting for a FIFO.
+//! Locking and removing the journal's files.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
-    io::{self, Read},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    fs::{self, DirBuilder, File, TryLockError},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
+
+use node::trust;
 
 use super::Error;
 
@@ -28,47 +30,6 @@ pub fn observe_locks(observer: impl Fn(&Path, Duration) + Send + Sync + 'static)
     let _ = OBSERVER.set(Box::new(observer));
 }
 
-/// Opens a regular file.
-pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<Result<File, Error>> {
-    let irregular = || Error::NotRegular {
-        path: path.to_owned(),
-    };
-    // Without O_NONBLOCK a FIFO in the file's place would stop the call.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    match options.mode(0o600).custom_flags(flags).open(path) {
-        Ok(file) if file.metadata()?.is_file() => Ok(Ok(file)),
-        Ok(_) => Ok(Err(irregular())),
-        // ENXIO: a FIFO without a reader, or a socket.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
-            Ok(Err(irregular()))
-        }
-        Err(e) if e.kind() == io::ErrorKind::IsADirectory => Ok(Err(irregular())),
-        Err(e) => Err(e),
-    }
-}
-
-/// The whole of a file; none when there is none.
-pub(super) fn read(path: &Path, limit: usize) -> Result<Option<Vec<u8>>, Error> {
-    let failed = |e| Error::file("read", path, e);
-    let file = match open(path, OpenOptions::new().read(true)) {
-        Ok(file) => file?,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(failed(e)),
-    };
-    let mut text = Vec::new();
-    let most = u64::try_from(limit).unwrap_or(u64::MAX);
-    file.take(most.saturating_add(1))
-        .read_to_end(&mut text)
-        .map_err(failed)?;
-    if text.len() > limit {
-        return Err(Error::Damaged {
-            path: path.to_owned(),
-            cause: format!("it has more than {limit} bytes"),
-        });
-    }
-    Ok(Some(text))
-}
-
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
@@ -86,8 +47,8 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
 
 /// Removes a file that a killed call left. One that a call holds the lock of is that call's.
 pub(super) fn remove_left(path: &Path) -> Result<(), Error> {
-    match open(path, OpenOptions::new().read(true)) {
-        Ok(Ok(file)) => match file.try_lock() {
+    match trust::open(path, File::options().read(true)) {
+        Ok(Some(file)) => match file.try_lock() {
             Ok(()) => {
                 drop(Passing {
                     file,
@@ -98,9 +59,9 @@ pub(super) fn remove_left(path: &Path) -> Result<(), Error> {
             Err(TryLockError::WouldBlock) => Ok(()),
             Err(TryLockError::Error(e)) => Err(Error::file("lock", path, e)),
         },
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(None) => Ok(()),
         // No call makes what cannot be locked.
-        _ => remove(path),
+        Err(_) => remove(path),
     }
 }
 
@@ -117,18 +78,18 @@ pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
 /// system that takes no writes any more one that is there can still be locked, so that a DEL
 /// returns what it can.
 pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
-    let attempt = || open(path, OpenOptions::new().create(true).append(true));
+    let attempt = || trust::open(path, File::options().create(true).append(true));
     let opened = match attempt() {
-        Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-            open(path, OpenOptions::new().read(true))
+        Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
+            trust::open(path, File::options().read(true))?
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            make_directory(path.parent().unwrap_or(Path::new("/")))?;
-            attempt()
+        Ok(None) => {
+            make_directory(trust::parent(path))?;
+            attempt()?
         }
-        done => done,
+        opened => opened?,
     };
-    opened.map_err(|e| Error::file("open", path, e))?
+    opened.ok_or_else(|| Error::file("open", path, io::ErrorKind::NotFound.into()))
 }
 
 /// Waits for the lock of an open file until `timeout` after `started`.
@@ -215,17 +176,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_up_to_its_limit() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("record");
-        assert_eq!(read(&path, 4).unwrap(), None);
-        fs::write(&path, "four").unwrap();
-        assert_eq!(read(&path, 4).unwrap().unwrap(), b"four");
-        let error = read(&path, 3).unwrap_err();
-        assert!(matches!(error, Error::Damaged { .. }), "{error}");
-    }
-
-    #[test]
     fn only_a_regular_file_is_opened() {
         let place = tempfile::tempdir().unwrap();
         fs::write(place.path().join("target"), "kept").unwrap();
@@ -234,7 +184,7 @@ mod tests {
         for name in ["link", "directory"] {
             let path = place.path().join(name);
             let error = open_to_lock(&path).unwrap_err();
-            assert!(matches!(error, Error::NotRegular { .. }), "{name}: {error}");
+            assert!(matches!(error, Error::File(_)), "{name}: {error}");
         }
         assert_eq!(fs::read(place.path().join("target")).unwrap(), b"kept");
     }

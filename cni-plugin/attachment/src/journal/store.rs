@@ -22,11 +22,13 @@ use std::{
     io::{self, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
 use cni_wire::{AttachmentId, ContainerId, IfName};
 use nix::fcntl::{FallocateFlags, fallocate};
+use node::trust;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
@@ -50,11 +52,11 @@ const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
 const NEW: &str = ".new-";
 /// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
 /// moved netdev; the network configuration is in it, too.
-const MAX_RECORD_BYTES: usize = 16 << 20;
+const MAX_RECORD_BYTES: u64 = 16 << 20;
 /// The version of claims that this program reads and writes.
 const CLAIM_VERSION: u32 = 1;
 /// The most bytes of a new record: what a later one says of the same attachment fits besides.
-const MAX_NEW_RECORD_BYTES: usize = 15 << 20;
+const MAX_NEW_RECORD_BYTES: u64 = 15 << 20;
 
 /// The name of an attachment's record.
 ///
@@ -139,6 +141,7 @@ pub type Records = (Vec<(Key, Record)>, Vec<UnreadableRecord>);
 #[derive(Clone, Debug)]
 pub struct Store {
     directory: PathBuf,
+    trusted: OnceLock<()>,
 }
 
 /// A netdev's lock, held.
@@ -159,6 +162,7 @@ impl Store {
     pub fn at(directory: &Path) -> Self {
         Store {
             directory: directory.to_owned(),
+            trusted: OnceLock::new(),
         }
     }
 
@@ -181,28 +185,18 @@ impl Store {
 
     /// Whether only root, or the user this program runs as, can change what the journal says: a
     /// record names netdevs and what they are to be given. A directory that is not there is made
-    /// by the first record.
+    /// by the first record. Nothing is read before; asked once.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] naming the directory; [`Error::File`] for one whose status cannot be read.
+    /// [`Error::File`] naming the directory.
     pub fn check_owner(&self) -> Result<(), Error> {
-        // As it is written, and where links on the way lead.
-        let above = self.directory.parent().unwrap_or(Path::new("/"));
-        let mut directories: Vec<PathBuf> = above.ancestors().map(Path::to_owned).collect();
-        if let Ok(real) = above.canonicalize() {
-            directories.extend(real.ancestors().map(Path::to_owned));
+        if self.trusted.get().is_none() {
+            trust::check_directory(&self.directory)?;
+            for directory in [self.attachments(), self.devices(), self.locks()] {
+                trust::check_one(&directory)?;
+            }
         }
-        for directory in directories.iter().filter(|d| !d.as_os_str().is_empty()) {
-            check_directory(directory, fs::metadata(directory), Place::Above)?;
-        }
-        for directory in [
-            self.directory.clone(),
-            self.attachments(),
-            self.devices(),
-            self.locks(),
-        ] {
-            check_directory(&directory, fs::symlink_metadata(&directory), Place::Own)?;
-        }
+        self.trusted.get_or_init(|| ());
         Ok(())
     }
 
@@ -218,8 +212,9 @@ impl Store {
     }
 
     fn read_complete(&self, key: &Key) -> Result<Option<Record>, Error> {
+        self.check_owner()?;
         let path = self.attachments().join(&key.0);
-        let Some(text) = file::read(&path, MAX_RECORD_BYTES)? else {
+        let Some(text) = trust::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
         };
         let unreadable = |path: PathBuf, e: serde_json::Error| match e.classify() {
@@ -306,10 +301,10 @@ impl Store {
         fs::rename(&new.path, &path).map_err(|e| Error::file("write", &path, e))
     }
 
-    fn encoded(&self, key: &Key, record: &Record, limit: usize) -> Result<Vec<u8>, Error> {
+    fn encoded(&self, key: &Key, record: &Record, limit: u64) -> Result<Vec<u8>, Error> {
         let path = self.attachments().join(&key.0);
         let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
-        if text.len() > limit {
+        if text.len() as u64 > limit {
             return Err(Error::TooLarge {
                 path,
                 bytes: text.len(),
@@ -354,6 +349,7 @@ impl Store {
     /// # Errors
     /// The directory cannot be listed.
     pub fn list(&self) -> Result<Vec<(Key, String, AttachmentId)>, Error> {
+        self.check_owner()?;
         let directory = self.attachments();
         let failed = |e| Error::file("list", &directory, e);
         let entries = match fs::read_dir(&directory) {
@@ -423,8 +419,9 @@ impl Store {
     /// # Errors
     /// The claim cannot be read, or a newer version of this program wrote it.
     pub fn claim(&self, identity: &Identity) -> Result<Option<Claim>, Error> {
+        self.check_owner()?;
         let path = self.devices().join(identity.key());
-        let Some(text) = file::read(&path, MAX_RECORD_BYTES)? else {
+        let Some(text) = trust::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
         };
         // Cut off while it was written: the netdev was not touched after that.
@@ -481,48 +478,6 @@ fn reserve(file: &File, bytes: usize) {
     if let Ok(bytes) = bytes.try_into() {
         let _ = fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes);
     }
-}
-
-/// Where a directory stands.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// On the way to the journal.
-    Above,
-    /// It is the journal's own.
-    Own,
-}
-
-fn check_directory(
-    path: &Path,
-    found: io::Result<fs::Metadata>,
-    place: Place,
-) -> Result<(), Error> {
-    let found = match found {
-        Ok(found) => found,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(Error::file("read the status of", path, e)),
-    };
-    // What cannot be a directory's place is refused when the directory is made.
-    if place == Place::Above && !found.is_dir() {
-        return Ok(());
-    }
-    // In a sticky directory no other user removes or renames what is root's.
-    let sticky = place == Place::Above && found.mode() & libc::S_ISVTX != 0;
-    let why = if found.is_symlink() {
-        "is a link"
-    } else if !found.is_dir() {
-        "is no directory"
-    } else if found.uid() != 0 && found.uid() != nix::unistd::geteuid().as_raw() {
-        "does not belong to root"
-    } else if found.mode() & 0o022 != 0 && !sticky {
-        "is writable for group or others"
-    } else {
-        return Ok(());
-    };
-    Err(Error::Unsafe {
-        path: path.to_owned(),
-        why,
-    })
 }
 
 #[cfg(test)]

@@ -228,18 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn checks_of_a_letter_are_numbered_without_a_gap() {
-        let mut last: Option<(&str, u32)> = None;
-        let mut letters = BTreeSet::new();
-        for (id, _) in super::super::catalogue() {
-            let (letter, number) = id.split_at(1);
-            let number: u32 = number.parse().unwrap();
-            match last {
-                Some((same, before)) if same == letter => assert_eq!(number, before + 1, "{id}"),
-                _ => assert!(number == 1 && letters.insert(letter), "{id}"),
-            }
-            last = Some((letter, number));
-        }
-        assert!(letters.len() > 8, "{letters:?}");
+    fn each_check_has_an_id_of_its_own() {
+        let catalogue = super::super::catalogue();
+        let ids: BTreeSet<&str> = catalogue.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids.len(), catalogue.len());
     }
 }

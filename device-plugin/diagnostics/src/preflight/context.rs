@@ -57,10 +57,6 @@ pub struct Settings {
     pub scope: Scope,
     /// Requirements of the administrator.
     pub requirements: Requirements,
-    /// The node as `kubectl get node NAME -o json` prints it.
-    pub node_object: Option<serde_json::Value>,
-    /// Networks as `kubectl get network-attachment-definitions -A -o json` prints them.
-    pub networks: Option<serde_json::Value>,
 }
 
 /// Everything that subjects read from.
@@ -93,8 +89,6 @@ pub struct Snapshot {
 /// The pools of a configuration, resolved against this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pools {
-    /// The resource of each pool.
-    pub resources: Vec<String>,
     /// The pools of each RDMA device that is in one.
     pub of_device: BTreeMap<String, Vec<Membership>>,
     /// The HCAs of each pool, by resource.

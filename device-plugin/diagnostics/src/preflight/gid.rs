@@ -10,7 +10,7 @@ use hca::{GidType, LinkLayer};
 
 use super::check::Check;
 use super::context::Context;
-use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
+use crate::verdict::{Finding, NO_NIC};
 
 /// What is read.
 #[derive(Debug, Clone, Default)]
@@ -55,16 +55,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         id: "G03",
         title: "the GID index is the same on all ports",
         judge: g03_index,
-    },
-    Check {
-        id: "G04",
-        title: "GIDs are there when the container starts",
-        judge: g04_ready,
-    },
-    Check {
-        id: "G05",
-        title: "no GID of another namespace is in sight",
-        judge: g05_foreign,
     },
     Check {
         id: "G06",
@@ -257,56 +247,6 @@ fn g03_index(facts: &Facts) -> Vec<Finding> {
         )
     };
     vec![finding.read("index of the IPv4 RoCE v2 GID", list.join(", "))]
-}
-
-fn g04_ready(facts: &Facts) -> Vec<Finding> {
-    if !facts.in_pod {
-        return vec![Finding::not_applicable(FOR_THE_CONTAINER)];
-    }
-    each(facts, |port| {
-        let ipv4 = port.addresses.iter().filter(|(_, ip)| ip.is_ipv4());
-        let late: Vec<String> = ipv4
-            .filter(|(_, ip)| port.of(*ip).is_none())
-            .map(|(_, ip)| ip.to_string())
-            .collect();
-        Some(if late.is_empty() {
-            Finding::pass("they are")
-        } else {
-            Finding::fail(
-                format!(
-                    "{} still has no GID after {} s",
-                    late.join(", "),
-                    FILL_TIMEOUT.as_secs()
-                ),
-                "the table may be full (G06); the network plugin should have waited for it",
-            )
-        })
-    })
-}
-
-fn g05_foreign(facts: &Facts) -> Vec<Finding> {
-    if !facts.in_pod {
-        return vec![Finding::not_applicable(FOR_THE_CONTAINER)];
-    }
-    each(facts, |port| {
-        let foreign: Vec<String> = port
-            .gids
-            .entries
-            .iter()
-            .filter(|entry| entry.netdev.is_none())
-            .map(|entry| entry.index.to_string())
-            .collect();
-        Some(if foreign.is_empty() {
-            Finding::pass("none")
-        } else {
-            Finding::warn(
-                "entries of other pods are in the table, and their attributes answer EINVAL: older \
-                 NCCL stops there",
-                "use a newer NCCL, or give each pod its own NIC",
-            )
-            .read("entries without a netdev here", foreign.join(", "))
-        })
-    })
 }
 
 fn g06_room(facts: &Facts) -> Vec<Finding> {

@@ -34,10 +34,6 @@ pub(super) struct Facts {
     /// NVIDIA's device plugin hands all verbs nodes to GPU containers; `None` if no process of it
     /// is in sight.
     pub all_nodes_to_gpu_pods: Option<bool>,
-    /// `NVSwitch` chips on the PCI bus.
-    pub nvswitches: usize,
-    /// The fabric manager runs; `None` if processes of the host are not in sight.
-    pub fabric_manager: Option<bool>,
 }
 
 /// The checks.
@@ -68,19 +64,9 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         judge: d05_order,
     },
     Check {
-        id: "D06",
-        title: "the GPU driver's other modules are loaded",
-        judge: d06_modules,
-    },
-    Check {
         id: "D07",
         title: "GPU pods get no verbs nodes unasked",
         judge: d07_isolation,
-    },
-    Check {
-        id: "D08",
-        title: "the NVLink fabric has its manager",
-        judge: d08_fabric,
     },
 ];
 
@@ -105,11 +91,6 @@ pub(super) fn read(context: &Context) -> Facts {
     let plugin = processes
         .iter()
         .find(|process| process.name.starts_with("nvidia-device-p"));
-    // Process 1 of the host is in sight wherever the host's processes are.
-    let host_in_sight = context.live() || processes.iter().any(|process| process.pid == 1);
-    let fabric_manager = processes
-        .iter()
-        .any(|p| p.name.starts_with("nv-fabricmanage"));
     Facts {
         nvidia_gpus,
         other_gpus: machine.gpus.len() - nvidia_gpus,
@@ -128,8 +109,6 @@ pub(super) fn read(context: &Context) -> Facts {
             let environment = std::fs::read(proc.join(process.pid.to_string()).join("environ"));
             hands_out_all_nodes(&environment.unwrap_or_default())
         }),
-        nvswitches: nvswitches(context),
-        fabric_manager: host_in_sight.then_some(fabric_manager),
     }
 }
 
@@ -150,20 +129,6 @@ fn symbols(path: &Path) -> Option<BTreeSet<String>> {
 fn hands_out_all_nodes(environment: &[u8]) -> bool {
     let mut variables = environment.split(|byte| *byte == 0);
     variables.any(|variable| variable == b"MOFED_ENABLED=true" || variable == b"MOFED_ENABLED=1")
-}
-
-/// Bridges of NVIDIA that are no PCI bridges (class `0680`).
-fn nvswitches(context: &Context) -> usize {
-    let devices = context.host.sys.join("bus/pci/devices");
-    let is = |name: &String| {
-        let read = |attribute: &str| files::text(&devices.join(name).join(attribute));
-        read("vendor").as_deref() == Some("0x10de")
-            && read("class").is_some_and(|class| class.starts_with("0x0680"))
-    };
-    files::names(&devices)
-        .iter()
-        .filter(|name| is(name))
-        .count()
 }
 
 /// Why these questions do not arise, if they do not.
@@ -360,29 +325,6 @@ fn d05_order(facts: &Facts) -> Vec<Finding> {
     ]
 }
 
-fn d06_modules(facts: &Facts) -> Vec<Finding> {
-    if facts.nvidia_gpus == 0 || nvidia_driver(facts).is_none() {
-        return without(facts)
-            .unwrap_or_else(|| vec![Finding::not_applicable("no NVIDIA driver on this node")]);
-    }
-    let optional = ["gdrdrv", "nvidia_fs"];
-    let there: Vec<&str> = optional
-        .into_iter()
-        .filter(|module| facts.modules.contains(*module))
-        .collect();
-    let list = if there.is_empty() {
-        "neither gdrdrv nor nvidia_fs".to_owned()
-    } else {
-        there.join(" ")
-    };
-    vec![if facts.modules.contains("nvidia_uvm") {
-        Finding::pass("nvidia_uvm is there; gdrdrv and nvidia_fs serve GDRCopy and GPUDirect Storage only")
-    } else {
-        Finding::warn("nvidia_uvm is not loaded: CUDA does not start", "modprobe nvidia_uvm")
-    }
-    .read("/sys/module", list)]
-}
-
 fn d07_isolation(facts: &Facts) -> Vec<Finding> {
     if let Some(none) = without_nvidia(facts) {
         return none;
@@ -396,24 +338,6 @@ fn d07_isolation(facts: &Facts) -> Vec<Finding> {
         )
         .read("environment of nvidia-device-plugin", "MOFED_ENABLED=true"),
     }]
-}
-
-fn d08_fabric(facts: &Facts) -> Vec<Finding> {
-    if facts.nvswitches == 0 {
-        return vec![Finding::not_applicable(
-            "no NVSwitch on this node's PCI bus",
-        )];
-    }
-    let finding = match facts.fabric_manager {
-        None => Finding::unknown("the host's processes are not in sight (hostPID shows them)"),
-        Some(true) => Finding::pass("nv-fabricmanager runs"),
-        Some(false) => Finding::warn(
-            "nv-fabricmanager does not run: CUDA does not start, or NVLS fails with \"invalid argument\"; \
-             that is no fault of a NIC",
-            "systemctl start nvidia-fabricmanager, of the driver's exact version",
-        ),
-    };
-    vec![finding.read("NVSwitches", facts.nvswitches)]
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 pub(super) mod read;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::check::Check;
 use crate::verdict::Finding;
@@ -20,25 +20,12 @@ pub(super) struct Facts {
     pub pod_resources: Asked,
     /// Settings of the kubelet; `None` if its configuration is not in sight.
     pub policies: Option<Policies>,
-    /// NUMA nodes.
-    pub numa_nodes: usize,
-    /// Those of them that have CPUs: what pods can be aligned to.
+    /// NUMA nodes that have CPUs: what pods can be aligned to.
     pub numa_nodes_with_cpus: usize,
-    /// Those of them that are memory of GPUs.
-    pub gpu_memory_nodes: usize,
     /// The directory of CNI programs is in sight, or is missing on the host.
     pub programs_in_sight: bool,
     /// The directory of CNI configurations is in sight, or is missing on the host.
     pub configurations_in_sight: bool,
-    /// A program or configuration of Multus is here.
-    pub multus: bool,
-    /// Resources that networks refer to, by network; `None` if networks were not given.
-    pub networks: Option<BTreeMap<String, String>>,
-    /// Resources that this node has, by the kubelet or by our configuration; `None` if neither is
-    /// known.
-    pub resources: Option<BTreeSet<String>>,
-    /// Device IDs of NVIDIA GPUs as their plugin names them.
-    pub gpu_ids: Vec<String>,
     /// Device IDs by resource, as plugins registered them.
     pub registered: BTreeMap<String, Vec<String>>,
     /// Addresses of RDMA NICs.
@@ -92,12 +79,7 @@ pub(super) struct Policies {
     pub topology: String,
     /// `topologyManagerScope`.
     pub scope: String,
-    /// `topologyManagerPolicyOptions.max-allowable-numa-nodes`.
-    pub most_numa_nodes: Option<usize>,
 }
-
-/// The most NUMA nodes with which the Topology Manager starts by default.
-const TOPOLOGY_NODES: usize = 8;
 
 /// The checks.
 pub(super) const CHECKS: &[Check<Facts>] = &[
@@ -115,21 +97,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         id: "K03",
         title: "the kubelet aligns devices",
         judge: k03_alignment,
-    },
-    Check {
-        id: "K04",
-        title: "there are not too many NUMA nodes",
-        judge: k04_nodes,
-    },
-    Check {
-        id: "K05",
-        title: "networks refer to resources of this node",
-        judge: k05_networks,
-    },
-    Check {
-        id: "K06",
-        title: "GPUs are identified by their IDs",
-        judge: k06_gpu_ids,
     },
     Check {
         id: "K07",
@@ -233,100 +200,6 @@ fn k03_alignment(facts: &Facts) -> Vec<Finding> {
             .read("topologyManagerPolicy", &policies.topology)
             .read("topologyManagerScope", &policies.scope)
             .read("cpuManagerPolicy", &policies.cpu),
-    ]
-}
-
-fn k04_nodes(facts: &Facts) -> Vec<Finding> {
-    let most = facts
-        .policies
-        .as_ref()
-        .and_then(|policies| policies.most_numa_nodes);
-    let most = most.unwrap_or(TOPOLOGY_NODES);
-    let used = facts
-        .policies
-        .as_ref()
-        .is_none_or(|policies| policies.topology != "none");
-    vec![if facts.numa_nodes <= most {
-        Finding::pass(format!("{} of at most {most}", facts.numa_nodes))
-    } else if used {
-        Finding::warn(
-            format!(
-                "{} are more than {most}: a kubelet with a topology policy does not start",
-                facts.numa_nodes
-            ),
-            if facts.gpu_memory_nodes > 0 {
-                "topologyManagerPolicyOptions: max-allowable-numa-nodes, or let NVIDIA's driver keep the \
-                 GPUs' memory for itself (NVreg_CoherentGPUMemoryMode=driver, from 580 on)"
-            } else {
-                "topologyManagerPolicyOptions: max-allowable-numa-nodes, or fewer nodes in the firmware (NPS, SNC)"
-            },
-        )
-    } else {
-        Finding::pass(format!(
-            "{}, and no topology policy that would mind",
-            facts.numa_nodes
-        ))
-    }]
-}
-
-fn k05_networks(facts: &Facts) -> Vec<Finding> {
-    let Some(networks) = &facts.networks else {
-        if let Some(none) = no_kubelet(facts) {
-            return none;
-        }
-        return vec![Finding::unknown(
-            "networks are not on the node: give them with --networks FILE (kubectl get \
-             network-attachment-definitions -A -o json)",
-        )];
-    };
-    if networks.is_empty() {
-        return vec![Finding::not_applicable("no network refers to a resource")];
-    }
-    if facts.kubelet && facts.programs_in_sight && facts.configurations_in_sight && !facts.multus {
-        return vec![Finding::fail(
-            "networks refer to resources, but Multus is not on this node",
-            "install Multus; check the CNI directories (--cni-conf-dir, --cni-bin-dir)",
-        )];
-    }
-    let Some(resources) = &facts.resources else {
-        return vec![Finding::unknown(
-            "resources of this node are not known: give --node-object FILE or --config-file",
-        )];
-    };
-    networks
-        .iter()
-        .map(|(network, resource)| {
-            let finding = if resources.contains(resource) {
-                Finding::pass(format!("{resource} is here"))
-            } else {
-                Finding::fail(
-                    format!("{resource} is not a resource of this node: pods stay pending"),
-                    "correct k8s.v1.cni.cncf.io/resourceName, or the plugin's configuration",
-                )
-            };
-            finding.on(network)
-        })
-        .collect()
-}
-
-fn k06_gpu_ids(facts: &Facts) -> Vec<Finding> {
-    if facts.gpu_ids.is_empty() {
-        return vec![Finding::not_applicable(
-            "no GPU plugin has registered, or the kubelet does not report it",
-        )];
-    }
-    let named = |id: &String| id.starts_with("GPU-") || id.starts_with("MIG-");
-    let first = facts.gpu_ids.first().cloned().unwrap_or_default();
-    vec![
-        if facts.gpu_ids.iter().all(named) {
-            Finding::pass("by UUID, which the driver leads to a PCI address")
-        } else {
-            Finding::warn(
-                "IDs are no UUIDs: which GPU a pod has is a guess by order",
-                "deviceIDStrategy: uuid of NVIDIA's device plugin",
-            )
-        }
-        .read("first device ID", first),
     ]
 }
 

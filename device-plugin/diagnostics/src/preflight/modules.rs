@@ -28,10 +28,6 @@ pub(super) struct Facts {
     pub wanted_mode: Option<NetnsMode>,
     /// A container installs the drivers: whether it says that it is done.
     pub driver_container: Option<bool>,
-    /// There is a kubelet's directory on this host.
-    pub kubelet: bool,
-    /// Labels of the node, where its object was given.
-    pub labels: Option<BTreeMap<String, String>>,
 }
 
 /// A PCI function that could do RDMA.
@@ -82,21 +78,6 @@ const MELLANOX: u16 = 0x15b3;
 /// Drivers that hold a function for a virtual machine or user space.
 const GIVEN_AWAY: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
 
-/// Modules that use RDMA and keep its drivers from being reloaded.
-const USERS: [&str; 11] = [
-    "ib_iser",
-    "ib_isert",
-    "ib_srp",
-    "ib_srpt",
-    "nvme_rdma",
-    "nvmet_rdma",
-    "rpcrdma",
-    "xprtrdma",
-    "svcrdma",
-    "smc",
-    "rds_rdma",
-];
-
 /// The checks.
 pub(super) const CHECKS: &[Check<Facts>] = &[
     Check {
@@ -120,11 +101,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         judge: m04_marker,
     },
     Check {
-        id: "M05",
-        title: "the node does not wait for its drivers",
-        judge: m05_label,
-    },
-    Check {
         id: "M06",
         title: "NICs of one kind have one firmware",
         judge: m06_firmware,
@@ -138,16 +114,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         id: "M08",
         title: "the kernel can do what is used",
         judge: m08_kernel,
-    },
-    Check {
-        id: "M09",
-        title: "names of RDMA devices follow one rule",
-        judge: m09_names,
-    },
-    Check {
-        id: "M10",
-        title: "nothing keeps drivers from being reloaded",
-        judge: m10_users,
     },
 ];
 
@@ -185,8 +151,6 @@ pub(super) fn read(context: &Context) -> Facts {
         driver_container: drivers
             .is_dir()
             .then(|| drivers.join(".driver-ready").exists()),
-        kubelet: context.settings.kubelet_root_dir.is_dir(),
-        labels: context.settings.node_object.as_ref().map(labels),
     }
 }
 
@@ -236,18 +200,6 @@ fn functions(context: &Context) -> Vec<Function> {
         });
     }
     functions
-}
-
-fn labels(node: &serde_json::Value) -> BTreeMap<String, String> {
-    let labels = node
-        .pointer("/metadata/labels")
-        .and_then(|labels| labels.as_object());
-    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    labels
-        .into_iter()
-        .flatten()
-        .map(|(key, value)| (key.clone(), text(value)))
-        .collect()
 }
 
 fn half_of(driver: &str) -> Option<(&'static str, bool)> {
@@ -383,29 +335,6 @@ fn m04_marker(facts: &Facts) -> Vec<Finding> {
     }]
 }
 
-fn m05_label(facts: &Facts) -> Vec<Finding> {
-    let label = "network.nvidia.com/operator.mofed.wait";
-    vec![
-        match facts.labels.as_ref().map(|labels| labels.get(label)) {
-            None if !facts.kubelet => {
-                Finding::not_applicable("no kubelet's directory on this host")
-            }
-            None => Finding::unknown(
-                "labels are not on the node itself: give them with --node-object FILE (kubectl get \
-             node NAME -o json)",
-            ),
-            Some(None) => Finding::not_applicable("no operator manages drivers by this label")
-                .read(label, "unset"),
-            Some(Some(value)) if value == "true" => Finding::fail(
-                "the network operator says that drivers are not ready",
-                "wait for the OFED or DOCA driver pod of this node",
-            )
-            .read(label, value),
-            Some(Some(value)) => Finding::pass("drivers are ready").read(label, value),
-        },
-    ]
-}
-
 fn m06_firmware(facts: &Facts) -> Vec<Finding> {
     if let Some(none) = no_hardware(facts) {
         return none;
@@ -486,70 +415,6 @@ fn m08_kernel(facts: &Facts) -> Vec<Finding> {
         Some(_) => Finding::pass("RDMA namespaces and dma-buf registration are there"),
     };
     vec![finding.read("/proc/sys/kernel/osrelease", release)]
-}
-
-fn m09_names(facts: &Facts) -> Vec<Finding> {
-    if facts.devices.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    // Names that rdma-core's udev rule makes of the PCI address: rocep59s0f0, ibp12s0.
-    let by_place = |name: &str| {
-        let rest = ["rocep", "ibp", "iwp", "roceP", "ibP"]
-            .iter()
-            .find_map(|p| name.strip_prefix(p));
-        rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    };
-    let (placed, counted): (Vec<&Device>, Vec<&Device>) = facts
-        .devices
-        .iter()
-        .partition(|device| by_place(&device.name));
-    let names: Vec<&str> = facts
-        .devices
-        .iter()
-        .map(|device| device.name.as_str())
-        .collect();
-    let finding = if placed.is_empty() {
-        Finding::pass(
-            "the kernel counts them; units go by PCI address, so a renumbering is harmless",
-        )
-    } else if counted.is_empty() {
-        Finding::pass("named by PCI address; tools that expect mlx5_N need the mapping (discover)")
-    } else {
-        Finding::warn(
-            "some are named by PCI address, some by count: the udev rule covers only some, or \
-             came too late",
-            "udevadm trigger --subsystem-match=infiniband, or NAME_KERNEL in \
-             /etc/udev/rules.d/60-rdma-persistent-naming.rules for all",
-        )
-    };
-    vec![finding.read("/sys/class/infiniband", names.join(" "))]
-}
-
-fn m10_users(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_hardware(facts) {
-        return none;
-    }
-    let users: Vec<&str> = USERS
-        .into_iter()
-        .filter(|module| facts.modules.contains(*module))
-        .collect();
-    let finding = match (users.is_empty(), facts.driver_container) {
-        (true, _) => Finding::pass("no storage or socket module stands on RDMA"),
-        (false, None) => {
-            Finding::pass("no driver container reloads drivers here, so these may stand on RDMA")
-        }
-        (false, Some(_)) => Finding::warn(
-            "a driver container reloads drivers on this node, and cannot while these are in use",
-            "unmount and unload them first, or let the container unload them \
-             (UNLOAD_STORAGE_MODULES)",
-        ),
-    };
-    let list = if users.is_empty() {
-        "none".to_owned()
-    } else {
-        users.join(" ")
-    };
-    vec![finding.read("/sys/module", list)]
 }
 
 #[cfg(test)]

@@ -54,10 +54,6 @@ pub(super) struct Function {
     pub device_control: Register,
     /// Control of the address translation service.
     pub ats_control: Register,
-    /// `power/runtime_status`.
-    pub runtime_status: Option<String>,
-    /// It may be put to sleep: `power/control` is auto, and D3cold is allowed.
-    pub may_sleep: bool,
     /// Size of the memory window that peers see, in bytes, of a GPU.
     pub window: Option<u64>,
     /// Memory it has, in bytes, where the driver shows it in sysfs.
@@ -159,16 +155,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         judge: p09_window,
     },
     Check {
-        id: "P10",
-        title: "NICs and GPUs stay awake",
-        judge: p10_power,
-    },
-    Check {
-        id: "P11",
-        title: "the kernel's pages suit the CPU",
-        judge: p11_pages,
-    },
-    Check {
         id: "P12",
         title: "a NIC's Data Direct function shares the GPU's IOMMU group",
         judge: p12_data_direct,
@@ -239,8 +225,6 @@ fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Functi
     let config = config(&directory);
     let above = place.chain.iter().rev().nth(1);
     let above = above.and_then(|port| PcieLink::read(&devices.join(port.to_string())).ok());
-    let control = files::text(&directory.join("power/control"));
-    let d3cold = files::parsed::<u8>(&directory.join("d3cold_allowed"));
     Function {
         name: name.to_owned(),
         rate_mbps: None,
@@ -251,8 +235,6 @@ fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Functi
         iommu: files::text(&directory.join("iommu_group/type")),
         device_control: config.device_control(),
         ats_control: config.ats_control(),
-        runtime_status: files::text(&directory.join("power/runtime_status")),
-        may_sleep: control.as_deref() == Some("auto") && d3cold == Some(1),
         window: None,
         memory: None,
         nearest: None,
@@ -621,60 +603,6 @@ fn p09_window(facts: &Facts) -> Vec<Finding> {
             on(gpu, finding)
         })
         .collect()
-}
-
-fn p10_power(facts: &Facts) -> Vec<Finding> {
-    if facts.nics.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    let functions = hardware(facts).chain(&facts.gpus);
-    functions
-        .map(|function| {
-            let status = function.runtime_status.as_deref();
-            let remedy = "echo on > power/control of the function, by a udev rule";
-            let finding = match status {
-                None => Finding::unknown("sysfs does not show it"),
-                Some("suspended" | "suspending") => Finding::warn("it sleeps", remedy),
-                Some(_) if function.may_sleep => Finding::warn(
-                    "it may be put into D3cold when idle, and wakes slowly or not",
-                    remedy,
-                ),
-                Some(_) => Finding::pass("awake"),
-            };
-            on(
-                function,
-                finding.read("runtime_status", status.unwrap_or("unreadable")),
-            )
-        })
-        .collect()
-}
-
-/// 64 KiB: what NVIDIA's kernels for Grace have (`linux-nvidia-64k`).
-const GRACE_PAGE_BYTES: u64 = 65_536;
-
-fn p11_pages(facts: &Facts) -> Vec<Finding> {
-    if !facts.gpus.iter().any(|gpu| gpu.c2c) {
-        return vec![Finding::not_applicable(
-            "no GPU with a coherent link to its CPU",
-        )];
-    }
-    let Some(bytes) = facts.platform.page_bytes else {
-        return vec![Finding::unknown(
-            "the kernel has no transparent huge pages, whose size tells that of its pages",
-        )];
-    };
-    let kib = bytes / 1024;
-    let finding = if bytes < GRACE_PAGE_BYTES {
-        Finding::warn(
-            format!(
-                "{kib} KiB: on a Grace CPU the SMMU and the GPU then look up 16 times as many addresses"
-            ),
-            "a kernel with pages of 64 KiB (Ubuntu: linux-nvidia-64k; RHEL: kernel-64k)",
-        )
-    } else {
-        Finding::pass(format!("{kib} KiB"))
-    };
-    vec![finding.read("page size in bytes", bytes)]
 }
 
 const DATA_DIRECT_REMEDY: &str =

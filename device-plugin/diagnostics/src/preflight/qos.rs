@@ -34,8 +34,6 @@ pub(super) struct PortFacts {
     pub ecn: Option<(bool, bool)>,
     /// Type of service that RDMA connections start with.
     pub tos: Option<u8>,
-    /// DSCP and priority of congestion notifications.
-    pub cnp: Option<(u8, u8)>,
 }
 
 const PRIORITY: u8 = 3;
@@ -62,11 +60,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         id: "Q04",
         title: "RDMA connections use the lossless class",
         judge: q04_tos,
-    },
-    Check {
-        id: "Q05",
-        title: "congestion notifications have their own class",
-        judge: q05_cnp,
     },
 ];
 
@@ -97,7 +90,6 @@ fn read_port(context: &Context, device: &str, port: u32, netdev: Option<&str>) -
         files::text(&sys.join("class/net").join(netdev?).join(file))
     };
     let flag = |file: &str| netdev_file(file).map(|value| value == "1");
-    let number = |file: &str| netdev_file(file).and_then(|value| value.parse().ok());
     let configured = sys.join(format!(
         "kernel/config/rdma_cm/{device}/ports/{port}/default_roce_tos"
     ));
@@ -110,7 +102,6 @@ fn read_port(context: &Context, device: &str, port: u32, netdev: Option<&str>) -
             .and_then(|netdev| dcb::ask(netdev).ok()),
         ecn: flag("ecn/roce_rp/enable/3").zip(flag("ecn/roce_np/enable/3")),
         tos: files::parsed(&configured).or_else(|| traffic_class(&files::text(&class)?)),
-        cnp: number("ecn/roce_np/cnp_dscp").zip(number("ecn/roce_np/cnp_802p_prio")),
     }
 }
 
@@ -214,17 +205,6 @@ fn q04_tos(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn q05_cnp(facts: &Facts) -> Vec<Finding> {
-    each(facts, |port| match port.cnp {
-        None => Finding::unknown("only NVIDIA's driver stack reports it (ecn/roce_np/cnp_dscp)"),
-        Some((48, 6)) => Finding::pass("DSCP 48, priority 6"),
-        Some((dscp, priority)) => Finding::warn(
-            format!("DSCP {dscp}, priority {priority}: they may wait behind what they warn of"),
-            "echo 48 > ecn/roce_np/cnp_dscp and 6 > ecn/roce_np/cnp_802p_prio of the netdev",
-        ),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::check::{Case, prove};
@@ -242,7 +222,6 @@ mod tests {
             }),
             ecn: Some((true, true)),
             tos: Some(106),
-            cnp: Some((48, 6)),
         };
         change(&mut port);
         Facts { ports: vec![port] }
@@ -313,14 +292,6 @@ mod tests {
             ("Q04", good(), Pass, ""),
             ("Q04", port(|port| port.tos = Some(0)), Warn, "DSCP 0"),
             ("Q04", silent(), Unknown, ""),
-            ("Q05", good(), Pass, ""),
-            (
-                "Q05",
-                port(|port| port.cnp = Some((0, 0))),
-                Warn,
-                "wait behind",
-            ),
-            ("Q05", silent(), Unknown, ""),
         ];
         prove(CHECKS, &cases);
     }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use netlink::Socket;
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::RuleAttribute;
 
 use super::check::Check;
 use super::context::Context;
@@ -25,12 +25,10 @@ pub(super) struct Facts {
     pub rails: Vec<Rail>,
     /// Settings for all netdevs.
     pub all: Settings,
-    /// What new namespaces start with (`net.core.devconf_inherit_init_net`).
-    pub inherit: Option<u8>,
     /// Netdevs that the namespace is left through.
     pub uplinks: Vec<String>,
-    /// Routing rules by source; `None` if they cannot be asked for.
-    pub rules: Option<Vec<Rule>>,
+    /// Sources that have a routing rule; `None` if the kernel cannot be asked.
+    pub rules: Option<Vec<IpAddr>>,
 }
 
 /// A rail.
@@ -40,8 +38,6 @@ pub(super) struct Rail {
     pub netdev: String,
     /// Its addresses with their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// IPv6 addresses that another host has as well.
-    pub duplicates: Vec<IpAddr>,
     /// Subnets it is connected to.
     pub subnets: Vec<(IpAddr, u8)>,
     /// Its settings.
@@ -67,18 +63,6 @@ pub(super) struct Settings {
     pub rp_filter: Option<u8>,
 }
 
-/// A routing rule by source address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Rule {
-    /// The source.
-    pub source: IpAddr,
-    /// The table it leads to.
-    pub table: u32,
-}
-
-/// Tables with a meaning of their own: unspecified, default, main, local (`rt_class_t`).
-const RESERVED: [u32; 4] = [0, 253, 254, 255];
-
 /// The checks.
 pub(super) const CHECKS: &[Check<Facts>] = &[
     Check {
@@ -97,11 +81,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         judge: a03_filter,
     },
     Check {
-        id: "A04",
-        title: "new namespaces start with loose filters",
-        judge: a04_inherit,
-    },
-    Check {
         id: "A05",
         title: "each rail's traffic leaves by that rail",
         judge: a05_rules,
@@ -110,16 +89,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         id: "A06",
         title: "the default route is not a rail's",
         judge: a06_default,
-    },
-    Check {
-        id: "A07",
-        title: "rules of rails use tables of their own",
-        judge: a07_tables,
-    },
-    Check {
-        id: "A08",
-        title: "addresses of rails are unique",
-        judge: a08_unique,
     },
 ];
 
@@ -150,12 +119,6 @@ pub(super) fn read(context: &Context) -> Facts {
         in_pod: context.in_pod(),
         rails: rails.filter(Rail::has_ipv4).collect(),
         all: settings(context, "all"),
-        inherit: files::parsed(
-            &context
-                .host
-                .proc
-                .join("sys/net/core/devconf_inherit_init_net"),
-        ),
         uplinks: match context.uplinks() {
             Uplinks::Known(uplinks) => uplinks.into_keys().collect(),
             Uplinks::Unknown(_) => Vec::new(),
@@ -177,11 +140,6 @@ fn rail(context: &Context, network: &Network, netdev: &str) -> Rail {
             .of(netdev)
             .map(|address| (address.ip, address.prefix))
             .collect(),
-        duplicates: network
-            .of(netdev)
-            .filter(|a| a.duplicate)
-            .map(|a| a.ip)
-            .collect(),
         subnets: network
             .routes
             .iter()
@@ -202,32 +160,18 @@ fn settings(context: &Context, netdev: &str) -> Settings {
     }
 }
 
-/// Rules by source of the namespace this process is in; `None` if the kernel refuses.
-fn rules() -> Option<Vec<Rule>> {
+/// Sources of the rules of this process's namespace; `None` if the kernel refuses.
+fn rules() -> Option<Vec<IpAddr>> {
     let mut socket = Socket::open().ok()?;
     let list = netlink::rule::list(&mut socket, AddressFamily::Inet).ok()?;
-    Some(list.iter().filter_map(by_source).collect())
-}
-
-fn by_source(rule: &RuleMessage) -> Option<Rule> {
-    let source = rule
-        .attributes
+    let source = |attribute: &RuleAttribute| match attribute {
+        RuleAttribute::Source(source) => Some(*source),
+        _ => None,
+    };
+    let sources = list
         .iter()
-        .find_map(|attribute| match attribute {
-            RuleAttribute::Source(source) => Some(*source),
-            _ => None,
-        })?;
-    let wide = rule
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RuleAttribute::Table(table) => Some(*table),
-            _ => None,
-        });
-    Some(Rule {
-        source,
-        table: wide.unwrap_or_else(|| u32::from(rule.header.table)),
-    })
+        .filter_map(|rule| rule.attributes.iter().find_map(source));
+    Some(sources.collect())
 }
 
 /// Rails that share a subnet with another one, or have none beyond their own address.
@@ -344,33 +288,6 @@ fn a03_filter(facts: &Facts) -> Vec<Finding> {
     )
 }
 
-fn a04_inherit(facts: &Facts) -> Vec<Finding> {
-    let Some(inherit) = facts.inherit else {
-        return vec![Finding::unknown(
-            "net.core.devconf_inherit_init_net cannot be read",
-        )];
-    };
-    // 2: the kernel's own defaults, which are loose; otherwise those of the host (0, 1) or of
-    // the namespace's maker (3).
-    let strict = inherit != 2 && facts.all.rp_filter == Some(1);
-    let filter = facts
-        .all
-        .rp_filter
-        .map_or("unreadable".to_owned(), |v| v.to_string());
-    vec![
-        if strict {
-            Finding::warn(
-                "namespaces start with the host's settings, and those are strict",
-                "let the network plugin set rp_filter in the pod, or lower it on the host",
-            )
-        } else {
-            Finding::pass("they do")
-        }
-        .read("devconf_inherit_init_net", inherit)
-        .read("rp_filter of all", filter),
-    ]
-}
-
 fn a05_rules(facts: &Facts) -> Vec<Finding> {
     let rails = mixed(facts);
     if rails.is_empty() {
@@ -393,7 +310,7 @@ fn a05_rules(facts: &Facts) -> Vec<Finding> {
         .map(|rail| {
             let without: Vec<String> = ipv4(rail)
                 .into_iter()
-                .filter(|ip| !rules.iter().any(|rule| rule.source == *ip))
+                .filter(|ip| !rules.contains(ip))
                 .map(|ip| ip.to_string())
                 .collect();
             let finding = if without.is_empty() {
@@ -449,65 +366,6 @@ fn a06_default(facts: &Facts) -> Vec<Finding> {
         }
         .read("default routes", uplinks),
     ]
-}
-
-fn a07_tables(facts: &Facts) -> Vec<Finding> {
-    let Some(rules) = &facts.rules else {
-        return vec![Finding::unknown(
-            "routing rules can only be asked of the running kernel",
-        )];
-    };
-    let of_rails: Vec<&Rule> = rules
-        .iter()
-        .filter(|rule| {
-            facts
-                .rails
-                .iter()
-                .any(|r| r.addresses.iter().any(|(ip, _)| *ip == rule.source))
-        })
-        .collect();
-    if of_rails.is_empty() {
-        return vec![Finding::not_applicable("no rule is for a rail's address")];
-    }
-    of_rails
-        .into_iter()
-        .map(|rule| {
-            let finding = if RESERVED.contains(&rule.table) {
-                Finding::fail(
-                    format!("table {} has a meaning of its own", rule.table),
-                    "use an unused table number, such as 1000 and above",
-                )
-            } else {
-                Finding::pass(format!("table {}", rule.table))
-            };
-            finding.on(format!("from {}", rule.source))
-        })
-        .collect()
-}
-
-fn a08_unique(facts: &Facts) -> Vec<Finding> {
-    if facts.rails.is_empty() {
-        return vec![Finding::not_applicable("no rail with an address")];
-    }
-    facts
-        .rails
-        .iter()
-        .map(|rail| {
-            let twice: Vec<String> = rail.duplicates.iter().map(ToString::to_string).collect();
-            let has_ipv6 = rail.addresses.iter().any(|(ip, _)| ip.is_ipv6());
-            let finding = if !twice.is_empty() {
-                Finding::fail(
-                    format!("another host has {} as well", twice.join(", ")),
-                    "find the lease (rdma-ipam list), and hosts with addresses set by hand",
-                )
-            } else if has_ipv6 {
-                Finding::pass("IPv6 found no other; IPv4 is not known without a probe (arping -D)")
-            } else {
-                Finding::unknown("IPv4 is not known without a probe: arping -D -I NETDEV ADDRESS")
-            };
-            finding.on(&rail.netdev)
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -32,10 +32,6 @@ pub(super) struct Facts {
     pub allocated: Option<Vec<String>>,
     /// What the runtime's configuration says about CDI.
     pub cdi: Cdi,
-    /// Huge pages by size in KiB: all and free.
-    pub huge_pages: Vec<(u64, u64, u64)>,
-    /// `rdma.max` of the container's or of the pods' cgroup.
-    pub cgroup: Option<String>,
 }
 
 /// A limit of locked memory.
@@ -102,16 +98,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         title: "the runtime reads CDI files",
         judge: r06_cdi,
     },
-    Check {
-        id: "R07",
-        title: "huge pages are free",
-        judge: r07_huge_pages,
-    },
-    Check {
-        id: "R08",
-        title: "no cgroup limits RDMA objects",
-        judge: r08_cgroup,
-    },
 ];
 
 /// Reads the host, or at the container.
@@ -132,8 +118,6 @@ pub(super) fn read(context: &Context) -> Facts {
         nodes: nodes(context),
         allocated: allocated(std::env::vars()),
         cdi: cdi(context),
-        huge_pages: huge_pages(&context.host.sys.join("kernel/mm/hugepages")),
-        cgroup: cgroup(context),
     }
 }
 
@@ -229,39 +213,6 @@ fn cdi(context: &Context) -> Cdi {
         Cdi::NoRuntime if elsewhere => Cdi::OutOfSight("of the node".to_owned()),
         known => known,
     }
-}
-
-fn huge_pages(directory: &Path) -> Vec<(u64, u64, u64)> {
-    let size = |name: &String| {
-        name.strip_prefix("hugepages-")?
-            .strip_suffix("kB")?
-            .parse()
-            .ok()
-    };
-    files::names(directory)
-        .iter()
-        .filter_map(|name| {
-            let number = |file| files::parsed(&directory.join(name).join(file));
-            Some((
-                size(name)?,
-                number("nr_hugepages")?,
-                number("free_hugepages")?,
-            ))
-        })
-        .filter(|(_, all, _)| *all > 0)
-        .collect()
-}
-
-fn cgroup(context: &Context) -> Option<String> {
-    let root = context.host.sys.join("fs/cgroup");
-    let places: &[&str] = if context.in_pod() {
-        &["rdma.max"]
-    } else {
-        &["kubepods.slice/rdma.max", "kubepods/rdma.max"]
-    };
-    places
-        .iter()
-        .find_map(|place| files::text(&root.join(place)))
 }
 
 fn in_container_only(facts: &Facts) -> Option<Vec<Finding>> {
@@ -454,48 +405,6 @@ fn r06_cdi(facts: &Facts) -> Vec<Finding> {
         )
         .read(place, "no CDI"),
     }]
-}
-
-fn r07_huge_pages(facts: &Facts) -> Vec<Finding> {
-    if facts.huge_pages.is_empty() {
-        return vec![Finding::not_applicable("no huge pages are reserved")];
-    }
-    facts
-        .huge_pages
-        .iter()
-        .map(|(kib, all, free)| {
-            let finding = if *free == 0 {
-                Finding::warn(
-                    "all are in use: applications that ask for them fail",
-                    "reserve more",
-                )
-            } else {
-                Finding::pass(format!("{free} of {all} are free"))
-            };
-            finding.on(format!("{kib} KiB"))
-        })
-        .collect()
-}
-
-fn r08_cgroup(facts: &Facts) -> Vec<Finding> {
-    let Some(text) = facts.cgroup.as_deref().filter(|text| !text.is_empty()) else {
-        return vec![Finding::not_applicable("no RDMA limits are set")];
-    };
-    let limited = text
-        .split_whitespace()
-        .filter_map(|word| word.split_once('='));
-    let limited = limited.filter(|(_, limit)| *limit != "max").count();
-    vec![
-        if limited == 0 {
-            Finding::pass("all are max")
-        } else {
-            Finding::warn(
-                "handles or objects are limited: applications with many connections fail",
-                "write max to rdma.max, or check that the limits are meant",
-            )
-        }
-        .read("rdma.max", text.replace('\n', "; ")),
-    ]
 }
 
 #[cfg(test)]

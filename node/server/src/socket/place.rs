@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::geteuid;
+use node::trust;
 
 /// Mode of the directory.
 const DIRECTORY_MODE: u32 = 0o700;
@@ -76,14 +76,14 @@ pub enum PlaceError {
     },
     /// Another user could put a socket there.
     #[error(
-        "the directory {path} is not used for the node's socket: {why}; it must be a directory of \
+        "the directory {path} is not used for the node's socket: {source}; it must be a directory of \
          root's that no other user can write to: remove it, or name another socket with {flag}"
     )]
     Directory {
         /// The directory.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        source: trust::Error,
         /// The flag that names the socket.
         flag: &'static str,
     },
@@ -114,16 +114,13 @@ impl Place {
     /// # Errors
     /// [`PlaceError`]; what was there is still there then.
     pub fn bind(&self, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
-        let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+        let (Some(_), Some(name)) = (self.path.parent(), self.path.file_name()) else {
             return Err(PlaceError::Path {
                 path: self.path.clone(),
                 flag: self.flag,
             });
         };
-        let directory = match directory {
-            empty if empty == Path::new("") => Path::new("."),
-            directory => directory,
-        };
+        let directory = trust::parent(&self.path);
         self.prepare(directory)?;
         let prefix = format!(".{}.", name.to_string_lossy());
         remove_leftovers(directory, &prefix);
@@ -166,35 +163,22 @@ impl Place {
 
     /// Makes the directory, or checks the one that is there.
     fn prepare(&self, directory: &Path) -> Result<(), PlaceError> {
-        let refused = |why: String| PlaceError::Directory {
-            path: directory.into(),
-            why,
-            flag: self.flag,
-        };
         match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(self.failed("create the directory", directory)(error));
             }
             _ => {}
         }
+        trust::check_one(directory).map_err(|error| PlaceError::Directory {
+            path: directory.into(),
+            source: error,
+            flag: self.flag,
+        })?;
         let meta = fs::symlink_metadata(directory)
             .map_err(self.failed("read owner and mode of", directory))?;
-        if meta.is_symlink() {
-            return Err(refused("it is a link".to_owned()));
-        }
-        if !meta.is_dir() {
-            return Err(refused("it is not a directory".to_owned()));
-        }
-        if meta.uid() != 0 && meta.uid() != geteuid().as_raw() {
-            return Err(refused(format!("it belongs to uid {}", meta.uid())));
-        }
-        let mode = meta.mode() & 0o7777;
-        if mode & 0o022 != 0 {
-            return Err(refused(format!("others can write to it (mode {mode:04o})")));
-        }
         // The kubelet makes the directory of a hostPath volume with mode 0755. A directory that
         // holds other things as well is not ours to close.
-        if mode & 0o077 != 0 && holds_only_sockets(directory) {
+        if meta.mode() & 0o077 != 0 && holds_only_sockets(directory) {
             fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))
                 .map_err(self.failed("chmod", directory))?;
         }
@@ -316,12 +300,12 @@ mod tests {
         fs::create_dir(directory).unwrap();
         for mode in [0o1777, 0o770] {
             fs::set_permissions(directory, Permissions::from_mode(mode)).unwrap();
-            refused(&format!("others can write to it (mode {mode:04o})"));
+            refused("it is writable for group or others");
         }
         fs::set_permissions(directory, Permissions::from_mode(0o700)).unwrap();
         if geteuid().is_root() {
             chown(directory, Some(65534), None).unwrap();
-            refused("it belongs to uid 65534");
+            refused("it does not belong to root");
         }
         assert_eq!(names(directory), Vec::<String>::new());
     }

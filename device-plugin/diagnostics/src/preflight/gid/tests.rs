@@ -73,28 +73,6 @@ fn each_check_says_what_is_wrong() {
             "differs",
         ),
         ("G03", Facts::default(), NotApplicable, ""),
-        ("G04", good(), Pass, ""),
-        ("G04", second_address(), Fail, "10.0.0.1 still has no GID"),
-        (
-            "G04",
-            Facts {
-                in_pod: false,
-                ..second_address()
-            },
-            NotApplicable,
-            "",
-        ),
-        ("G05", good(), Pass, ""),
-        (
-            "G05",
-            with(|port| {
-                port.gids
-                    .entries
-                    .push(entry(9, "10.0.0.9", GidType::RoceV2, None))
-            }),
-            Warn,
-            "entries of other pods",
-        ),
         ("G06", good(), Pass, "about 63"),
         ("G06", with(|port| port.children = 1000), Warn, "1000 units"),
         ("G06", with(|port| port.gids.slots = 0), Unknown, ""),

@@ -1,6 +1,6 @@
 //! Reads the kubelet's directories, PodResources, the CNI directories and the node's policy.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -18,39 +18,26 @@ use super::{Asked, Facts, Opened, PluginDir, Policies};
 use crate::files;
 use crate::preflight::context::{Context, Settings, mounted};
 
-/// The annotation by which a network refers to a resource.
-const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
-
 /// Reads the host.
 #[must_use]
 pub(crate) fn read(context: &Context) -> Facts {
     let settings = &context.settings;
     let inventory = &context.snapshot.inventory;
-    let (pod_resources, gpu_ids) = ask(&settings.kubelet_root_dir);
+    let pod_resources = ask(&settings.kubelet_root_dir);
     let registered = registered(
         &settings
             .device_plugin_dir
             .join("kubelet_internal_checkpoint"),
     );
     let cni_configurations = files::names(&settings.cni_conf_dir);
-    let programs = files::names(&settings.cni_bin_dir);
-    let of_multus = |name: &String| name.contains("multus");
     Facts {
         kubelet: settings.kubelet_root_dir.is_dir(),
         plugin_dir: plugin_dir(&settings.device_plugin_dir),
         pod_resources,
         policies: policies(context),
-        numa_nodes: context.snapshot.machine.numa.nodes.len(),
         numa_nodes_with_cpus: context.snapshot.machine.numa.nodes_with_cpus(),
-        gpu_memory_nodes: (context.snapshot.machine.gpus.iter())
-            .filter(|gpu| gpu.memory_node.is_some())
-            .count(),
         programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
         configurations_in_sight: in_sight(settings, &settings.cni_conf_dir),
-        multus: cni_configurations.iter().any(of_multus) || programs.iter().any(of_multus),
-        networks: settings.networks.as_ref().map(networks),
-        resources: resources(context, &registered),
-        gpu_ids,
         registered,
         nics: context
             .snapshot
@@ -105,18 +92,12 @@ fn plugin_dir(path: &Path) -> Option<PluginDir> {
     })
 }
 
-/// Whether the kubelet answers, and the IDs of NVIDIA GPUs if it does.
-fn ask(kubelet_root: &Path) -> (Asked, Vec<String>) {
+/// Whether the kubelet answers.
+fn ask(kubelet_root: &Path) -> Asked {
     match client::ask(kubelet_root) {
-        Ok(devices) => {
-            let gpus = devices
-                .allocatable
-                .into_iter()
-                .filter(|(name, _)| name == "nvidia.com/gpu");
-            (Asked::Answered, gpus.flat_map(|(_, ids)| ids).collect())
-        }
-        Err(client::Error::NoSocket(_)) => (Asked::NoSocket, Vec::new()),
-        Err(error) => (Asked::Failed(error.to_string()), Vec::new()),
+        Ok(_) => Asked::Answered,
+        Err(client::Error::NoSocket(_)) => Asked::NoSocket,
+        Err(error) => Asked::Failed(error.to_string()),
     }
 }
 
@@ -127,7 +108,6 @@ struct KubeletConfiguration {
     cpu_manager_policy: Option<String>,
     topology_manager_policy: Option<String>,
     topology_manager_scope: Option<String>,
-    topology_manager_policy_options: BTreeMap<String, String>,
 }
 
 /// Settings from the kubelet's flags, and where those are silent from its file.
@@ -172,19 +152,6 @@ fn settings(flags: &[String], configuration: &KubeletConfiguration) -> Policies 
             .filter(|v| !v.is_empty())
             .unwrap_or_else(|| default.to_owned())
     };
-    let most = "max-allowable-numa-nodes";
-    let option = flag(flags, "topology-manager-policy-options")
-        .and_then(|options| {
-            options
-                .split(',')
-                .find_map(|o| o.strip_prefix(most)?.strip_prefix('='))
-        })
-        .or_else(|| {
-            configuration
-                .topology_manager_policy_options
-                .get(most)
-                .map(String::as_str)
-        });
     Policies {
         cpu: chosen(
             "cpu-manager-policy",
@@ -201,7 +168,6 @@ fn settings(flags: &[String], configuration: &KubeletConfiguration) -> Policies 
             &configuration.topology_manager_scope,
             "container",
         ),
-        most_numa_nodes: option.and_then(|option| option.parse().ok()),
     }
 }
 
@@ -244,52 +210,6 @@ fn registered(path: &Path) -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// Resources by network, from what `kubectl get network-attachment-definitions -o json` prints.
-fn networks(document: &Value) -> BTreeMap<String, String> {
-    let items = document.pointer("/items").and_then(Value::as_array);
-    let one = std::slice::from_ref(document);
-    let items = items.map_or(one, Vec::as_slice);
-    let entry = |network: &Value| {
-        let metadata = network.get("metadata")?;
-        let resource = metadata
-            .get("annotations")?
-            .get(RESOURCE_NAME)?
-            .as_str()?
-            .to_owned();
-        let name = metadata.get("name")?.as_str()?;
-        let namespace = metadata
-            .get("namespace")
-            .and_then(Value::as_str)
-            .unwrap_or("default");
-        Some((format!("{namespace}/{name}"), resource))
-    };
-    items.iter().filter_map(entry).collect()
-}
-
-/// What this node has: by the cluster, the kubelet, and our configuration.
-fn resources(
-    context: &Context,
-    registered: &BTreeMap<String, Vec<String>>,
-) -> Option<BTreeSet<String>> {
-    let of_node = context.settings.node_object.as_ref().map(|node| {
-        let allocatable = node
-            .pointer("/status/allocatable")
-            .and_then(Value::as_object);
-        allocatable
-            .into_iter()
-            .flatten()
-            .map(|(name, _)| name.clone())
-            .collect::<Vec<_>>()
-    });
-    let configured = context.pools.as_ref().map(|pools| pools.resources.clone());
-    let known = !registered.is_empty() || of_node.is_some() || configured.is_some();
-    let all = registered.keys().cloned();
-    let all = all
-        .chain(of_node.into_iter().flatten())
-        .chain(configured.into_iter().flatten());
-    known.then(|| all.collect())
-}
-
 /// Opens each store of the policy, without writing to it.
 fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
     let mut policy = Policy::load(&context.settings.policy).map_err(|error| error.to_string())?;
@@ -330,31 +250,25 @@ mod tests {
     #[test]
     fn flags_of_the_kubelet_beat_its_file() {
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-            cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n\
-            topologyManagerPolicyOptions:\n  max-allowable-numa-nodes: \"16\"\n";
+            cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n";
         let file: KubeletConfiguration = serde_saphyr::from_str(file).unwrap();
         let read = settings(&words(&["kubelet", "--v=2"]), &file);
         assert_eq!(
             (read.cpu.as_str(), read.topology.as_str()),
             ("static", "best-effort")
         );
-        assert_eq!(
-            (read.scope.as_str(), read.most_numa_nodes),
-            ("container", Some(16))
-        );
+        assert_eq!(read.scope, "container");
         let flags = [
             "kubelet",
             "--topology-manager-policy",
             "restricted",
             "--topology-manager-scope=pod",
-            "--topology-manager-policy-options=prefer-closest-numa-nodes=true,max-allowable-numa-nodes=9",
         ];
         let read = settings(&words(&flags), &file);
         assert_eq!(
             (read.topology.as_str(), read.scope.as_str()),
             ("restricted", "pod")
         );
-        assert_eq!(read.most_numa_nodes, Some(9));
     }
 
     #[test]
@@ -369,16 +283,5 @@ mod tests {
         assert!(registered(Path::new("/nonexistent")).is_empty());
         std::fs::write(&path, "{").unwrap();
         assert!(registered(&path).is_empty());
-    }
-
-    #[test]
-    fn networks_are_read_one_or_many() {
-        let one = serde_json::json!({"metadata": {
-            "name": "rail", "namespace": "ml", "annotations": {RESOURCE_NAME: "rdma/rails"}}});
-        let list = serde_json::json!({"items": [one, {"metadata": {"name": "plain"}}]});
-        let expected = BTreeMap::from([("ml/rail".to_owned(), "rdma/rails".to_owned())]);
-        assert_eq!(networks(&one), expected);
-        assert_eq!(networks(&list), expected);
-        assert!(networks(&serde_json::json!(7)).is_empty());
     }
 }

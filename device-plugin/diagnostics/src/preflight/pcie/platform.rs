@@ -11,8 +11,6 @@ pub(in crate::preflight) struct Platform {
     pub arm: bool,
     /// The kernel runs in a virtual machine.
     pub virtual_machine: bool,
-    /// Size of the kernel's pages in bytes; `None` if the kernel does not show it.
-    pub page_bytes: Option<u64>,
 }
 
 /// Reads the host.
@@ -30,9 +28,6 @@ pub(in crate::preflight) fn read(host: &Host) -> Platform {
         virtual_machine: has_hypervisor_flag(&cpuinfo)
             || host.sys.join("hypervisor/type").exists()
             || (arm && is_virtual(&firmware)),
-        page_bytes: sys("kernel/mm/transparent_hugepage/hpage_pmd_size")
-            .and_then(|size| size.parse().ok())
-            .and_then(page_bytes),
     }
 }
 
@@ -66,23 +61,9 @@ fn is_virtual([vendor, product, bios]: &[String; 3]) -> bool {
             .any(|name| texts.iter().any(|text| text.starts_with(name)))
 }
 
-/// The page size of which this is the huge page: a table of pages has one page, of eight bytes an
-/// entry (`HPAGE_PMD_SIZE`), on x86-64 and arm64 alike.
-fn page_bytes(huge: u64) -> Option<u64> {
-    [4096_u64, 16_384, 65_536]
-        .into_iter()
-        .find(|page| page * (page / 8) == huge)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_page_size_follows_from_that_of_huge_pages() {
-        let sizes = [2 << 20, 32 << 20, 512 << 20, 4096].map(page_bytes);
-        assert_eq!(sizes, [Some(4096), Some(16_384), Some(65_536), None]);
-    }
 
     #[test]
     fn virtual_machines_are_told_by_flag_or_firmware() {
@@ -107,14 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_tray_is_an_arm_machine_with_large_pages() {
+    fn a_grace_tray_is_an_arm_machine() {
         let directory = tempfile::tempdir().unwrap();
         let tree = hca::tree::Tree::new(directory.path());
         hca::tree::machine::gb200(&tree);
         let grace = Platform {
             arm: true,
             virtual_machine: false,
-            page_bytes: Some(65_536),
         };
         assert_eq!(read(&tree.host()), grace);
         tree.file("/sys/class/dmi/id/sys_vendor", "QEMU");

@@ -21,8 +21,6 @@ fn function(name: &str) -> Function {
         iommu: None,
         device_control: Register::Value(0x5936),
         ats_control: Register::None,
-        runtime_status: Some("active".to_owned()),
-        may_sleep: false,
         window: Some(128 << 30),
         memory: None,
         nearest: Some(Distance::sure(Class::Pix)),
@@ -39,7 +37,6 @@ fn grace(change: impl FnOnce(&mut Facts)) -> Facts {
         platform: Platform {
             arm: true,
             virtual_machine: false,
-            page_bytes: Some(65_536),
         },
         ..good()
     };
@@ -80,7 +77,6 @@ fn good() -> Facts {
         }],
         numa_nodes: 2,
         platform: Platform {
-            page_bytes: Some(4096),
             ..Platform::default()
         },
         hides_switches: false,
@@ -336,36 +332,11 @@ fn p09() -> Vec<Case<Facts>> {
 }
 
 fn p10() -> Vec<Case<Facts>> {
-    vec![
-        ("P10", good(), Pass, "awake"),
-        (
-            "P10",
-            gpu(|gpu| gpu.runtime_status = Some("suspended".to_owned())),
-            Warn,
-            "it sleeps",
-        ),
-        ("P10", nic(|nic| nic.may_sleep = true), Warn, "D3cold"),
-        ("P10", nic(|nic| nic.runtime_status = None), Unknown, ""),
-    ]
+    vec![]
 }
 
 fn p11() -> Vec<Case<Facts>> {
-    vec![
-        ("P11", good(), NotApplicable, "no GPU with a coherent link"),
-        ("P11", grace(|_| ()), Pass, "64 KiB"),
-        (
-            "P11",
-            grace(|facts| facts.platform.page_bytes = Some(4096)),
-            Warn,
-            "4 KiB",
-        ),
-        (
-            "P11",
-            grace(|facts| facts.platform.page_bytes = None),
-            Unknown,
-            "",
-        ),
-    ]
+    vec![]
 }
 
 fn p12() -> Vec<Case<Facts>> {

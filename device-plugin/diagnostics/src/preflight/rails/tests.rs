@@ -18,7 +18,6 @@ fn rail(number: u8) -> Rail {
     Rail {
         netdev: format!("rail{number}"),
         addresses: vec![(ip(&format!("10.0.0.{number}")), 16), (ip("fe80::1"), 64)],
-        duplicates: Vec::new(),
         subnets: vec![(ip("10.0.0.0"), 16)],
         settings: set(1, 2, 2),
     }
@@ -26,15 +25,11 @@ fn rail(number: u8) -> Rail {
 
 /// A pod with two rails in one subnet, made right.
 fn good() -> Facts {
-    let rule = |number: u8| Rule {
-        source: ip(&format!("10.0.0.{number}")),
-        table: 1000 + u32::from(number),
-    };
+    let rule = |number: u8| ip(&format!("10.0.0.{number}"));
     Facts {
         in_pod: true,
         rails: vec![rail(1), rail(2)],
         all: set(0, 0, 0),
-        inherit: Some(0),
         uplinks: vec!["eth0".to_owned()],
         rules: Some(vec![rule(1), rule(2)]),
     }
@@ -101,25 +96,7 @@ fn a03() -> Vec<Case<Facts>> {
 }
 
 fn a04() -> Vec<Case<Facts>> {
-    vec![
-        ("A04", good(), Pass, ""),
-        (
-            "A04",
-            with(|f| f.all.rp_filter = Some(1)),
-            Warn,
-            "those are strict",
-        ),
-        (
-            "A04",
-            with(|f| {
-                f.all.rp_filter = Some(1);
-                f.inherit = Some(2);
-            }),
-            Pass,
-            "",
-        ),
-        ("A04", with(|f| f.inherit = None), Unknown, ""),
-    ]
+    vec![]
 }
 
 fn a05() -> Vec<Case<Facts>> {
@@ -149,39 +126,11 @@ fn a06() -> Vec<Case<Facts>> {
 }
 
 fn a07() -> Vec<Case<Facts>> {
-    vec![
-        ("A07", good(), Pass, "table 100"),
-        (
-            "A07",
-            with(|f| f.rules.as_mut().unwrap()[0].table = 254),
-            Fail,
-            "table 254",
-        ),
-        (
-            "A07",
-            with(|f| f.rules = Some(Vec::new())),
-            NotApplicable,
-            "",
-        ),
-    ]
+    vec![]
 }
 
 fn a08() -> Vec<Case<Facts>> {
-    vec![
-        ("A08", good(), Pass, ""),
-        (
-            "A08",
-            with(|f| f.rails[0].duplicates.push(ip("fd00::1"))),
-            Fail,
-            "another host has fd00::1",
-        ),
-        (
-            "A08",
-            with(|f| f.rails.iter_mut().for_each(|r| r.addresses.truncate(1))),
-            Unknown,
-            "arping",
-        ),
-    ]
+    vec![]
 }
 
 #[test]
@@ -195,21 +144,4 @@ fn a_strict_filter_for_all_wins_over_a_loose_one() {
     assert_eq!(effective(Some(1), Some(0)), Some(1));
     assert_eq!(effective(Some(1), Some(2)), Some(2));
     assert_eq!(effective(Some(0), None), None);
-}
-
-#[test]
-fn rules_with_large_table_numbers_are_understood() {
-    let mut rule = RuleMessage::default();
-    rule.attributes.push(RuleAttribute::Source(ip("10.0.0.1")));
-    rule.header.table = 252;
-    assert_eq!(
-        by_source(&rule),
-        Some(Rule {
-            source: ip("10.0.0.1"),
-            table: 252
-        })
-    );
-    rule.attributes.push(RuleAttribute::Table(1001));
-    assert_eq!(by_source(&rule).unwrap().table, 1001);
-    assert_eq!(by_source(&RuleMessage::default()), None);
 }

@@ -93,7 +93,6 @@ impl Node {
             "mlx5_core",
             "mlx5_ib",
             "nvidia",
-            "nvidia_uvm",
         ];
         for module in modules {
             tree.file(format!("/sys/module/{module}/refcnt"), 1);
@@ -115,9 +114,6 @@ impl Node {
         for name in names.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
             let directory = format!("/sys/bus/pci/devices/{name}");
             self.config(&name, 0x5936, Some(0x0001));
-            self.tree
-                .file(format!("{directory}/power/runtime_status"), "active");
-            self.tree.file(format!("{directory}/power/control"), "on");
             self.tree.file(
                 format!("{directory}/aer_dev_correctable"),
                 "RxErr 0\nTOTAL_ERR_COR 0",
@@ -163,12 +159,7 @@ impl Node {
             self.tree.file(format!("{netdev}/carrier"), 1);
             self.tree.file(format!("{netdev}/name_assign_type"), 4);
             self.tree.file(format!("{netdev}/qos/trust"), "dscp");
-            for (file, value) in [
-                ("roce_rp/enable/3", 1),
-                ("roce_np/enable/3", 1),
-                ("roce_np/cnp_dscp", 48),
-                ("roce_np/cnp_802p_prio", 6),
-            ] {
+            for (file, value) in [("roce_rp/enable/3", 1), ("roce_np/enable/3", 1)] {
                 self.tree.file(format!("{netdev}/ecn/{file}"), value);
             }
             // The nodes of a tree are files; a link to a real character device is one.
@@ -205,8 +196,6 @@ impl Node {
         }
         self.tree.file("/proc/1/net/route", routes);
         self.tree.file("/proc/1/net/fib_trie", trie);
-        self.tree
-            .file("/proc/sys/net/core/devconf_inherit_init_net", 0);
         for netdev in (0..8)
             .map(|n| format!("gpu{n}rdma0"))
             .chain(["all".to_owned()])
@@ -281,8 +270,6 @@ impl Node {
                 window: Duration::ZERO,
                 ..Requirements::default()
             },
-            node_object: None,
-            networks: None,
         }
     }
 
