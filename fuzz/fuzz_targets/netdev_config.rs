@@ -138,7 +138,9 @@ fn planned_in_full(config: &Config) {
             kind,
             parent: parent.clone(),
         };
-        config.fits(Attach::Child(kind), None).expect("keys of a child");
+        config
+            .fits(Attach::Child(kind), None)
+            .expect("keys of a child");
         plan::check(&resolved, config).expect("a child");
         let random = MacAddress::new([2, 0, 0, 0, 0, 1]);
         let made = plan::child(config, kind, &parent, random).expect("a plan");

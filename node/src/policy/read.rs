@@ -569,6 +569,7 @@ mod tests {
                         "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "rails": {"0000:3b:00.0": 0, "ens2*": 7},
+              "fabricAddresses": "static",
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
         )
@@ -611,6 +612,7 @@ mod tests {
             addresses: &[],
         });
         assert_eq!(rail, Ok(Some(7)));
+        assert_eq!(policy.fabric_addresses, FabricAddresses::Static);
         assert_eq!(policy.log.level, LogLevel::Debug);
     }
 
