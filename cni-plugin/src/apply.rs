@@ -92,6 +92,19 @@ pub fn make(
                 Refused::Explained(error) => error,
             })?;
             stands_on(inside, &made, parent.link())?;
+            // The driver of IPoIB gives a new child an MTU by its mode, whatever was asked for.
+            if let Some(mtu) = mtu.filter(|mtu| *mtu != made.mtu) {
+                let change = Change {
+                    mtu: Some(mtu),
+                    ..Change::default()
+                };
+                link::change(
+                    inside,
+                    format_args!("set MTU of {name}"),
+                    made.index,
+                    &change,
+                )?;
+            }
             Ok(made)
         }
     }

@@ -20,8 +20,10 @@ pub struct Candidate {
     pub elsewhere: bool,
     /// Why it cannot be read, if it cannot: what was read and what the kernel said.
     pub fault: Option<String>,
-    /// Netdevs on it, in name order; empty for InfiniBand without IPoIB.
+    /// Netdevs of it, in the order in which the kernel made them; empty for InfiniBand without IPoIB.
     pub netdevs: Vec<Netdev>,
+    /// The bond on its netdevs, and that bond's other members without an HCA of their own.
+    pub bond_names: Vec<String>,
     /// The PCI function it is, or (scalable functions) hangs below.
     pub pci: Option<Pci>,
     /// Physical, virtual or scalable function, or not on a bus at all.
@@ -200,6 +202,7 @@ pub(crate) mod example {
                 name: "ens1f0v3".into(),
                 link_type: LinkType::Ether,
             }],
+            bond_names: Vec::new(),
             pci: Some(Pci {
                 address: "0000:3b:00.5".into(),
                 vendor: "15b3".into(),

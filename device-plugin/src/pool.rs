@@ -82,7 +82,8 @@ impl fmt::Display for Excluded {
             ),
             Reason::Uplink(netdev, why) => write!(
                 formatter,
-                "{id} is excluded from {resource}: the node itself needs {netdev}: {why}"
+                "{id} is excluded from {resource}: the node itself needs {netdev}: {why}; if pods may \
+                 have it, set exclude for this pool without uplinks"
             ),
             Reason::Held(by, pod) => write!(
                 formatter,

@@ -8,8 +8,9 @@ use serde::{Serialize, Serializer};
 
 use crate::address::ParseError;
 use crate::gid::{self, GidTable};
-use crate::host::{self, Result};
+use crate::host::{self, Host, Result};
 use crate::json;
+use crate::port_id::PortId;
 
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -261,6 +262,17 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
         Some("InfiniBand") => LinkLayer::InfiniBand,
         _ => LinkLayer::Unknown,
     })
+}
+
+/// The partition keys of a port, in order of their index.
+///
+/// # Errors
+/// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
+/// cannot be read.
+pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
+    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let keys = pkeys(&directory.join("ports").join(port.port.to_string()))?;
+    Ok(keys.into_iter().map(|(_, key)| key).collect())
 }
 
 /// Partition keys; like GIDs they fill the table from the front, so the same rule ends the walk.

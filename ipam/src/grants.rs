@@ -133,7 +133,8 @@ impl Grants {
     /// Replaces those of a space, durably.
     ///
     /// # Errors
-    /// What the kernel said, or it would be too long to be read again; the file is as it was.
+    /// What the kernel said, or it would be too long to be read again. Either the file is as it was, or
+    /// it was replaced, and not durably ([`node::file::replace`]).
     pub fn write(&self, directory: &Path, space: &AddressSpace) -> io::Result<()> {
         node::file::make_directories(directory)?;
         let text = serde_json::to_vec(self)?;

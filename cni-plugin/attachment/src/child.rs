@@ -1,5 +1,10 @@
 //! Removing the child of an attachment, which its pod may have renamed, changed or moved.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use netlink::{
     Namespace, Socket,
     link::{self, Link},
@@ -12,6 +17,9 @@ use crate::{
     namespaces,
     node::Node,
 };
+
+/// [`Child::kind`] of a partition of an InfiniBand port.
+pub const IPOIB: &str = "ipoib";
 
 /// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved to from
 /// there. What is not found is logged, because it may still use its address.
@@ -50,6 +58,55 @@ pub(crate) fn remove(
         record.owner()
     ));
     Ok(())
+}
+
+/// Removes the child of a pod whose namespace is gone. The kernel deletes children with their
+/// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
+/// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove_returned(
+    node: &mut Node,
+    record: &Record,
+    child: &Child,
+    timeout: Duration,
+) -> Result<(), Error> {
+    if child.kind != IPOIB || child.in_pod || child.pod_index.is_none() {
+        return Ok(());
+    }
+    let started = Instant::now();
+    loop {
+        let links = link::list(&mut node.netns.socket)?;
+        if let Some(link) = find_returned(&links, child) {
+            return Ok(link::delete(&mut node.netns.socket, link)?);
+        }
+        if started.elapsed() >= timeout {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    node.log.warn(format_args!(
+        "the IPoIB child of {} on {} is not on the host {timeout:?} after its pod's network namespace \
+         ended: its pod deleted it, or something still holds the namespace. If the child appears \
+         later, delete it: ip link delete NAME (it had index {})",
+        record.owner(),
+        child.master,
+        child.pod_index.unwrap_or_default()
+    ));
+    Ok(())
+}
+
+/// The child among the links of the host, by its index and by the queue pair that its address begins
+/// with: an administrator's child of the same port and partition has others. Pure.
+fn find_returned<'a>(links: &'a [Link], child: &Child) -> Option<&'a Link> {
+    let queue_pair = |mac: &str| mac.get(..11).map(str::to_owned);
+    links.iter().find(|link| {
+        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        is_like(link, child, Below::Beside)
+            && child.pod_index == Some(link.index)
+            && (child.mac.as_deref()).is_none_or(|known| queue_pair(known) == queue_pair(&mac))
+    })
 }
 
 /// Where the link below a child is, as the namespace of the child knows it.
@@ -163,7 +220,7 @@ fn is_like(link: &Link, child: &Child, below: Below) -> bool {
     // IPoIB does not report the namespace of the link below (`ipoib_get_link_ops()`).
     kind.as_deref() == Some(&child.kind)
         && on == child.index
-        && (in_place || child.kind == "ipoib" && link.parent_netns.is_none())
+        && (in_place || child.kind == IPOIB && link.parent_netns.is_none())
 }
 
 #[cfg(test)]
@@ -261,5 +318,51 @@ mod tests {
         assert_eq!(found(&[one.clone()], &ours), Some(3));
         one.index = 4;
         assert_eq!(found(&[one], &ours), None);
+    }
+
+    #[test]
+    fn a_returned_ipoib_child_is_not_taken_for_another_one() {
+        let address = |queue_pair: u8, guid: u8| {
+            let mut mac = [0; 20];
+            (mac[3], mac[19]) = (queue_pair, guid);
+            mac.to_vec()
+        };
+        let returned = Link {
+            kind: Some(InfoKind::Ipoib),
+            mac: address(0x13, 1),
+            parent_netns: None,
+            ..link(7, "dev7", 0)
+        };
+        let ours = Child {
+            kind: IPOIB.into(),
+            ..child(
+                Some(7),
+                Some(&hca::MacAddress::new(address(0x13, 2)).to_string()),
+            )
+        };
+        // The GUID of a virtual function can be changed while a pod has the child.
+        assert_eq!(
+            find_returned(&[returned.clone()], &ours),
+            Some(&returned),
+            "whatever its name"
+        );
+        let other_index = Link {
+            index: 8,
+            ..returned.clone()
+        };
+        let other_queue_pair = Link {
+            mac: address(0x14, 1),
+            ..returned.clone()
+        };
+        let other_parent = Link {
+            parent: Some(4),
+            ..returned.clone()
+        };
+        let a_vlan = Link {
+            kind: Some(InfoKind::Vlan),
+            ..returned
+        };
+        let others = [other_index, other_queue_pair, other_parent, a_vlan];
+        assert_eq!(find_returned(&others, &ours), None);
     }
 }

@@ -32,8 +32,8 @@ pub const UNNAMED: &str = "rdma-tmp";
 
 /// Undoes an attachment, all of its interfaces.
 ///
-/// `timeout` limits the wait for RDMA devices, and then for netdevs, that return from a dying
-/// namespace: they return together.
+/// `timeout` limits the wait for RDMA devices, then for netdevs, then for IPoIB children, that return
+/// from a dying namespace: they return together.
 ///
 /// # Errors
 /// All failures, the first one first.
@@ -64,8 +64,16 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Err(e) => failures.push(e),
                     }
                 }
-                if let Some(pod) = &pod {
-                    failures.extend(clear_pod(node, record, pod));
+                match &pod {
+                    Some(pod) => failures.extend(clear_pod(node, record, pod)),
+                    None => {
+                        let limit = Limit::of(timeout);
+                        for child in record.parts.iter().filter_map(|part| part.child.as_ref()) {
+                            let left = limit.left();
+                            failures
+                                .extend(child::remove_returned(node, record, child, left).err());
+                        }
+                    }
                 }
             }
             Err(e) => failures.push(e),

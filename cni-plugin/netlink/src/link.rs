@@ -196,6 +196,13 @@ impl Link {
         self.flags.contains(LinkFlags::Up)
     }
 
+    /// Whether it is the netdev of a device on a bus, not a link that software made. An IPoIB netdev
+    /// of a port has a kind as its children have, which stand on it (`ipoib_link_ops`).
+    pub fn is_hardware(&self) -> bool {
+        self.bus_device.is_some()
+            && (self.kind.is_none() || self.is_infiniband() && self.parent.is_none())
+    }
+
     /// Whether it is IP over InfiniBand.
     pub fn is_infiniband(&self) -> bool {
         self.hardware == 32

@@ -20,6 +20,7 @@ use crate::{
     config::{Attach, ChildKind, Config, Devices},
     error::Error,
     interface_config::InterfaceConfig,
+    parts::OneRail,
     plan,
     rdma::RdmaRequirement,
     resolve::{self, Requested},
@@ -238,6 +239,14 @@ fn check_attach(request: &Request, config: &Config, network: &Network) -> Result
                 .to_owned(),
         );
     }
+    if let (Some(master), Some(resource), false) =
+        (&config.master, &network.resource, config.link_in_container)
+    {
+        found.notes.push(format!(
+            "a pod whose unit of {resource} is another HCA than that of {master} is refused; without \
+             master the child is made on the netdev of the unit"
+        ));
+    }
     Ok(found)
 }
 
@@ -291,6 +300,16 @@ fn check_addresses(
         .collect::<Result<Vec<_>, _>>()?;
     if let Some(mtu) = config.mtu {
         plan::carries_ipv6(mtu, config, needs_ipv6.contains(&true))?;
+    }
+    if config.devices == Devices::One {
+        let of_rails = read.rails();
+        let one = OneRail {
+            asked: config.rail,
+            ranges: of_rails.as_ref(),
+            rails: &policy.rails,
+            path: &places.policy,
+        };
+        one.number(None)?;
     }
     let ranges = read.all_ranges();
     found
@@ -557,6 +576,29 @@ mod tests {
                 "{keys}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_network_with_ranges_of_rails_says_its_rail() {
+        let of = |keys: &str| {
+            one(&format!(
+                r#"{{"cniVersion": "1.0.0", "name": "x", "type": "rdma-netdev", "master": "e0", {keys}
+                "ipam": {{"type": "rdma-ipam", "ranges": {{"0": {{"range": "10.0.0.0/24"}}}}}}}}"#
+            ))
+        };
+        for (keys, expected) in [
+            ("", "which rail"),
+            (r#""rail": 1,"#, "nothing for rail 1"),
+            (r#""rail": 300,"#, "rail"),
+        ] {
+            let found = of(keys);
+            assert!(
+                found.errors.iter().any(|e| e.contains(expected)),
+                "{keys}: {found:?}"
+            );
+        }
+        let found = of(r#""rail": 0,"#);
+        assert!(found.errors.is_empty(), "{found:?}");
     }
 
     #[test]

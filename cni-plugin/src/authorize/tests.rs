@@ -251,6 +251,25 @@ fn what_others_stand_on_is_not_moved() {
 }
 
 #[test]
+fn the_ipoib_netdev_of_a_port_is_hardware_and_its_children_are_not() {
+    let mut parent = hardware();
+    (parent.link.kind, parent.link.hardware) = (Some(InfoKind::Ipoib), 32);
+    let allow = Allow {
+        unallocated: true,
+        ..Allow::default()
+    };
+    move_it(parent.clone(), &allow, &[]).unwrap();
+    let mut child = parent.clone();
+    child.link.parent = Some(4);
+    let mut child_without_device = parent;
+    child_without_device.link.bus_device = None;
+    for child in [child, child_without_device] {
+        let denied = move_it(child, &allow, &[]).unwrap_err();
+        assert!(denied.why.contains("ipoib"), "{denied}");
+    }
+}
+
+#[test]
 fn virtual_links_are_moved_by_a_key_of_their_own() {
     let mut vlan = hardware();
     vlan.link.kind = Some(InfoKind::Vlan);

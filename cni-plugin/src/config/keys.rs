@@ -32,6 +32,7 @@ pub(super) const KEYS: &[&str] = &[
     "pkey",
     "port",
     "prevResult",
+    "rail",
     "rails",
     "rdma",
     "rdmaDevice",

@@ -33,6 +33,7 @@ const KEYS: &[Key] = &[
     ("linkLocal", |c| c.link_local.is_some(), INTERFACES),
     ("acceptRA", |c| c.accept_ra, INTERFACES),
     ("dad", |c| c.dad, INTERFACES),
+    ("rail", |c| c.rail.is_some(), INTERFACES),
     ("rails", |c| c.rails.wanted.is_some(), INTERFACES),
     (
         "rdma: required",

@@ -3,23 +3,36 @@
 
 use cni_wire::Code;
 use netlink::link::Link;
+use netlink_packet_route::link::IpoibMode;
 
+use super::ipoib_of;
 use crate::{
     config::{Attach, ChildKind, Config},
     error::Error,
-    resolve::Resolved,
+    resolve::{HostLink, Parent, Resolved},
 };
 
 /// The smallest MTU of a link with IPv6 (RFC 8200, section 5); below it the kernel takes IPv6 away.
 const MIN_IPV6_MTU: u32 = 1280;
+
+const OWN_ADDRESS: &str =
+    "set attach to ipoib: each child has a queue pair, and with it an address, of its own";
 
 /// Refuses what the kernel would refuse with a worse message, or take and do something else.
 ///
 /// # Errors
 /// Code 7 naming the key and what to do instead.
 pub fn check(resolved: &Resolved, config: &Config) -> Result<(), Error> {
-    let link = resolved.link();
-    link.map_or(Ok(()), |link| fits(resolved.attach(), config, link))
+    if let Some(link) = resolved.link() {
+        fits(resolved.attach(), config, link)?;
+    }
+    match resolved {
+        Resolved::Child {
+            kind: ChildKind::Ipoib,
+            parent: Parent::OfHost(host),
+        } => is_member(host, config),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses IPv6 on an interface whose MTU is too small for it. `given` says whether an
@@ -55,12 +68,17 @@ fn fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
                 "{} is IP over InfiniBand, which has no MAC addresses for a macvlan",
                 link.name
             ),
-            "set attach to ipoib for a child with a partition key of its own, or to ipvlan",
+            OWN_ADDRESS,
         )),
         Attach::Child(ChildKind::Macvlan) => is_ethernet(ChildKind::Macvlan, link),
-        Attach::Child(ChildKind::Ipvlan) if !link.is_infiniband() => {
-            is_ethernet(ChildKind::Ipvlan, link)
-        }
+        Attach::Child(ChildKind::Ipvlan) if link.is_infiniband() => Err(invalid(
+            format!(
+                "{} is IP over InfiniBand, and the kernel makes an ipvlan on Ethernet only",
+                link.name
+            ),
+            OWN_ADDRESS,
+        )),
+        Attach::Child(ChildKind::Ipvlan) => is_ethernet(ChildKind::Ipvlan, link),
         Attach::Child(ChildKind::Ipoib) if !link.is_infiniband() => Err(invalid(
             format!("{} is not an IP over InfiniBand link", link.name),
             "set attach to macvlan for an Ethernet netdev",
@@ -76,6 +94,8 @@ fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
 fn mtu_fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
     let most = match attach {
         Attach::Move => link.max_mtu,
+        // Connected mode has an MTU of its own, beyond that of the port.
+        Attach::Child(ChildKind::Ipoib) if is_connected(config, link)? => link.max_mtu,
         Attach::Child(_) | Attach::RdmaOnly => link.mtu,
     };
     match config.mtu {
@@ -85,6 +105,43 @@ fn mtu_fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
         )),
         _ => Ok(()),
     }
+}
+
+fn is_connected(config: &Config, link: &Link) -> Result<bool, Error> {
+    let (_, of_parent) = ipoib_of(link);
+    Ok(config.ipoib_mode()?.unwrap_or(of_parent) == IpoibMode::Connected)
+}
+
+/// A child in a partition that the port is not a member of would have no carrier. The subnet manager
+/// makes the port a member, so the request can succeed later.
+fn is_member(host: &HostLink, config: &Config) -> Result<(), Error> {
+    let Some(keys) = &host.pkeys else {
+        return Ok(());
+    };
+    let pkey = config.pkey.unwrap_or(ipoib_of(&host.link).0);
+    // The highest bit is the membership: set for a full member (InfiniBand Architecture 10.9.1.1).
+    if keys.iter().any(|key| (key ^ pkey) & 0x7fff == 0) {
+        return Ok(());
+    }
+    let port = host.rdma.first().map(ToString::to_string);
+    let membership = |key: &u16| match key & 0x8000 {
+        0 => format!("{key:#06x} (limited)"),
+        _ => format!("{key:#06x} (full)"),
+    };
+    Err(Error::new(
+        Code::TryAgain,
+        format!(
+            "pkey {pkey:#06x}: the port below {} ({}) is not a member of that partition; its keys are \
+             {}",
+            host.link.name,
+            port.unwrap_or_default(),
+            keys.iter().map(membership).collect::<Vec<_>>().join(", ")
+        ),
+    )
+    .with_details(
+        "name one of these, or add the port's GUID to the partition in the subnet manager's \
+         configuration (OpenSM: partitions.conf)",
+    ))
 }
 
 fn is_ethernet(kind: ChildKind, link: &Link) -> Result<(), Error> {
@@ -149,7 +206,7 @@ mod tests {
         // ARPHRD_LOOPBACK
         refuses(MACVLAN, &config(), 772, "not an Ethernet");
         refuses(IPVLAN, &config(), 772, "not an Ethernet");
-        fits(IPVLAN, &config(), &link(INFINIBAND)).unwrap();
+        refuses(IPVLAN, &config(), INFINIBAND, "ipvlan on Ethernet only");
         fits(IPOIB, &config(), &link(INFINIBAND)).unwrap();
     }
 
@@ -169,6 +226,44 @@ mod tests {
         refuses(Attach::Move, &mtu(9001), ETHERNET, "mtu");
         fits(MACVLAN, &mtu(1500), &link(ETHERNET)).unwrap();
         fits(Attach::Move, &mtu(9000), &link(ETHERNET)).unwrap();
+        refuses(IPOIB, &mtu(4092), INFINIBAND, "mtu");
+        let connected = Config {
+            mode: Some("connected".into()),
+            ..mtu(4092)
+        };
+        fits(IPOIB, &connected, &link(INFINIBAND)).unwrap();
+    }
+
+    #[test]
+    fn a_partition_that_the_port_is_not_in_is_refused_with_those_it_is_in() {
+        let on = |pkeys: Option<Vec<u16>>| Resolved::Child {
+            kind: ChildKind::Ipoib,
+            parent: Parent::OfHost(HostLink {
+                link: link(INFINIBAND),
+                rdma: vec![hca::PortId {
+                    device: "mlx5_0".into(),
+                    port: 1,
+                }],
+                pkeys,
+                ..HostLink::default()
+            }),
+        };
+        let pkey = |pkey| Config {
+            pkey: Some(pkey),
+            ..config()
+        };
+        let table = || Some(vec![0xffff, 0x8001, 0x0002]);
+        let error = check(&on(table()), &pkey(0x8009)).unwrap_err();
+        assert_eq!(error.code, Code::TryAgain);
+        for word in ["0x8009", "mlx5_0", "0x8001 (full), 0x0002 (limited)"] {
+            assert!(error.msg.contains(word), "{word}: {error}");
+        }
+        // The bit of the membership is not part of the partition's number.
+        check(&on(table()), &pkey(0x8002)).unwrap();
+        check(&on(table()), &pkey(0x0001)).unwrap();
+        check(&on(None), &pkey(0x8009)).unwrap();
+        // A parent that says nothing of itself is in the default partition.
+        check(&on(table()), &config()).unwrap();
     }
 
     #[test]

@@ -183,7 +183,10 @@ const CRITERIA: &[Criterion] = &[
         key: "ifNames",
         test: Test::Words {
             patterns: |selector| &selector.if_names,
-            values: |hca| hca.netdevs.iter().map(|n| n.name.clone()).collect(),
+            values: |hca| {
+                let netdevs = hca.netdevs.iter().map(|netdev| &netdev.name);
+                netdevs.chain(&hca.bond_names).cloned().collect()
+            },
         },
     },
     Criterion {
@@ -437,9 +440,10 @@ fn acpi_index(hca: &Candidate) -> Option<String> {
 }
 
 fn pf_names(hca: &Candidate) -> Vec<&str> {
-    let pf = hca.pf.iter();
-    pf.flat_map(|pf| pf.netdevs.iter().map(String::as_str))
-        .collect()
+    let of_pf = hca.pf.iter().flat_map(|pf| &pf.netdevs);
+    let bonded = hca.function == Function::Physical;
+    let bond_names = hca.bond_names.iter().filter(|_| bonded);
+    of_pf.chain(bond_names).map(String::as_str).collect()
 }
 
 fn pf_address(hca: &Candidate) -> Vec<&str> {

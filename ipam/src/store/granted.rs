@@ -442,7 +442,6 @@ mod tests {
             parts: vec![Part {
                 interface: None,
                 range: Range::new(&spec, Profile::Strict).unwrap(),
-                slice: Some(26),
                 space: Space {
                     network_name: None,
                     overlapping: true,

@@ -7,7 +7,7 @@
 //! owners/<node>/<hh>/<container>:<ifname>:<i>   the same file, found by its owner
 //! pods/<hh>/<hash>                         the same file, found by its pod
 //! ```
-//! In a store of format 2 one file has all lease entries of an order.
+//! One file has all lease entries of an order.
 //!
 //! A space is a `network_name`: addresses are unique in one. A shard is 256
 //! addresses. A range with `enable_overlapping_ranges: false` is a space of its

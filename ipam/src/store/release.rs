@@ -149,15 +149,7 @@ impl Store {
         record: &Record,
         meta: &Meta,
     ) -> Result<Vec<Lease>, StoreError> {
-        // One of format 1 is written again for an address that takes the place of a lost one.
-        let written = match record.leases().iter().all(|lease| lease.part.is_none()) {
-            true => self.remove_and_read(owned, meta)?,
-            false => {
-                self.remove_record(owned, meta)?;
-                None
-            }
-        };
-        let record = written.as_ref().unwrap_or(record);
+        self.remove_record(owned, meta)?;
         let mut freed = Vec::new();
         for lease in record.leases() {
             if self.holds(lease, meta)? && self.release_address(lease, meta, CoolDown::FromNow)? {

@@ -208,7 +208,8 @@ pub struct Child {
     /// made, and in records of versions that did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_index: Option<u32>,
-    /// The MAC address it was given; none for kinds that have their master's.
+    /// The MAC address it was given; that of an IPoIB child, which begins with its queue pair, is
+    /// known once it is made. None for an ipvlan, which has its master's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
 }

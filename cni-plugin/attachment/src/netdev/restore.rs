@@ -125,6 +125,16 @@ pub fn return_netdev(
             let links = link::list(host_context.socket)?;
             let name = Some(&taken.name);
             arrived = find(taken, &links, Place::Host { name }, "on the host")?.cloned();
+            // The partitions that the pod made on it: the kernel gives them to the host, too, when the
+            // pod's namespace ends. It had none when it was taken, and is down when it returns so.
+            let returned = arrived
+                .as_ref()
+                .filter(|port| pod.is_none() && !port.is_up());
+            let made = |link: &&Link| returned.is_some_and(|port| link.is_partition_of(port));
+            for child in links.iter().filter(made) {
+                let deleted = link::delete(host_context.socket, child);
+                report.warnings.extend(deleted.err().map(|e| e.to_string()));
+            }
         }
         if let Some(link) = arrived {
             restore(host_context, taken, link, &mut report)?;

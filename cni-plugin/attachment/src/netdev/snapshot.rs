@@ -161,7 +161,7 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promiscuity: Option<u32>,
     /// What its kind says of itself and can change, attribute by attribute in hexadecimal: mode and
-    /// flags of a macvlan, macvtap or ipvlan.
+    /// flags of a macvlan, macvtap, ipvlan or IPoIB netdev.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub mode: BTreeMap<u16, String>,
     /// The interface part of its IPv6 addresses, where an administrator set one.
@@ -373,21 +373,20 @@ pub(super) fn settings(link: &Link) -> BTreeMap<String, u32> {
     settings
 }
 
-/// Mode and flags of a kind that has them as its first attributes (`IFLA_MACVLAN_MODE`,
-/// `IFLA_IPVLAN_MODE`, `…_FLAGS`).
+/// Mode and flags of a kind that has them (`IFLA_MACVLAN_MODE`, `IFLA_IPVLAN_MODE`, `…_FLAGS`;
+/// `IFLA_IPOIB_MODE`, `IFLA_IPOIB_UMCAST`).
 pub(super) fn mode(link: &Link) -> BTreeMap<u16, String> {
     let kind = link.kind.as_ref().map(ToString::to_string);
-    if !matches!(
-        kind.as_deref(),
-        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap")
-    ) {
-        return BTreeMap::new();
-    }
-    let first = link
+    let of_kind = match kind.as_deref() {
+        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap") => 1..=2,
+        Some("ipoib") => 2..=3,
+        _ => return BTreeMap::new(),
+    };
+    let of_kind = link
         .info
         .iter()
-        .filter(|(attribute, _)| (1..=2).contains(*attribute));
-    first
+        .filter(|(attribute, _)| of_kind.contains(*attribute));
+    of_kind
         .map(|(attribute, value)| (*attribute, hexadecimal(value)))
         .collect()
 }

@@ -80,12 +80,14 @@ pub(super) fn remove_children_elsewhere(
         let Ok(mut socket) = other.socket(host_context.namespace) else {
             continue;
         };
-        // One that has no number for the pod's has no link that stands on one of it.
-        let Ok(Some(number)) = link::known_number(&mut socket, pod) else {
+        // One that has no number for the pod's has no link that stands on one of it, but for IPoIB.
+        let number = link::known_number(&mut socket, pod).unwrap_or_default();
+        if number.is_none() && !below.is_infiniband() {
             continue;
-        };
+        }
         for child in link::list(&mut socket).unwrap_or_default() {
-            if child.stands_on(below.index, Some(number)) {
+            let stands_there = number.is_some() && child.stands_on(below.index, number);
+            if stands_there || child.is_partition_of(below) {
                 let deleted = link::delete(&mut socket, &child);
                 warnings.extend(deleted.err().map(|e| e.to_string()));
             }
