@@ -378,9 +378,12 @@ pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// How many entries a directory has; none if there is no such directory.
-pub(crate) fn count(directory: &Path) -> Result<usize> {
-    Ok(absent_is_none(directory, fs::read_dir(directory))?.map_or(0, Iterator::count))
+/// Names in a directory that are numbers, in order; empty if there is no such directory.
+pub(crate) fn indexes(directory: &Path) -> Result<Vec<u32>> {
+    let names = unsorted_names(directory)?;
+    let mut indexes: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    indexes.sort_unstable();
+    Ok(indexes)
 }
 
 /// A sort key by which names are ordered as people count: digit runs compare as numbers, so

@@ -256,7 +256,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
             soft_parent: soft_parent.as_deref(),
             node_guid: host::parsed(directory, "node_guid")?,
             link_layer: port::link_layer(&port)?,
-            gids: &gid::entries(&port)?,
+            gids: &gid::table(&port)?.entries,
         };
         if association::claims(claim, netdev) {
             ports.push(PortId {

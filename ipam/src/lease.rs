@@ -65,12 +65,12 @@ pub struct Holder {
     pub container: String,
     /// `CNI_IFNAME`.
     pub interface: String,
-    /// The node's name; empty where an import does not know it.
+    /// The node's name.
     pub node: String,
     /// The node's machine ID; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub machine: String,
-    /// The node's boot ID; empty where an import does not know it.
+    /// The node's boot ID.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
     /// Path of the network namespace, as the runtime gave it.
@@ -156,11 +156,8 @@ impl fmt::Display for Holder {
             write!(f, "pod {pod} ")?;
         }
         let short = self.container.get(..12).unwrap_or(&self.container);
-        write!(f, "({}, container {short})", self.interface)?;
-        if !self.node.is_empty() {
-            write!(f, " on node {}", self.node)?;
-        }
-        Ok(())
+        let (interface, node) = (&self.interface, &self.node);
+        write!(f, "({interface}, container {short}) on node {node}")
     }
 }
 
@@ -288,7 +285,7 @@ impl Lease {
         if IfName::parse(&holder.interface).is_err() {
             return wrong("interface", &holder.interface);
         }
-        if !holder.node.is_empty() && !is_name(&holder.node) {
+        if !is_name(&holder.node) {
             return wrong("node", &holder.node);
         }
         if self.generation == 0 {
@@ -412,6 +409,7 @@ pub(crate) mod tests {
             ("container", "../../etc/passwd"),
             ("container", ""),
             ("interface", "a/b"),
+            ("node", ""),
             ("node", ".."),
             ("node", "a/b"),
         ] {

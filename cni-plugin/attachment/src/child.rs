@@ -1,17 +1,18 @@
 //! Removing the child of an attachment, which its pod may have renamed, changed or moved.
 
 use std::{
+    hash::Hasher,
     thread,
     time::{Duration, Instant},
 };
 
+use fnv::FnvHasher;
 use netlink::{
     Namespace, Socket,
-    link::{self, Link},
+    link::{self, By, Link},
 };
 
 use crate::{
-    detach::UNNAMED,
     error::Error,
     journal::{Part, Record, record::Child},
     namespaces,
@@ -20,6 +21,31 @@ use crate::{
 
 /// [`Child::kind`] of a partition of an InfiniBand port.
 pub const IPOIB: &str = "ipoib";
+
+/// The name of a child of this pod until it gets its own, where it cannot be made with that: 15 bytes.
+pub fn temporary_name(netns_inode: u64, ifname: &str) -> String {
+    let mut hasher = FnvHasher::default();
+    hasher.write(&netns_inode.to_le_bytes());
+    hasher.write(ifname.as_bytes());
+    format!("rdma-tmp{:07x}", hasher.finish() & 0xfff_ffff)
+}
+
+/// Removes the child of a killed ADD that was made beside its master on the host and not moved to its pod.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> Result<(), Error> {
+    let unfinished = |child: &&Child| !child.in_pod && child.pod_index.is_none();
+    let Some(child) = part.child.as_ref().filter(unfinished) else {
+        return Ok(());
+    };
+    let name = temporary_name(record.netns.inode, &part.ifname);
+    let socket = &mut node.netns.socket;
+    match link::get(socket, By::Name(name.as_bytes()))? {
+        Some(link) if is_like(&link, child, Below::Beside) => Ok(link::delete(socket, &link)?),
+        _ => Ok(()),
+    }
+}
 
 /// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved to from
 /// there. What is not found is logged, because it may still use its address.
@@ -42,7 +68,8 @@ pub(crate) fn remove(
         false => &node.netns.namespace,
     };
     let below = Below::of(inside, pod, parent_netns)?;
-    if let Some(link) = find(&links, child, below, &part.ifname) {
+    let temporary = temporary_name(record.netns.inode, &part.ifname);
+    if let Some(link) = find(&links, child, below, [&part.ifname, &temporary]) {
         return Ok(link::delete(inside, link)?);
     }
     // Cut off before it was made, or written by a version that did not know where to search.
@@ -175,8 +202,13 @@ fn reached_from(socket: &mut Socket, rest: &mut Vec<Namespace>) -> Vec<Namespace
     .collect()
 }
 
-/// The child among the links of its pod. Pure.
-fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Option<&'a Link> {
+/// The child among the links of its pod; `names` are its own and its temporary one. Pure.
+fn find<'a>(
+    links: &'a [Link],
+    child: &Child,
+    below: Below,
+    [name, temporary]: [&str; 2],
+) -> Option<&'a Link> {
     let found = by_identity(links, child, below);
     if found.is_some() || child.pod_index.is_some() {
         return found;
@@ -185,11 +217,8 @@ fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Opt
     // it was not named yet by the name that it has until then. One with a MAC address of its own is
     // known by that.
     let mut candidates = links.iter().filter(|link| is_like(link, child, below));
-    let named = candidates.clone().find(|link| link.name == *ifname);
-    named.or_else(|| {
-        candidates
-            .find(|l| child.mac.is_none() && l.name.as_bytes().starts_with(UNNAMED.as_bytes()))
-    })
+    let named = candidates.clone().find(|link| link.name == *name);
+    named.or_else(|| candidates.find(|l| child.mac.is_none() && l.name == *temporary))
 }
 
 /// By the index that it had in its pod, which a change of namespaces keeps where it is free, else by
@@ -230,6 +259,7 @@ mod tests {
     use super::*;
 
     const BELOW: Below = Below::Elsewhere(Some(0));
+    const NAMES: [&str; 2] = ["net1", "rdma-tmp77"];
 
     fn child(pod_index: Option<u32>, mac: Option<&str>) -> Child {
         Child {
@@ -255,7 +285,7 @@ mod tests {
     }
 
     fn found(links: &[Link], child: &Child) -> Option<u32> {
-        find(links, child, BELOW, "net1").map(|link| link.index)
+        find(links, child, BELOW, NAMES).map(|link| link.index)
     }
 
     #[test]
@@ -287,6 +317,14 @@ mod tests {
     }
 
     #[test]
+    fn a_temporary_name_fits_and_is_of_one_interface() {
+        let name = temporary_name(4_026_532_567, "net1");
+        assert_eq!(name, "rdma-tmpb46d232");
+        assert_ne!(name, temporary_name(4_026_532_568, "net1"));
+        assert_ne!(name, temporary_name(4_026_532_567, "net2"));
+    }
+
+    #[test]
     fn another_kind_or_another_parent_is_not_the_child() {
         let ours = child(Some(5), None);
         let of = |change: &dyn Fn(&mut Link)| {
@@ -301,7 +339,7 @@ mod tests {
         assert_eq!(of(&|link| link.parent_netns = Some(1)), None);
         assert_eq!(of(&|link| link.parent_netns = None), None);
         let unnumbered =
-            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), "net1").is_some();
+            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), NAMES).is_some();
         assert!(!unnumbered, "no number, no link on one of the host");
     }
 

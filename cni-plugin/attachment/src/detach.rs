@@ -27,9 +27,6 @@ use crate::{
     rdma,
 };
 
-/// How the name begins of a child that is made and has not got its name yet.
-pub const UNNAMED: &str = "rdma-tmp";
-
 /// Undoes an attachment, all of its interfaces.
 ///
 /// `timeout` limits the wait for RDMA devices, then for netdevs, then for IPoIB children, that return
@@ -63,6 +60,9 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Ok(false) => {}
                         Err(e) => failures.push(e),
                     }
+                }
+                for part in &record.parts {
+                    failures.extend(child::remove_unmoved(node, record, part).err());
                 }
                 match &pod {
                     Some(pod) => failures.extend(clear_pod(node, record, pod)),

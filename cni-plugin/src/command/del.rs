@@ -9,10 +9,10 @@ use attachment::{
     netdev::restore,
     node::Node,
 };
-use cni_wire::{AttachmentId, IfName, Request};
+use cni_wire::{AttachmentId, Request};
 use hca::MacAddress;
 use netlink::{
-    Name, Namespace, Socket,
+    Namespace, Socket,
     link::{self, By, Change, Link},
 };
 use netlink_packet_route::link::InfoKind;
@@ -93,8 +93,7 @@ fn other_network(node: &Node, key: &Key, id: &AttachmentId) -> Result<Option<Str
 
 /// Without a record: an attachment of a plugin this one replaced, or of a journal that is lost. The
 /// result of its ADD, which the runtime kept, says which interface was made: a child that is still
-/// it is deleted. A physical netdev whose alias is a name of the host's was put there by the
-/// host-device plugin and returns under it.
+/// it is deleted. A physical netdev was put there by the host-device plugin and returns.
 fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Error> {
     let Some(path) = &request.env.netns else {
         return Ok(());
@@ -128,29 +127,29 @@ fn made(request: &Request, id: &AttachmentId) -> Result<Vec<String>, Error> {
     Ok(in_pod.map(|interface| interface.name).collect())
 }
 
-/// Removes a child, or returns a netdev whose alias is its name on the host.
+/// Removes a child, or returns hardware. What it was called on the host nobody knows but the pod, which
+/// may set its alias and its alternative names.
 fn sweep_link(node: &mut Node, inside: &mut Socket, found: &Link) -> Result<(), Error> {
     match &found.kind {
         Some(InfoKind::MacVlan | InfoKind::IpVlan) => Ok(link::delete(inside, found)?),
-        None if found.bus_device.is_some() => {
-            let alias = found.alias.as_ref().and_then(Name::as_text);
-            let Some(name) = alias.and_then(|alias| IfName::parse(alias).ok()) else {
+        None => {
+            let Some(device) = &found.bus_device else {
                 return Ok(());
             };
-            let name = name.as_str();
-            if link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?.is_some() {
-                return Ok(());
-            }
             let change = Change {
                 netns: Some(&node.netns.namespace),
-                name: Some(name.as_bytes()),
+                name: Some(restore::ANY_TEMPORARY),
                 alias: Some(b""),
                 ..Change::default()
             };
-            let what = format!("return {} to the host as {name}", found.name);
+            let what = format!("return {}, which is {device}, to the host", found.name);
             link::change(inside, what, found.index, &change)?;
-            node.log
-                .info(format_args!("{name} is back on the host, by its alias"));
+            let alias = found.alias.clone().unwrap_or_default();
+            node.log.warn(format_args!(
+                "{device} is back on the host under a name that begins with rdma-dev, because no record \
+                 says what it was called; its alias in the pod was '{alias}', which the pod can set. \
+                 Rename it: ip link set rdma-dev0 name NAME"
+            ));
             Ok(())
         }
         _ => Ok(()),

@@ -223,6 +223,7 @@ fn port(port: &hca::Port) -> Port {
             LinkLayer::InfiniBand => LinkType::Infiniband,
             LinkLayer::Unknown => LinkType::Other,
         },
+        active: port.is_active(),
         rate_mbps: port.rate.as_ref().map(|rate| rate.mbps),
         pkeys: port.pkeys.iter().map(|(_, key)| key & 0x7fff).collect(),
         guid: first.map(|entry| {

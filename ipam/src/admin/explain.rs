@@ -3,9 +3,8 @@
 use super::documents::{is_definition, name_of, objects};
 use super::{Global, Outcome, complain, say, say_json};
 use crate::config::Config;
-use crate::plugin::Plugin;
 use crate::range::{Range, from_bits};
-use crate::store::{Store, Survey};
+use crate::store::Survey;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};

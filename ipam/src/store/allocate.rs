@@ -344,7 +344,7 @@ impl Store {
             return;
         }
         let holder = &made.holder;
-        let node = name::node(&holder.node);
+        let node = &holder.node;
         // The first error is the one to report. What cannot be given back now leads
         // the runtime's DEL to it.
         let Ok(there) = self.owned_at(node, &holder.container, &holder.interface) else {

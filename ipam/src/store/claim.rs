@@ -40,7 +40,7 @@ impl Store {
         let (bucket, name) = name::owner(&holder.container, &holder.interface, index);
         let below = index.checked_sub(1);
         let below = below.map(|below| name::owner(&holder.container, &holder.interface, below).1);
-        let dir = self.make_below(&["owners", name::node(&holder.node), &bucket])?;
+        let dir = self.make_below(&["owners", &holder.node, &bucket])?;
         let text = record.encode();
         let (bytes, most) = (text.len(), lease::MAX_BYTES);
         if bytes as u64 > most {

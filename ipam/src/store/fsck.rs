@@ -123,7 +123,7 @@ impl Store {
         };
         let holder = &lease.holder;
         let (bucket, _) = name::owner(&holder.container, &holder.interface, 0);
-        let path = ["owners", name::node(&holder.node), &bucket];
+        let path = ["owners", &holder.node, &bucket];
         let Some(dir) = self.open_below(&path)? else {
             return Ok(false);
         };
@@ -140,7 +140,7 @@ impl Store {
 
     fn give_owner(&self, entry: &Entry, lease: &Lease) -> Result<(), StoreError> {
         let holder = &lease.holder;
-        let node = name::node(&holder.node);
+        let node = &holder.node;
         let count = self
             .owned_at(node, &holder.container, &holder.interface)?
             .len();
@@ -280,9 +280,7 @@ impl Fsck<'_> {
             // Of several leases the first stands for the record. If that one was lost, the
             // bucket is read.
             if entry.leads
-                && let Some(count) = self
-                    .unaccounted
-                    .get_mut(place(name::node(&holder.node), &bucket))
+                && let Some(count) = self.unaccounted.get_mut(place(&holder.node, &bucket))
             {
                 *count -= 1;
             }

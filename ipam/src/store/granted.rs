@@ -494,6 +494,23 @@ mod tests {
     }
 
     #[test]
+    fn hints_do_not_grow_with_the_changes_of_blocks() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let blocks = ["10.0.0.16/31", "10.0.0.64/31", "10.0.0.32/31"];
+        for count in 1..=blocks.len() {
+            grant(place.path(), None, &blocks[..count]);
+            for pod in 0..2 {
+                let order = order(&format!("c{count}-{pod}"), "10.0.0.0/24", None);
+                store.take(&order).unwrap();
+            }
+            need(store.take(&order("full", "10.0.0.0/24", None)));
+        }
+        let hints = std::fs::read_dir(place.path().join("store/hints/default")).unwrap();
+        assert_eq!(hints.count(), 1, "one table for all of them");
+    }
+
+    #[test]
     fn a_requested_address_needs_its_block() {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path());

@@ -178,14 +178,6 @@ pub(crate) fn next_owned(name: &str) -> Option<String> {
     Some(format!("{owner}:{next}"))
 }
 
-/// The owner's directory below `owners`.
-pub(crate) fn node(name: &str) -> &str {
-    if name.is_empty() { IMPORTED } else { name }
-}
-
-/// Stands for the node of leases that were imported without one.
-pub(crate) const IMPORTED: &str = "_imported";
-
 /// Directory and name of a pod's entry for one range, within `pods`.
 pub(crate) fn pod(
     network_name: Option<&str>,

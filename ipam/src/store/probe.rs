@@ -212,7 +212,7 @@ fn remove_leftovers(root: &Dir, new: &Dir) {
     for name in root.names().unwrap_or_default() {
         let is_old = || {
             let meta = root.meta(&name).ok().flatten();
-            meta.is_some_and(|meta| meta.changed < now.saturating_sub(LEFTOVER_SECONDS))
+            meta.is_some_and(|meta| meta.modified < now.saturating_sub(LEFTOVER_SECONDS))
         };
         if name.starts_with(PREFIX) && is_old() {
             let _ = remove(root, &name);
@@ -308,6 +308,28 @@ mod tests {
         try_out(&dir).unwrap();
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         assert!(file_system(&dir, Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn what_a_killed_probe_left_goes_with_the_next_one() {
+        let place = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+        let leave = |name: &str, age: Option<std::time::SystemTime>| {
+            let path = place.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("a"), "probe").unwrap();
+            let dir = std::fs::File::open(&path).unwrap();
+            age.into_iter()
+                .for_each(|time| dir.set_modified(time).unwrap());
+        };
+        leave("probe-0123456789abcdef", Some(old));
+        leave("probe-of-another-node", None);
+        leave("leases", Some(old));
+        try_out(&Dir::open_path(place.path()).unwrap()).unwrap();
+        let left = std::fs::read_dir(place.path()).unwrap().flatten();
+        let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["leases", "probe-of-another-node"]);
     }
 
     #[test]

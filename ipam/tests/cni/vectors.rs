@@ -31,7 +31,7 @@ enum StoreKind {
 
 /// Vectors whose expectation is not ours, and why. The reason is checked for
 /// use: an entry that matches no vector fails the test.
-const OTHERWISE: [(&str, Profile, Ours, &str); 19] = [
+const OTHERWISE: [(&str, Profile, Ours, &str); 16] = [
     (
         "v003",
         Strict,

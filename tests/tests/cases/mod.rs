@@ -77,6 +77,7 @@ modules! {
     hostile_links,
     hostile_logs,
     hostile_names,
+    hostile_netlink,
     hostile_pods,
     hostile_races,
     hostile_random,

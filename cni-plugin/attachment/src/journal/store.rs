@@ -3,7 +3,8 @@
 //! ```text
 //! <stateDir>/attachments/<network>@<container>@<interface>   one record each
 //! <stateDir>/devices/<netdev>                                who a moved netdev belongs to
-//! <stateDir>/locks/<netdev>                                  held while it changes hands
+//! <stateDir>/locks/<netdev>                                  held while it changes hands, and
+//!                                                            shared while a child is made on it
 //! <stateDir>/locks/@<container>@<interface>                  held by ADD and DEL
 //! ```
 //!
@@ -34,7 +35,7 @@ use serde_json::error::Category;
 
 use super::{
     Error, Record,
-    file::{self, Passing, remove, remove_left},
+    file::{self, Passing, TryLock, remove, remove_left},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -395,7 +396,16 @@ impl Store {
     /// # Errors
     /// [`Error::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.lock_file(&identity.key())
+        self.lock_file(&identity.key(), File::try_lock)
+    }
+
+    /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
+    /// time.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
+        self.lock_file(&identity.key(), File::try_lock_shared)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
@@ -404,13 +414,13 @@ impl Store {
     /// # Errors
     /// As [`Store::lock`].
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
-        self.lock_file("rdma")
+        self.lock_file("rdma", File::try_lock)
     }
 
-    fn lock_file(&self, name: &str) -> Result<Lock, Error> {
+    fn lock_file(&self, name: &str, try_lock: TryLock) -> Result<Lock, Error> {
         let path = self.locks().join(name);
         let file = file::open_to_lock(&path)?;
-        file::lock(&file, &path, Instant::now(), NETDEV_LOCK_TIMEOUT)?;
+        file::lock(&file, &path, try_lock, Instant::now(), NETDEV_LOCK_TIMEOUT)?;
         Ok(Lock { _file: file })
     }
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use attachment::{
     addresses::{self, Ipam},
     child::IPOIB,
-    journal::{Key, Part, RdmaDevice, Record, record::Slot},
+    journal::{Key, Part, RdmaDevice, Record, record::Slot, store::Lock},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -107,10 +107,11 @@ impl Attachment<'_> {
                 for plan in &plans {
                     self.node.log.debug(format_args!("plan: {plan}"));
                 }
+                let kept = self.keep_parents()?;
                 self.node.journal.create(key, &record)?;
-                Ok((record, plans))
+                Ok((record, plans, kept))
             });
-        let (mut record, plans) = match planned {
+        let (mut record, plans, kept) = match planned {
             Ok(planned) => planned,
             Err(error) => {
                 return Err(self
@@ -120,7 +121,7 @@ impl Attachment<'_> {
             }
         };
         let applied = self
-            .apply(key, &plans, &mut record, leased)
+            .apply(key, &plans, &mut record, leased, kept)
             .and_then(|made| {
                 if let Some(bound) = self.bound {
                     bound.commit(self.node)?;
@@ -134,6 +135,21 @@ impl Attachment<'_> {
             drop(recovered);
             undo(self.node, key, &record, first)
         })
+    }
+
+    /// Keeps netdevs of the host from being moved until the children on them are made. A move that was
+    /// quicker has taken the netdev, and the kernel refuses the child.
+    fn keep_parents(&self) -> Result<Vec<Lock>, Error> {
+        let mut kept = Vec::new();
+        for wanted in self.wanted {
+            if let Resolved::Child { parent, .. } = &wanted.resolved
+                && let Some(host) = parent.of_host()
+            {
+                let identity = Identity::on(&self.node.roots, &host.link);
+                kept.push(self.node.journal.lock_in_place(&identity)?);
+            }
+        }
+        Ok(kept)
     }
 
     /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
@@ -382,6 +398,7 @@ impl Attachment<'_> {
         plans: &[Plan],
         record: &mut Record,
         leased: Vec<Option<CniResult>>,
+        kept: Vec<Lock>,
     ) -> Result<CniResult, Error> {
         for moved in record.parts.iter().filter_map(|part| part.moved.as_ref()) {
             let journal = &self.node.journal;
@@ -395,6 +412,7 @@ impl Attachment<'_> {
                 .map_err(|refused| self.explain(wanted, refused))?;
             links.push(link);
         }
+        drop(kept);
         // Written before the pod runs, which could make links like them.
         let mut noted = false;
         for (part, link) in record.parts.iter_mut().zip(&links) {

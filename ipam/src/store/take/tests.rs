@@ -313,7 +313,7 @@ fn an_attachment_in_another_netns_keeps_no_address_beyond_its_range() {
     }
 }
 
-/// What was imported names no namespace, and of another boot's the boot says enough.
+/// What was imported from host-local names no namespace, and of another boot's the boot says enough.
 #[test]
 fn a_record_without_a_netns_is_of_any() {
     let holder = |boot: &str, netns: Option<&str>| Holder {
