@@ -105,6 +105,15 @@ impl Resolved {
         }
     }
 
+    /// The link that moves, or that the child stands on.
+    pub fn link(&self) -> Option<&Link> {
+        match self {
+            Resolved::Move(nic) => Some(&nic.link),
+            Resolved::Child { parent, .. } => Some(parent.link()),
+            Resolved::RdmaOnly(_) => None,
+        }
+    }
+
     /// The kind, by its name in the configuration.
     pub fn attach(&self) -> Attach {
         match self {

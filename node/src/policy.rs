@@ -54,8 +54,20 @@ pub struct Policy {
     pub allow: Allow,
     /// `rails`: which rail of the fabric each NIC is on.
     pub rails: Rails,
+    /// `fabricAddresses`: whose the addresses of RDMA NICs are that have a lifetime.
+    pub fabric_addresses: FabricAddresses,
     /// `log`: where the CNI binaries log to; `None` is stderr.
     pub log: Log,
+}
+
+/// Whose an address is that a NIC has for a time, by DHCP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FabricAddresses {
+    /// The host's, whose client renews it: it does not go into a pod.
+    #[default]
+    Leased,
+    /// `"static"`: the node's for as long as it lives. It goes into a pod without a lifetime.
+    Static,
 }
 
 /// A lease store of the policy: a directory of leases, or objects of the cluster.
@@ -252,6 +264,7 @@ impl Default for Policy {
             },
             allow: Allow::default(),
             rails: Rails::default(),
+            fabric_addresses: FabricAddresses::default(),
             log: Log::default(),
         }
     }

@@ -72,6 +72,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     }
     request.config.has_each_key_once()?;
     let mut config = Config::read(request)?;
+    if !config.notes.is_empty() {
+        node.log.warn(format_args!(
+            "network {}: {}",
+            request.config.name,
+            config.notes.join("; ")
+        ));
+    }
     let mut before = request.config.prev_result()?.unwrap_or_default();
     before
         .check_indexes()
@@ -294,9 +301,10 @@ impl Call<'_> {
     ) -> Result<(Resolved, bool), Error> {
         let (request, before, pod) = (self.request, self.before, self.pod);
         let resolved = resolve(node, request, config, before, pod, inside, network)?;
+        config.fits(resolved.attach(), request.config.ipam_type()?)?;
         let moves_rdma = moves_rdma(node, config, &resolved)?;
         self.allow(node, config, &resolved, moves_rdma)?;
-        plan::check(&resolved, config, request.config.ipam_type()?)?;
+        plan::check(&resolved, config)?;
         Ok((resolved, moves_rdma))
     }
 

@@ -73,6 +73,7 @@ modules! {
     hostile_identity,
     hostile_ipam,
     hostile_journal,
+    hostile_keys,
     hostile_leases,
     hostile_links,
     hostile_logs,
