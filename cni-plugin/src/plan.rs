@@ -99,6 +99,7 @@ impl Source {
                 index: parent.link().index,
                 in_pod: parent.of_host().is_none(),
                 pod_index: None,
+                strayed: false,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
         }

@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::trust;
+use crate::{state_dirs, trust};
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
@@ -324,17 +324,23 @@ impl Policy {
     }
 
     /// For DEL and GC: the policy as far as it can be read, and what is wrong
-    /// with it. A file that is not trusted counts as missing.
+    /// with it. A file that is not trusted counts as missing. The state directory
+    /// of a wrong or missing file is the last good one.
     #[must_use]
     pub fn load_for_release(path: &Path) -> (Self, Option<PolicyError>) {
-        match read_trusted(path) {
+        let (mut policy, fault) = match read_trusted(path) {
             Ok(Some(text)) => match read::policy(path, &text) {
-                Ok(policy) => (policy, None),
+                Ok(policy) => return (policy, None),
                 Err(error) => (read::salvage(path, &text), Some(error)),
             },
             Ok(None) => (Self::default(), None),
             Err(error) => (Self::default(), Some(error)),
+        };
+        let known = state_dirs::read(path).unwrap_or_default();
+        if let Some(last) = known.into_iter().next_back() {
+            policy.state_dir = last;
         }
+        (policy, fault)
     }
 
     /// The node's name: `node` of the policy, else `RDMA_NODE_NAME` (given by

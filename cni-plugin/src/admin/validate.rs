@@ -579,6 +579,31 @@ mod tests {
     }
 
     #[test]
+    fn a_master_beside_a_resource_is_noted() {
+        let network = |keys: &str| {
+            one(&format!(
+                "kind: NetworkAttachmentDefinition\nmetadata: {{name: x, annotations: \
+                 {{k8s.v1.cni.cncf.io/resourceName: rdma/a}}}}\nspec:\n  config: \
+                 '{{\"cniVersion\": \"1.0.0\", \"type\": \"rdma-netdev\"{keys}}}'\n"
+            ))
+        };
+        let found = network(r#", "master": "e0""#);
+        assert!(found.errors.is_empty(), "{found:?}");
+        assert!(
+            found
+                .notes
+                .iter()
+                .any(|note| note.contains("unit of rdma/a")),
+            "{found:?}"
+        );
+        let found = network(r#", "attach": "macvlan""#);
+        assert!(
+            found.errors.is_empty() && found.notes.is_empty(),
+            "{found:?}"
+        );
+    }
+
+    #[test]
     fn a_network_with_ranges_of_rails_says_its_rail() {
         let of = |keys: &str| {
             one(&format!(

@@ -104,9 +104,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?.clone()),
     };
     let pod = pod_namespace(&node, request)?;
-    let _attachment = node
+    let attachment = node
         .journal
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
+    attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
     undo_earlier(&mut node, &key, &pod, &mut inside, requested)?;
     if requested != Requested::RdmaOnly {
@@ -443,6 +444,7 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
             path: pod.path().display().to_string(),
             device: netns.device,
             inode: netns.inode,
+            cookie: pod.cookie(&node.netns.namespace).ok(),
         },
         parts: Vec::new(),
         ipam: None,

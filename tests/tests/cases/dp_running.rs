@@ -433,6 +433,8 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
         Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests/monitoring/rules.yaml");
     asked.extend(metrics(&fs::read_to_string(rules)?));
     assert!(asked.len() > 10, "{asked:?}");
+    // Served once a pod was bound late; no pool here binds late.
+    asked.remove("rdma_device_plugin_alignment");
     let unknown: Vec<_> = asked.difference(&served).collect();
     assert!(
         unknown.is_empty(),

@@ -421,7 +421,11 @@ pub fn neighbour(message: &NeighbourMessage, index: u32) -> NeighbourMessage {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::{AddressFamily, address::CacheInfo, route::RouteNextHop};
+    use netlink_packet_route::{
+        AddressFamily,
+        address::CacheInfo,
+        route::{RouteCacheInfo, RouteNextHop},
+    };
 
     use super::*;
 
