@@ -15,7 +15,7 @@ use netlink::{
 use crate::{
     error::Error,
     journal::{Part, Record, record::Child},
-    namespaces,
+    namespaces::{self, Search},
     node::Node,
 };
 
@@ -47,13 +47,14 @@ pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> R
     }
 }
 
-/// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved to from
-/// there. What is not found is logged, because it may still use its address.
+/// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved
+/// to from there. Where it is not known again, all links like it go that are of no other attachment:
+/// a pod makes such links by its own child alone.
 ///
 /// `inside` is a socket of `pod`.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's refusal; [`Error::ChildNowhere`] where it may be in a namespace that is not found.
 pub(crate) fn remove(
     node: &Node,
     record: &Record,
@@ -72,24 +73,96 @@ pub(crate) fn remove(
     if let Some(link) = find(&links, child, below, [&part.ifname, &temporary]) {
         return Ok(link::delete(inside, link)?);
     }
-    // Cut off before it was made, or written by a version that did not know where to search.
-    if child.pod_index.is_none() || remove_elsewhere(node, child, parent_netns, pod, inside)? {
+    // Cut off before it was made.
+    if child.pod_index.is_none() {
         return Ok(());
     }
-    node.log.warn(format_args!(
-        "{} {} on {} is neither in the network namespace of {} nor in one that it was moved to: if \
-         the pod did not delete it, it has its address until its namespace ends",
-        child.kind,
-        part.ifname,
-        child.master,
-        record.owner()
-    ));
+    let others = others(node, record, part)?;
+    delete_alike(inside, &links, child, below, &others)?;
+    let (host, proc) = (&node.netns.namespace, &node.roots.proc);
+    let found = namespaces::search_reached(host, proc, pod, inside, |other, socket| {
+        let below = Below::of(socket, other, parent_netns)?;
+        let links = link::list(socket)?;
+        match by_identity(&links, child, below) {
+            Some(link) => link::delete(socket, link).map(|()| true),
+            None => delete_alike(socket, &links, child, below, &others).map(|()| false),
+        }
+    })?;
+    match found {
+        Search::Found => Ok(()),
+        Search::Nowhere => {
+            node.log.info(format_args!(
+                "the pod deleted {} {} on {} of {}",
+                child.kind,
+                part.ifname,
+                child.master,
+                record.owner()
+            ));
+            Ok(())
+        }
+        Search::Unknown => Err(nowhere(record, part, child)),
+    }
+}
+
+/// That a child may be in a namespace that is not found.
+pub(crate) fn nowhere(record: &Record, part: &Part, child: &Child) -> Error {
+    Error::ChildNowhere {
+        kind: child.kind.clone(),
+        name: part.ifname.clone(),
+        master: child.master.clone(),
+        owner: record.owner(),
+    }
+}
+
+/// The interfaces of other attachments of the same pod, and other ones of this attachment: the index
+/// in the pod and the MAC address of each.
+fn others(node: &Node, record: &Record, part: &Part) -> Result<Vec<Interface>, Error> {
+    let records = node.records()?;
+    let parts = records
+        .iter()
+        .filter(|(_, other)| other.netns == record.netns)
+        .flat_map(|(_, other)| other.parts.iter().map(move |part| (other, part)));
+    let is_another = |(other, one): &(&Record, &Part)| {
+        other.network != record.network || other.ifname != record.ifname || *one != part
+    };
+    let interface = |(_, part): (&Record, &Part)| match (&part.child, &part.moved) {
+        (Some(child), _) => (child.pod_index, child.mac.clone()),
+        (None, Some(moved)) => (moved.pod_index, Some(moved.identity.mac.clone())),
+        (None, None) => (None, None),
+    };
+    Ok(parts.filter(is_another).map(interface).collect())
+}
+
+/// Index in its pod and MAC address, where they are known.
+type Interface = (Option<u32>, Option<String>);
+
+/// Deletes the links like a child that are none of `others`. On a link of the pod's own it may have
+/// made such links itself: they stay.
+fn delete_alike(
+    socket: &mut Socket,
+    links: &[Link],
+    child: &Child,
+    below: Below,
+    others: &[Interface],
+) -> netlink::Result<()> {
+    let is_others = |link: &Link| {
+        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        let is_it =
+            |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
+        others.iter().any(is_it)
+    };
+    for link in links.iter().filter(|link| is_like(link, child, below)) {
+        if !child.in_pod && !is_others(link) {
+            link::delete(socket, link)?;
+        }
+    }
     Ok(())
 }
 
 /// Removes the child of a pod whose namespace is gone. The kernel deletes children with their
 /// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
-/// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take.
+/// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take. True
+/// when it was there.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -98,15 +171,16 @@ pub(crate) fn remove_returned(
     record: &Record,
     child: &Child,
     timeout: Duration,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     if child.kind != IPOIB || child.in_pod || child.pod_index.is_none() {
-        return Ok(());
+        return Ok(false);
     }
     let started = Instant::now();
     loop {
         let links = link::list(&mut node.netns.socket)?;
         if let Some(link) = find_returned(&links, child) {
-            return Ok(link::delete(&mut node.netns.socket, link)?);
+            link::delete(&mut node.netns.socket, link)?;
+            return Ok(true);
         }
         if started.elapsed() >= timeout {
             break;
@@ -121,7 +195,7 @@ pub(crate) fn remove_returned(
         child.master,
         child.pod_index.unwrap_or_default()
     ));
-    Ok(())
+    Ok(false)
 }
 
 /// The child among the links of the host, by its index and by the queue pair that its address begins
@@ -159,47 +233,6 @@ impl Below {
             false => Below::Elsewhere(link::known_number(socket, parent_netns)?),
         })
     }
-}
-
-/// Removes the child from a namespace to which it was moved out of the pod's. True when it was
-/// there. `parent_netns` is the namespace of the link below it.
-///
-/// A namespace that a link leaves gets a number for the one that it goes to
-/// (`__dev_change_net_namespace()`), so namespaces of other pods, in which children of the same kind,
-/// master and index are usual, are not searched.
-fn remove_elsewhere(
-    node: &Node,
-    child: &Child,
-    parent_netns: &Namespace,
-    pod: &Namespace,
-    inside: &mut Socket,
-) -> Result<bool, Error> {
-    let mut rest: Vec<Namespace> = namespaces::all(node, pod)
-        .filter(|other| other.id() != pod.id())
-        .collect();
-    let mut reached = reached_from(inside, &mut rest);
-    while let Some(other) = reached.pop() {
-        // It may have ended meanwhile.
-        let Ok(mut socket) = other.socket(&node.netns.namespace) else {
-            continue;
-        };
-        let below = Below::of(&mut socket, &other, parent_netns)?;
-        let links = link::list(&mut socket)?;
-        if let Some(link) = by_identity(&links, child, below) {
-            link::delete(&mut socket, link)?;
-            return Ok(true);
-        }
-        reached.extend(reached_from(&mut socket, &mut rest));
-    }
-    Ok(false)
-}
-
-/// Takes those namespaces out of `rest` for which the socket's has a number.
-fn reached_from(socket: &mut Socket, rest: &mut Vec<Namespace>) -> Vec<Namespace> {
-    rest.extract_if(.., |other| {
-        link::known_number(socket, other).is_ok_and(|number| number.is_some())
-    })
-    .collect()
 }
 
 /// The child among the links of its pod; `names` are its own and its temporary one. Pure.
@@ -268,6 +301,7 @@ mod tests {
             index: 3,
             in_pod: false,
             pod_index,
+            strayed: false,
             mac: mac.map(str::to_owned),
         }
     }

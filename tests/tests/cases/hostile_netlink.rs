@@ -73,7 +73,8 @@ fn children(attach: &str, rounds: u32, sprayed: Sprayed, forgeries: &[&str]) -> 
     network["attach"] = attach.into();
     let before = scene.host_state()?;
     for round in 0..rounds {
-        let added = add(&scene, &sprayer, sprayed, &network).with_context(|| format!("ADD {round}"))?;
+        let added =
+            add(&scene, &sprayer, sprayed, &network).with_context(|| format!("ADD {round}"))?;
         let address = added["ips"][0]["address"].as_str().context("no address")?;
         let shown = in_pod("-o -4 addr show scope global")?;
         ensure!(
@@ -108,7 +109,10 @@ fn moves(rounds: u32, sprayed: Sprayed, forgeries: &[&str]) -> Result<()> {
     }
     sprayer.pausing(|| {
         let left = scene.pod.ip("-o link show")?;
-        ensure!(left.contains("decoy@") && !left.contains("net1"), "in the pod: {left}");
+        ensure!(
+            left.contains("decoy@") && !left.contains("net1"),
+            "in the pod: {left}"
+        );
         Ok(())
     })?;
     unchanged(&before, || scene.host_state(), "after all")
@@ -129,7 +133,14 @@ fn hidden() -> Result<()> {
     let before = scene.host_state()?;
     let call = scene.call_of(&other, "c2", "net1");
     let network = scene.moving().to_string();
-    let options = ["-f", "-qq", "-o", "/dev/null", "-e", "inject=sendto:delay_enter=3000"];
+    let options = [
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "inject=sendto:delay_enter=3000",
+    ];
     let options = options.map(str::to_owned);
     for _ in 0..3 {
         let answer = bounded(&mut traced(&call, "ADD", &options), network.as_bytes())?;
@@ -148,7 +159,11 @@ fn check() -> Result<()> {
     network["prevResult"] = added;
     for round in 0..40 {
         let checked = answer_of(&scene.call(), "CHECK", &network)?;
-        ensure!(checked.status.success(), "CHECK {round}: {}", checked.stdout);
+        ensure!(
+            checked.status.success(),
+            "CHECK {round}: {}",
+            checked.stdout
+        );
     }
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
@@ -180,7 +195,11 @@ fn del_with(
     let recording = trace::record(&log);
     let options = recording.get(1..).unwrap_or_default();
     add()?;
-    bounded(&mut traced(&scene.call(), "DEL", options), document.as_bytes())?.success()?;
+    bounded(
+        &mut traced(&scene.call(), "DEL", options),
+        document.as_bytes(),
+    )?
+    .success()?;
     let points = trace::points(&log)?;
     let point = points.iter().find(|point| point.line.contains(RTM_GETNSID));
     let first = point.context("no request for a number")?.occurrence + 1;
@@ -188,7 +207,10 @@ fn del_with(
     fs::remove_file(&log)?;
     let slowly = format!("inject=sendto:delay_enter=200000:when={first}+");
     let options = [options, &["-e".to_owned(), slowly]].concat();
-    let del = Running::start(&mut traced(&scene.call(), "DEL", &options), document.as_bytes())?;
+    let del = Running::start(
+        &mut traced(&scene.call(), "DEL", &options),
+        document.as_bytes(),
+    )?;
     let started = Instant::now();
     while !fs::read_to_string(&log).is_ok_and(|log| log.contains(RTM_GETNSID)) {
         ensure!(started.elapsed() < CALL_TIMEOUT, "no request for a number");

@@ -204,10 +204,15 @@ fn move_during_child() -> Result<()> {
     let theirs = scene.call_of(&other, "c2", "net1");
     let before = scene.host_state()?;
     let adding = asking(&scene, &call, &network)?;
-    answer_of(&theirs, "ADD", &moving)?.success().context("the move")?;
+    answer_of(&theirs, "ADD", &moving)?
+        .success()
+        .context("the move")?;
     go(&scene)?;
     refusal(&adding.answer()?, &[e2e::scene::TRY_AGAIN], &["nic0"])?;
-    ensure!(!both_or_neither(&scene, "after the refused ADD")?, "it is there");
+    ensure!(
+        !both_or_neither(&scene, "after the refused ADD")?,
+        "it is there"
+    );
     answer_of(&theirs, "DEL", &moving)?.success()?;
     unchanged(&before, || scene.host_state(), "after both")
 }
@@ -235,11 +240,18 @@ fn move_and_children() -> Result<()> {
             calls.push((call, network));
         }
         won.dedup();
-        ensure!(won.len() == 1, "round {round}: on one NIC there are {won:?}");
+        ensure!(
+            won.len() == 1,
+            "round {round}: on one NIC there are {won:?}"
+        );
         for (call, network) in &calls {
             answer_of(call, "DEL", network)?.success()?;
         }
-        unchanged(&before, || scene.host_state(), &format!("after round {round}"))?;
+        unchanged(
+            &before,
+            || scene.host_state(),
+            &format!("after round {round}"),
+        )?;
     }
     Ok(())
 }

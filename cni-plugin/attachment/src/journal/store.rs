@@ -15,7 +15,7 @@
 //! whole: it says that nothing was done. A claim is read and written only with the netdev's lock
 //! held.
 //!
-//! Locks are the kernel's and end with the process. The files of netdevs' locks stay, as there are
+//! Locks are the kernel's and end with the process, an attachment's with the IPAM program that it ran. The files of netdevs' locks stay, as there are
 //! only so many netdevs; the file of an attachment's lock is removed by whoever holds it.
 
 use std::{
@@ -28,7 +28,10 @@ use std::{
 };
 
 use cni_wire::{AttachmentId, ContainerId, IfName};
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, FcntlArg, FdFlag, fallocate, fcntl},
+};
 use node::trust;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
@@ -155,7 +158,20 @@ pub struct Lock {
 /// The lock of a container's interface, held.
 #[derive(Debug)]
 pub struct AttachmentLock {
-    _file: Passing,
+    file: Passing,
+}
+
+impl AttachmentLock {
+    /// Has the programs that this process runs hold the lock as well. So an IPAM program that outlives
+    /// an ADD, killed by the runtime, leases nothing after DEL has released.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn share_with_programs(&self) -> Result<(), Error> {
+        let shared = fcntl(&self.file.file, FcntlArg::F_SETFD(FdFlag::empty()));
+        let failed = |errno: Errno| Error::file("share the lock", &self.file.path, errno.into());
+        shared.map(drop).map_err(failed)
+    }
 }
 
 impl Store {
@@ -388,7 +404,7 @@ impl Store {
     /// [`Error::Locked`] when another holds it for longer; the file system's.
     pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<AttachmentLock, Error> {
         let path = self.locks().join(key.attachment());
-        Passing::lock(&path, timeout).map(|file| AttachmentLock { _file: file })
+        Passing::lock(&path, timeout).map(|file| AttachmentLock { file })
     }
 
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
