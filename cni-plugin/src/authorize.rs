@@ -199,8 +199,8 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
         return subject.denied(
             why.as_str(),
             format!(
-                "name another netdev; if pods may have the node's own link, set allow.uplinks in \
-                 {policy}"
+                "name another netdev; if pods may have {name}, set allow.uplinks and list the netdevs \
+                 for pods in allow.netdevs, both in {policy}"
             ),
         );
     }
@@ -226,7 +226,7 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
 fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
     let policy = rules.path.display();
     // Hardware identifies a netdev, also after the pod changed everything about it.
-    if !rules.allow.virtual_links && (nic.link.bus_device.is_none() || nic.link.kind.is_some()) {
+    if !rules.allow.virtual_links && !nic.link.is_hardware() {
         let kind = nic.link.kind.as_ref().map(ToString::to_string);
         let what = match kind {
             Some(kind) => format!("it is a {kind}, without hardware of its own"),
@@ -241,11 +241,7 @@ fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), De
         );
     }
     if let Some(dependent) = nic.dependents.first() {
-        return subject.denied(
-            dependent.to_string(),
-            "the pod would receive the frames of what stands on it; remove that first, or move \
-             another netdev",
-        );
+        return subject.denied(dependent.to_string(), dependent.remedy());
     }
     Ok(())
 }

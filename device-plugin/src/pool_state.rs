@@ -12,7 +12,7 @@ use crate::binding::store::Bindings;
 use crate::candidate::Candidate;
 use crate::candidate::gather::{self, Unusable};
 use crate::candidate::memory::Memory;
-use crate::config::{Config, Delivery, ResourceName};
+use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
@@ -30,7 +30,6 @@ pub(crate) struct PoolStates {
     transitions: Transitions,
     /// Who holds what, once known.
     allocated: Option<Arc<AllocatedUnits>>,
-    automatic_delivery: Delivery,
     cdi_obstacle: Option<String>,
     bindings: Arc<Bindings>,
     /// Since when HCAs are not seen any more.
@@ -55,6 +54,14 @@ struct Logged {
 }
 
 impl PoolStates {
+    /// No pools yet. `memory` is what an earlier daemon knew.
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            ..Self::default()
+        }
+    }
+
     /// Assembles the pools from a new scan. Returns when to scan again at the latest, because a
     /// port will have been up or down for long enough then.
     pub(crate) fn update(
@@ -63,8 +70,9 @@ impl PoolStates {
         seen: &HostSnapshot,
         now: Instant,
     ) -> Option<Instant> {
-        let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
-        self.memory.complete(&mut candidates);
+        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+        self.memory
+            .complete(&mut candidates, &mut unusable, &seen.inventory);
         let held = self.allocated.as_ref().map(|held| held.hcas());
         let mut held = held.unwrap_or_default();
         for (hca, binding) in &self.bindings.all {
@@ -80,7 +88,6 @@ impl PoolStates {
         }
         let node = pool::Node {
             held,
-            automatic_delivery: self.automatic_delivery,
             cdi_obstacle: self.cdi_obstacle.clone(),
         };
         let mut pools = pool::assemble_on(config, &candidates, seen, &self.snapshots, &node);
@@ -201,11 +208,6 @@ impl PoolStates {
         self.cdi_obstacle = obstacle;
     }
 
-    /// Sets the delivery of pools that state none.
-    pub(crate) fn set_automatic_delivery(&mut self, delivery: Delivery) {
-        self.automatic_delivery = delivery;
-    }
-
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what
     /// they will. HCAs that are only gone from the host for the moment go with them.
     pub(crate) fn keep_only(&mut self, unchanged: impl Fn(&ResourceName) -> bool) {
@@ -233,9 +235,9 @@ impl PoolStates {
         &self.transitions
     }
 
-    /// What is known of HCAs that are partly in pods.
-    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
-        &mut self.memory
+    /// What is known of HCAs, for the next daemon.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 }
 

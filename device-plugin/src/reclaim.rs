@@ -28,7 +28,6 @@ use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::candidate::LinkType;
 use crate::reader::{Reader, Readers};
 
 /// Time between two reads of the journal where nothing is reclaimed.
@@ -70,26 +69,14 @@ pub(crate) struct Counts {
     pub idle: Option<String>,
 }
 
-/// A netdev that a pod has, as the journal names it.
-pub(crate) type Taken = (HcaId, String, LinkType);
-
-/// What a round found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Findings {
-    /// What was cleaned up since the start.
-    pub counts: Counts,
-    /// Netdevs that pods have now.
-    pub taken: Arc<Vec<Taken>>,
-}
-
 /// Cleans up every now and then until `stop`.
 pub(crate) async fn keep_reclaiming(
     settings: Settings,
     readers: Readers,
-    findings: watch::Sender<Findings>,
+    published: watch::Sender<Counts>,
     stop: CancellationToken,
 ) {
-    let findings = Arc::new(findings);
+    let published = Arc::new(published);
     let journal: Reader = readers.reader("journal", "the search for dead pods", PART_TIMEOUT);
     let mut parts: BTreeMap<Option<String>, Reader> = BTreeMap::new();
     let failure = Counts {
@@ -108,16 +95,14 @@ pub(crate) async fn keep_reclaiming(
         match read {
             Ok(round) => {
                 sightings = round.sightings;
-                note(&findings, &round.counts);
-                findings.send_if_modified(|all| {
-                    let is_idle = all.counts.idle != round.idle;
-                    let news = is_idle || *all.taken != round.taken;
+                note(&published, &round.counts);
+                published.send_if_modified(|all| {
+                    let is_idle = all.idle != round.idle;
                     if let Some(reason) = round.idle.as_ref().filter(|_| is_idle) {
                         tracing::warn!(reason, "nothing is cleaned up behind pods");
                     }
-                    all.taken = Arc::new(round.taken);
-                    all.counts.idle = round.idle;
-                    news
+                    all.idle = round.idle;
+                    is_idle
                 });
                 for (store, dead) in round.work {
                     let reader = parts.entry(store.clone()).or_insert_with(|| {
@@ -128,13 +113,13 @@ pub(crate) async fn keep_reclaiming(
                         readers.reader("reclaim", what, PART_TIMEOUT)
                     });
                     if reader.late().is_some() {
-                        note(&findings, &failure);
+                        note(&published, &failure);
                     }
-                    let (settings, findings) = (settings.clone(), findings.clone());
-                    reader.start(move || note(&findings, &clean_up(&settings, store, dead)));
+                    let (settings, published) = (settings.clone(), published.clone());
+                    reader.start(move || note(&published, &clean_up(&settings, store, dead)));
                 }
             }
-            Err(_) => note(&findings, &failure),
+            Err(_) => note(&published, &failure),
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -144,18 +129,18 @@ pub(crate) async fn keep_reclaiming(
 }
 
 /// Adds what was cleaned up.
-fn note(findings: &watch::Sender<Findings>, more: &Counts) {
-    findings.send_if_modified(|all| {
-        all.counts.rounds += more.rounds;
-        all.counts.attachments += more.attachments;
-        all.counts.failures += more.failures;
-        all.counts.leases += more.leases;
+fn note(published: &watch::Sender<Counts>, more: &Counts) {
+    published.send_if_modified(|all| {
+        all.rounds += more.rounds;
+        all.attachments += more.attachments;
+        all.failures += more.failures;
+        all.leases += more.leases;
         *more != Counts::default()
     });
 }
 
-/// The netdevs that pods have, by the journal. What cannot be read is none.
-pub(crate) fn taken(settings: &Settings) -> Vec<Taken> {
+/// The HCAs of which pods have a netdev, by the journal. What cannot be read is none.
+pub(crate) fn taken(settings: &Settings) -> BTreeSet<HcaId> {
     hca::host::show(&settings.policy);
     let (policy, _) = Policy::load_for_release(&settings.policy);
     hca::host::show(&policy.state_dir);
@@ -164,23 +149,13 @@ pub(crate) fn taken(settings: &Settings) -> Vec<Taken> {
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     moved
-        .filter_map(|netdev| {
-            let id = netdev.identity.bus_device.as_deref()?.parse().ok()?;
-            let infiniband = netdev.identity.mac.len() > "00:00:00:00:00:00".len();
-            let link_type = if infiniband {
-                LinkType::Infiniband
-            } else {
-                LinkType::Ether
-            };
-            Some((id, netdev.name.to_string(), link_type))
-        })
+        .filter_map(|netdev| netdev.identity.bus_device.as_deref()?.parse().ok())
         .collect()
 }
 
 /// What a round finds, and what is to be done.
 #[derive(Default)]
 struct Round {
-    taken: Vec<Taken>,
     /// Why nothing is cleaned up, if so.
     idle: Option<String>,
     sightings: BTreeSet<String>,
@@ -193,7 +168,6 @@ impl Round {
     /// `before` are the attachments that were seen dead in the round before.
     fn read(settings: &Settings, before: &BTreeSet<String>) -> Self {
         let mut round = Self {
-            taken: taken(settings),
             idle: idle(settings),
             ..Self::default()
         };

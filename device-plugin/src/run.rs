@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hca::Host;
+use node::identity::boot_id;
 use node::policy::Policy;
 use node_server::http;
 use node_wire::FailureKind;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::binding::binder::Binder;
 use crate::binding::places::Places;
 use crate::binding::release;
+use crate::candidate::memory::Memory;
 use crate::config;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info;
@@ -73,8 +75,6 @@ pub(crate) struct Settings {
     pub device_info_dir: PathBuf,
     /// The socket on which programs of the node ask; none if there is to be none.
     pub node_socket: Option<PathBuf>,
-    /// Where facts for Node Feature Discovery go, if anywhere.
-    pub features_dir: Option<PathBuf>,
     /// Where the last good configuration is kept, if it is.
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
@@ -198,18 +198,20 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ));
 
     // What pods have is known before the first scan, so that none of it seems to be gone.
-    let reclaim = settings.reclaim.clone();
-    let taken = node_files.run(move || reclaim::taken(&reclaim)).await;
-    let findings = reclaim::Findings {
-        taken: Arc::new(taken.unwrap_or_default()),
-        ..Default::default()
-    };
-    let findings = watch::Sender::new(findings);
-    let found = findings.subscribe();
+    let (policy, proc) = (settings.reclaim.policy.clone(), settings.host.proc.clone());
+    let memory = node_files.run(move || {
+        hca::host::show(&policy);
+        let state_dir = Policy::load_for_release(&policy).0.state_dir;
+        hca::host::show(&state_dir);
+        Memory::load(&state_dir, boot_id(&proc))
+    });
+    let memory = memory.await.unwrap_or_default();
+    let reclaimed = watch::Sender::new(reclaim::Counts::default());
+    let found = reclaimed.subscribe();
     services.spawn(reclaim::keep_reclaiming(
         settings.reclaim.clone(),
         readers.clone(),
-        findings,
+        reclaimed,
         stop.clone(),
     ));
 
@@ -233,13 +235,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
-            client: asked.client,
-            held: known,
+            held: known.clone(),
             found,
             node_socket,
             sources,
         },
         files,
+        memory,
         readers.clone(),
     );
     let binder = Arc::new(Binder::new(
@@ -258,6 +260,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     );
     services.spawn(release::keep_releasing(
         binder.clone(),
+        known,
         releases,
         stop.clone(),
     ));
@@ -321,7 +324,6 @@ fn remove_leftovers(settings: &Settings, reader: &Reader) {
     let own = [
         Some(settings.cdi_dir.clone()),
         Some(settings.device_info_dir.clone()),
-        settings.features_dir.clone(),
         settings.state_dir.clone(),
     ];
     reader.start(move || {

@@ -378,9 +378,12 @@ pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// How many entries a directory has; none if there is no such directory.
-pub(crate) fn count(directory: &Path) -> Result<usize> {
-    Ok(absent_is_none(directory, fs::read_dir(directory))?.map_or(0, Iterator::count))
+/// Names in a directory that are numbers, in order; empty if there is no such directory.
+pub(crate) fn indexes(directory: &Path) -> Result<Vec<u32>> {
+    let names = unsorted_names(directory)?;
+    let mut indexes: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    indexes.sort_unstable();
+    Ok(indexes)
 }
 
 /// A sort key by which names are ordered as people count: digit runs compare as numbers, so
@@ -540,13 +543,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_shows_what_it_reads() {
+    fn a_read_shows_its_path_while_it_lasts() {
         let progress = Arc::new(Progress::default());
-        let read = || attribute(Path::new("/nonexistent"), "state");
-        with_progress(&progress, read).unwrap();
-        assert_eq!(progress.path(), Path::new("/nonexistent/state"));
-        attribute(Path::new("/nonexistent"), "other").unwrap();
-        assert_eq!(progress.path(), Path::new("/nonexistent/state"));
+        let path = Path::new("/sys/x/state");
+        let read = || shown(path, || Ok(progress.path()));
+        assert_eq!(with_progress(&progress, Vec::new(), read).unwrap(), path);
+        assert_eq!(progress.path(), Path::new(""));
+        // Another thread, or nobody who asks.
+        assert_eq!(read().unwrap(), Path::new(""));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use serde::{Serialize, Serializer};
 
 use crate::address::ParseError;
 use crate::gid::{self, GidTable};
-use crate::host::{self, Result};
+use crate::host::{self, Host, Result};
 use crate::json;
+use crate::port_id::PortId;
 
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -263,26 +264,25 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
     })
 }
 
-/// Partition keys; like GIDs they fill the table from the front, so the same rule ends the walk.
+/// The partition keys of a port, in order of their index.
+///
+/// # Errors
+/// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
+/// cannot be read.
+pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
+    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let keys = pkeys(&directory.join("ports").join(port.port.to_string()))?;
+    Ok(keys.into_iter().map(|(_, key)| key).collect())
+}
+
+/// Filled entries of the partition table, which the subnet manager fills as it likes.
 fn pkeys(port: &Path) -> Result<Vec<(u32, u16)>> {
     let directory = port.join("pkeys");
     let mut pkeys = Vec::new();
-    let mut empty = 0;
-    for index in 0.. {
+    for index in host::indexes(&directory)? {
         let key = host::hexadecimal(&directory, &index.to_string())?;
-        match key
-            .and_then(|key| u16::try_from(key).ok())
-            .filter(|&key| key != 0)
-        {
-            Some(key) => {
-                empty = 0;
-                pkeys.push((index, key));
-            }
-            None => empty += 1,
-        }
-        if empty == gid::EMPTY_RUN {
-            break;
-        }
+        let key = key.and_then(|key| u16::try_from(key).ok());
+        pkeys.extend(key.filter(|&key| key != 0).map(|key| (index, key)));
     }
     Ok(pkeys)
 }

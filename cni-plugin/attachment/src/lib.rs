@@ -16,7 +16,7 @@
 
 pub mod addresses;
 pub mod cdi_file;
-mod child;
+pub mod child;
 pub mod detach;
 pub mod error;
 pub mod journal;

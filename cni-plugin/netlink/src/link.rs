@@ -17,7 +17,7 @@ pub use change::{
     set_inet, set_info, set_number, set_oper_state, set_proto_down, set_token,
 };
 pub use child::{Child, NewChild, create};
-pub use number::{known_number, namespace_number};
+pub use number::{known_number, known_numbers, namespace_number};
 pub use vf::{set_vf, vf_properties};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
@@ -194,6 +194,13 @@ impl Link {
     /// Whether it is administratively up.
     pub fn is_up(&self) -> bool {
         self.flags.contains(LinkFlags::Up)
+    }
+
+    /// Whether it is the netdev of a device on a bus, not a link that software made. An IPoIB netdev
+    /// of a port has a kind as its children have, which stand on it (`ipoib_link_ops`).
+    pub fn is_hardware(&self) -> bool {
+        self.bus_device.is_some()
+            && (self.kind.is_none() || self.is_infiniband() && self.parent.is_none())
     }
 
     /// Whether it is IP over InfiniBand.

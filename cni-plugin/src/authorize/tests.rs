@@ -235,6 +235,10 @@ fn what_others_stand_on_is_not_moved() {
             name: "vx0".into(),
             netns: None,
         },
+        Dependent::Unreadable {
+            netns: "/run/netns/a".into(),
+            cause: "no buffer space available".into(),
+        },
         Dependent::Attachment {
             kind: "macvlan".into(),
             owner: "pod ml/b".into(),
@@ -247,6 +251,25 @@ fn what_others_stand_on_is_not_moved() {
         let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
         assert!(denied.why.contains(&dependent.to_string()), "{denied}");
         ask(&nic, &all).unwrap();
+    }
+}
+
+#[test]
+fn the_ipoib_netdev_of_a_port_is_hardware_and_its_children_are_not() {
+    let mut parent = hardware();
+    (parent.link.kind, parent.link.hardware) = (Some(InfoKind::Ipoib), 32);
+    let allow = Allow {
+        unallocated: true,
+        ..Allow::default()
+    };
+    move_it(parent.clone(), &allow, &[]).unwrap();
+    let mut child = parent.clone();
+    child.link.parent = Some(4);
+    let mut child_without_device = parent;
+    child_without_device.link.bus_device = None;
+    for child in [child, child_without_device] {
+        let denied = move_it(child, &allow, &[]).unwrap_err();
+        assert!(denied.why.contains("ipoib"), "{denied}");
     }
 }
 

@@ -41,6 +41,7 @@ use crate::{
     bind::{self, Bound},
     config::{Allocation, ChildKind, Config, Devices},
     error::Error,
+    parts::OneRail,
     plan,
     rdma::{self, RdmaRequirement},
     recover,
@@ -71,6 +72,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     }
     request.config.has_each_key_once()?;
     let mut config = Config::read(request)?;
+    if !config.notes.is_empty() {
+        node.log.warn(format_args!(
+            "network {}: {}",
+            request.config.name,
+            config.notes.join("; ")
+        ));
+    }
     let mut before = request.config.prev_result()?.unwrap_or_default();
     before
         .check_indexes()
@@ -96,9 +104,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?.clone()),
     };
     let pod = pod_namespace(&node, request)?;
-    let _attachment = node
+    let attachment = node
         .journal
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
+    attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
     undo_earlier(&mut node, &key, &pod, &mut inside, requested)?;
     if requested != Requested::RdmaOnly {
@@ -206,10 +215,21 @@ impl Prepared<'_> {
             return attachment.add(&before, moves_rdma);
         }
         let (wanted, recovered) = match &devices {
-            None => nics
-                .into_iter()
-                .map(|nic| nic.interface(id.ifname.clone(), None))
-                .unzip(),
+            None => {
+                let ranges = ipam.rails(node, request)?;
+                let rail = OneRail {
+                    asked: config.rail,
+                    ranges: ranges.as_ref(),
+                    rails: &node.policy.values.rails,
+                    path: &node.policy.path,
+                };
+                let interfaces = nics.into_iter().map(|nic| {
+                    let rail = rail.number(nic.resolved.host_link())?;
+                    Ok(nic.interface(id.ifname.clone(), rail))
+                });
+                let interfaces: Vec<_> = interfaces.collect::<Result<_, Error>>()?;
+                interfaces.into_iter().unzip()
+            }
             Some(all) => {
                 let ranges = ipam.rails(node, request)?;
                 several::interfaces(node, config, id, &all.devices, ranges.as_ref(), nics)?
@@ -281,9 +301,10 @@ impl Call<'_> {
     ) -> Result<(Resolved, bool), Error> {
         let (request, before, pod) = (self.request, self.before, self.pod);
         let resolved = resolve(node, request, config, before, pod, inside, network)?;
+        config.fits(resolved.attach(), request.config.ipam_type()?)?;
         let moves_rdma = moves_rdma(node, config, &resolved)?;
         self.allow(node, config, &resolved, moves_rdma)?;
-        plan::check(&resolved, config, request.config.ipam_type()?)?;
+        plan::check(&resolved, config)?;
         Ok((resolved, moves_rdma))
     }
 
@@ -423,6 +444,7 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
             path: pod.path().display().to_string(),
             device: netns.device,
             inode: netns.inode,
+            cookie: pod.cookie(&node.netns.namespace).ok(),
         },
         parts: Vec::new(),
         ipam: None,

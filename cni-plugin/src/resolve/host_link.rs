@@ -11,9 +11,10 @@ use hca::{HcaId, Host, NetnsMode, PortId, lookup, uplink::Why};
 use netlink::{
     Socket,
     link::{self, By, Link},
+    uplink,
 };
 
-use super::{Dependent, target::unreadable, uplink};
+use super::{Dependent, target::unreadable};
 use crate::error::Error;
 
 /// A netdev of the host's namespace and its part in the host's own networking.
@@ -23,6 +24,8 @@ pub struct HostLink {
     pub link: Link,
     /// Its RDMA ports; empty when it has none.
     pub rdma: Vec<PortId>,
+    /// The partition keys of its port, of an IPoIB netdev with one; none where that is not known.
+    pub pkeys: Option<Vec<u16>>,
     /// How the RDMA subsystem treats namespaces; none without RDMA devices.
     pub mode: Option<NetnsMode>,
     /// The HCA it is the netdev of, by the names that units have for it; several where netdev and
@@ -63,7 +66,7 @@ impl NodeNetwork {
             Some(known) => known,
             None => {
                 let addresses = uplink::addresses(socket)?;
-                let uplinks = uplink::all(socket, asked, node_addresses, &addresses)?;
+                let uplinks = uplink::uplinks(socket, Some(asked), node_addresses, &addresses)?;
                 Known { addresses, uplinks }
             }
         };
@@ -151,8 +154,15 @@ impl HostLink {
             Err(e) if e.is_missing() => BTreeSet::new(),
             Err(e) => return Err(unreadable(&e)),
         };
+        let pkeys = match rdma.as_slice() {
+            [port] if link.is_infiniband() => {
+                Some(hca::port::partition_keys(roots, port).map_err(|e| unreadable(&e))?)
+            }
+            _ => None,
+        };
         let mut found = HostLink {
             hcas,
+            pkeys,
             rdma,
             mode,
             ..HostLink::default()

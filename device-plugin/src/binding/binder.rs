@@ -399,11 +399,6 @@ impl Binder {
     pub(crate) fn places(&self) -> &Places {
         &self.places
     }
-
-    /// What is known of the node now.
-    pub(crate) fn now(&self) -> Arc<Report> {
-        self.report()
-    }
 }
 
 /// The bindings as they are, after those of earlier sandboxes of the pod are freed, and HCAs that are

@@ -28,7 +28,7 @@ use super::session::State;
 use crate::allocate;
 use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
-use crate::snapshot::{Shape, Snapshot, Unit};
+use crate::snapshot::{Health, Shape, Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
@@ -38,7 +38,6 @@ pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 pub(crate) struct Requests {
     scans: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
-    client: Arc<watch::Sender<Option<String>>>,
     allocated: Arc<Notify>,
     starts: mpsc::Sender<Start>,
 }
@@ -64,8 +63,6 @@ pub(crate) struct Asked {
     pub scans: mpsc::Receiver<Waiting>,
     /// Device information to be written.
     pub files: mpsc::Receiver<Vec<device_info::File>>,
-    /// What the kubelet's gRPC client calls itself.
-    pub client: watch::Receiver<Option<String>>,
     /// Notified when an Allocate was answered with devices.
     pub allocated: Arc<Notify>,
     /// Containers with slots that are about to start.
@@ -77,21 +74,18 @@ impl Requests {
     pub(crate) fn new() -> (Self, Asked) {
         let (scans, scans_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
-        let (client, client_known) = watch::channel(None);
         let (starts, starts_asked) = mpsc::channel(16);
         let allocated = Arc::new(Notify::new());
         (
             Self {
                 scans,
                 files,
-                client: Arc::new(client),
                 allocated: allocated.clone(),
                 starts,
             },
             Asked {
                 scans: scans_asked,
                 files: files_asked,
-                client: client_known,
                 allocated,
                 starts: starts_asked,
             },
@@ -124,21 +118,6 @@ impl Requests {
             .await
             .map_err(|_| over())?
             .map_err(Status::unavailable)
-    }
-
-    /// Notes which gRPC client the kubelet has.
-    fn note_client<T>(&self, request: &Request<T>) {
-        let name = request.metadata().get(USER_AGENT);
-        let Some(name) = name.and_then(|name| name.to_str().ok()) else {
-            return;
-        };
-        self.client.send_if_modified(|known| {
-            let news = known.as_deref() != Some(name);
-            if news {
-                *known = Some(name.to_owned());
-            }
-            news
-        });
     }
 
     /// Has files written some time soon; never waits.
@@ -202,10 +181,15 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
     if then.is_empty() {
         return None;
     }
-    let mut paths = Vec::new();
+    let (mut paths, mut reason) = (Vec::new(), String::new());
     for id in ids {
         match snapshot.unit(id) {
-            Some(Unit::Member(member)) => paths.extend(member.paths(NodeClass::Uverbs)),
+            Some(Unit::Member(member)) => {
+                paths.extend(member.paths(NodeClass::Uverbs));
+                if let Health::Unhealthy(why) = &member.health {
+                    reason = format!(" ({why})");
+                }
+            }
             Some(Unit::Pool | Unit::Slot(_)) => return None,
             // It is gone, and its node may be another HCA's.
             None => {}
@@ -222,7 +206,7 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
     };
     (then != now).then(|| {
         format!(
-            "unit {} of {} was allocated as {} and is {} now: a reboot or a move to a pod's namespace \
+            "unit {} of {} was allocated as {} and is {} now{reason}: a reboot or a move to a pod's namespace \
              numbers device nodes anew, and what was allocated cannot be changed any more; delete the \
              pod, and set delivery: cdi for this pool",
             ids.join(","),
@@ -232,9 +216,6 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
         )
     })
 }
-
-/// Where a gRPC client names itself (the gRPC protocol over HTTP/2, User Agents).
-const USER_AGENT: &str = "user-agent";
 
 /// What the paths of verbs nodes begin with.
 const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
@@ -251,7 +232,9 @@ pub(crate) struct AllocationCounts {
 impl Service {
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
         self.feed.borrow().clone().ok_or_else(|| {
-            Status::unavailable("the host's RDMA devices have not been scanned yet; try again")
+            Status::unavailable(
+                "this resource has no HCA yet, its driver may still be loading; try again",
+            )
         })
     }
 
@@ -294,9 +277,8 @@ impl Service {
 impl DevicePlugin for Service {
     async fn get_device_plugin_options(
         &self,
-        request: Request<Empty>,
+        _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        self.requests.note_client(&request);
         Ok(Response::new(self.options()))
     }
 
@@ -344,6 +326,10 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        // Why there is no list yet, if it is because scans fail.
+        if self.feed.borrow().is_none() {
+            self.requests.scan().await?;
+        }
         let snapshot = self.snapshot()?;
         if snapshot.shape() == Shape::Late {
             let ids = request.into_inner().devices_ids;

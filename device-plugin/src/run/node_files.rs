@@ -6,18 +6,17 @@ use std::path::Path;
 
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use hca::HcaId;
-use hca::inventory::Inventory;
 
 use super::Settings;
-use crate::deliver::features;
+use crate::candidate::memory;
 use crate::state_files::{File, Place};
 
-/// `exclusive` are the HCAs of exclusive pools, `good` is the configuration to keep as the last good
-/// one, with its place.
+/// `exclusive` are the HCAs of exclusive pools, `known` is what is known of all HCAs, `good` is the
+/// configuration to keep as the last good one, with its place.
 pub(super) fn wanted(
     settings: &Settings,
     exclusive: &BTreeSet<HcaId>,
-    inventory: &Inventory,
+    known: Option<String>,
     good: Option<(&Path, &str)>,
 ) -> Vec<File> {
     let mut files = vec![File {
@@ -26,6 +25,11 @@ pub(super) fn wanted(
         consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may give a \
                       pod a child of one that another pod will have",
     }];
+    files.extend(known.map(|content| File {
+        place: Place::Node(memory::FILE),
+        content,
+        consequence: "after a restart of the daemon an HCA in a pod may leave its pool",
+    }));
     // Without them the CNI plugin goes by the routes.
     if !settings.node_addresses.is_empty() {
         files.push(File {
@@ -34,11 +38,6 @@ pub(super) fn wanted(
             consequence: "the CNI plugin does not know which addresses are the node's",
         });
     }
-    files.extend(settings.features_dir.as_ref().map(|directory| File {
-        place: Place::Foreign(directory.join(features::FILE)),
-        content: features::lines(inventory),
-        consequence: "the node has no labels of its HCAs; see --features-dir",
-    }));
     files.extend(good.map(|(path, text)| File {
         place: Place::Own(path.to_owned()),
         content: text.to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::data_direct;
 use super::distance::Place;
@@ -22,7 +22,6 @@ use crate::unit::HcaId;
 #[serde(rename_all = "camelCase")]
 pub struct Nic {
     /// Its identity: that of the unit it is offered as.
-    #[serde(serialize_with = "displayed")]
     pub hca: HcaId,
     /// Where it sits.
     pub place: Place,
@@ -68,10 +67,6 @@ impl Nic {
     pub fn is_slice(&self) -> bool {
         self.card.is_none()
     }
-}
-
-fn displayed<S: Serializer>(hca: &HcaId, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.collect_str(hca)
 }
 
 /// NICs in order of PCI address, and the RDMA devices that stand on no PCI function.

@@ -201,6 +201,70 @@ as_before() {
 	equal "$1" "$2" "$($tell)"
 }
 
+# --- InfiniBand ----------------------------------------------------------------------------
+
+# make_fabric [TYPE]: makes every NIC of this guest a cable, with an InfiniBand HCA on it and IP over
+# InfiniBand on that: mlx5_0 and ib0 on eth0, and so on, set up and with a carrier. Called before a
+# scenario with the header key fabric=infiniband. The TYPE rxe_ib_sm leaves the ports to a subnet
+# manager.
+make_fabric() {
+	local nic
+	for nic in /sys/class/net/eth*; do
+		make_ib_hca "${nic##*/}" "mlx5_${nic##*/eth}" "$@"
+	done
+}
+
+# make_ib_hca NETDEV HCA [TYPE]: the same for one NIC. The cable is hidden in the namespace `cable`:
+# hardware has no such netdev. Its MTU is what IB's largest of 4096 needs.
+make_ib_hca() {
+	local ib
+	[ -e /run/netns/cable ] || { load_rdma; modprobe ib_ipoib; ip netns add cable; }
+	ip link set "$1" netns cable
+	ip -n cable link set "$1" mtu 4200 up
+	wait_for 20 ip netns exec cable grep -q 1 "/sys/class/net/$1/carrier"
+	ip netns exec cable rdma link add "$2" type "${3:-rxe_ib}" netdev "$1"
+	partitions "$2" 0xffff 0x8001 0x0002
+	wait_for 20 ib_netdev "$2"
+	ib=$(ib_netdev "$2")
+	ip link set "$ib" up
+	[ "${3:-rxe_ib}" = rxe_ib ] || return 0
+	carries "$ib"
+	wait_for 20 grep -q " $ib\$" /proc/net/if_inet6
+}
+
+# carries NETDEV [COMMAND…]: waits for its carrier, as COMMAND (ip netns exec) sees it.
+carries() { wait_for 30 "${@:2}" grep -q 1 "/sys/class/net/$1/carrier"; }
+
+# remove_fabric: the NICs as they were. No pod may have one of its HCAs.
+remove_fabric() {
+	local hca nics
+	for hca in /sys/class/infiniband/mlx5_*; do
+		rdma link delete "${hca##*/}"
+	done
+	nics=$(ip netns exec cable ls /sys/class/net | grep -c eth)
+	ip netns delete cable
+	all_back() { [ "$(ls /sys/class/net | grep -c eth)" = "$nics" ]; }
+	wait_for 20 all_back
+}
+
+# partitions HCA KEY…: the port's table of partition keys; without the highest bit the membership is limited.
+partitions() { echo "${@:2}" >"/sys/class/infiniband/$1/lab_pkeys"; }
+
+# ib_netdev HCA: the IPoIB netdev of its port, in this namespace; not a child.
+ib_netdev() {
+	local netdev found=''
+	for netdev in "/sys/class/infiniband/$1/device/net/"*; do
+		[ ! -e "$netdev" ] || [ "$(<"$netdev/iflink")" != "$(<"$netdev/ifindex")" ] || found=${netdev##*/}
+	done
+	[ -n "$found" ] && echo "$found"
+}
+
+# ib_state: as host_state, without what an IPoIB netdev has anew when its RDMA device returns: its
+# index, and the queue pair that its address begins with.
+ib_state() {
+	host_state | sed -E 's/^[0-9]+: //; s/(link\/infiniband )[0-9a-f:]{11}/\1/; s/ netdev_index [0-9]+//' | sort
+}
+
 # --- pods ----------------------------------------------------------------------------------
 
 # start_containerd [DIRECTORY]: with the test pods' image imported; ready when it returns. The

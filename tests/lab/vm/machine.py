@@ -133,7 +133,7 @@ def command(
     """The whole command line. Sockets `control-N` and `qmp-N` of the directory are the runner's."""
     kernel = (
         f"console={architecture.console} {KERNEL_ARGUMENTS} {architecture.kernel} lab.line={architecture.line} "
-        f"lab.guest={guest} lab.host=node{guest} {' '.join(scenario.kernel)}"
+        f"lab.guest={guest} lab.host=node{guest} lab.fabric={scenario.fabric} {' '.join(scenario.kernel)}"
     )
     if shell:
         kernel += " lab.shell"

@@ -32,6 +32,8 @@ class Scenario:
     cpus: int = 1
     # Of this machine's processors, how many it keeps busy; all of its guests' unless it says otherwise.
     busy: int = 0
+    # What the NICs are when the scenario begins: `ethernet`, or `infiniband` HCAs on them.
+    fabric: str = "ethernet"
     # NUMA nodes x switches of each x NICs of each, with a display device beside them; instead of nics.
     topology: tuple[int, int, int] | None = None
     # Seconds for the scenario, after the boot.
@@ -67,6 +69,8 @@ def _value(key: str, text: str):
             return (int(nodes), int(switches), int(nics))
         case "image" | "node-image" | "kubernetes" | "cdi-containerd":
             return {"yes": True, "no": False}[text]
+        case "fabric":
+            return {"ethernet": text, "infiniband": text}[text]
         case "binaries" | "standins" | "peers":
             return tuple(text.split(","))
         case "qemu":

@@ -320,7 +320,7 @@ fn detail(link: &Link) -> String {
 }
 
 /// Of an IPoIB address only the port's GUID stays the same: the queue pair before it changes.
-fn port_part(mac: &str) -> &str {
+pub(super) fn port_part(mac: &str) -> &str {
     if mac.len() == 59 {
         mac.get(36..).unwrap_or(mac)
     } else {

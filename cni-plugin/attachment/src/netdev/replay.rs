@@ -15,7 +15,7 @@ use netlink_packet_route::{
     neighbour::{NeighbourAttribute, NeighbourMessage},
     route::{
         RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteProtocol,
-        RouteType,
+        RouteType, RouteVia,
     },
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
@@ -72,6 +72,13 @@ pub fn lifetime(address: &AddressMessage) -> Option<(u32, u32)> {
         }
         _ => None,
     })
+}
+
+/// Gives an address no end.
+pub fn without_lifetime(address: &mut AddressMessage) {
+    address
+        .attributes
+        .retain(|a| !matches!(a, AddressAttribute::CacheInfo(_)));
 }
 
 /// An address with what is left of its lifetime after this many seconds; none when it is over.
@@ -155,11 +162,10 @@ pub fn needs_one_of(
             let source = of_route(source);
             these.iter().any(|address| own(address) == source)
         }
-        RouteAttribute::Gateway(gateway) => of_route(gateway).is_some_and(|gateway| {
-            let reach = |list: &[AddressMessage]| list.iter().any(|a| covers(a, gateway));
-            reach(these) && !reach(others)
-        }),
         _ => false,
+    }) || gateway(route).is_some_and(|gateway| {
+        let reach = |list: &[AddressMessage]| list.iter().any(|a| covers(a, gateway));
+        reach(these) && !reach(others)
     })
 }
 
@@ -212,15 +218,19 @@ fn with_flags(message: &AddressMessage, index: u32, flags: AddressFlags) -> Addr
 }
 
 /// Whether the kernel makes the route itself: out of an address, of the interface being up, or
-/// of a router advertisement.
+/// of a router advertisement, whose routes expire. One of that origin without an end was made by an
+/// agent of the cloud.
 pub fn is_kernel_made(route: &RouteMessage) -> bool {
     let multicast = route.attributes.iter().any(
         |a| matches!(a, RouteAttribute::Destination(RouteAddress::Inet6(to)) if to.is_multicast()),
     );
-    matches!(
-        route.header.protocol,
-        RouteProtocol::Kernel | RouteProtocol::Ra
-    ) || route.header.kind != RouteType::Unicast
+    let expires = route
+        .attributes
+        .iter()
+        .any(|a| matches!(a, RouteAttribute::CacheInfo(info) if info.expires != 0));
+    route.header.protocol == RouteProtocol::Kernel
+        || (route.header.protocol == RouteProtocol::Ra && expires)
+        || route.header.kind != RouteType::Unicast
         || route::table_of(route) == LOCAL
         || route.header.flags.contains(RouteFlags::Cloned)
         || multicast
@@ -244,10 +254,12 @@ pub fn destination(route: &RouteMessage) -> Option<&RouteAddress> {
     })
 }
 
-/// A route's next hop.
-pub fn gateway(route: &RouteMessage) -> Option<&RouteAddress> {
+/// A route's next hop, of its own family or of another.
+pub fn gateway(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|a| match a {
-        RouteAttribute::Gateway(via) => Some(via),
+        RouteAttribute::Gateway(via) => of_route(via),
+        RouteAttribute::Via(RouteVia::Inet(via)) => Some((*via).into()),
+        RouteAttribute::Via(RouteVia::Inet6(via)) => Some((*via).into()),
         _ => None,
     })
 }
@@ -409,7 +421,11 @@ pub fn neighbour(message: &NeighbourMessage, index: u32) -> NeighbourMessage {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::{AddressFamily, address::CacheInfo, route::RouteNextHop};
+    use netlink_packet_route::{
+        AddressFamily,
+        address::CacheInfo,
+        route::{RouteCacheInfo, RouteNextHop},
+    };
 
     use super::*;
 
@@ -486,6 +502,14 @@ mod tests {
         assert!(!is_kernel_made(&route));
         route.header.protocol = RouteProtocol::Kernel;
         assert!(is_kernel_made(&route));
+        let mut advertised = plain_route(vec![]);
+        advertised.header.protocol = RouteProtocol::Ra;
+        assert!(!is_kernel_made(&advertised), "an agent's, without an end");
+        let mut bytes = [0; 32];
+        bytes[8] = 30;
+        let info = RouteCacheInfo::parse(&bytes).unwrap();
+        advertised.attributes.push(RouteAttribute::CacheInfo(info));
+        assert!(is_kernel_made(&advertised));
         let mut local = plain_route(vec![RouteAttribute::Table(255)]);
         assert!(is_kernel_made(&local));
         local.header.kind = RouteType::Local;

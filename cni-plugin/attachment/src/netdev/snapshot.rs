@@ -140,6 +140,10 @@ pub struct Snapshot {
     /// keep what stands below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_at: Option<u64>,
+    /// Its addresses with a lifetime are the node's for as long as it lives: they go into the pod
+    /// without a lifetime, and return with the lifetime that they had.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub static_addresses: bool,
     /// Its index in the pod; none while it was not moved, and for hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_index: Option<u32>,
@@ -157,7 +161,7 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promiscuity: Option<u32>,
     /// What its kind says of itself and can change, attribute by attribute in hexadecimal: mode and
-    /// flags of a macvlan, macvtap or ipvlan.
+    /// flags of a macvlan, macvtap, ipvlan or IPoIB netdev.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub mode: BTreeMap<u16, String>,
     /// The interface part of its IPv6 addresses, where an administrator set one.
@@ -256,6 +260,7 @@ impl Snapshot {
             vf: None,
             sysctls: sysctl::read_all(proc, &link.name)?,
             taken_at: Some(taken_at.as_secs()),
+            static_addresses: false,
             pod_index: None,
             broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
             pod_mac: None,
@@ -287,15 +292,18 @@ impl Snapshot {
         noted
     }
 
-    /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host: what
-    /// renews them, a DHCP client or the kernel, does not see the pod, and the lease may be
-    /// somebody else's once it has ended. Routes and rules that are of no use without them stay,
-    /// too.
+    /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host, unless
+    /// they are static: what renews them, a DHCP client or the kernel, does not see the pod, and
+    /// the lease may be somebody else's once it has ended. Routes and rules that are of no use
+    /// without them stay as well.
     ///
     /// # Errors
     /// The journal is damaged.
     pub fn given_to_pod(&self) -> Result<Given, DecodeError> {
-        let all = self.parsed_addresses()?;
+        let mut all = self.parsed_addresses()?;
+        if self.static_addresses {
+            all.iter_mut().for_each(replay::without_lifetime);
+        }
         let (addresses, stay): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|address| replay::lifetime(address).is_none());
@@ -365,21 +373,20 @@ pub(super) fn settings(link: &Link) -> BTreeMap<String, u32> {
     settings
 }
 
-/// Mode and flags of a kind that has them as its first attributes (`IFLA_MACVLAN_MODE`,
-/// `IFLA_IPVLAN_MODE`, `…_FLAGS`).
+/// Mode and flags of a kind that has them (`IFLA_MACVLAN_MODE`, `IFLA_IPVLAN_MODE`, `…_FLAGS`;
+/// `IFLA_IPOIB_MODE`, `IFLA_IPOIB_UMCAST`).
 pub(super) fn mode(link: &Link) -> BTreeMap<u16, String> {
     let kind = link.kind.as_ref().map(ToString::to_string);
-    if !matches!(
-        kind.as_deref(),
-        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap")
-    ) {
-        return BTreeMap::new();
-    }
-    let first = link
+    let of_kind = match kind.as_deref() {
+        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap") => 1..=2,
+        Some("ipoib") => 2..=3,
+        _ => return BTreeMap::new(),
+    };
+    let of_kind = link
         .info
         .iter()
-        .filter(|(attribute, _)| (1..=2).contains(*attribute));
-    first
+        .filter(|(attribute, _)| of_kind.contains(*attribute));
+    of_kind
         .map(|(attribute, value)| (*attribute, hexadecimal(value)))
         .collect()
 }

@@ -31,6 +31,16 @@ impl Link {
         };
         on == Some(below) && self.parent_netns == netns
     }
+
+    /// Whether it is a partition on the IPoIB netdev `port`, in whichever namespace: IPoIB does not
+    /// report that of the link below, but a child has the GID of its port in its address (RFC 4391
+    /// section 9.1.1).
+    pub fn is_partition_of(&self, port: &Link) -> bool {
+        self.is_infiniband()
+            && !self.is_hardware()
+            && self.parent.unwrap_or(self.index) == port.index
+            && self.mac.get(4..) == port.mac.get(4..)
+    }
 }
 
 #[cfg(test)]
@@ -65,6 +75,38 @@ mod tests {
         assert!(port.stands_on(2, None));
         // In another namespace a child may have its parent's index.
         assert!(link(2, "macvlan", Some(2), Some(0)).stands_on(2, Some(0)));
+    }
+
+    #[test]
+    fn a_partition_is_known_by_the_gid_of_its_port() {
+        let port = Link {
+            hardware: 32,
+            mac: (0..20).collect(),
+            bus_device: Some("0000:3b:00.0".into()),
+            ..link(5, "ipoib", None, None)
+        };
+        let mut mac = port.mac.clone();
+        mac[3] = 99; // its queue pair
+        let child = Link {
+            mac,
+            bus_device: None,
+            ..port.clone()
+        };
+        // The kernel leaves a parent out that has the child's own index (`nla_put_iflink()`).
+        assert!(child.is_partition_of(&port));
+        let on = |parent| Link {
+            parent,
+            index: 7,
+            ..child.clone()
+        };
+        assert!(on(Some(5)).is_partition_of(&port));
+        assert!(!on(Some(6)).is_partition_of(&port));
+        assert!(!port.is_partition_of(&port));
+        let of_another_port = Link {
+            mac: vec![0; 20],
+            ..child
+        };
+        assert!(!of_another_port.is_partition_of(&port));
     }
 
     #[test]

@@ -26,6 +26,11 @@ const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest time between two scans that events ask for.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Tells those who wait for a scan what became of it. One that does not wait any more is passed over.
+fn answer(waiting: impl Iterator<Item = Waiting>, outcome: &Result<(), String>) {
+    waiting.for_each(|waiting| drop(waiting.send(outcome.clone())));
+}
+
 impl Daemon {
     /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
     /// new configuration outweighs all that is heard with it.
@@ -99,9 +104,7 @@ impl Daemon {
             return self.note_late_reads();
         };
         let waiting = self.waiting.drain(..).chain(self.waiting_next.drain(..));
-        waiting.for_each(|waiting| {
-            let _ = waiting.send(Err(late.to_string()));
-        });
+        answer(waiting, &Err(late.to_string()));
         self.scans.late = Some(late);
         self.publish();
         self.note_late_reads();
@@ -141,21 +144,22 @@ impl Daemon {
         self.scans.last = scan.elapsed();
         self.scans.total += self.scans.last;
         self.scans.late = None;
-        match outcome {
+        let told = match outcome {
             Ok(seen) => {
                 self.scans.error = None;
                 self.scans.done = true;
                 self.take_in(&seen, now).await;
+                Ok(())
             }
-            Err(error) => self.scan_failed(error),
-        }
+            Err(error) => {
+                self.scan_failed(error.clone());
+                Err(format!("cannot scan the host: {error}"))
+            }
+        };
         self.watch_nodes(triggers);
         tracing::debug!(reason = %scan.reason, took = ?self.scans.last, "scanned the host");
         self.publish();
-        for waiting in self.waiting.drain(..) {
-            // A container that does not wait any more is none of our business.
-            let _ = waiting.send(Ok(()));
-        }
+        answer(self.waiting.drain(..), &told);
         self.waiting = std::mem::take(&mut self.waiting_next);
         if let Some(reason) = self.wanted.take() {
             self.want(reason);
@@ -180,16 +184,12 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
-        let taken = self.known.found.borrow_and_update().taken.clone();
-        self.pool_states
-            .memory_mut()
-            .note_taken(taken.iter().cloned());
         self.pool_states.set_holdings(self.allocated.clone());
         self.read_bindings().await;
         self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
-        self.write_state_files(&seen.inventory).await;
+        self.write_state_files().await;
         let ready = self.write_specifications().await;
         let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
             true if self.booted_now => Withhold::DriversAndPorts,
@@ -218,7 +218,7 @@ impl Daemon {
 
     /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
     /// before the kubelet hears of them, or it is a fault that this cannot be written.
-    async fn write_state_files(&mut self, inventory: &Inventory) {
+    async fn write_state_files(&mut self) {
         let exclusive: BTreeSet<HcaId> = self
             .pool_states
             .snapshots()
@@ -227,7 +227,8 @@ impl Daemon {
             .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());
-        let files = node_files::wanted(&self.settings, &exclusive, inventory, good);
+        let known = self.pool_states.memory().text();
+        let files = node_files::wanted(&self.settings, &exclusive, known, good);
         self.files.want(files);
         if self.exclusive.as_ref() != Some(&exclusive) {
             self.files.settled().await;

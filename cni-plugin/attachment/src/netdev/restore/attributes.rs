@@ -36,13 +36,20 @@ pub(super) fn restore_mac(
     }
 }
 
-/// Gives a netdev the address that it had. One of IPoIB is the port's own affair.
+/// Gives a netdev the address that it had. Of one of IPoIB that is the GUID (its last 8 bytes): the
+/// rest is the kernel's. The GUID of a virtual function is what its PF says.
 pub(super) fn set_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
-    let mac: Option<hca::MacAddress> = taken.identity.mac.parse().ok();
-    let differs = |mac: &hca::MacAddress| mac.bytes().len() == 6 && mac.bytes() != link.mac;
-    let Some(mac) = mac.filter(differs) else {
+    let Ok(known) = taken.identity.mac.parse::<hca::MacAddress>() else {
         return;
     };
+    let mac = match (link.mac.get(..12), known.bytes().get(12..20)) {
+        (Some(_), Some(_)) if taken.vf.is_some() => return,
+        (Some(of_kernel), Some(guid)) => hca::MacAddress::new([of_kernel, guid].concat()),
+        _ => known,
+    };
+    if mac.bytes() == link.mac || mac.bytes().len() != link.mac.len() {
+        return;
+    }
     let what = format!("restore {mac} of {}", taken.name);
     let mut attempt = |change: &Change<'_>| {
         let done = link::change(socket, &what, link.index, change);
@@ -155,6 +162,30 @@ pub(super) fn restore_settings(
     let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
+    let modes = mode(link);
+    let differing = taken
+        .mode
+        .iter()
+        .filter(|(kind, value)| modes.get(*kind) != Some(*value));
+    let info: BTreeMap<u16, Vec<u8>> = differing
+        .filter_map(|(kind, value)| Some((*kind, of_hexadecimal(value)?)))
+        .collect();
+    if let Some(kind) = taken.identity.kind.as_ref().filter(|_| !info.is_empty()) {
+        let what = format!("restore the mode of {}", taken.name);
+        attempt(link::set_info(
+            host_context.socket,
+            what,
+            link.index,
+            kind,
+            &info,
+        ));
+    }
+    // The modes of IPoIB have MTUs of their own.
+    let anew = match info.is_empty() {
+        true => None,
+        false => link::get(host_context.socket, By::Index(link.index)).unwrap_or_default(),
+    };
+    let link = anew.as_ref().unwrap_or(link);
     let what = format!("restore {}", taken.name);
     for change in attributes(taken, link) {
         attempt(link::change(
@@ -198,24 +229,6 @@ pub(super) fn restore_settings(
         if let Ok(Some(link)) = link::get(host_context.socket, By::Index(link.index)) {
             now = settings(&link);
         }
-    }
-    let modes = mode(link);
-    let differing = taken
-        .mode
-        .iter()
-        .filter(|(kind, value)| modes.get(*kind) != Some(*value));
-    let info: BTreeMap<u16, Vec<u8>> = differing
-        .filter_map(|(kind, value)| Some((*kind, of_hexadecimal(value)?)))
-        .collect();
-    if let Some(kind) = taken.identity.kind.as_ref().filter(|_| !info.is_empty()) {
-        let what = format!("restore the mode of {}", taken.name);
-        attempt(link::set_info(
-            host_context.socket,
-            what,
-            link.index,
-            kind,
-            &info,
-        ));
     }
     let held = |settings: &BTreeMap<String, u32>| {
         let down = settings.get(PROTO_DOWN).copied()?;

@@ -10,7 +10,10 @@ use super::{
     HostContext,
     network::{over, passed_since},
 };
-use crate::netdev::snapshot::{Message, Snapshot};
+use crate::netdev::{
+    identity::port_part,
+    snapshot::{Message, Snapshot},
+};
 
 /// Reads the netdev again and says what is not as it was.
 pub(super) fn verify(
@@ -57,7 +60,8 @@ pub(super) fn differences(before: &Snapshot, now: &Snapshot, expired: &[Message]
     };
     let text = |name: &Option<Name>| name.as_ref().map_or("none".to_owned(), Name::to_string);
     compare("mtu", &now.mtu, &before.mtu);
-    compare("MAC address", &now.identity.mac, &before.identity.mac);
+    let (mac, mac_before) = (&now.identity.mac, &before.identity.mac);
+    compare("MAC address", &port_part(mac), &port_part(mac_before));
     compare("up", &now.up, &before.up);
     compare("txqueuelen", &now.tx_queue_length, &before.tx_queue_length);
     compare("alias", &text(&now.alias), &text(&before.alias));

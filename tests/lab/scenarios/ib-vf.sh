@@ -1,0 +1,52 @@
+# InfiniBand virtual functions: GUIDs by their physical function, one goes into each of two pods and returns
+# lab: qemu=8.0 nics=0 ports=1 memory=768 timeout=600 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
+# shellcheck shell=bash disable=SC2016,SC2154
+
+node_policy '{"allow": {"unallocated": true}}'
+modprobe -a igb igbvf
+make_ib_hca eth0 mlx5_0
+echo 2 >/sys/bus/pci/devices/0000:01:00.0/sriov_numvfs
+wait_for 30 test -e /sys/bus/pci/devices/0000:01:00.0/virtfn1/net
+# A VF reads its GUIDs when its driver starts.
+for number in 0 1; do
+	ip link set ib0 vf $number node_guid 00:11:22:33:44:55:66:${number}0
+	ip link set ib0 vf $number port_guid 00:11:22:33:44:55:66:${number}1
+done
+vf=()
+for number in 0 1; do
+	vf[number]=$(basename "$(readlink -f /sys/bus/pci/devices/0000:01:00.0/virtfn$number)")
+	# The PF's cable has taken its name along.
+	ip link set "$(ls "/sys/bus/pci/devices/${vf[number]}/net")" name vf$number
+	make_ib_hca vf$number "mlx5_$((number + 1))"
+done
+equal "a VF has the port GUID that its PF says" fe80:0000:0000:0000:0011:2233:4455:6601 \
+	"$(cat /sys/class/infiniband/mlx5_1/ports/1/gids/0)"
+seen=$(rdma-device-plugin discover --json)
+equal "VFs are distinguished, with their PF" "$(printf '%s vf 0000:01:00.0\n' "${vf[@]}" | sort)" \
+	"$(jq -r '.hcas[] | select(.function == "vf") | "\(.id) \(.function) \(.pf)"' <<<"$seen" | sort)"
+before=$(host_state)
+contains "the PF holds the GUIDs" 'vf 0 .*NODE_GUID 00:11:22:33:44:55:66:00, PORT_GUID 00:11:22:33:44:55:66:01' "$before"
+
+network() {
+	echo '{"cniVersion": "1.0.0", "name": "vfs", "type": "rdma-netdev", "attach": "move", "deviceID": "'"${vf[$1]}"'",
+		"ipam": {"type": "rdma-ipam", "range": "192.168.60.0/24"}}'
+}
+address=()
+for number in 0 1; do
+	ip netns add pod$number
+	check "VF $number goes into a pod" cni rdma-netdev ADD pod$number pod$number net1 "$(network $number)"
+	address[number]=$(ip -n pod$number -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }')
+	carries net1 ip netns exec pod$number
+	contains "VF $number: its GUID is in the interface's address" "00:11:22:33:44:55:66:${number}1\$" \
+		"$(ip netns exec pod$number cat /sys/class/net/net1/address)"
+done
+equal "discover shows both while pods have their netdevs" "$(printf '%s\n' "${vf[@]}" | sort)" \
+	"$(rdma-device-plugin discover --json | jq -r '.hcas[] | select(.function == "vf").id' | sort)"
+check "the pods reach each other" ip netns exec pod0 ping -c 2 -W 10 "${address[1]}"
+check "VF 0 returns" cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
+ip netns delete pod0
+ip netns delete pod1
+check "VF 1 does, though its namespace ended" cni rdma-netdev DEL pod1 pod1 net1 "$(network 1)"
+as_before "both are as they were, with what the PF holds of them" "$before"
+equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
