@@ -70,7 +70,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .with_details("the journal keeps it until DEL; leave out what no plugin reads"));
     }
     request.config.has_each_key_once()?;
-    let mut config = Config::read(request)?;
+    let mut config = Config::read(request, &node.policy.values.pkeys)?;
     let mut before = request.config.prev_result()?.unwrap_or_default();
     before
         .check_indexes()
@@ -304,6 +304,7 @@ impl Call<'_> {
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
+            pkey: plan::partition(resolved, config),
         };
         authorize(resolved, asked, rules, || match &self.allocated {
             Some(allocated) => Ok(allocated.clone()),

@@ -16,6 +16,7 @@ use crate::{
     authorize::{Asked, Rules, by_policy},
     config::{Config, Devices},
     error::Error,
+    plan,
     rdma::{self, RdmaRequirement},
     resolve,
 };
@@ -27,7 +28,8 @@ use crate::{
 pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
     let mut node = Node::open(places, subject).map_err(|e| Error::from(e).unavailable())?;
     check_kernel(&node)?;
-    let config = Config::read(request).map_err(|e| Error::from(e).unavailable())?;
+    let config = Config::read(request, &node.policy.values.pkeys);
+    let config = config.map_err(|e| Error::from(e).unavailable())?;
     if config.rdma == RdmaRequirement::Required {
         rdma::isolation(attachment::rdma::mode(&node.roots)?)?;
     }
@@ -48,6 +50,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma: false,
+            pkey: plan::partition(&master, &config),
         };
         let rules = Rules {
             allow: &node.policy.values.allow,

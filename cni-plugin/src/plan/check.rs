@@ -3,12 +3,13 @@
 use cni_wire::Code;
 use netlink::link::Link;
 use netlink_packet_route::link::{IpoibMode, MacVlanMode};
+use node::policy;
 
-use super::ipoib_of;
+use super::{ipoib_of, partition};
 use crate::{
     config::{Attach, ChildKind, Config},
     error::Error,
-    resolve::{HostLink, Parent, Resolved},
+    resolve::{HostLink, Resolved},
 };
 
 /// Refuses keys that have no meaning for what the request resolved to, and what the kernel would
@@ -24,11 +25,8 @@ pub fn check(resolved: &Resolved, config: &Config, ipam: Option<&str>) -> Result
     };
     keys_are_placed(attach, config)?;
     fits(attach, config, link, ipam)?;
-    match resolved {
-        Resolved::Child {
-            kind: ChildKind::Ipoib,
-            parent: Parent::OfHost(host),
-        } => is_member(host, config),
+    match (partition(resolved, config), resolved.host_link()) {
+        (Some(pkey), Some(host)) => is_member(host, pkey),
         _ => Ok(()),
     }
 }
@@ -180,16 +178,18 @@ fn is_connected(config: &Config, link: &Link) -> Result<bool, Error> {
 
 /// A child in a partition that the port is not a member of would have no carrier. The subnet manager
 /// makes the port a member, so the request can succeed later.
-fn is_member(host: &HostLink, config: &Config) -> Result<(), Error> {
+fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
     let Some(keys) = &host.pkeys else {
         return Ok(());
     };
-    let pkey = config.pkey.unwrap_or(ipoib_of(&host.link).0);
-    // The highest bit is the membership: set for a full member (InfiniBand Architecture 10.9.1.1).
-    if keys.iter().any(|key| (key ^ pkey) & 0x7fff == 0) {
+    if keys
+        .iter()
+        .any(|key| policy::partition(*key) == policy::partition(pkey))
+    {
         return Ok(());
     }
     let port = host.rdma.first().map(ToString::to_string);
+    // The highest bit is set for a full member (InfiniBand Architecture 10.9.1.1).
     let membership = |key: &u16| match key & 0x8000 {
         0 => format!("{key:#06x} (limited)"),
         _ => format!("{key:#06x} (full)"),
@@ -275,6 +275,7 @@ fn keys_of_one_kind(attach: Attach, config: &Config) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resolve::Parent;
 
     fn config() -> Config {
         Config::default()

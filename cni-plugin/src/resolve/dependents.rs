@@ -93,7 +93,7 @@ pub(super) fn of(
     }
     dependents.extend(attachment_on(node, nic.link.index)?);
     if dependents.is_empty() {
-        dependents.extend(in_other_namespaces(node, nic.link.index, pod));
+        dependents.extend(in_other_namespaces(node, &nic.link, pod));
     }
     Ok(dependents)
 }
@@ -137,21 +137,26 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
 }
 
 /// A link on the netdev in another namespace of the node.
-fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Dependent> {
+fn in_other_namespaces(node: &Node, below: &Link, pod: &Namespace) -> Option<Dependent> {
     namespaces::all(node, pod).find_map(|other| {
-        let link = link_in(node, &other, index)?;
+        let link = link_in(node, &other, below)?;
         Some(described(&link, Some(other.path())))
     })
 }
 
-fn link_in(node: &Node, other: &Namespace, index: u32) -> Option<Link> {
+fn link_in(node: &Node, other: &Namespace, below: &Link) -> Option<Link> {
     let mut socket = other.socket(&node.netns.namespace).ok()?;
-    // A namespace that has no number for the host's has no link that stands on one of it.
-    let number = link::known_number(&mut socket, &node.netns.namespace).ok()??;
+    // A namespace that has no number for the host's has no link that stands on one of it, but for
+    // IPoIB.
+    let number = link::known_number(&mut socket, &node.netns.namespace).ok()?;
+    if number.is_none() && !below.is_infiniband() {
+        return None;
+    }
     let links = link::list(&mut socket).ok()?;
-    links
-        .into_iter()
-        .find(|link| link.stands_on(index, Some(number)))
+    links.into_iter().find(|link| {
+        let stands_there = number.is_some() && link.stands_on(below.index, number);
+        stands_there || link.is_partition_of(below)
+    })
 }
 
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
